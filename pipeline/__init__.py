@@ -1,0 +1,1 @@
+"""The pipeline: which rank runs which task when, and what runs it."""

@@ -1,0 +1,304 @@
+"""The vocabulary of the pipeline: a task, a program of tasks, an edge between tasks.
+
+A step runs every microbatch through the chunks of a model in *sweeps*, up and down in turn:
+
+    chunk 0      chunk 1      chunk 2
+    ------- F -------->                   sweep 0, up:    forward
+    <---- B, or I and W ---               sweep 1, down:  backward
+    ------- T -------->                   sweep 2, up:    what needs gradients of all chunks,
+    <------ T ---------                   sweep 3, down:  for instance their norm, and so on
+
+A chunk is one piece of the model, counted over the whole pipeline; where every rank holds one
+chunk, chunk and stage are the same number. A program is one list of tasks per rank. The same
+lists drive the executor, the checker, the simulator, the memory forecast, the drawing and the
+tests, so they are plain data with a text form, one rank per line:
+
+    0F0 0S0.0 0R1.0 0F1 0S0.1 0R1.1 0B0 0B1
+    1R0.0 1F0 1R0.1 1B0 1S1.0 1F1 1B1 1S1.1
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from smp_tf.pipeline.errors import ProgramError, TaskTextError
+
+
+class Kind(enum.Enum):
+    """What a task does; the value is the word that stands for it in text.
+
+    F: forward. B: backward in one piece, or in two: I makes the gradient for the chunk before,
+    W the gradients of the weights. T: the work of a sweep after backward. SEND and RECV: one
+    tensor of one transfer edge. REDUCE: average gradients over replicas. APPLY: update weights.
+    GATHER, RELEASE, RECOMPUTE and OFFLOAD are words set aside for sharded weights and for
+    activations that are made again or moved away; no schedule emits them.
+    """
+
+    F = "F"
+    B = "B"
+    I = "I"  # noqa: E741 - the name the literature uses
+    W = "W"
+    T = "T"
+    SEND = "S"
+    RECV = "R"
+    REDUCE = "REDUCE"
+    APPLY = "APPLY"
+    GATHER = "GATHER"
+    RELEASE = "RELEASE"
+    RECOMPUTE = "RECOMPUTE"
+    OFFLOAD = "OFFLOAD"
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether a task of this kind runs a segment of the model."""
+        return self in _COMPUTE
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether a task of this kind is one end of a transfer edge."""
+        return self is Kind.SEND or self is Kind.RECV
+
+
+_COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.T})
+_SWEEP_OF_KIND = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 1}
+_PER_MICROBATCH = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.OFFLOAD})
+_TASK_TEXT = re.compile(r"(\d+)([A-Z]+)(?:(\d+)(?:\.(\d+))?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing one rank does, once per step.
+
+    Attributes:
+        kind: what is done.
+        chunk: the chunk it is done for: for SEND the chunk that made the tensor, for RECV the
+            chunk that needs it.
+        microbatch: which microbatch, from 0; None for what happens once per step.
+        edge: index of the transfer edge; SEND and RECV only.
+        sweep: 0 for F, 1 for B, I and W (both filled in), 2 or more for T (must be given).
+        bucket: which bucket of weights; REDUCE, APPLY, GATHER and RELEASE only, None for all.
+
+    Example:
+        >>> Task(Kind.F, chunk=2, microbatch=0)
+        Task('2F0')
+        >>> str(Task(Kind.SEND, chunk=1, microbatch=2, edge=3))
+        '1S3.2'
+    """
+
+    kind: Kind
+    chunk: int
+    microbatch: int | None = None
+    edge: int | None = None
+    sweep: int | None = None
+    bucket: int | None = None
+
+    def __post_init__(self) -> None:
+        kind = self.kind
+        expected_sweep = _SWEEP_OF_KIND.get(kind)
+        if self.sweep is None and expected_sweep is not None:
+            object.__setattr__(self, "sweep", expected_sweep)
+        if kind is Kind.T:
+            if self.sweep is None or self.sweep < 2:
+                raise ProgramError(
+                    f"A T task belongs to a sweep after backward, 2 or more. Received: {self.sweep}"
+                )
+        elif self.sweep != expected_sweep:
+            raise ProgramError(
+                f"A task of kind {kind.name} has sweep {expected_sweep}. Received: {self.sweep}"
+            )
+        if kind.is_transfer != (self.edge is not None):
+            raise ProgramError(
+                "SEND and RECV tasks, and only they, name a transfer edge. "
+                f"Received: kind={kind.name}, edge={self.edge}"
+            )
+        if self.microbatch is None and (kind is Kind.T or kind in _PER_MICROBATCH):
+            raise ProgramError(f"A task of kind {kind.name} needs a microbatch. Received: None")
+
+    def __str__(self) -> str:
+        if self.edge is not None:
+            index = _dotted(self.edge, self.microbatch)
+        elif self.kind is Kind.T:
+            index = _dotted(self.sweep, self.microbatch)
+        elif self.kind in _PER_MICROBATCH:
+            index = str(self.microbatch)
+        else:
+            index = "" if self.bucket is None else str(self.bucket)
+        return f"{self.chunk}{self.kind.value}{index}"
+
+    def __repr__(self) -> str:
+        return f"Task({str(self)!r})"
+
+
+def _dotted(first: int | None, second: int | None) -> str:
+    return f"{first}" if second is None else f"{first}.{second}"
+
+
+def parse(text: str) -> Task:
+    """Returns the task that a text such as `2F0` names; the inverse of `str(task)`.
+
+    Args:
+        text: chunk, kind, and what tells tasks of a kind apart: `2F0` (chunk 2, microbatch 0),
+            `1T2.5` (sweep 2, microbatch 5), `0S3.2` (edge 3, microbatch 2), `0S3` (edge 3, once
+            per step), `0REDUCE1` (bucket 1), `0APPLY`.
+
+    Returns:
+        The task.
+
+    Raises:
+        TaskTextError: the text names no task.
+
+    Example:
+        >>> parse("1I3") == Task(Kind.I, chunk=1, microbatch=3)
+        True
+    """
+    match = _TASK_TEXT.fullmatch(text)
+    words = {kind.value: kind for kind in Kind}
+    if match is None or match[2] not in words:
+        raise TaskTextError(
+            "A task is written as chunk, kind, microbatch, for instance 2F0, 1B3, 1T2.5, 0S3.2 or "
+            f"0R3.2, with a kind out of {', '.join(words)}. Received: {text!r}"
+        )
+    kind, chunk = words[match[2]], int(match[1])
+    first = None if match[3] is None else int(match[3])
+    second = None if match[4] is None else int(match[4])
+    if second is not None and not (kind.is_transfer or kind is Kind.T):
+        raise TaskTextError(f"A task of kind {kind.name} has one number. Received: {text!r}")
+    try:
+        if kind.is_transfer:
+            return Task(kind, chunk, microbatch=second, edge=first)
+        if kind is Kind.T:
+            return Task(kind, chunk, microbatch=second, sweep=first)
+        if kind in _PER_MICROBATCH:
+            return Task(kind, chunk, microbatch=first)
+        return Task(kind, chunk, bucket=first)
+    except ProgramError as error:
+        raise TaskTextError(f"{error}, in {text!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One ordered list of tasks per rank of a pipeline.
+
+    Attributes:
+        ranks: the tasks of rank 0, of rank 1, and so on.
+        microbatches: how many microbatches one step runs.
+        chunks: how many chunks the model is cut into.
+        sweeps: how often a microbatch crosses them: 1 without backward, 2 with, more with T tasks.
+    """
+
+    ranks: tuple[tuple[Task, ...], ...]
+    microbatches: int
+    chunks: int
+    sweeps: int
+
+    @property
+    def stages(self) -> int:
+        """How many ranks share the model; each holds one stage of one or more chunks."""
+        return len(self.ranks)
+
+    def __iter__(self) -> Iterator[tuple[Task, ...]]:
+        return iter(self.ranks)
+
+    def compute(self, rank: int) -> tuple[Task, ...]:
+        """Returns the compute tasks of one rank, in order."""
+        return tuple(task for task in self.ranks[rank] if task.kind.is_compute)
+
+    def placement(self) -> tuple[int, ...]:
+        """Returns the rank that runs each chunk.
+
+        Returns:
+            One rank per chunk, `chunks` of them.
+
+        Raises:
+            ProgramError: a chunk is run by no rank, or by two.
+        """
+        rank_of: dict[int, int] = {}
+        for rank, tasks in enumerate(self.ranks):
+            for task in tasks:
+                if task.kind.is_compute and rank_of.setdefault(task.chunk, rank) != rank:
+                    raise ProgramError(
+                        f"A chunk is run by one rank. Received: chunk {task.chunk} on rank "
+                        f"{rank_of[task.chunk]} and, by task {task}, on rank {rank}"
+                    )
+        missing = [chunk for chunk in range(self.chunks) if chunk not in rank_of]
+        if missing:
+            raise ProgramError(
+                f"Each of the {self.chunks} chunks is run by a rank. Received: a program without "
+                f"any task for chunk {missing[0]}"
+            )
+        return tuple(rank_of[chunk] for chunk in range(self.chunks))
+
+    def text(self) -> str:
+        """Returns the program as text, one rank per line; `parse_program` reads it back."""
+        return "\n".join(" ".join(map(str, tasks)) for tasks in self.ranks)
+
+
+def parse_program(text: str) -> Program:
+    """Returns the program that a text names, one rank per line.
+
+    How many chunks, microbatches and sweeps there are is read off the tasks. Blank lines, and
+    what follows a `#`, do not count.
+
+    Args:
+        text: the tasks of a rank on a line, with space between them.
+
+    Returns:
+        The program. Whether it can run is for `check` to say.
+
+    Raises:
+        TaskTextError: a word is not a task, or there is no compute task.
+
+    Example:
+        >>> parse_program("0F0 0B0").microbatches
+        1
+    """
+    lines = (line.partition("#")[0].split() for line in text.splitlines())
+    ranks = tuple(tuple(parse(word) for word in words) for words in lines if words)
+    compute = [task for tasks in ranks for task in tasks if task.kind.is_compute]
+    if not compute:
+        raise TaskTextError(
+            "A program holds at least one compute task, such as 0F0, one rank per line. "
+            f"Received: {text!r}"
+        )
+    return Program(
+        ranks,
+        microbatches=1 + max(task.microbatch or 0 for task in compute),
+        chunks=1 + max(task.chunk for task in compute),
+        sweeps=1 + max(task.sweep or 0 for task in compute),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A tensor that one chunk makes and another needs.
+
+    Attributes:
+        index: the number SEND and RECV tasks name it by.
+        src_chunk: the chunk that makes it.
+        src_sweep: the sweep it is made in; None for what is there when the step starts, such as
+            the value of a weight (`per="step"` only).
+        dst_chunk: the chunk that needs it.
+        dst_sweep: the sweep of its first reader there; None for a result of the step, which no
+            task of the pipeline reads.
+        per: "microbatch", or "step" for what is sent once: the value of a shared weight before
+            its first reader, or its accumulated gradient after the last microbatch.
+    """
+
+    index: int
+    src_chunk: int
+    src_sweep: int | None
+    dst_chunk: int
+    dst_sweep: int | None
+    per: Literal["microbatch", "step"] = "microbatch"
+
+    def __str__(self) -> str:
+        source = "start" if self.src_sweep is None else f"sweep {self.src_sweep}"
+        target = "result" if self.dst_sweep is None else f"sweep {self.dst_sweep}"
+        return (
+            f"edge {self.index} (chunk {self.src_chunk} {source} -> chunk {self.dst_chunk} "
+            f"{target}, per {self.per})"
+        )
