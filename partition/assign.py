@@ -1,0 +1,248 @@
+"""Give every op of the step a stage and a sweep, from the stages of the model's units.
+
+A microbatch passes the stages in sweeps, up and down in turn; an op runs in the earliest sweep that its inputs allow:
+
+    stage      0     1     2     3
+    sweep 0    F ──▶ F ──▶ F ──▶ F ─┐     forward
+    sweep 1    B ◀── B ◀── B ◀── B ◀┘     backward
+    sweep 2    └───▶ T ──▶ T ──▶ T        what still crosses stages after that, such as a norm over all gradients
+
+Within an even sweep data flows to later stages only, within an odd one to earlier stages only; from one sweep to a
+later one it may flow anywhere. An op is one of:
+
+- HOME: runs once per microbatch, on its stage, in its sweep.
+- FREE: without effect, cheap, and made only of what every rank has (arguments, constants, captured tensors, shapes);
+  it is copied to wherever it is read and never sent.
+- WEIGHT: a cheap function of weights that no op of the step writes; read again in every sweep rather than stashed.
+- REPLICATED: writes a variable of the script's own (a metric), or follows from one; runs on every rank.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.op_graph import (
+    ARGUMENT,
+    CAPTURE,
+    SEED,
+    UNSENDABLE_DTYPES,
+    VARIABLE,
+    Node,
+    OpGraph,
+)
+
+#: Ops that cost far more than moving their output: run once and sent, never copied.
+HEAVY = frozenset(
+    {
+        "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "SparseMatMul",
+        "Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv2DBackpropFilter",
+        "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropInput",
+        "DepthwiseConv2dNativeBackpropFilter", "FFT", "FFT2D", "RFFT", "RFFT2D", "Svd", "Qr", "Cholesky",
+        "MatrixInverse", "MatrixSolve", "SelfAdjointEigV2", "TopKV2", "Unique", "UniqueV2", "While", "StatelessWhile",
+        "If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall", "StatefulPartitionedCall",
+        "ResizeBilinear", "ResizeBicubic", "DecodeJpeg", "DecodePng", "DecodeImage",
+    }
+)  # fmt: skip
+
+_READS = frozenset({"ReadVariableOp"})
+
+
+class Role(enum.Enum):
+    """How an op is placed; the module's docstring says what each means."""
+
+    HOME = "home"
+    FREE = "free"
+    WEIGHT = "weight"
+    REPLICATED = "replicated"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one op runs.
+
+    Args:
+        role: how it is placed.
+        stage: its stage; None for FREE and REPLICATED ops.
+        sweep: its sweep; `Assignment.replicated_sweep` for REPLICATED ops, 0 where it has no meaning.
+    """
+
+    role: Role
+    stage: int | None
+    sweep: int
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where every op of a graph runs.
+
+    Args:
+        graph: the graph.
+        stages: number of stages.
+        places: one `Place` a node.
+        sweeps: number of sweeps of the HOME ops.
+        owners: for each variable of the model its stage; None for the script's own.
+    """
+
+    graph: OpGraph
+    stages: int
+    places: tuple[Place, ...]
+    sweeps: int
+    owners: tuple[int | None, ...]
+
+    @property
+    def replicated_sweep(self) -> int:
+        """The sweep of the REPLICATED ops: after all others, and never forward or backward."""
+        return max(2, self.sweeps)
+
+
+def assign(
+    graph: OpGraph, stages: int, stage_of: Mapping[int, int], owners: Mapping[int, int] | None = None
+) -> Assignment:
+    """Place every op.
+
+    Args:
+        graph: a pruned op graph.
+        stages: number of stages.
+        stage_of: stage of every forward node that belongs to a unit of the model.
+        owners: stage of variables whose owner is already decided, by index; others go to the stage of their first use.
+
+    Returns:
+        The assignment.
+
+    Raises:
+        PlacementError: an op of the model depends on a variable of the script that the step writes.
+    """
+    return _Assigner(graph, stages, stage_of, dict(owners or {})).run()
+
+
+class _Assigner:
+    def __init__(self, graph: OpGraph, stages: int, stage_of: Mapping[int, int], owners: dict[int, int]) -> None:
+        self.graph = graph
+        self.stages = stages
+        self.stage_of = stage_of
+        self.owners = owners
+        self.places: list[Place] = []
+        self.after_backward: list[bool] = []
+
+    def run(self) -> Assignment:
+        self._decide_owners()
+        first_user = self._first_users()
+        for number, node in enumerate(self.graph.nodes):
+            after = node.backward or any(self.after_backward[t.node] for t in node.inputs)
+            self.after_backward.append(after)
+            self.places.append(self._place(number, node, after, first_user))
+        sweeps = 1 + max((p.sweep for p in self.places if p.role is Role.HOME), default=0)
+        places = tuple(
+            Place(p.role, None, max(2, sweeps)) if p.role is Role.REPLICATED else p for p in self.places
+        )
+        owners = tuple(
+            self.owners.get(v.index, 0) if v.in_model else None for v in self.graph.variables
+        )
+        return Assignment(self.graph, self.stages, places, sweeps, owners)
+
+    def _decide_owners(self) -> None:
+        for number, node in enumerate(self.graph.nodes):
+            stage = self.stage_of.get(number)
+            if stage is None:
+                continue
+            for variable in node.writes + node.reads:
+                if self.graph.variables[variable].in_model:
+                    self.owners.setdefault(variable, stage)
+
+    def _first_users(self) -> dict[int, int]:
+        """Earliest stage that depends on each op that belongs to no unit and has no placed input."""
+        first: dict[int, int] = {}
+        for number in range(len(self.graph.nodes) - 1, -1, -1):
+            stage = self.stage_of.get(number, first.get(number))
+            if stage is None:
+                continue
+            for tensor in self.graph.nodes[number].inputs:
+                if tensor.node not in self.stage_of:
+                    first[tensor.node] = min(stage, first.get(tensor.node, stage))
+        return first
+
+    def _place(self, number: int, node: Node, after: bool, first_user: Mapping[int, int]) -> Place:
+        if node.op in (ARGUMENT, CAPTURE, SEED, VARIABLE):
+            return Place(Role.FREE, None, 0)
+        inputs = [self.places[t.node] for t in node.inputs]
+        if self._is_replicated(node, inputs):
+            if number in self.stage_of:
+                names = [self.graph.variables[v].name for v in node.reads + node.writes] or ["a script variable"]
+                raise PlacementError(
+                    f"Op {node.name!r} inside the model uses {names[0]!r}, a variable of the script that the step "
+                    f"assigns. Such a variable lives on every rank, the model's ops on one. Make it a weight of the "
+                    f"model (add_weight or an attribute set in the model's __init__)."
+                )
+            return Place(Role.REPLICATED, None, 0)
+        if self._is_cheap(node):
+            if all(p.role is Role.FREE for p in inputs) and not self._reads_model(node):
+                return Place(Role.FREE, None, 0)
+            weights = [p for p in inputs if p.role is Role.WEIGHT]
+            if self._reads_model(node) or (weights and all(p.role in (Role.FREE, Role.WEIGHT) for p in inputs)):
+                stage = self._weight_stage(number, node, weights)
+                if stage is not None and all(p.stage == stage for p in weights):
+                    return Place(Role.WEIGHT, stage, 0)
+        stage = self._stage(number, node, inputs, after, first_user)
+        return Place(Role.HOME, stage, self._sweep(node, stage, inputs, after))
+
+    def _is_replicated(self, node: Node, inputs: list[Place]) -> bool:
+        if any(p.role is Role.REPLICATED for p in inputs):
+            return True
+        script = [v for v in node.reads + node.writes if not self.graph.variables[v].in_model]
+        return any(not self.graph.variables[v].read_only for v in script)
+
+    def _is_cheap(self, node: Node) -> bool:
+        if node.op in HEAVY or node.stateful or node.writes:
+            return False
+        if any(not self.graph.variables[v].read_only for v in node.reads):
+            return False
+        if node.reads and node.op not in _READS:
+            return False
+        return not any(t.dtype in UNSENDABLE_DTYPES for t in node.outputs)
+
+    def _reads_model(self, node: Node) -> bool:
+        return any(self.graph.variables[v].in_model for v in node.reads)
+
+    def _weight_stage(self, number: int, node: Node, weights: list[Place]) -> int | None:
+        if number in self.stage_of:
+            return self.stage_of[number]
+        if node.forward_of is not None:
+            forward = self.places[node.forward_of]
+            if forward.stage is not None:
+                return forward.stage
+        if weights:
+            return weights[0].stage
+        return self.owners.get(node.reads[0], 0)
+
+    def _stage(
+        self, number: int, node: Node, inputs: list[Place], after: bool, first_user: Mapping[int, int]
+    ) -> int:
+        if number in self.stage_of:
+            return self.stage_of[number]
+        if node.backward and node.forward_of is not None:
+            forward = self.places[node.forward_of]
+            if forward.stage is not None:
+                return forward.stage
+        owned = [self.owners.get(v, 0) for v in node.writes + node.reads if self.graph.variables[v].in_model]
+        if owned:
+            return owned[0]
+        placed = [(p.stage, p.sweep) for p in inputs if p.stage is not None]
+        if not placed:
+            return min(first_user.get(number, self.stages - 1), self.stages - 1)
+        latest = max(sweep for _, sweep in placed)
+        in_latest = [stage for stage, sweep in placed if sweep == latest]
+        return min(in_latest) if latest % 2 else max(in_latest)
+
+    def _sweep(self, node: Node, stage: int, inputs: list[Place], after: bool) -> int:
+        sweep = 1 if after else 0
+        for place in inputs:
+            if place.role is not Role.HOME or place.stage is None or place.sweep < sweep:
+                continue
+            sweep = place.sweep
+            flows = place.stage >= stage if sweep % 2 else place.stage <= stage
+            if not flows:
+                sweep += 1
+        return sweep

@@ -1,0 +1,17 @@
+"""Errors of tracing, placing and splitting a step."""
+
+
+class PartitionError(ValueError):
+    """A step cannot be cut as asked."""
+
+
+class TraceError(PartitionError):
+    """The step function cannot be traced into one graph of one microbatch."""
+
+
+class PlacementError(PartitionError):
+    """No legal placement of the model over the stages exists."""
+
+
+class GraphError(PartitionError):
+    """An op graph breaks a rule that every pass relies on."""

@@ -1,0 +1,305 @@
+"""The op graph: one microbatch of a training step as plain, immutable data.
+
+Every pass of this room takes an `OpGraph` and gives an `OpGraph`; none holds a `tf.Operation`. The graph holds the
+forward and the backward ops of ONE microbatch, in an order that is topological:
+
+    Argument ──┐                        (a microbatch slice of a step argument)
+    Variable ──┼─▶ forward ops ─▶ loss ─▶ backward ops ─▶ gradients
+    Capture ───┘        └────────── stash ──────▲
+
+Four node kinds stand for what flows in from outside and have no TensorFlow op behind them: `ARGUMENT`, `CAPTURE` (a
+tensor of the caller, the same on every rank), `VARIABLE` (the resource handle of a variable) and `SEED` (the
+counter-based random key of this microbatch, int32[4]).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from smp_tf.partition.errors import GraphError
+
+ARGUMENT = "SmpArgument"
+CAPTURE = "SmpCapture"
+VARIABLE = "SmpVariable"
+SEED = "SmpSeed"
+SOURCES = frozenset({ARGUMENT, CAPTURE, VARIABLE, SEED})
+
+#: Types whose tensors exist only inside one process: no cut may go through them.
+UNSENDABLE_DTYPES = frozenset({"resource", "variant", "string"})
+
+_ITEM_BYTES = {"bool": 1, "bfloat16": 2, "half": 2, "float16": 2, "resource": 0, "variant": 0, "string": 0}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Tensor:
+    """Output number `index` of node number `node`."""
+
+    node: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What is known about a tensor before it exists.
+
+    Args:
+        dtype: TensorFlow's name of the type, such as "float32".
+        shape: one int or None (unknown until it runs) a dimension; None when even the rank is unknown.
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every dimension is known."""
+        return self.shape is not None and all(d is not None for d in self.shape)
+
+    def nbytes(self, unknown: int = 1) -> int:
+        """Bytes of such a tensor, each unknown dimension counted as `unknown`.
+
+        Args:
+            unknown: length assumed for dimensions that are not known.
+
+        Returns:
+            Bytes; 0 for handles and variants.
+        """
+        item = _ITEM_BYTES.get(self.dtype)
+        if item is None:
+            item = np.dtype(self.dtype).itemsize
+        if self.shape is None:
+            return item * unknown
+        return item * math.prod(unknown if d is None else d for d in self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one layer during the trace.
+
+    Args:
+        index: position in `OpGraph.calls`; call 0 stands for "outside every model".
+        path: names of the layers from the model inwards, such as "net/block_0/mlp"; "" for call 0.
+        class_name: class of the layer, for reports.
+        parent: index of the call this one was made in; None for call 0.
+        stage: the stage the script asked for with a manual placement, or None.
+    """
+
+    index: int
+    path: str
+    class_name: str
+    parent: int | None
+    stage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable the step touches.
+
+    Args:
+        index: position in `OpGraph.variables`.
+        name: unique name for people and messages, such as "net/dense/kernel".
+        type: dtype and shape of the value.
+        trainable: whether gradients are wanted.
+        in_model: True for a variable of a distributed model (stored by one stage); False for one of the script's
+            own, such as a metric's, which lives on every rank.
+        read_only: no op of the step writes it.
+    """
+
+    index: int
+    name: str
+    type: TensorType
+    trainable: bool
+    in_model: bool
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op of the step.
+
+    Args:
+        name: unique within the graph.
+        op: TensorFlow op type, or one of `SOURCES`.
+        inputs: data inputs, in order.
+        control: nodes that must have run before.
+        outputs: type of each output.
+        definition: the serialised NodeDef (attributes; its inputs are not used), b"" for sources.
+        call: the layer call the op was made in; for a backward op, that of the forward op it differentiates.
+        backward: made while gradients were being taken.
+        forward_of: for a backward op, the forward node it differentiates, where known.
+        stateful: has an effect, or a result that differs from run to run.
+        reads, writes: variables whose value the op (or a function it calls) may read or write.
+        source: for ARGUMENT, CAPTURE and VARIABLE: which one.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[Tensor, ...]
+    control: tuple[int, ...]
+    outputs: tuple[TensorType, ...]
+    definition: bytes = b""
+    call: int = 0
+    backward: bool = False
+    forward_of: int | None = None
+    stateful: bool = False
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    source: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What the step took as the gradient of a variable.
+
+    Args:
+        variable: index of the variable.
+        tensors: one tensor (dense), or three: values, indices, dense shape (sparse slices).
+    """
+
+    variable: int
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class OpGraph:
+    """One microbatch of a step: nodes in topological order, and what they touch.
+
+    Args:
+        nodes: position in this tuple is the node's number.
+        calls: layer calls; `calls[0]` is "outside".
+        variables: what the VARIABLE nodes stand for.
+        outputs: the tensors the step returns, flattened.
+        gradients: which of the graph's tensors are gradients of which variable.
+        library: serialised FunctionDefLibrary with the functions that nodes call.
+    """
+
+    nodes: tuple[Node, ...]
+    calls: tuple[Call, ...]
+    variables: tuple[Variable, ...]
+    outputs: tuple[Tensor, ...]
+    gradients: tuple[Gradient, ...] = ()
+    library: bytes = field(default=b"", repr=False)
+
+    def type_of(self, tensor: Tensor) -> TensorType:
+        """Type of a tensor."""
+        return self.nodes[tensor.node].outputs[tensor.index]
+
+    @cached_property
+    def consumers(self) -> dict[Tensor, tuple[int, ...]]:
+        """Nodes that take each tensor as data input, in order, each once."""
+        found: dict[Tensor, list[int]] = {}
+        for number, node in enumerate(self.nodes):
+            for tensor in dict.fromkeys(node.inputs):
+                found.setdefault(tensor, []).append(number)
+        return {tensor: tuple(readers) for tensor, readers in found.items()}
+
+    @cached_property
+    def number_of(self) -> dict[str, int]:
+        """Node number by name."""
+        return {node.name: number for number, node in enumerate(self.nodes)}
+
+    def ancestors(self, targets: Iterable[int]) -> set[int]:
+        """Numbers of the given nodes and of every node they need, control edges included."""
+        seen: set[int] = set()
+        stack = list(targets)
+        while stack:
+            number = stack.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            node = self.nodes[number]
+            stack.extend(t.node for t in node.inputs)
+            stack.extend(node.control)
+        return seen
+
+    def subgraph(self, keep: Iterable[int]) -> OpGraph:
+        """The same graph with only the given nodes, renumbered.
+
+        Args:
+            keep: numbers of the nodes to keep; each must have its data inputs among them. Control edges from
+                dropped nodes go; so do outputs and gradients that lost a tensor (which is an error for outputs).
+
+        Returns:
+            A new graph.
+
+        Raises:
+            GraphError: an input or an output of the step would be lost.
+        """
+        order = sorted(set(keep))
+        new_number = {old: new for new, old in enumerate(order)}
+
+        def moved(tensor: Tensor) -> Tensor:
+            if tensor.node not in new_number:
+                raise GraphError(f"Dropping node {self.nodes[tensor.node].name!r} would lose a tensor that is needed.")
+            return Tensor(new_number[tensor.node], tensor.index)
+
+        nodes = []
+        for old in order:
+            node = self.nodes[old]
+            nodes.append(
+                replace(
+                    node,
+                    inputs=tuple(moved(t) for t in node.inputs),
+                    control=tuple(new_number[c] for c in node.control if c in new_number),
+                    forward_of=new_number.get(node.forward_of) if node.forward_of is not None else None,
+                )
+            )
+        gradients = tuple(
+            Gradient(g.variable, tuple(moved(t) for t in g.tensors))
+            for g in self.gradients
+            if all(t.node in new_number for t in g.tensors)
+        )
+        return replace(
+            self, nodes=tuple(nodes), outputs=tuple(moved(t) for t in self.outputs), gradients=gradients
+        )
+
+    def validate(self) -> None:
+        """Check the rules every pass relies on.
+
+        Raises:
+            GraphError: a name stands twice, an edge points forward or to nothing, or a reference is out of range.
+        """
+        if len(self.number_of) != len(self.nodes):
+            names = [node.name for node in self.nodes]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise GraphError(f"Two nodes have the name {twice!r}; names must be unique.")
+        for number, node in enumerate(self.nodes):
+            for tensor in node.inputs:
+                if not 0 <= tensor.node < number:
+                    raise GraphError(f"Node {node.name!r} takes an input from node {tensor.node}, which is not before it.")
+                if not 0 <= tensor.index < len(self.nodes[tensor.node].outputs):
+                    raise GraphError(
+                        f"Node {node.name!r} takes output {tensor.index} of {self.nodes[tensor.node].name!r}, "
+                        f"which has {len(self.nodes[tensor.node].outputs)}."
+                    )
+            for before in node.control:
+                if not 0 <= before < number:
+                    raise GraphError(f"Node {node.name!r} waits for node {before}, which is not before it.")
+            if not 0 <= node.call < len(self.calls):
+                raise GraphError(f"Node {node.name!r} names call {node.call}; there are {len(self.calls)}.")
+            for variable in node.reads + node.writes:
+                if not 0 <= variable < len(self.variables):
+                    raise GraphError(f"Node {node.name!r} names variable {variable}; there are {len(self.variables)}.")
+        for tensor in self.outputs + tuple(t for g in self.gradients for t in g.tensors):
+            if not 0 <= tensor.node < len(self.nodes):
+                raise GraphError(f"An output names node {tensor.node}; there are {len(self.nodes)}.")
+
+    def lines(self) -> Iterator[str]:
+        """The graph as text, one node a line, for people and for diffs."""
+        for number, node in enumerate(self.nodes):
+            inputs = ", ".join(f"{t.node}:{t.index}" for t in node.inputs)
+            waits = "".join(f" ^{c}" for c in node.control)
+            types = ", ".join(f"{t.dtype}{list(t.shape) if t.shape is not None else '?'}" for t in node.outputs)
+            marks = "".join(
+                mark for mark, on in ((" backward", node.backward), (" stateful", node.stateful)) if on
+            )
+            yield f"{number} {node.op}({inputs}){waits} -> {types}  # {node.name} [{self.calls[node.call].path}]{marks}"
+
+    def text(self) -> str:
+        """All of `lines` as one string."""
+        return "\n".join(self.lines()) + "\n"

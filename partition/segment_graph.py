@@ -1,0 +1,130 @@
+"""A segment of an op graph as a TensorFlow GraphDef, ready to be imported into a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from tensorflow.core.framework import attr_value_pb2, function_pb2, graph_pb2, node_def_pb2, types_pb2
+from tensorflow.python.framework import tensor_util
+from tensorflow.python.framework.versions import GRAPH_DEF_VERSION
+
+from smp_tf.partition.op_graph import OpGraph, Tensor
+from smp_tf.partition.split import Segment
+
+#: Colocation with ops that may now lie in another segment.
+_COLOCATION = "_class"
+
+
+def tensor_name(graph: OpGraph, tensor: Tensor) -> str:
+    """Name under which an imported segment knows a tensor."""
+    return f"{graph.nodes[tensor.node].name}:{tensor.index}"
+
+
+def remote_value_name(graph: OpGraph, variable: int) -> str:
+    """Name under which an imported segment knows the value of another stage's variable."""
+    return f"smp_remote_value_{variable}:0"
+
+
+def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> graph_pb2.GraphDef:
+    """Write a segment as a GraphDef whose inputs are names to be mapped on import.
+
+    Args:
+        graph: the op graph.
+        segment: which of its nodes.
+        owned: variables whose handle is at hand; reads of others become reads of the value that is fed in.
+
+    Returns:
+        The GraphDef with the functions its nodes call. Tensors from elsewhere appear as names only, by `tensor_name`
+        and `remote_value_name`.
+    """
+    written = graph_pb2.GraphDef()
+    own = frozenset(owned)
+    inside = set(segment.nodes)
+    remote_reads = {
+        number: graph.nodes[number].reads[0]
+        for number in segment.nodes
+        if graph.nodes[number].reads and not own.issuperset(graph.nodes[number].reads)
+    }
+
+    def name_of(tensor: Tensor) -> str:
+        variable = remote_reads.get(tensor.node)
+        if variable is not None and graph.nodes[tensor.node].op == "ReadVariableOp":
+            return remote_value_name(graph, variable)
+        return tensor_name(graph, tensor)
+
+    for number in segment.nodes:
+        node = graph.nodes[number]
+        definition = node_def_pb2.NodeDef.FromString(node.definition)
+        definition.name = node.name
+        definition.attr.pop(_COLOCATION, None)
+        inputs = [name_of(t) for t in node.inputs]
+        control = [f"^{graph.nodes[c].name}" for c in node.control if c in inside and c not in remote_reads]
+        variable = remote_reads.get(number)
+        if variable is not None:
+            if node.op == "ReadVariableOp":
+                continue
+            definition, axis = _gather_from_value(definition)
+            written.node.add().CopyFrom(axis)
+            inputs = [remote_value_name(graph, variable), inputs[1], f"{axis.name}:0"]
+        del definition.input[:]
+        definition.input.extend(inputs + control)
+        written.node.add().CopyFrom(definition)
+    written.library.CopyFrom(_called_functions(graph, written.node))
+    written.versions.producer = GRAPH_DEF_VERSION
+    return written
+
+
+def _gather_from_value(gather: node_def_pb2.NodeDef) -> tuple[node_def_pb2.NodeDef, node_def_pb2.NodeDef]:
+    """`ResourceGather(handle, indices)` as `GatherV2(value, indices, axis)`: the gather and its constant axis."""
+    batch_dims = gather.attr["batch_dims"].i
+    axis = node_def_pb2.NodeDef(name=f"{gather.name}/smp_axis", op="Const")
+    axis.attr["dtype"].type = types_pb2.DT_INT32
+    axis.attr["value"].tensor.CopyFrom(tensor_util.make_tensor_proto(np.int32(batch_dims)))
+    made = node_def_pb2.NodeDef(name=gather.name, op="GatherV2", device=gather.device)
+    made.attr["Tparams"].CopyFrom(gather.attr["dtype"])
+    made.attr["Tindices"].CopyFrom(gather.attr["Tindices"])
+    made.attr["Taxis"].type = types_pb2.DT_INT32
+    made.attr["batch_dims"].i = batch_dims
+    return made, axis
+
+
+def _called_functions(graph: OpGraph, nodes: Iterable[node_def_pb2.NodeDef]) -> function_pb2.FunctionDefLibrary:
+    """The functions that nodes call, and those they call in turn."""
+    library = _parsed_library(graph.library)
+    if not library:
+        return function_pb2.FunctionDefLibrary()
+    names: dict[str, None] = {}
+    stack = [name for node in nodes for name in _function_names(node.attr)]
+    while stack:
+        name = stack.pop()
+        if name in names or name not in library:
+            continue
+        names[name] = None
+        stack.extend(_function_names(library[name].attr))
+        stack.extend(inner for node in library[name].node_def for inner in _function_names(node.attr))
+    return function_pb2.FunctionDefLibrary(function=[library[name] for name in sorted(names)])
+
+
+_PARSED: dict[bytes, dict[str, function_pb2.FunctionDef]] = {}
+
+
+def _parsed_library(serialized: bytes) -> dict[str, function_pb2.FunctionDef]:
+    """The functions of a serialised library by name; the last library asked for is kept, segments share one."""
+    if serialized not in _PARSED:
+        _PARSED.clear()
+        library = function_pb2.FunctionDefLibrary.FromString(serialized)
+        _PARSED[serialized] = {function.signature.name: function for function in library.function}
+    return _PARSED[serialized]
+
+
+def _function_names(attributes: Mapping[str, attr_value_pb2.AttrValue]) -> list[str]:
+    """Names of functions in attributes; a fused LSTM names its twin for another device in a plain string."""
+    names = []
+    for attribute in attributes.values():
+        if attribute.HasField("func"):
+            names.append(attribute.func.name)
+        elif attribute.HasField("s") and attribute.s.isascii():
+            names.append(attribute.s.decode())
+        names.extend(function.name for function in attribute.list.func)
+    return names

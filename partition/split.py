@@ -1,0 +1,358 @@
+"""Cut a placed op graph into segments: what each stage runs in each sweep, what flows in, what flows out.
+
+                 sweep 0 on stage 1                      sweep 1 on stage 1
+    received ─▶ ┌───────────────────┐ ──── stash ────▶ ┌───────────────────┐ ◀─ received
+    arguments ─▶│ nodes, with copies│                  │ nodes, with copies│
+                │ of what is free   │ ─▶ sent to 2     │ of what is free   │ ─▶ gradients, sent to 0
+                └───────────────────┘                  └───────────────────┘
+
+All stages are cut on every rank, from the same graph and plan, so that both ends of a transfer agree without a word.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+from smp_tf.partition.assign import Assignment, Role
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
+
+_READ = "ReadVariableOp"
+_GATHER = "ResourceGather"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one stage runs for one microbatch in one sweep.
+
+    Args:
+        stage, sweep: where and when.
+        nodes: numbers of the nodes to run, in order, copies of free ones included.
+        sources: the ARGUMENT, CAPTURE, SEED and VARIABLE nodes it takes from its surroundings.
+        inputs: tensors made elsewhere: by an earlier segment of the stage (stash) or received.
+        remote_values: variables of other stages whose value it reads; the value is fed in, once per step.
+        outputs: tensors that later segments, other stages or the caller need.
+        has_effect: whether it must run even where nobody reads an output.
+    """
+
+    stage: int
+    sweep: int
+    nodes: tuple[int, ...]
+    sources: tuple[int, ...]
+    inputs: tuple[Tensor, ...]
+    remote_values: tuple[int, ...]
+    outputs: tuple[Tensor, ...]
+    has_effect: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A tensor that one stage makes and another needs.
+
+    Args:
+        index: running number, the same on every rank.
+        tensor: what is sent; None for the value of a variable.
+        variable: whose value is sent once per step; None for a tensor.
+        src_stage, src_sweep: where it is made; sweep None for what is there when the step starts.
+        dst_stage, dst_sweep: where it is first needed; sweep None for a result of the step.
+    """
+
+    index: int
+    tensor: Tensor | None
+    variable: int | None
+    src_stage: int
+    src_sweep: int | None
+    dst_stage: int
+    dst_sweep: int | None
+
+
+class Delivery(enum.Enum):
+    """Who gets an output of the step: every rank (sent), every rank (made there), or its stage alone."""
+
+    SENT_TO_ALL = "sent to all"
+    MADE_BY_ALL = "made by all"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputPlan:
+    """How one output tensor of the step reaches the caller.
+
+    Args:
+        tensor: the tensor.
+        delivery: who gets it.
+        stage: the stage that makes it; None where all make it.
+        is_gradient: whether it was computed from gradients, and so is accumulated in the pipeline.
+    """
+
+    tensor: Tensor
+    delivery: Delivery
+    stage: int | None
+    is_gradient: bool
+
+
+@dataclass(frozen=True)
+class Split:
+    """A step, cut: the segments of all stages, the transfers between them and the way of each output.
+
+    Args:
+        graph: the op graph all numbers refer to.
+        assignment: the placement that was cut.
+        segments: by (stage, sweep); where a stage has nothing to do in a sweep there is none.
+        transfers: in the order of their index.
+        outputs: one per `graph.outputs`.
+    """
+
+    graph: OpGraph
+    assignment: Assignment
+    segments: dict[tuple[int, int], Segment]
+    transfers: tuple[Transfer, ...]
+    outputs: tuple[StepOutputPlan, ...]
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return self.assignment.stages
+
+    @cached_property
+    def sweeps(self) -> int:
+        """Number of sweeps, the last one of replicated ops included."""
+        return 1 + max((sweep for _, sweep in self.segments), default=0)
+
+    def stash(self, stage: int) -> tuple[Tensor, ...]:
+        """Tensors that the stage keeps between its first sweep and a later one, for one microbatch."""
+        first = self.segments.get((stage, 0))
+        if first is None:
+            return ()
+        made = set(first.outputs) | set(first.inputs)
+        later: dict[Tensor, None] = {}
+        for sweep in range(1, self.sweeps):
+            segment = self.segments.get((stage, sweep))
+            for tensor in segment.inputs if segment else ():
+                if tensor in made:
+                    later[tensor] = None
+        return tuple(later)
+
+
+def split(assignment: Assignment, local_outputs: frozenset[int] = frozenset()) -> Split:
+    """Cut a placed graph.
+
+    Args:
+        assignment: the placement of every op.
+        local_outputs: positions of outputs that stay with the stage that makes them.
+
+    Returns:
+        The segments, transfers and outputs of all stages.
+
+    Raises:
+        PlacementError: the cut goes through a tensor that cannot be sent, or separates an op from a variable it must
+            hold the handle of.
+    """
+    return _Splitter(assignment, local_outputs).run()
+
+
+class _Splitter:
+    def __init__(self, assignment: Assignment, local_outputs: frozenset[int]) -> None:
+        self.assignment = assignment
+        self.graph = assignment.graph
+        self.places = assignment.places
+        self.local_outputs = local_outputs
+        self.replicated_sweep = assignment.replicated_sweep
+        # Per segment: the nodes it runs itself, and the tensors it takes from elsewhere.
+        self.members: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self.taken: dict[tuple[int, int], dict[Tensor, None]] = defaultdict(dict)
+        self.remote: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self.exported: dict[tuple[int, int], dict[Tensor, None]] = defaultdict(dict)
+
+    def run(self) -> Split:
+        outputs = tuple(self._plan_output(i, t) for i, t in enumerate(self.graph.outputs))
+        roots: dict[tuple[int, int], dict[int, None]] = defaultdict(dict)
+        for number, place in enumerate(self.places):
+            if place.role is Role.HOME:
+                assert place.stage is not None
+                roots[place.stage, place.sweep][number] = None
+            elif place.role is Role.REPLICATED:
+                for stage in range(self.assignment.stages):
+                    roots[stage, self.replicated_sweep][number] = None
+        for output in outputs:
+            node = output.tensor.node
+            if output.delivery is Delivery.MADE_BY_ALL and self.places[node].role is not Role.REPLICATED:
+                for stage in range(self.assignment.stages):
+                    roots[stage, self.replicated_sweep][node] = None
+            elif self.places[node].role is Role.WEIGHT:
+                roots[self._made_at(output.tensor, output.is_gradient)][node] = None
+        for key in sorted(roots):
+            for number in roots[key]:
+                self._include(key, number)
+        transfers = self._transfers(outputs)
+        for output in outputs:
+            for stage in range(self.assignment.stages):
+                key = self._made_at(output.tensor, output.is_gradient, stage)
+                if output.tensor.node in self.members.get(key, ()):
+                    self.exported[key][output.tensor] = None
+        segments = {key: self._segment(key) for key in sorted(self.members) if self.members[key]}
+        return Split(self.graph, self.assignment, segments, transfers, outputs)
+
+    def _made_at(self, tensor: Tensor, after_backward: bool, stage: int | None = None) -> tuple[int, int]:
+        place = self.places[tensor.node]
+        if place.role is Role.HOME:
+            assert place.stage is not None
+            return place.stage, place.sweep
+        if place.role is Role.WEIGHT:
+            assert place.stage is not None
+            return place.stage, 1 if after_backward else 0
+        return (0 if stage is None else stage), self.replicated_sweep
+
+    def _plan_output(self, index: int, tensor: Tensor) -> StepOutputPlan:
+        place = self.places[tensor.node]
+        node = self.graph.nodes[tensor.node]
+        if place.role in (Role.FREE, Role.REPLICATED):
+            return StepOutputPlan(tensor, Delivery.MADE_BY_ALL, None, False)
+        gradient_stages = self._gradient_stages(tensor.node)
+        is_gradient = bool(gradient_stages)
+        local = index in self.local_outputs or (is_gradient and (node.backward or len(gradient_stages) == 1))
+        delivery = Delivery.LOCAL if local else Delivery.SENT_TO_ALL
+        return StepOutputPlan(tensor, delivery, place.stage, is_gradient)
+
+    def _gradient_stages(self, number: int) -> set[int]:
+        """Stages whose backward ops a value was computed from, looking through the ops made after backward."""
+        found: set[int] = set()
+        seen: set[int] = set()
+        stack = [number]
+        while stack:
+            current = stack.pop()
+            if current in seen:
+                continue
+            seen.add(current)
+            node, place = self.graph.nodes[current], self.places[current]
+            if node.backward:
+                if place.role in (Role.HOME, Role.WEIGHT) and place.stage is not None:
+                    found.add(place.stage)
+                continue
+            if place.role is Role.HOME and place.sweep >= 1:
+                stack.extend(t.node for t in node.inputs)
+        return found
+
+    def _include(self, key: tuple[int, int], root: int) -> None:
+        """Put a node and the copies it needs into a segment; note what must come from elsewhere."""
+        stack = [root]
+        members = self.members[key]
+        while stack:
+            number = stack.pop()
+            if number in members:
+                continue
+            members.add(number)
+            node = self.graph.nodes[number]
+            if node.op in SOURCES:
+                continue
+            self._check_handles(key, number)
+            if node.op in (_READ, _GATHER) and self._is_remote(key, node.reads):
+                self.remote[key].update(node.reads)
+            for tensor in node.inputs:
+                if self._runs_here(key, tensor.node):
+                    stack.append(tensor.node)
+                else:
+                    self._take(key, tensor)
+
+    def _is_remote(self, key: tuple[int, int], variables: tuple[int, ...]) -> bool:
+        owners = [self.assignment.owners[v] for v in variables]
+        return any(owner is not None and owner != key[0] for owner in owners)
+
+    def _check_handles(self, key: tuple[int, int], number: int) -> None:
+        node = self.graph.nodes[number]
+        touched = node.reads + node.writes
+        if not self._is_remote(key, touched) or (node.op in (_READ, _GATHER) and self._can_copy(touched)):
+            return
+        variable = next(v for v in touched if self.assignment.owners[v] not in (None, key[0]))
+        raise PlacementError(
+            f"Op {node.name!r} ({node.op}) on stage {key[0]} needs the handle of "
+            f"{self.graph.variables[variable].name!r}, which stage {self.assignment.owners[variable]} owns. Only plain "
+            f"reads of a weight that the step does not write may cross stages."
+        )
+
+    def _can_copy(self, variables: tuple[int, ...]) -> bool:
+        return all(self.graph.variables[v].read_only for v in variables)
+
+    def _runs_here(self, key: tuple[int, int], producer: int) -> bool:
+        stage, sweep = key
+        place = self.places[producer]
+        if place.role is Role.FREE:
+            return True
+        if place.role is Role.WEIGHT:
+            return place.stage == stage
+        if place.role is Role.REPLICATED:
+            return sweep == self.replicated_sweep
+        return place.stage == stage and place.sweep == sweep
+
+    def _take(self, key: tuple[int, int], tensor: Tensor) -> None:
+        if tensor in self.taken[key]:
+            return
+        self.taken[key][tensor] = None
+        place = self.places[tensor.node]
+        kind = self.graph.type_of(tensor)
+        assert place.stage is not None
+        if place.stage != key[0] and kind.dtype in UNSENDABLE_DTYPES:
+            raise PlacementError(
+                f"Tensor {self.graph.nodes[tensor.node].name}:{tensor.index} ({kind.dtype}) is made on stage "
+                f"{place.stage} and needed on stage {key[0]}; such a tensor cannot leave its process. Place the ops "
+                f"around it together."
+            )
+        source = (place.stage, 0 if place.role is Role.WEIGHT else place.sweep)
+        if place.role is Role.WEIGHT:
+            self._include(source, tensor.node)
+        self.exported[source][tensor] = None
+
+    def _transfers(self, outputs: tuple[StepOutputPlan, ...]) -> tuple[Transfer, ...]:
+        first_need: dict[tuple[Tensor, int], int | None] = {}
+        for stage, sweep in sorted(self.taken, key=lambda key: (key[1], key[0])):
+            for tensor in self.taken[stage, sweep]:
+                if self.places[tensor.node].stage != stage:
+                    first_need.setdefault((tensor, stage), sweep)
+        for output in outputs:
+            if output.delivery is Delivery.SENT_TO_ALL:
+                for stage in range(self.assignment.stages):
+                    if stage != output.stage:
+                        first_need.setdefault((output.tensor, stage), None)
+        found: list[Transfer] = []
+        for (tensor, stage), sweep in sorted(first_need.items(), key=lambda item: (item[0][0], item[0][1])):
+            place = self.places[tensor.node]
+            assert place.stage is not None
+            after = any(o.is_gradient for o in outputs if o.tensor == tensor)
+            src_sweep = self._made_at(tensor, after)[1]
+            found.append(Transfer(len(found), tensor, None, place.stage, src_sweep, stage, sweep))
+        needed: dict[tuple[int, int], int] = {}
+        for (stage, sweep), variables in sorted(self.remote.items(), key=lambda item: (item[0][1], item[0][0])):
+            for variable in sorted(variables):
+                needed.setdefault((variable, stage), sweep)
+        for (variable, stage), sweep in sorted(needed.items()):
+            owner = self.assignment.owners[variable]
+            assert owner is not None
+            found.append(Transfer(len(found), None, variable, owner, None, stage, sweep))
+        return tuple(found)
+
+    def _segment(self, key: tuple[int, int]) -> Segment:
+        members = sorted(self.members[key])
+        nodes = tuple(n for n in members if self.graph.nodes[n].op not in SOURCES)
+        sources = tuple(n for n in members if self.graph.nodes[n].op in SOURCES)
+        remote = tuple(sorted(self.remote[key]))
+        has_effect = any(self.graph.nodes[n].stateful for n in nodes)
+        # A handle only the remote reads need is not needed: they read the value that is fed in.
+        used = {t.node for n in nodes for t in self.graph.nodes[n].inputs if not self._reads_remote(key, n)}
+        sources = tuple(n for n in sources if self.graph.nodes[n].op != VARIABLE or n in used)
+        return Segment(
+            stage=key[0],
+            sweep=key[1],
+            nodes=nodes,
+            sources=sources,
+            inputs=tuple(sorted(self.taken[key])),
+            remote_values=remote,
+            outputs=tuple(sorted(self.exported[key])),
+            has_effect=has_effect,
+        )
+
+    def _reads_remote(self, key: tuple[int, int], number: int) -> bool:
+        node = self.graph.nodes[number]
+        return node.op in (_READ, _GATHER) and self._is_remote(key, node.reads)

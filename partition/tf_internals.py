@@ -1,0 +1,119 @@
+"""The private TensorFlow that tracing needs, each piece behind one small function.
+
+Seen to work on TensorFlow 2.21. Each has a test in tests/partition/test_tf_internals.py that fails when TensorFlow
+changes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import config as autograph_config
+from tensorflow.python.autograph.core import config_lib as autograph_config_lib
+from tensorflow.python.autograph.core import converter as autograph_core
+from tensorflow.python.autograph.impl import api as autograph_api
+from tensorflow.python.eager import backprop
+from tensorflow.python.framework import auto_control_deps_utils, func_graph, op_def_registry
+from tensorflow.python.ops import gradients_util
+
+
+@contextlib.contextmanager
+def watch_gradient_functions(note: Callable[[Sequence[Any], Sequence[Any], str, str], Any]) -> Iterator[None]:
+    """Within this context, wrap every gradient function that a tape or `tf.gradients` calls.
+
+    Args:
+        note: called with (inputs, outputs, op type, name scope) of the forward op before its gradient function runs;
+            the context manager it returns is held while the gradient function makes its ops. Tensors that the
+            gradient function does not need may be None.
+    """
+    original = backprop._gradient_function
+
+    def tape_gradient_function(op_name, attrs, num_inputs, inputs, outputs, *rest):  # type: ignore[no-untyped-def]
+        with note(inputs, outputs, op_name, rest[-1] or ""):
+            return original(op_name, attrs, num_inputs, inputs, outputs, *rest)
+
+    original_maybe_compile = gradients_util._MaybeCompile
+
+    def symbolic_gradient_function(scope, op, func, grad_fn):  # type: ignore[no-untyped-def]
+        with note(op.inputs, op.outputs, op.type, op.name.rpartition("/")[0]):
+            return original_maybe_compile(scope, op, func, grad_fn)
+
+    pywrap_tfe.TFE_Py_RegisterGradientFunction(tape_gradient_function)
+    gradients_util._MaybeCompile = symbolic_gradient_function
+    try:
+        yield
+    finally:
+        pywrap_tfe.TFE_Py_RegisterGradientFunction(original)
+        gradients_util._MaybeCompile = original_maybe_compile
+
+
+@contextlib.contextmanager
+def watch_symbolic_gradients(note: Callable[[Callable[[], Any], Any], Any]) -> Iterator[None]:
+    """Within this context, pass every computation of symbolic gradients (`tf.gradients`, and what builds on it) to `note`.
+
+    Args:
+        note: called with (compute, sources); it must return what `compute()` returns.
+    """
+    original = gradients_util._GradientsHelper
+
+    def helper(ys, xs, *args, **kwargs):  # type: ignore[no-untyped-def]
+        return note(lambda: original(ys, xs, *args, **kwargs), xs)
+
+    gradients_util._GradientsHelper = helper
+    try:
+        yield
+    finally:
+        gradients_util._GradientsHelper = original
+
+
+def is_stateful(op_type: str) -> bool:
+    """Whether TensorFlow registers an op type as stateful (unknown types count as stateful)."""
+    op_def = op_def_registry.get(op_type)
+    return True if op_def is None else bool(op_def.is_stateful)
+
+
+def resource_uses(op: tf.Operation) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """The resource inputs an op may read only, and those it may write, function bodies included."""
+    reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(op)
+    return list(reads), list(writes)
+
+
+def capture(graph: func_graph.FuncGraph, tensor: tf.Tensor) -> tf.Tensor:
+    """The placeholder through which a function being traced sees a tensor from outside."""
+    return graph.capture(tensor)
+
+
+def current_graph() -> func_graph.FuncGraph:
+    """The graph of the function being traced."""
+    return tf.compat.v1.get_default_graph()
+
+
+def autograph_convert(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with Python control flow over tensors turned into TensorFlow's, as `tf.function` does it."""
+    options = autograph_core.ConversionOptions(recursive=True, user_requested=True)
+
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        return autograph_api.converted_call(function, args, kwargs, options=options)
+
+    return converted
+
+
+def leave_unconverted(module: str) -> None:
+    """Make AutoGraph call a module's code as it is, when a function that AutoGraph converts calls it."""
+    rule = autograph_config_lib.DoNotConvert(module)
+    if all(str(rule) != str(known) for known in autograph_config.CONVERSION_RULES):
+        autograph_config.CONVERSION_RULES = (rule, *autograph_config.CONVERSION_RULES)
+
+
+def run_independently(op: tf.Operation) -> None:
+    """Exempt an op from the automatic control dependencies of the function being traced.
+
+    It still runs before the function returns; its order against others is what its own edges say.
+    """
+    manager = op.graph.experimental_acd_manager
+    if manager is not None:
+        manager.run_independently(op)

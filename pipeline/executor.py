@@ -1,0 +1,324 @@
+"""Write one rank's program of a step into the graph that is being traced.
+
+The task list decides what runs and in which order; a table maps each kind of task to the emitter of its ops. Compute
+tasks are chained by control edges; sends and receives hang on data and on their place in the list, so they overlap
+with compute:
+
+    begin ─▶ F0 ─▶ F1 ─▶ B0 ─▶ F2 ─▶ B1 ─▶ B2 ─▶ end
+              └▶S0.0└▶S0.1  ▲         ▲
+                     R1.0 ──┘  R1.1 ──┘          (a receive is posted one task before its reader)
+
+TensorFlow's automatic control dependencies would chain sends and receives in program order, which deadlocks two ranks
+that wait for each other; so every op made here is exempt from them, and a pair of fences that hold the handles of all
+variables orders the step against what the caller does before and after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.ops import send_recv
+from smp_tf.partition import tf_internals
+from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
+from smp_tf.partition.segment_graph import tensor_name
+from smp_tf.partition.split import Delivery, Segment, Split, Transfer
+from smp_tf.pipeline.schedule import add_transfers, build
+from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
+from smp_tf.pipeline.task import Edge, Kind, Program, Task
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """What one rank runs in a step: its task list and the functions the tasks call.
+
+    Args:
+        split: the cut step.
+        stage: the stage of this rank.
+        ranks: world rank of every stage of this replica.
+        tasks: the tasks of this stage, in order.
+        functions: this stage's segments as functions, by sweep.
+        number: program number, equal on all ranks, first part of every message's tag.
+        microbatches: number of microbatches.
+        variables: TensorFlow variables by index in the op graph.
+    """
+
+    split: Split
+    stage: int
+    ranks: tuple[int, ...]
+    tasks: tuple[Task, ...]
+    functions: Mapping[int, SegmentFunction]
+    number: int
+    microbatches: int
+    variables: Mapping[int, tf.Variable]
+
+
+def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
+    """The tasks of all stages for a cut step, transfers included.
+
+    Args:
+        split: the cut step.
+        schedule: name of the schedule.
+        microbatches: number of microbatches.
+
+    Returns:
+        One task list per stage.
+    """
+    edges = [
+        Edge(
+            t.index, t.src_stage, t.src_sweep, t.dst_stage, t.dst_sweep,
+            "step" if t.variable is not None else "microbatch",
+        )
+        for t in split.transfers
+    ]  # fmt: skip
+    sweeps = max(2, split.sweeps)
+    kind = schedule if any(sweep == 1 for _, sweep in split.segments) else "simple"
+    return add_transfers(build(kind, split.stages, microbatches, sweeps=sweeps), edges)
+
+
+def build_stage_program(
+    split: Split,
+    stage: int,
+    ranks: Sequence[int],
+    program: Program,
+    number: int,
+    variables: Mapping[int, tf.Variable],
+    *,
+    xla: bool = False,
+) -> StageProgram:
+    """Trace the functions of one stage.
+
+    Args:
+        split: the cut step.
+        stage: which stage.
+        ranks: world rank of every stage.
+        program: the tasks of all stages.
+        number: program number, equal on all ranks.
+        variables: the variables whose handles this rank may use, by index in the op graph.
+        xla: compile the functions with XLA.
+
+    Returns:
+        The program of this rank.
+    """
+    functions = {
+        sweep: build_segment_function(split.graph, segment, variables, xla=xla)
+        for (of_stage, sweep), segment in split.segments.items()
+        if of_stage == stage
+    }
+    return StageProgram(
+        split, stage, tuple(ranks), program.ranks[stage], functions, number, program.microbatches, variables
+    )
+
+
+@dataclass
+class StepResults:
+    """What a rank's program produced, by position in the graph's outputs.
+
+    Args:
+        values: per output one tensor per microbatch; None where another rank keeps them.
+        accumulated: per gradient output the sum over microbatches of weight x value; None elsewhere.
+        done: an op that has run when the whole program of this rank has.
+    """
+
+    values: list[list[tf.Tensor] | None]
+    accumulated: list[tf.Tensor | None]
+    done: tf.Operation
+
+
+def emit(
+    program: StageProgram,
+    arguments: Callable[[int, int], tf.Tensor],
+    captures: Sequence[tf.Tensor],
+    seed: Callable[[tf.Tensor, int], tf.Tensor],
+    weights: Sequence[Any] | None,
+    keep: frozenset[int] = frozenset(),
+) -> StepResults:
+    """Write the program into the current graph.
+
+    Args:
+        program: this rank's program.
+        arguments: gives argument tensor number i of microbatch m.
+        captures: the outside tensors of CAPTURE nodes.
+        seed: gives the random seed of a microbatch, from the step number (int64 scalar tensor) and m; int64[2].
+        weights: weight of each microbatch in accumulated sums (scalars); None where all weigh 1.
+        keep: positions of gradient outputs whose value per microbatch is wanted beside their sum.
+
+    Returns:
+        The outputs this rank has.
+    """
+    return _Emitter(program, arguments, captures, seed, weights, keep).run()
+
+
+@dataclass
+class _Emitter:
+    program: StageProgram
+    arguments: Callable[[int, int], tf.Tensor]
+    captures: Sequence[tf.Tensor]
+    seed: Callable[[tf.Tensor, int], tf.Tensor]
+    weights: Sequence[Any] | None
+    keep: frozenset[int]
+    values: dict[tuple[Tensor, int | None], tf.Tensor] = field(default_factory=dict)
+    remote: dict[int, tf.Tensor] = field(default_factory=dict)
+    seeds: dict[int, tf.Tensor] = field(default_factory=dict)
+    accumulated: dict[Tensor, tf.Tensor] = field(default_factory=dict)
+    all_ops: list[tf.Operation] = field(default_factory=list)
+    last_compute: tf.Operation | None = None
+
+    def run(self) -> StepResults:
+        split = self.program.split
+        self.transfers: Mapping[int, Transfer] = {t.index: t for t in split.transfers}
+        self.sums = {
+            o.tensor
+            for o in split.outputs
+            if o.is_gradient and o.delivery is Delivery.LOCAL and o.stage == self.program.stage
+        }
+        self.kept = {split.outputs[position].tensor for position in self.keep}
+        emitters: dict[Kind, Callable[[Task], None]] = {
+            Kind.F: self._compute,
+            Kind.B: self._compute,
+            Kind.T: self._compute,
+            Kind.SEND: self._send,
+            Kind.RECV: self._receive,
+        }
+        handles = [v.handle for v in self.program.variables.values()]
+        self.step = send_recv.begin_step(handles, self.program.number)
+        with _independent(self.all_ops):
+            for task in self.program.tasks:
+                emitters[task.kind](task)
+        with tf.control_dependencies(self.all_ops):
+            done = send_recv.end_step(handles, self.program.number)
+        values: list[list[tf.Tensor] | None] = []
+        accumulated: list[tf.Tensor | None] = []
+        for output in split.outputs:
+            total = self.accumulated.get(output.tensor)
+            accumulated.append(total)
+            per_microbatch = [self.values.get((output.tensor, m)) for m in range(self.program.microbatches)]
+            is_sum = output.tensor in self.sums and output.tensor not in self.kept
+            values.append(None if is_sum or any(v is None for v in per_microbatch) else per_microbatch)
+        return StepResults(values, accumulated, done)
+
+    def _compute(self, task: Task) -> None:
+        assert task.sweep is not None and task.microbatch is not None
+        function = self.program.functions.get(task.sweep)
+        if function is None:
+            return
+        microbatch = task.microbatch
+        inputs = [self._value(t, microbatch) for t in function.arguments]
+        inputs += [self.remote[v] for v in function.remote_values]
+        with tf.control_dependencies(self._after()), tf.name_scope(str(task)):
+            results = function.function(*inputs)
+        call = _call_op(function.segment, results)
+        self.last_compute = call
+        self.all_ops.append(call)
+        for tensor, result in zip(function.segment.outputs, results, strict=True):
+            if tensor in self.sums:
+                self._accumulate(tensor, microbatch, result)
+            if tensor not in self.sums or tensor in self.kept or self._read_later(tensor, task.sweep):
+                self.values[tensor, microbatch] = result
+
+    def _after(self) -> list[tf.Operation]:
+        return [self.last_compute] if self.last_compute is not None else [self.step.op]
+
+    def _read_later(self, tensor: Tensor, sweep: int) -> bool:
+        later = any(tensor in f.segment.inputs for s, f in self.program.functions.items() if s > sweep)
+        return later or any(t.tensor == tensor for t in self.program.split.transfers)
+
+    def _value(self, tensor: Tensor, microbatch: int) -> tf.Tensor:
+        node = self.program.split.graph.nodes[tensor.node]
+        if node.op == ARGUMENT:
+            assert node.source is not None
+            return self.arguments(node.source, microbatch)
+        if node.op == CAPTURE:
+            assert node.source is not None
+            return self.captures[node.source]
+        if node.op == SEED:
+            if microbatch not in self.seeds:
+                self.seeds[microbatch] = self.seed(self.step, microbatch)
+            return self.seeds[microbatch]
+        return self.values[tensor, microbatch]
+
+    def _accumulate(self, tensor: Tensor, microbatch: int, value: tf.Tensor) -> None:
+        if self.weights is not None:
+            value = value * tf.cast(self.weights[microbatch], value.dtype)
+        total = self.accumulated.get(tensor)
+        self.accumulated[tensor] = value if total is None else total + value
+
+    def _label(self, transfer: Transfer) -> str:
+        graph = self.program.split.graph
+        if transfer.tensor is not None:
+            what = tensor_name(graph, transfer.tensor)
+        else:
+            assert transfer.variable is not None
+            what = f"value of {graph.variables[transfer.variable].name}"
+        return f"{what} (stage {transfer.src_stage} to {transfer.dst_stage})"
+
+    def _send(self, task: Task) -> None:
+        assert task.edge is not None
+        transfer = self.transfers[task.edge]
+        if transfer.tensor is not None:
+            value = self.values[transfer.tensor, task.microbatch]
+            after: list[tf.Operation] = []
+        else:
+            assert transfer.variable is not None
+            with tf.control_dependencies([self.step.op]):
+                value = self.program.variables[transfer.variable].read_value()
+            after = [self.step.op]
+        with tf.control_dependencies(after):
+            op = send_recv.send(
+                value,
+                self.step,
+                dest=self.program.ranks[transfer.dst_stage],
+                program=self.program.number,
+                edge=transfer.index,
+                microbatch=task.microbatch or 0,
+                label=self._label(transfer),
+            )
+        self.all_ops.append(op)
+
+    def _receive(self, task: Task) -> None:
+        assert task.edge is not None
+        transfer = self.transfers[task.edge]
+        graph = self.program.split.graph
+        if transfer.tensor is not None:
+            kind = graph.type_of(transfer.tensor)
+        else:
+            assert transfer.variable is not None
+            kind = graph.variables[transfer.variable].type
+        with tf.control_dependencies(self._after()):
+            value = send_recv.recv(
+                self.step,
+                tf.dtypes.as_dtype(kind.dtype),
+                tf.TensorShape(kind.shape),
+                src=self.program.ranks[transfer.src_stage],
+                program=self.program.number,
+                edge=transfer.index,
+                microbatch=task.microbatch or 0,
+                label=self._label(transfer),
+            )
+        self.all_ops.append(value.op)
+        if transfer.tensor is not None:
+            self.values[transfer.tensor, task.microbatch] = value
+        else:
+            assert transfer.variable is not None
+            self.remote[transfer.variable] = value
+
+
+def _call_op(segment: Segment, results: Any) -> tf.Operation:
+    """The op of a function call that was just made: the maker of its results, or the newest op where it has none."""
+    if segment.outputs:
+        op = results[0].op
+        # An output that merely passes an input through still comes out of the call.
+        return op
+    return tf_internals.current_graph().get_operations()[-1]
+
+
+@contextlib.contextmanager
+def _independent(ops: list[tf.Operation]) -> Iterator[None]:
+    """Exempt the ops collected in the list from automatic control dependencies when the context ends."""
+    yield
+    for op in ops:
+        tf_internals.run_independently(op)

@@ -1,0 +1,102 @@
+"""A segment as a TensorFlow function, traced once and called once per microbatch.
+
+The function takes what the segment needs from outside as arguments (microbatch slices, received tensors, stash,
+captured tensors, the seed, values of other stages' variables); handles of the variables its stage owns are captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.partition import tf_internals
+from smp_tf.partition.op_graph import VARIABLE, OpGraph, Tensor, TensorType
+from smp_tf.partition.segment_graph import remote_value_name, segment_graph, tensor_name
+from smp_tf.partition.split import Segment
+
+
+@dataclass(frozen=True)
+class SegmentFunction:
+    """A segment that can be called.
+
+    Args:
+        segment: what it runs.
+        arguments: the tensors to pass, in order: those of source nodes, then the segment's inputs.
+        remote_values: variables whose value is passed after them.
+        variables: indices of the variables whose handle it holds.
+        function: the traced function; returns one tensor per `segment.outputs`.
+    """
+
+    segment: Segment
+    arguments: tuple[Tensor, ...]
+    remote_values: tuple[int, ...]
+    variables: tuple[int, ...]
+    function: Callable[..., Sequence[tf.Tensor]]
+
+
+def _spec(kind: TensorType, name: str) -> tf.TensorSpec:
+    return tf.TensorSpec(kind.shape, tf.dtypes.as_dtype(kind.dtype), name=name)
+
+
+def build_segment_function(
+    graph: OpGraph, segment: Segment, variables: Mapping[int, tf.Variable], *, xla: bool = False
+) -> SegmentFunction:
+    """Trace a segment into a function.
+
+    Args:
+        graph: the op graph.
+        segment: the segment.
+        variables: the variables whose handle may be used here, by index in the graph.
+        xla: compile the function with XLA.
+
+    Returns:
+        The function with the list of what to pass it.
+    """
+    sources = [Tensor(n, 0) for n in segment.sources if graph.nodes[n].op != VARIABLE]
+    handles = {n: graph.nodes[n].source for n in segment.sources if graph.nodes[n].op == VARIABLE}
+    arguments = (*sources, *segment.inputs)
+    body = segment_graph(graph, segment, variables)
+    specs = [_spec(graph.type_of(t), f"smp_argument_{i}") for i, t in enumerate(arguments)]
+    specs += [_spec(graph.variables[v].type, f"smp_value_{v}") for v in segment.remote_values]
+
+    def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        current = tf_internals.current_graph()
+        given: dict[str, tf.Tensor] = {}
+        for tensor, value in zip(arguments, tensors, strict=False):
+            given[tensor_name(graph, tensor)] = value
+        for variable, value in zip(segment.remote_values, tensors[len(arguments) :], strict=True):
+            given[remote_value_name(graph, variable)] = value
+        for number, variable in handles.items():
+            assert variable is not None
+            handle = tf_internals.capture(current, variables[variable].handle)
+            given[tensor_name(graph, Tensor(number, 0))] = handle
+        wanted = [tensor_name(graph, t) for t in segment.outputs]
+        imported = [name for name in wanted if name not in given]
+        used = {name for node in body.node for name in map(_with_port, node.input)}
+        made = tf.graph_util.import_graph_def(
+            body,
+            input_map={name: value for name, value in given.items() if name in used},
+            return_elements=imported,
+            name="",
+        )
+        by_name: dict[str, Any] = dict(zip(imported, made or (), strict=True))
+        return [given[name] if name in given else by_name[name] for name in wanted]
+
+    run.__name__ = f"stage_{segment.stage}_sweep_{segment.sweep}"
+    traced = tf.function(
+        run, autograph=False, jit_compile=True if xla else None, experimental_attributes={"_noinline": True}
+    )
+    return SegmentFunction(
+        segment=segment,
+        arguments=arguments,
+        remote_values=segment.remote_values,
+        variables=tuple(v for v in handles.values() if v is not None),
+        function=traced.get_concrete_function(*specs),
+    )
+
+
+def _with_port(name: str) -> str:
+    return name if name.startswith("^") or ":" in name else f"{name}:0"

@@ -1,0 +1,108 @@
+"""All that smp_tf knows of Keras: layer tags, deferred creation, filtering in optimizers. Here for tf_keras (Keras 2)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from smp_tf import manual_placement, variables
+from smp_tf.partition.trace import Recorder
+
+
+@contextlib.contextmanager
+def tag_layer_calls(recorder: Recorder, is_model: Callable[[Any], bool]) -> Iterator[None]:
+    """Within this context, every layer called by a distributed model announces its call to the recorder.
+
+    Args:
+        recorder: what to announce calls to.
+        is_model: whether a layer is a distributed model; calls outside any such model are not announced.
+    """
+    original = tf_keras.layers.Layer.__call__
+
+    @functools.wraps(original)
+    def tagged(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (recorder.in_call or is_model(layer)):
+            return original(layer, *args, **kwargs)
+        stage = manual_placement.stage_of(layer)
+        with recorder.call(layer.name, type(layer).__name__, stage):
+            return original(layer, *args, **kwargs)
+
+    tf_keras.layers.Layer.__call__ = tagged
+    try:
+        yield
+    finally:
+        tf_keras.layers.Layer.__call__ = original
+
+
+class OptimizerPatch:
+    """Makes optimizers skip what this rank does not store, from `install` until `remove`.
+
+    Pairs of a gradient and a variable of another rank are dropped before an optimizer builds its slots, so no slot is
+    made for them and no warning is printed; the iteration counter advances all the same.
+    """
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[type, str, Any]] = []
+
+    def install(self) -> None:
+        """Start filtering. Doing it twice is doing it once."""
+        if self._originals:
+            return
+        for name, wrapper in (("build", _filtered_build), ("apply_gradients", _filtered_apply)):
+            for optimizer in _optimizers_defining(name):
+                self._wrap(optimizer, name, wrapper)
+
+    def remove(self) -> None:
+        """Stop filtering."""
+        for owner, name, original in reversed(self._originals):
+            setattr(owner, name, original)
+        self._originals.clear()
+
+    def _wrap(self, owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+        original = owner.__dict__[name]
+        self._originals.append((owner, name, original))
+        setattr(owner, name, functools.wraps(original)(wrapper(original)))
+
+
+def _optimizers_defining(method: str) -> list[type]:
+    """Every optimizer class, new and legacy, with a definition of its own of a method."""
+    found: list[type] = []
+    bases = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
+    stack: list[type] = [c for base in bases for c in base.__mro__ if c.__module__.startswith("tf_keras.")]
+    while stack:
+        optimizer = stack.pop()
+        if method in optimizer.__dict__ and optimizer not in found:
+            found.append(optimizer)
+        if issubclass(optimizer, bases):
+            stack.extend(optimizer.__subclasses__())
+    return found
+
+
+def _stored_here(variable: Any) -> bool:
+    return not variables.is_remote(variable)
+
+
+def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
+    def build(optimizer: Any, var_list: Iterable[Any]) -> Any:
+        return original(optimizer, [v for v in var_list if _stored_here(v)])
+
+    return build
+
+
+def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        kept = [(gradient, variable) for gradient, variable in pairs if _stored_here(variable)]
+        if pairs and len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept):
+            # Nothing to apply on this rank: only the step counter moves, as on every other rank.
+            return optimizer.iterations.assign_add(1)
+        return original(optimizer, kept, *args, **kwargs)
+
+    return apply_gradients
+
+

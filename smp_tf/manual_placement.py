@@ -1,0 +1,65 @@
+"""Manual placement: `with smp.partition(i):` around layer construction or inside `call()`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+_open = threading.local()
+_constructed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _stack() -> list[int]:
+    if not hasattr(_open, "stages"):
+        _open.stages = []
+    stages: list[int] = _open.stages
+    return stages
+
+
+@contextlib.contextmanager
+def partition(index: int) -> Iterator[None]:
+    """Place the layers called (or constructed) within this context on one partition.
+
+    Args:
+        index: the partition, from 0; the innermost context wins.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        TypeError: the index is not a whole number.
+        ValueError: it is negative.
+
+    Example:
+        >>> class Net(smp.DistributedModel):
+        ...     def call(self, x):
+        ...         with smp.partition(0):
+        ...             x = self.first(x)
+        ...         with smp.partition(1):
+        ...             return self.second(x)
+    """
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise TypeError(f"A partition is a whole number. Received: {index!r} (of type {type(index).__name__})")
+    if index < 0:
+        raise ValueError(f"Partitions are numbered from 0. Received: {index}")
+    _stack().append(index)
+    try:
+        yield
+    finally:
+        _stack().pop()
+
+
+def note_construction(layer: Any) -> None:
+    """Remember under which context, if any, a layer was constructed."""
+    if _stack():
+        _constructed[layer] = _stack()[-1]
+
+
+def stage_of(layer: Any) -> int | None:
+    """The partition asked for a call of this layer: that of the context around the call, else around its construction."""
+    if _stack():
+        return _stack()[-1]
+    return _constructed.get(layer)

@@ -1,0 +1,161 @@
+"""`smp.DistributedModel`: a Keras model whose layers and weights are spread over the partitions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from smp_tf import runtime
+from smp_tf.errors import StepError
+from smp_tf.variables import VariableStore
+
+_in_step = threading.local()
+
+
+def step_being_traced() -> Any:
+    """The trace of a step that is under way in this thread, or None."""
+    return getattr(_in_step, "trace", None)
+
+
+def set_step_being_traced(trace: Any) -> Any:
+    """Say which step is being traced; returns what was there before."""
+    before = getattr(_in_step, "trace", None)
+    _in_step.trace = trace
+    return before
+
+
+class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
+    """Metaclass: variables made while a distributed model is constructed get no storage yet."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        runtime.current()  # an error that says so where smp.init was forgotten
+        if cls is DistributedModel:
+            return _wrap(*args, **kwargs)
+        store = VariableStore(cls.__name__)
+        with tf.variable_creator_scope(store.creator):
+            model = super().__call__(*args, **kwargs)
+        model._smp_store.extend(store)
+        return model
+
+
+class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
+    """A Keras model that is split over the partitions of a replica.
+
+    Subclass it as you would subclass `tf_keras.Model`, with layers made in `__init__` and used in `call`; or wrap a
+    model: `smp.DistributedModel(model)` for one that exists, `smp.DistributedModel(lambda: build())` for one that is
+    to be built without ever holding its weights in one place. Call it inside a function decorated with `@smp.step`.
+
+    Args:
+        model: for wrapping only: a Keras model, or a function without arguments that returns one.
+
+    Raises:
+        NotInitializedError: `smp.init` was not called.
+        StepError: the model was called outside a step.
+
+    Example:
+        >>> class Net(smp.DistributedModel):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.hidden = tf_keras.layers.Dense(64, activation="relu")
+        ...         self.head = tf_keras.layers.Dense(10)
+        ...
+        ...     def call(self, x):
+        ...         return self.head(self.hidden(x))
+        >>> model = Net()
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        model = super().__new__(cls, *args, **kwargs)
+        object.__setattr__(model, "_smp_store", VariableStore(cls.__name__))
+        return model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model: inside a step, or on symbolic Keras inputs to build it."""
+        trace = step_being_traced()
+        if trace is None:
+            if not _is_symbolic(args, kwargs) and runtime.current().config.partitions != 1:
+                raise StepError(
+                    f"Model {self.name!r} was called outside a step. Its layers live on different ranks, so it can be "
+                    f"called only inside a function decorated with @smp.step, which smp_tf cuts."
+                )
+            with tf.variable_creator_scope(self._smp_store.creator):
+                return super().__call__(*args, **kwargs)
+        with trace.model_call(self):
+            return super().__call__(*args, **kwargs)
+
+    def build(self, input_shape: Any) -> None:
+        """Make the variables for inputs of a shape, without storage; as `tf_keras.Model.build`."""
+        with tf.variable_creator_scope(self._smp_store.creator):
+            super().build(input_shape)
+
+    @property
+    def local_variables(self) -> list[Any]:
+        """The variables this rank stores, in the order of `variables`.
+
+        Raises:
+            StepError: no step has run yet, so it is not decided who stores what.
+        """
+        return [v for v in self.variables if self._is_local(v)]
+
+    @property
+    def local_trainable_variables(self) -> list[Any]:
+        """The trainable variables this rank stores, in the order of `trainable_variables`.
+
+        Raises:
+            StepError: no step has run yet, so it is not decided who stores what.
+        """
+        return [v for v in self.trainable_variables if self._is_local(v)]
+
+    def _is_local(self, variable: Any) -> bool:
+        state = self._smp_store.state(variable)
+        if state is None or state.owner is None:
+            raise StepError(
+                f"Which rank stores variable {variable.name!r} of model {self.name!r} is decided at the first call of "
+                f"a step that uses the model. Ask after it, or in a hook registered with "
+                f"smp.register_post_partition_hook."
+            )
+        return state.is_local
+
+
+class WrappedModel(DistributedModel):
+    """A distributed model around an existing Keras model; `smp.DistributedModel(model)` makes it.
+
+    Args:
+        model: the Keras model, or a function that builds it.
+    """
+
+    def __init__(self, model: tf_keras.Model | Callable[[], tf_keras.Model]) -> None:
+        super().__init__()
+        if not isinstance(model, tf_keras.Model):
+            model = model()
+            if not isinstance(model, tf_keras.Model):
+                raise TypeError(
+                    f"smp.DistributedModel takes a Keras model or a function that returns one. The function returned "
+                    f"{model!r} (of type {type(model).__name__})."
+                )
+        self.wrapped = model
+        self._name = model.name
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the wrapped model."""
+        return self.wrapped(*args, **kwargs)
+
+
+def _wrap(*args: Any, **kwargs: Any) -> WrappedModel:
+    if len(args) != 1 or kwargs or not (isinstance(args[0], tf_keras.Model) or callable(args[0])):
+        raise TypeError(
+            "smp.DistributedModel is either subclassed or given one Keras model, or one function that returns a Keras "
+            f"model. Received: {args!r} {kwargs!r}"
+        )
+    if isinstance(args[0], DistributedModel):
+        raise TypeError(f"{args[0].name!r} is a distributed model already; it cannot be wrapped again.")
+    wrapped: WrappedModel = WrappedModel(args[0])
+    return wrapped
+
+
+def _is_symbolic(args: Any, kwargs: Any) -> bool:
+    return any(tf_keras.backend.is_keras_tensor(t) for t in tf.nest.flatten((args, kwargs)) if tf.is_tensor(t))

@@ -1,0 +1,180 @@
+"""What a step returns: for every tensor its values over the microbatches, and ways to put them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.errors import StepError
+
+
+class StepOutput:
+    """One tensor returned by a step, over all microbatches.
+
+    Args:
+        name: what it is, for messages.
+        values: one tensor per microbatch; None where this rank does not have them.
+        weights: weight of each microbatch in averages (its number of samples).
+        total: sum over microbatches of weight x value, where the pipeline accumulated it; else None.
+        owner: the partition that keeps the value when it is not sent to all; else None.
+        is_local: whether this rank has it.
+        axis: the axis along which the microbatches of an output are parts of a batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        values: Sequence[Any] | None,
+        weights: Sequence[Any],
+        *,
+        total: Any = None,
+        owner: int | None = None,
+        is_local: bool = True,
+        is_gradient: bool = False,
+    ) -> None:
+        self._name = name
+        self._values = None if values is None else list(values)
+        self._weights = list(weights)
+        self._total = total
+        self._owner = owner
+        self._is_local = is_local
+        self._is_gradient = is_gradient
+
+    def __repr__(self) -> str:
+        where = "" if self._is_local else f", on partition {self._owner}"
+        return f"<StepOutput {self._name} of {len(self._weights)} microbatches{where}>"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this rank has the value."""
+        return self._is_local
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The values, one tensor per microbatch, in order.
+
+        Raises:
+            StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
+        """
+        if self._values is not None:
+            return list(self._values)
+        if self._is_gradient:
+            raise StepError(
+                f"{self._name} is a gradient: the pipeline keeps only its sum over the microbatches, not one value for "
+                f"each. Use .accumulate(), or decorate the step with @smp.step(keep_microbatch_gradients=True)."
+            )
+        raise StepError(
+            f"{self._name} stays on partition {self._owner} (it is among local_outputs); this rank does not have it. "
+            f"Check .is_local first, or take it out of local_outputs."
+        )
+
+    def accumulate(self, method: str = "variable", var: tf.Variable | None = None) -> Any:
+        """The average over the microbatches, weighted by their number of samples.
+
+        Args:
+            method: "variable", "add_n" or "accumulate_n"; accepted for compatibility, the pipeline accumulates as
+                the values are made in any case.
+            var: a variable to assign the average to.
+
+        Returns:
+            A tensor (sparse slices stay sparse); None for a gradient that another rank has.
+
+        Raises:
+            StepError: an unknown method.
+        """
+        if method not in ("variable", "add_n", "accumulate_n"):
+            raise StepError(
+                f'accumulate takes method "variable", "add_n" or "accumulate_n". Received: method={method!r}'
+            )
+        if self._is_gradient and not self._is_local:
+            return None
+        average = self.reduce_mean()
+        if var is not None:
+            var.assign(average)
+        return average
+
+    def reduce_mean(self) -> Any:
+        """The average over the microbatches, weighted by their number of samples; integers average to floats."""
+        if self._is_gradient and not self._is_local:
+            return None
+        if self._total is not None:
+            return _scaled(self._total, self._inverse_weight())
+        return _weighted_mean([_as_float(v) for v in self.outputs], self._weights)
+
+    def reduce_sum(self) -> Any:
+        """The sum over the microbatches, unweighted."""
+        if self._is_gradient and not self._is_local:
+            return None
+        if self._total is not None and _all_one(self._weights):
+            return self._total
+        return _sum(self.outputs)
+
+    def concat(self) -> Any:
+        """The microbatches joined along axis 0, in order; scalars are stacked."""
+        return self._joined(lambda values: tf.concat(values, axis=0))
+
+    def merge(self) -> Any:
+        """The same as `concat`: the batch as if it had not been split."""
+        return self.concat()
+
+    def stack(self) -> Any:
+        """The microbatches stacked along a new axis 0."""
+        return tf.stack([_dense(v) for v in self.outputs], axis=0)
+
+    def _joined(self, join: Callable[[list[Any]], Any]) -> Any:
+        values = [_dense(v) if isinstance(v, tf.IndexedSlices) else v for v in self.outputs]
+        if isinstance(values[0], tf.Tensor) and values[0].shape.rank == 0:
+            return tf.stack(values)
+        return join(values)
+
+    def _inverse_weight(self) -> Any:
+        if all(isinstance(w, (int, float)) for w in self._weights):
+            return 1.0 / sum(self._weights)
+        return 1.0 / tf.cast(tf.add_n([tf.cast(w, tf.int64) for w in self._weights]), tf.float64)
+
+
+def _all_one(weights: Sequence[Any]) -> bool:
+    return all(isinstance(w, (int, float)) and w == 1 for w in weights)
+
+
+def _dense(value: Any) -> Any:
+    return tf.convert_to_tensor(value)
+
+
+def _as_float(value: Any) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return value
+    if value.dtype.is_integer or value.dtype == tf.bool:
+        return tf.cast(value, tf.float32)
+    return value
+
+
+def _scaled(value: Any, factor: Any) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(_scaled(value.values, factor), value.indices, value.dense_shape)
+    if isinstance(factor, float) and factor == 1.0:
+        return value
+    return value * tf.cast(factor, value.dtype)
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.concat([v.values for v in values], 0), tf.concat([v.indices for v in values], 0), values[0].dense_shape
+        )
+    if values[0].dtype == tf.bool:
+        values = [tf.cast(v, tf.int32) for v in values]
+    return tf.add_n(list(values)) if len(values) > 1 else values[0]
+
+
+def _weighted_mean(values: Sequence[Any], weights: Sequence[Any]) -> Any:
+    if all(isinstance(w, (int, float)) for w in weights):
+        total = float(sum(weights))
+        if len(set(weights)) == 1:
+            return _scaled(_sum(values), 1.0 / len(weights))
+        return _sum([_scaled(v, w / total) for v, w in zip(values, weights, strict=True)])
+    floats = [tf.cast(w, tf.float64) for w in weights]
+    total = tf.add_n(floats)
+    return _sum([_scaled(v, w / total) for v, w in zip(values, floats, strict=True)])

@@ -1,0 +1,37 @@
+"""The private TensorFlow and Keras that the user-facing room needs, each piece behind one small function.
+
+Seen to work on TensorFlow and tf_keras 2.21. Each has a test in tests/smp_tf/test_tf_internals.py that fails when they
+change it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.ops import resource_variable_ops
+
+UninitializedVariable: type[Any] = resource_variable_ops.UninitializedVariable
+
+
+def make_plain_variable(**arguments: Any) -> tf.Variable:
+    """A resource variable made at once and outside any graph, past every variable creator scope."""
+    with tf.init_scope():
+        return resource_variable_ops.ResourceVariable(**arguments)
+
+
+def scratch_graph(name: str) -> Any:
+    """A graph for ops that are looked at and thrown away."""
+    return tf.__internal__.FuncGraph(name)
+
+
+def destroy_storage(variable: tf.Variable) -> None:
+    """Free the memory of a variable; its handle stays, reading it fails."""
+    with tf.init_scope():
+        tf.raw_ops.DestroyResourceOp(resource=variable.handle, ignore_lookup_error=True)
+
+
+def stop_tapes() -> Any:
+    """A context in which no gradient tape records."""
+    return record.stop_recording()

@@ -1,0 +1,281 @@
+"""Variables of a distributed model: made on every rank without storage, filled on the rank that owns them.
+
+    trace (every rank)            plan                    first step
+    DeferredVariable ──────▶ owner: stage 1 ──┬─▶ rank of stage 1: initial value assigned
+    (handle, shape, no bytes)                 └─▶ other ranks: stays empty, reading it is an error
+
+Keras initializers draw their seed when they are first called. Every initializer is therefore called once, in creation
+order, in a graph that is thrown away: seeds are drawn as in one process, whoever fills which variable later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import tf_internals
+from smp_tf.errors import OwnershipError
+
+
+@dataclasses.dataclass
+class VariableState:
+    """What smp_tf knows about one variable of a distributed model.
+
+    Args:
+        name: unique name within the model, such as "net/dense/kernel".
+        initial_value: makes the initial value; None for a variable that was built with its value.
+        is_random: whether the initial value comes from stateful random ops.
+        position: how many variables of the model were created before it.
+        owner: its stage; None before the plan.
+        is_local: whether this rank stores it; meaningful once owner is known.
+        is_filled: whether it has a value here.
+    """
+
+    name: str
+    initial_value: Callable[[], tf.Tensor] | None
+    is_random: bool
+    position: int
+    owner: int | None = None
+    is_local: bool = False
+    is_filled: bool = False
+
+
+_tracing = threading.local()
+
+
+@contextlib.contextmanager
+def tracing_step() -> Iterator[None]:
+    """Within this context variables without storage may be read: nothing runs, a graph is being written."""
+    before = getattr(_tracing, "depth", 0)
+    _tracing.depth = before + 1
+    try:
+        yield
+    finally:
+        _tracing.depth = before
+
+
+def _check_readable(variable: Any, doing: str) -> None:
+    state: VariableState = variable.smp_state
+    if state.is_filled or getattr(_tracing, "depth", 0):
+        return
+    if state.owner is None:
+        raise OwnershipError(
+            f"Cannot {doing} variable {state.name!r} yet: which rank stores it is decided at the first call of a step, "
+            f"and it has no value before. Do this after the first step, or in a hook registered with "
+            f"smp.register_post_partition_hook."
+        )
+    raise OwnershipError(
+        f"Cannot {doing} variable {state.name!r} here: partition {state.owner} owns it and only its rank stores it. "
+        f"Use model.local_variables for the variables this rank stores."
+    )
+
+
+class DeferredVariable(tf_internals.UninitializedVariable):  # type: ignore[misc]
+    """A resource variable whose storage appears only on the rank that owns it.
+
+    Args:
+        state: what smp_tf knows about it.
+        kwargs: as `tf.Variable` takes them, without an initial value.
+    """
+
+    def __init__(self, state: VariableState, **kwargs: Any) -> None:
+        self.smp_state = state
+        super().__init__(**kwargs)
+
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
+        _check_readable(self, "read")
+        return super()._read_variable_op(*args, **kwargs)
+
+    def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.sparse_read`; an error on a rank that does not store the variable."""
+        _check_readable(self, "read")
+        return super().sparse_read(*args, **kwargs)
+
+    def gather_nd(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.gather_nd`; an error on a rank that does not store the variable."""
+        _check_readable(self, "read")
+        return super().gather_nd(*args, **kwargs)
+
+    def assign(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.assign`; an error on a rank that does not store the variable."""
+        _check_readable(self, "assign to")
+        return super().assign(*args, **kwargs)
+
+    def assign_add(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.assign_add`; an error on a rank that does not store the variable."""
+        _check_readable(self, "assign to")
+        return super().assign_add(*args, **kwargs)
+
+    def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.assign_sub`; an error on a rank that does not store the variable."""
+        _check_readable(self, "assign to")
+        return super().assign_sub(*args, **kwargs)
+
+
+class VariableStore:
+    """The variables of one distributed model, in creation order.
+
+    Args:
+        model_name: for messages and unique names.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self.model_name = model_name
+        self._states: dict[int, VariableState] = {}
+        self._variables: dict[int, tf.Variable] = {}
+        self._names: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[tf.Variable]:
+        return iter(self._variables.values())
+
+    def state(self, variable: Any) -> VariableState | None:
+        """What is known about a variable; None where it is not one of this model's."""
+        return self._states.get(id(variable.handle))
+
+    def adopt(self, variable: tf.Variable) -> None:
+        """Take in a variable that was built with its value."""
+        if self.state(variable) is None:
+            state = VariableState(self._unique(variable.name), None, False, len(self._states), is_filled=True)
+            self._add(variable, state)
+
+    def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """A variable creator (see `tf.variable_creator_scope`) that makes variables without storage.
+
+        Variables whose initial value is given as a value rather than a function (step counters and the like) are made
+        with it: whoever has the value at hand holds it already. Those that turn out to be weights are adopted later.
+        """
+        initial_value = kwargs.pop("initial_value", None)
+        if not callable(initial_value):
+            return make_script_variable(initial_value=initial_value, **kwargs)
+        shape, dtype, is_random = _draw_seeds(initial_value)
+        wanted = kwargs.get("dtype")
+        arguments = _resource_arguments(kwargs)
+        arguments["dtype"] = tf.as_dtype(wanted) if wanted is not None else dtype
+        arguments["shape"] = kwargs["shape"] if kwargs.get("shape") is not None else shape
+        state = VariableState("", initial_value, is_random, len(self._states))
+        variable = DeferredVariable(state, **arguments)
+        state.name = self._unique(variable.name)
+        self._add(variable, state)
+        return variable
+
+    def extend(self, other: VariableStore) -> None:
+        """Take over the variables of another store, behind one's own."""
+        for variable in other:
+            state = other._states[id(variable.handle)]
+            state.position = len(self._states)
+            self._add(variable, state)
+
+    def _add(self, variable: Any, state: VariableState) -> None:
+        self._states[id(variable.handle)] = state
+        self._variables[id(variable.handle)] = variable
+        _owner_of[id(variable.handle)] = weakref.ref(self)
+
+    def _unique(self, name: str) -> str:
+        base = name.partition(":")[0]
+        unique, number = base, 1
+        while unique in self._names:
+            unique, number = f"{base}_{number}", number + 1
+        self._names.add(unique)
+        return unique
+
+    def settle(self, owners: dict[int, int], stage: int, seed: int) -> None:
+        """Decide who stores what: fill the variables of this stage, free what was built and belongs elsewhere.
+
+        Args:
+            owners: stage of each variable, by position in creation order; variables not in it go to stage 0.
+            stage: the stage of this rank.
+            seed: seed for initial values that come from stateful random ops.
+        """
+        for variable in self:
+            state = self._states[id(variable.handle)]
+            if state.owner is not None:
+                continue
+            state.owner = owners.get(state.position, 0)
+            state.is_local = state.owner == stage
+            if state.is_local and not state.is_filled:
+                self._fill(variable, state, seed)
+            elif not state.is_local and state.is_filled:
+                tf_internals.destroy_storage(variable)
+                state.is_filled = False
+
+    def _fill(self, variable: Any, state: VariableState, seed: int) -> None:
+        assert state.initial_value is not None
+        with tf.init_scope(), warnings.catch_warnings():
+            # The initializer was called once before, for its seed; Keras warns of a second call.
+            warnings.filterwarnings("ignore", message=".*unseeded and being called multiple times.*")
+            if state.is_random:
+                value = _counter_based(state.initial_value, seed, state.position)
+            else:
+                value = tf.convert_to_tensor(state.initial_value(), dtype=variable.dtype)
+            state.is_filled = True
+            variable.assign(value, read_value=False)
+
+
+_owner_of: dict[int, weakref.ref[VariableStore]] = {}
+
+
+def store_of(variable: Any) -> VariableStore | None:
+    """The store of the distributed model a variable belongs to; None for a variable of the script's own."""
+    found = _owner_of.get(id(variable.handle))
+    store = found() if found is not None else None
+    return store if store is not None and store.state(variable) is not None else None
+
+
+def is_remote(variable: Any) -> bool:
+    """Whether a variable belongs to a distributed model and another rank stores it."""
+    store = store_of(variable)
+    if store is None:
+        return False
+    state = store.state(variable)
+    return state is not None and state.owner is not None and not state.is_local
+
+
+def make_script_variable(**kwargs: Any) -> tf.Variable:
+    """A variable of the script's own, made at once and outside any graph, whatever creator scopes are open.
+
+    Args:
+        kwargs: what a variable creator is given.
+    """
+    return tf_internals.make_plain_variable(initial_value=kwargs.get("initial_value"), **_resource_arguments(kwargs))
+
+
+_RESOURCE_ARGUMENTS = (
+    "trainable", "caching_device", "name", "constraint", "synchronization", "aggregation", "shape", "dtype",
+)  # fmt: skip
+
+
+def _resource_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {key: kwargs[key] for key in _RESOURCE_ARGUMENTS if kwargs.get(key) is not None}
+
+
+_RANDOM_OPS = ("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial")
+
+
+def _draw_seeds(initial_value: Callable[[], Any]) -> tuple[tf.TensorShape, tf.DType, bool]:
+    """Call an initializer in a graph that is thrown away: its seeds are drawn now, and its shape is known."""
+    with tf.init_scope():
+        graph = tf_internals.scratch_graph("initial_value")
+        with graph.as_default():
+            value = tf.convert_to_tensor(initial_value())
+    is_random = any(op.type in _RANDOM_OPS for op in graph.get_operations())
+    return value.shape, value.dtype, is_random
+
+
+def _counter_based(initial_value: Callable[[], Any], seed: int, position: int) -> tf.Tensor:
+    """An initial value from stateful random ops, from op seeds that depend on the variable and nothing else."""
+
+    def made() -> tf.Tensor:
+        tf.compat.v1.set_random_seed((seed * 1_000_003 + position) % (1 << 31))
+        return tf.convert_to_tensor(initial_value())
+
+    return tf.function(made, autograph=False)()
