@@ -1,0 +1,50 @@
+# The commands of this project; `make help` lists them. Everything runs in .venv, which `make setup` makes.
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+IN_VENV := PATH="$(VENV)/bin:$$PATH" VIRTUAL_ENV="$(VENV)"
+PYTEST := $(IN_VENV) python -m pytest
+# Unit tests first, then those that start several processes.
+TESTS := $(filter-out tests/distributed/,$(sort $(wildcard tests/*/))) $(wildcard tests/distributed/)
+QUICK_TESTS := $(filter-out tests/distributed/,$(TESTS))
+SOURCES := $(wildcard smp_tf ops partition pipeline examples benchmarks tests tools setup.py)
+TYPED := $(wildcard smp_tf ops partition pipeline tools)
+CXX_SOURCES = $(shell find $(wildcard ops tests tools) -name '*.cc' -o -name '*.h')
+# What `make test` hands to pytest besides, such as ARGS="-k transport -x".
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-quick test-all test-oldest bazel lint format clean
+
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
+
+setup: ## Set everything up in .venv (does nothing when it is done)
+	@$(PYTHON) tools/setup_env.py
+
+demo: setup ## Train a split model on two processes, then load it in one without smp_tf
+	$(IN_VENV) horovodrun -np 2 python examples/digits.py
+	$(IN_VENV) python examples/load_digits.py
+
+test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
+	$(PYTEST) -m "not full" $(TESTS) $(ARGS)
+
+test-quick: setup ## Run the unit tests, under 3 minutes
+	$(PYTEST) -m "not full and not large" $(QUICK_TESTS) $(ARGS)
+
+test-all: setup ## Run all tests, the whole grid of models and settings included
+	$(PYTEST) $(TESTS) $(ARGS)
+
+lint: setup ## Check style, types and formatting
+	$(IN_VENV) ruff check $(SOURCES)
+	$(IN_VENV) ruff format --check $(SOURCES)
+	$(IN_VENV) clang-format --dry-run --Werror $(CXX_SOURCES)
+	$(IN_VENV) mypy $(TYPED)
+
+format: setup ## Format the Python and C++ sources
+	$(IN_VENV) ruff check --fix-only --quiet $(SOURCES)
+	$(IN_VENV) ruff format $(SOURCES)
+	$(IN_VENV) clang-format -i $(CXX_SOURCES)
+
+clean: ## Remove what was built; .venv stays (rm -r .venv to be rid of it)
+	rm -rf build dist *.egg-info ops/build ops/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
