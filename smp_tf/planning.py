@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from smp_tf.partition.assign import assign
@@ -10,6 +10,7 @@ from smp_tf.partition.cost import estimate
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.solve_chain import Chain, solve_chain
 from smp_tf.partition.split import Split, split
+from smp_tf.partition.sums import sum_before_sending
 from smp_tf.partition.units import build_units
 from smp_tf.pipeline.schedule import in_flight
 
@@ -72,6 +73,14 @@ def cut(
     stage_of: Mapping[int, int],
     owners: Mapping[int, int],
     local_outputs: frozenset[int] = frozenset(),
+    composites: Sequence[tuple[int, ...]] = (),
 ) -> Split:
     """Cut a step whose units are placed."""
-    return split(assign(graph, stages, stage_of, owners), local_outputs)
+    assignment = assign(graph, stages, stage_of, owners)
+    summed = sum_before_sending(assignment)
+    if summed is not graph:
+        # Nodes were added: units are found again by name, which is unique.
+        names = {graph.nodes[number].name: stage for number, stage in stage_of.items()}
+        again = {number: names[node.name] for number, node in enumerate(summed.nodes) if node.name in names}
+        assignment = assign(summed, stages, again, owners)
+    return split(assignment, local_outputs, composites)

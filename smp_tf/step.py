@@ -278,7 +278,9 @@ class Step:
         stage_of, owners = planning.place_units(graph, request)
         owners.update(decided)
         local_outputs = _local_outputs(lowered.results, self._options.local_outputs)
-        cut = planning.cut(graph, stages, stage_of, owners, local_outputs)
+        cut = planning.cut(
+            graph, stages, stage_of, owners, local_outputs, composites=_composites(lowered.results)
+        )
         stage = running.topology.mp_rank
         _settle(models, lowered, cut.assignment.owners, stage, running.seed)
         ranks = running.topology.members(_pipeline_group())
@@ -387,6 +389,12 @@ def _local_outputs(results: Any, names: Sequence[str]) -> frozenset[int]:
         part = _part_of(results, name)
         found.update(i for slot in tf.nest.flatten(part) if isinstance(slot, OutputSlot) for i in slot.outputs)
     return frozenset(found)
+
+
+def _composites(results: Any) -> list[tuple[int, ...]]:
+    """Positions of the outputs that are parts of one composite tensor."""
+    slots = (slot for slot in tf.nest.flatten(results) if isinstance(slot, OutputSlot))
+    return [slot.outputs for slot in slots if slot.spec is not None]
 
 
 def _part_of(results: Any, name: str) -> Any:

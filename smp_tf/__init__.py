@@ -1,0 +1,160 @@
+"""smp_tf: train a Keras model that is split over several processes.
+
+    import smp_tf as smp
+
+    smp.init({"partitions": 2, "microbatches": 4})
+
+Importing this package imports neither TensorFlow nor Horovod: public names are looked up when they
+are first used. What it does do at once is set two environment variables that TensorFlow and
+Horovod read only while they start, so `import smp_tf` belongs above `import tensorflow`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from smp_tf.lifecycle import init, is_initialized, shutdown
+    from smp_tf.ranks import (
+        dp_rank,
+        dp_size,
+        get_dp_group,
+        get_mp_group,
+        local_rank,
+        local_size,
+        mp_rank,
+        mp_size,
+        pp_rank,
+        pp_size,
+        rank,
+        rdp_rank,
+        rdp_size,
+        size,
+        tp_rank,
+        tp_size,
+    )
+    from smp_tf.topology import CommGroup, RankType
+
+    WORLD = CommGroup.WORLD
+    MP_GROUP = CommGroup.MP_GROUP
+    DP_GROUP = CommGroup.DP_GROUP
+    PP_GROUP = CommGroup.PP_GROUP
+    TP_GROUP = CommGroup.TP_GROUP
+    RDP_GROUP = CommGroup.RDP_GROUP
+
+# Public name -> "module" or "module:attribute path" (when the attribute is not the name itself).
+_WHERE: dict[str, str] = {
+    "init": "smp_tf.lifecycle",
+    "shutdown": "smp_tf.lifecycle",
+    "is_initialized": "smp_tf.lifecycle",
+    "rank": "smp_tf.ranks",
+    "size": "smp_tf.ranks",
+    "local_rank": "smp_tf.ranks",
+    "local_size": "smp_tf.ranks",
+    "mp_rank": "smp_tf.ranks",
+    "mp_size": "smp_tf.ranks",
+    "dp_rank": "smp_tf.ranks",
+    "dp_size": "smp_tf.ranks",
+    "pp_rank": "smp_tf.ranks",
+    "pp_size": "smp_tf.ranks",
+    "tp_rank": "smp_tf.ranks",
+    "tp_size": "smp_tf.ranks",
+    "rdp_rank": "smp_tf.ranks",
+    "rdp_size": "smp_tf.ranks",
+    "get_mp_group": "smp_tf.ranks",
+    "get_dp_group": "smp_tf.ranks",
+    "CommGroup": "smp_tf.topology",
+    "RankType": "smp_tf.topology",
+    "WORLD": "smp_tf.topology:CommGroup.WORLD",
+    "MP_GROUP": "smp_tf.topology:CommGroup.MP_GROUP",
+    "DP_GROUP": "smp_tf.topology:CommGroup.DP_GROUP",
+    "PP_GROUP": "smp_tf.topology:CommGroup.PP_GROUP",
+    "TP_GROUP": "smp_tf.topology:CommGroup.TP_GROUP",
+    "RDP_GROUP": "smp_tf.topology:CommGroup.RDP_GROUP",
+}
+
+__all__ = [  # noqa: F822 -- resolved by __getattr__
+    "CommGroup",
+    "DP_GROUP",
+    "MP_GROUP",
+    "PP_GROUP",
+    "RDP_GROUP",
+    "RankType",
+    "TP_GROUP",
+    "WORLD",
+    "dp_rank",
+    "dp_size",
+    "get_dp_group",
+    "get_mp_group",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mp_rank",
+    "mp_size",
+    "pp_rank",
+    "pp_size",
+    "rank",
+    "rdp_rank",
+    "rdp_size",
+    "shutdown",
+    "size",
+    "tp_rank",
+    "tp_size",
+]
+
+# Names that a user can only use with tf_keras behind tf.keras.
+_NEED_TF_KERAS = frozenset({"DistributedModel"})
+
+
+def _find_rooms_beside_this_folder() -> None:
+    """Makes `smp_tf.ops` and its neighbours importable from a checkout.
+
+    The folders ops/, partition/ and pipeline/ are installed as `smp_tf.ops` and so on. In a
+    checkout's root ./smp_tf shadows the installed package, so there its parent is searched too.
+    """
+    here = os.path.dirname(os.path.abspath(__file__))
+    parent = os.path.dirname(here)
+    is_checkout = os.path.isfile(os.path.join(parent, "setup.py")) and os.path.isfile(
+        os.path.join(parent, "ops", "__init__.py")
+    )
+    if is_checkout and parent not in __path__:
+        __path__.append(parent)
+
+
+def _set_environment() -> None:
+    """Sets what TensorFlow and Horovod read while they start; a value of the user's own stays."""
+    from smp_tf.environment import prepare
+
+    prepare()
+
+
+def __getattr__(name: str) -> Any:
+    where = _WHERE.get(name)
+    if where is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _NEED_TF_KERAS:
+        from smp_tf.environment import require_tf_keras
+
+        require_tf_keras()
+    module_name, _, path = where.partition(":")
+    value: Any = importlib.import_module(module_name)
+    for part in (path or name).split("."):
+        value = getattr(value, part)
+    # Bypasses __getattr__ next time. Submodules share some public names (`smp_tf.step`): setting
+    # the attribute here also makes the public one win over the module of that name.
+    setattr(sys.modules[__name__], name, value)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+_find_rooms_beside_this_folder()
+_set_environment()

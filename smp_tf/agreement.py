@@ -1,0 +1,100 @@
+"""Who differs, and in what: comparing what the ranks said about something they must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from smp_tf.errors import RankMismatchError
+
+_MISSING = "nothing"
+_LONGEST = 200
+_MOST_FIELDS = 5
+
+
+def require_agreement(
+    name: str,
+    said: Mapping[int, Any],
+    describe: Callable[[int], str] = "rank {}".format,
+    hint: str = "",
+) -> None:
+    """Raises unless all ranks said the same.
+
+    The value that most ranks share counts as the right one; with a tie, the one of the lowest rank.
+
+    Args:
+        name: What the ranks must agree on, in words.
+        said: World rank -> its JSON-like value.
+        describe: Names a rank for the message.
+        hint: What to do about it, in words.
+
+    Raises:
+        RankMismatchError: Somebody differs; the message says who, and in which fields.
+    """
+    fields = _differing_fields(said)
+    if not fields:
+        return
+    lines = []
+    for path, values in fields[:_MOST_FIELDS]:
+        majority = _majority(values)
+        odd = [rank for rank, value in values.items() if not _same(value, majority)]
+        agreeing = [rank for rank in values if rank not in odd]
+        where = f"{path}: " if path else ""
+        for rank in odd:
+            lines.append(
+                f"  {where}{describe(rank)} has {_short(values[rank])}; "
+                f"{_ranks(agreeing)} {'have' if len(agreeing) > 1 else 'has'} {_short(majority)}"
+            )
+    if len(fields) > _MOST_FIELDS:
+        lines.append(f"  and {len(fields) - _MOST_FIELDS} more differences")
+    raise RankMismatchError(
+        "\n".join([f"The ranks do not agree on {name}:", *lines, *([hint] if hint else [])])
+    )
+
+
+def _differing_fields(said: Mapping[int, Any]) -> list[tuple[str, dict[int, Any]]]:
+    return list(_compare("", dict(said)))
+
+
+def _compare(path: str, values: dict[int, Any]) -> Iterator[tuple[str, dict[int, Any]]]:
+    first = next(iter(values.values()))
+    if all(_same(value, first) for value in values.values()):
+        return
+    if all(isinstance(value, Mapping) for value in values.values()):
+        keys = dict.fromkeys(key for value in values.values() for key in value)
+        for key in keys:
+            inner = {rank: value.get(key, _MISSING) for rank, value in values.items()}
+            yield from _compare(f"{path}.{key}" if path else str(key), inner)
+    elif all(_is_list(v) for v in values.values()) and len({len(v) for v in values.values()}) == 1:
+        for index in range(len(first)):
+            inner = {rank: value[index] for rank, value in values.items()}
+            yield from _compare(f"{path}[{index}]", inner)
+    else:
+        yield path, values
+
+
+def _same(a: Any, b: Any) -> bool:
+    # 1, 1.0 and True are equal in Python and different settings.
+    return type(a) is type(b) and bool(a == b)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _majority(values: Mapping[int, Any]) -> Any:
+    everyone = list(values.values())
+    return max(everyone, key=lambda value: sum(_same(value, other) for other in everyone))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 8:
+        return f"{len(ranks)} other ranks"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if value is not _MISSING else _MISSING
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"

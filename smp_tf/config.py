@@ -1,0 +1,442 @@
+"""The configuration: its keys, where they are read from, and what their values may be.
+
+`KEYS` is the one table of keys. `Key.supported` is what works today: a value that is legal but not
+supported yet is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import operator
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from smp_tf.errors import ConfigError
+
+ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
+
+STRATEGIES = ("cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD")
+
+
+class _Refused(Exception):
+    """A check's verdict on one value; the caller adds the key's name and the allowed values."""
+
+
+def _integer(least: int, most: int | None = None) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        if isinstance(value, bool):
+            raise _Refused
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise _Refused from None
+        if number < least or (most is not None and number > most):
+            raise _Refused
+        return number
+
+    return check
+
+
+def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else check(value)
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _Refused
+    return value
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise _Refused
+        return value
+
+    return check
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _Refused
+    if not (math.isfinite(value) and value > 0):
+        raise _Refused
+    return float(value)
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)):
+        raise _Refused
+    path = os.fspath(value)
+    if not isinstance(path, str) or not path:
+        raise _Refused
+    return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One configuration key.
+
+    Args:
+        default: Its value when it is not given.
+        check: Returns the value in its own type or refuses it.
+        allowed: The legal values, in words.
+        meaning: What it sets, in words.
+        supported: Whether a legal value works today.
+    """
+
+    default: Any
+    check: Callable[[Any], Any]
+    allowed: str
+    meaning: str
+    supported: Callable[[Any], bool] = lambda value: True
+
+
+def _only(expected: Any) -> Callable[[Any], bool]:
+    return lambda value: value == expected
+
+
+KEYS: dict[str, Key] = {
+    "partitions": Key(
+        None,
+        _optional(_integer(1)),
+        "an int of at least 1 that divides the number of processes",
+        "stages a model replica is cut into (default: all processes)",
+    ),
+    "microbatches": Key(1, _integer(1), "an int of at least 1", "parts a batch is cut into"),
+    "pipeline": Key(
+        "interleaved",
+        _one_of("interleaved", "simple"),
+        '"interleaved" (backward has priority) or "simple" (all forwards, then all backwards)',
+        "the order of forward and backward passes",
+    ),
+    "optimize": Key(
+        "memory",
+        _one_of("memory", "speed"),
+        '"memory" or "speed"',
+        "what the stages are balanced by: stored bytes or time per microbatch",
+    ),
+    "placement_strategy": Key(
+        "cluster",
+        _one_of(*STRATEGIES),
+        '"cluster", "spread", or a permutation of the letters D, P and T such as "DPT"',
+        "how stages and replicas are laid out over the processes",
+    ),
+    "auto_partition": Key(
+        True,
+        _boolean,
+        "true or false",
+        "whether smp_tf chooses the stages, or the script does with smp.partition",
+        supported=_only(True),
+    ),
+    "default_partition": Key(
+        0,
+        _integer(0),
+        "an int of at least 0 and below partitions",
+        "where what is outside any smp.partition goes when auto_partition is false",
+        supported=_only(0),
+    ),
+    "contiguous": Key(
+        True,
+        _boolean,
+        "true or false",
+        "whether every stage is one run of the graph in topological order",
+        supported=_only(True),
+    ),
+    "horovod": Key(
+        None,
+        _optional(_boolean),
+        "true or false",
+        "data parallelism over replicas (default: true if there are several)",
+    ),
+    "partition_file": Key(
+        None,
+        _optional(_path),
+        "a path",
+        "where the plan is written, or read from with load_partition",
+        supported=_only(None),
+    ),
+    "load_partition": Key(
+        False,
+        _boolean,
+        "true or false",
+        "run with the plan in partition_file",
+        supported=_only(False),
+    ),
+    "chunks_per_rank": Key(
+        1, _integer(1), "an int of at least 1", "stages per process", supported=_only(1)
+    ),
+    "memory_limit": Key(
+        None,
+        _optional(_integer(1)),
+        "a number of bytes, an int of at least 1",
+        "the most bytes a rank may need",
+        supported=_only(None),
+    ),
+    "seed": Key(
+        None,
+        _optional(_integer(0, 2**32 - 1)),
+        "an int from 0 to 4294967295",
+        "the seed of Python, NumPy and TensorFlow (default: drawn)",
+    ),
+    "stall_timeout": Key(
+        1800.0,
+        _seconds,
+        "a number of seconds above 0",
+        "how long a rank that is alive may keep the others waiting",
+    ),
+    "check_inputs": Key(
+        True,
+        _boolean,
+        "true or false",
+        "compare the step's inputs between the ranks of a replica",
+    ),
+    "intra_op_threads": Key(
+        None,
+        _optional(_integer(1)),
+        "an int of at least 1",
+        "TensorFlow's threads per op (default: the host's cores shared out among its processes)",
+    ),
+    "xla": Key(
+        False,
+        _boolean,
+        "true or false",
+        "compile the stage functions with XLA",
+        supported=_only(False),
+    ),
+}
+
+ALIASES = {"pipeline_parallel_degree": "partitions"}
+
+IGNORED = {"fork": "smp_tf never forks"}
+
+# Keys of other libraries, with what to write instead.
+_FOREIGN = {
+    "ddp": "it belongs to PyTorch; data parallelism is the key 'horovod' here",
+    "tensor_parallel_degree": "tensor parallelism is not supported",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A checked configuration; see `KEYS` for what each field means.
+
+    `partitions` and `horovod` are None until `for_world` decides them.
+    """
+
+    partitions: int | None = None
+    microbatches: int = 1
+    pipeline: str = "interleaved"
+    optimize: str = "memory"
+    placement_strategy: str = "cluster"
+    auto_partition: bool = True
+    default_partition: int = 0
+    contiguous: bool = True
+    horovod: bool | None = None
+    partition_file: str | None = None
+    load_partition: bool = False
+    chunks_per_rank: int = 1
+    memory_limit: int | None = None
+    seed: int | None = None
+    stall_timeout: float = 1800.0
+    check_inputs: bool = True
+    intra_op_threads: int | None = None
+    xla: bool = False
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """All keys and values, for comparison with another rank's."""
+        return {name: getattr(self, name) for name in KEYS}
+
+    def for_world(self, world_size: int, *, launched: bool = True) -> Config:
+        """Decides what depends on the number of processes.
+
+        Args:
+            world_size: The number of processes.
+            launched: Whether a launcher started this process. Without one there is a single
+                process, and `partitions` becomes 1.
+
+        Returns:
+            A configuration whose `partitions` and `horovod` are set.
+
+        Raises:
+            ConfigError: Partitions and processes do not fit each other.
+        """
+        partitions, notes = self.partitions, list(self.notes)
+        if partitions is None:
+            partitions = world_size
+        elif world_size == 1 and not launched and partitions > 1:
+            notes.append(
+                f"One process and no launcher: partitions is 1 instead of {partitions}. To split "
+                f"the model, start the script with: horovodrun -np {partitions} python <script>"
+            )
+            partitions = 1
+        if world_size % partitions:
+            legal = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
+            raise ConfigError(
+                f"partitions must divide the number of processes: {partitions} does not divide "
+                f"{world_size}. With {world_size} processes it can be {legal}; with {partitions} "
+                f"partitions, start {partitions} processes or a multiple of that."
+            )
+        if self.default_partition >= partitions:
+            raise ConfigError(
+                f"default_partition is {self.default_partition}, but with {partitions} partitions "
+                f"it must be below {partitions}."
+            )
+        replicas = world_size // partitions
+        if self.horovod is False and replicas > 1:
+            raise ConfigError(
+                f"horovod is false, but {world_size} processes and {partitions} partitions make "
+                f"{replicas} replicas, whose gradients would never be averaged. Remove the key, or "
+                f"use {world_size} partitions or {partitions} processes."
+            )
+        return dataclasses.replace(
+            self, partitions=partitions, horovod=replicas > 1, notes=tuple(notes)
+        )
+
+
+def load_config(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> Config:
+    """Reads and checks a configuration.
+
+    Args:
+        config: A mapping, the path of a JSON or YAML file, or None for the JSON in the environment
+            variable SM_HP_MP_PARAMETERS, or the defaults when that is not set.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        ConfigError: A key is unknown or given twice, or a value is not allowed or not supported.
+    """
+    if isinstance(config, Mapping):
+        return check_config(config, "smp.init")
+    if isinstance(config, (str, os.PathLike)):
+        return check_config(_read_file(Path(config)), f"the file {os.fspath(config)}")
+    if config is not None:
+        raise ConfigError(
+            "smp.init takes a mapping, the path of a JSON or YAML file, or None; this is a "
+            f"{type(config).__name__}: {config!r}."
+        )
+    text = os.environ.get(ENVIRONMENT_VARIABLE)
+    if text is None:
+        return Config()
+    source = f"the environment variable {ENVIRONMENT_VARIABLE}"
+    return check_config(_parse_json(text, source), source)
+
+
+def check_config(values: Mapping[str, Any], source: str) -> Config:
+    """Checks keys and values.
+
+    Args:
+        values: The keys as given.
+        source: Where they were found, in words, for error messages.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        ConfigError: A key is unknown or given twice, or a value is not allowed or not supported.
+    """
+    checked: dict[str, Any] = {}
+    given_as: dict[str, str] = {}
+    notes = []
+    for name, value in values.items():
+        if name in IGNORED:
+            notes.append(f"The key {name!r} in {source} is ignored: {IGNORED[name]}.")
+            continue
+        key_name = ALIASES.get(name, name)
+        key = KEYS.get(key_name) if isinstance(key_name, str) else None
+        if key is None:
+            raise ConfigError(_unknown(name, source))
+        try:
+            checked_value = key.check(value)
+        except _Refused:
+            raise ConfigError(
+                f"{name!r} in {source} must be {key.allowed}; this is "
+                f"{type(value).__name__} {value!r}. It sets: {key.meaning}."
+            ) from None
+        if not key.supported(checked_value):
+            raise ConfigError(
+                f"{name} = {value!r} in {source} is not supported yet. Leave the key out, or set "
+                f"it to {key.default!r}. It sets: {key.meaning}."
+            )
+        if key_name in checked and checked[key_name] != checked_value:
+            raise ConfigError(
+                f"{given_as[key_name]!r} and {name!r} in {source} mean the same, but say "
+                f"{checked[key_name]!r} and {checked_value!r}. Keep one of them."
+            )
+        checked[key_name] = checked_value
+        given_as[key_name] = name
+    return Config(**checked, notes=tuple(notes))
+
+
+def _unknown(name: Any, source: str) -> str:
+    if name in _FOREIGN:
+        return f"{name!r} in {source} is not a key of smp_tf: {_FOREIGN[name]}."
+    known = sorted([*KEYS, *ALIASES])
+    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{name!r} in {source} is not a key.{hint} The keys are: {', '.join(known)}."
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    source = f"the file {path}"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{source} does not exist (looked in {Path.cwd()}).") from None
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source} is not UTF-8 text: {error}.") from None
+    if path.suffix == ".json":
+        return _parse_json(text, source)
+    if path.suffix in (".yaml", ".yml"):
+        return _parse_yaml(text, source)
+    raise ConfigError(f"{source} must end in .json, .yaml or .yml, so that smp_tf can read it.")
+
+
+def _parse_json(text: str, source: str) -> Mapping[str, Any]:
+    def refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _refuse_twins([name for name, _ in pairs], source)
+        return dict(pairs)
+
+    try:
+        parsed = json.loads(text, object_pairs_hook=refuse_twins)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+        ) from None
+    return _require_mapping(parsed, source)
+
+
+def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        parsed = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not YAML: {error}") from None
+    if isinstance(node, yaml.MappingNode):
+        _refuse_twins([key.value for key, _ in node.value], source)
+    return _require_mapping({} if parsed is None else parsed, source)
+
+
+def _require_mapping(parsed: Any, source: str) -> Mapping[str, Any]:
+    if not isinstance(parsed, Mapping):
+        raise ConfigError(
+            f"{source} must hold a mapping of keys to values; it holds a {type(parsed).__name__}."
+        )
+    return parsed
+
+
+def _refuse_twins(names: list[str], source: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{name!r} is given {names.count(name)} times in {source}.")

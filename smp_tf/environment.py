@@ -1,0 +1,134 @@
+"""What TensorFlow and Horovod must find in the process: variables, versions, Keras 2."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from types import ModuleType
+from typing import Any
+
+from smp_tf.errors import EnvironmentSetupError
+
+OLDEST_TENSORFLOW = (2, 16)
+NEWEST_TENSORFLOW = (2, 21)
+
+_LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
+_DYNAMIC_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
+_TRUE = ("1", "true", "True")
+
+# True when Horovod was running before smp_tf could ask it for dynamic process sets. Only the import
+# can tell: afterwards the variable is set whatever Horovod saw when it started.
+_horovod_started_without_sets = False
+
+
+def prepare() -> None:
+    """Sets the variables that TensorFlow and Horovod read only while they start."""
+    global _horovod_started_without_sets
+    if os.environ.get(_DYNAMIC_SETS) != "1" and _horovod_is_running():
+        _horovod_started_without_sets = True
+    os.environ[_DYNAMIC_SETS] = "1"
+    os.environ.setdefault(_LEGACY_KERAS, "1")
+
+
+def _horovod_is_running() -> bool:
+    horovod = sys.modules.get("horovod.tensorflow")
+    return horovod is not None and bool(horovod.is_initialized())
+
+
+def require_dynamic_process_sets() -> None:
+    """Refuses a Horovod that cannot form groups any more.
+
+    Raises:
+        EnvironmentSetupError: Horovod was started before smp_tf was imported.
+    """
+    if _horovod_started_without_sets:
+        raise EnvironmentSetupError(
+            "Horovod was started before smp_tf was imported, so it cannot form groups of ranks. "
+            "Put `import smp_tf as smp` above `hvd.init()` (smp.init() starts Horovod itself), or "
+            f"run with {_DYNAMIC_SETS}=1 in the environment."
+        )
+
+
+def require_tf_keras() -> None:
+    """Refuses to go on when `tf.keras` is Keras 3 in this process.
+
+    Raises:
+        EnvironmentSetupError: TensorFlow was imported with Keras 3, or asked to be.
+    """
+    tensorflow: Any = sys.modules.get("tensorflow")
+    asked = os.environ.get(_LEGACY_KERAS)
+    if asked not in _TRUE:
+        raise EnvironmentSetupError(
+            f"smp_tf works with tf_keras (the Keras 2 API), and {_LEGACY_KERAS}={asked} in the "
+            f"environment asks TensorFlow for Keras 3. Set {_LEGACY_KERAS}=1, or do not set it."
+        )
+    # TensorFlow notes at import which Keras it routes to; there is no public way to ask without
+    # importing that Keras.
+    if tensorflow is not None and getattr(tensorflow, "_tf_uses_legacy_keras", True) is False:
+        raise EnvironmentSetupError(
+            "tf.keras is Keras 3 in this process, because TensorFlow was imported before smp_tf; "
+            "smp_tf works with tf_keras (the Keras 2 API). Put `import smp_tf as smp` above "
+            f"`import tensorflow as tf`, or run with {_LEGACY_KERAS}=1 in the environment."
+        )
+
+
+def require_tensorflow() -> ModuleType:
+    """Imports TensorFlow and tf_keras and checks their versions.
+
+    Returns:
+        The module `tensorflow`.
+
+    Raises:
+        EnvironmentSetupError: One is missing, too old, or Keras 3 is active.
+    """
+    require_tf_keras()
+    try:
+        import tensorflow as tf
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise EnvironmentSetupError(
+            "smp_tf needs TensorFlow, which is not installed in this Python "
+            f"({sys.executable}). Install it with: pip install tensorflow-cpu"
+        ) from None
+    try:
+        import tf_keras  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "tf_keras":
+            raise
+        minor = ".".join(tf.__version__.split(".")[:2])
+        raise EnvironmentSetupError(
+            "smp_tf needs tf_keras (the Keras 2 API), which is not installed. "
+            f"Install it with: pip install tf_keras~={minor}.0"
+        ) from None
+    check_tensorflow_version(tf.__version__)
+    return tf
+
+
+def check_tensorflow_version(version: str) -> None:
+    """Refuses a TensorFlow that is too old and warns about one that is newer than tested.
+
+    Args:
+        version: What `tensorflow.__version__` says, such as "2.21.0".
+
+    Raises:
+        EnvironmentSetupError: The version is older than the oldest supported one.
+    """
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        raise EnvironmentSetupError(f"TensorFlow's version reads {version!r}, not major.minor.")
+    found = (int(match[1]), int(match[2]))
+    oldest = ".".join(map(str, OLDEST_TENSORFLOW))
+    newest = ".".join(map(str, NEWEST_TENSORFLOW))
+    if found < OLDEST_TENSORFLOW:
+        raise EnvironmentSetupError(
+            f"smp_tf needs TensorFlow {oldest} to {newest}; this is {version}. Install it with: "
+            f"pip install 'tensorflow-cpu=={newest}.*'"
+        )
+    if found > NEWEST_TENSORFLOW:
+        warnings.warn(
+            f"smp_tf is tested with TensorFlow {oldest} to {newest}; this is {version}.",
+            stacklevel=2,
+        )

@@ -1,0 +1,43 @@
+"""The errors that smp_tf raises, in one place for `except` clauses."""
+
+from __future__ import annotations
+
+
+class EnvironmentSetupError(RuntimeError):
+    """The process is not set up for smp_tf: a variable, a version, an import order."""
+
+
+class ConfigError(ValueError):
+    """A configuration key is unknown, mistyped, or does not fit the others."""
+
+
+class NotInitializedError(RuntimeError):
+    """smp_tf was used before `smp.init()` or after `smp.shutdown()`."""
+
+
+class AlreadyInitializedError(RuntimeError):
+    """`smp.init()` was called again with another configuration."""
+
+
+class LauncherError(RuntimeError):
+    """A launcher started more processes than Horovod can see."""
+
+
+class RankMismatchError(RuntimeError):
+    """Ranks that must agree differ, or one of them did not answer."""
+
+
+class LostRankError(RuntimeError):
+    """Another rank failed, died or left early."""
+
+
+class MessageError(RuntimeError):
+    """A message between ranks could not be sent, received or understood."""
+
+
+class OwnershipError(RuntimeError):
+    """A variable was read or written on a rank that does not store it."""
+
+
+class StepError(ValueError):
+    """A step function, its arguments or its results cannot be used as asked."""

@@ -1,0 +1,86 @@
+"""`smp.rank()` and its kin: this rank's numbers, and the ranks of its groups."""
+
+from __future__ import annotations
+
+from smp_tf.runtime import current
+from smp_tf.topology import CommGroup
+
+
+def rank() -> int:
+    """This process's number in the world."""
+    return current().topology.rank
+
+
+def size() -> int:
+    """The number of processes."""
+    return current().topology.size
+
+
+def local_rank() -> int:
+    """This process's number among those of its host."""
+    return current().topology.local_rank
+
+
+def local_size() -> int:
+    """The number of processes on this host."""
+    return current().topology.local_size
+
+
+def mp_rank() -> int:
+    """The number of the partition this rank runs."""
+    return current().topology.group_rank(CommGroup.MP_GROUP)
+
+
+def mp_size() -> int:
+    """The number of ranks one replica is split over."""
+    return current().topology.group_size(CommGroup.MP_GROUP)
+
+
+def dp_rank() -> int:
+    """The number of the replica this rank belongs to."""
+    return current().topology.group_rank(CommGroup.DP_GROUP)
+
+
+def dp_size() -> int:
+    """The number of replicas."""
+    return current().topology.group_size(CommGroup.DP_GROUP)
+
+
+def pp_rank() -> int:
+    """This rank's number among the stages of its replica."""
+    return current().topology.group_rank(CommGroup.PP_GROUP)
+
+
+def pp_size() -> int:
+    """The number of stages."""
+    return current().topology.group_size(CommGroup.PP_GROUP)
+
+
+def tp_rank() -> int:
+    """This rank's number among those that share one layer; always 0."""
+    return current().topology.group_rank(CommGroup.TP_GROUP)
+
+
+def tp_size() -> int:
+    """The number of ranks that share one layer; always 1."""
+    return current().topology.group_size(CommGroup.TP_GROUP)
+
+
+def rdp_rank() -> int:
+    """This rank's number among those that hold the same weights."""
+    return current().topology.group_rank(CommGroup.RDP_GROUP)
+
+
+def rdp_size() -> int:
+    """The number of ranks that hold the same weights."""
+    return current().topology.group_size(CommGroup.RDP_GROUP)
+
+
+def get_mp_group() -> list[int]:
+    """The world ranks of this rank's replica, by mp_rank."""
+    return list(current().topology.members(CommGroup.MP_GROUP))
+
+
+def get_dp_group() -> list[int]:
+    """The world ranks that run this rank's partition, by dp_rank."""
+    return list(current().topology.members(CommGroup.DP_GROUP))

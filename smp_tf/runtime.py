@@ -1,0 +1,60 @@
+"""What `smp.init` built, for everyone who needs it until `smp.shutdown`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from smp_tf.config import Config
+from smp_tf.errors import NotInitializedError
+from smp_tf.topology import Topology
+
+if TYPE_CHECKING:
+    from smp_tf.process_sets import ProcessSets
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """One initialised smp_tf.
+
+    Args:
+        given: The configuration as checked, before the world's size decided the rest of it.
+        config: The configuration in force: `partitions` and `horovod` are set.
+        topology: This rank's place in the world.
+        process_sets: The Horovod groups of this rank.
+        seed: The seed all ranks share: the configured one, or the one rank 0 drew.
+    """
+
+    given: Config
+    config: Config
+    topology: Topology
+    process_sets: ProcessSets
+    seed: int
+
+
+_current: Runtime | None = None
+
+
+def current() -> Runtime:
+    """The runtime in force.
+
+    Raises:
+        NotInitializedError: `smp.init` was not called, or `smp.shutdown` was.
+    """
+    if _current is None:
+        raise NotInitializedError(
+            "smp_tf is not initialised. Call smp.init() first, at the top of the script, for "
+            'example: smp.init({"partitions": 2, "microbatches": 4})'
+        )
+    return _current
+
+
+def current_or_none() -> Runtime | None:
+    """The runtime in force, if there is one."""
+    return _current
+
+
+def install(runtime: Runtime | None) -> None:
+    """Puts a runtime in force, or none; only init and shutdown do this."""
+    global _current
+    _current = runtime
