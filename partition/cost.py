@@ -1,0 +1,274 @@
+"""What the units of a step cost: time, weights, stash, and the tensors that flow between them.
+
+Costs are static: operations and bytes of every op (see `node_cost`), turned into seconds by a roofline, that is the
+larger of the time to compute and the time to move the data. Three kinds of records say what a cut costs; each names
+the units concerned, so that any set of cuts can be costed from them:
+
+    units        0 ──▶ 1 ──▶ 2 ──▶ 3
+    Flow         made in 0, read in 1 and 3: sent once to each stage that reads it
+    Stash        made in a forward pass, read by the backward of 1: kept on the stage of 1
+    Weight       used in 0 and 3: stored on one stage, copied to the other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from smp_tf.partition.function_cost import node_costs
+from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, OpGraph, Tensor
+from smp_tf.partition.units import Unit, constants, copied, weight_derived
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Speeds that turn operations and bytes into seconds.
+
+    Args:
+        flops: floating-point operations per second of one process.
+        memory: bytes per second that one process reads or writes.
+        link: bytes per second from one process to another.
+        op_seconds: seconds to start one op.
+    """
+
+    flops: float = 5e10
+    memory: float = 8e9
+    link: float = 4e9
+    op_seconds: float = 4e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A tensor that other units need.
+
+    Args:
+        producer: unit that makes it.
+        consumers: other units that read it, ascending.
+        nbytes: its size.
+        backward: it is made by a backward op.
+    """
+
+    producer: int
+    consumers: tuple[int, ...]
+    nbytes: float
+    backward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stash:
+    """A forward tensor that backward ops read.
+
+    Args:
+        readers: units whose backward ops read it, ascending.
+        nbytes: its size.
+    """
+
+    readers: tuple[int, ...]
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A variable of the model.
+
+    Args:
+        variable: its index in the graph.
+        users: units that use it, ascending.
+        value: bytes of the variable itself.
+        gradient: bytes in which its gradient is accumulated; 0 without one.
+        slots: bytes of the optimizer's slots for it.
+    """
+
+    variable: int
+    users: tuple[int, ...]
+    value: float
+    gradient: float
+    slots: float
+
+    @property
+    def stored(self) -> float:
+        """Bytes on the stage that owns it."""
+        return self.value + self.gradient + self.slots
+
+    @property
+    def copied(self) -> float:
+        """Bytes on another stage that uses it: the value received, and the gradient accumulated there."""
+        return self.value + self.gradient
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCost:
+    """What one unit costs for one microbatch.
+
+    Args:
+        time_forward, time_backward: seconds.
+        flops_forward, flops_backward: floating-point operations.
+        weight_bytes: value of the variables it uses.
+        slot_bytes: optimizer slots for those variables.
+        stash_bytes: forward tensors its backward ops read, without weights and constants.
+        sent_bytes: forward tensors of it that other units read.
+        variables: the variables it uses; those with more users are counted in each.
+    """
+
+    time_forward: float
+    time_backward: float
+    flops_forward: float
+    flops_backward: float
+    weight_bytes: float
+    slot_bytes: float
+    stash_bytes: float
+    sent_bytes: float
+    variables: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of all units of a step.
+
+    Args:
+        units: one a unit.
+        flows: tensors that more than one unit touches.
+        stashes: tensors kept for backward.
+        weights: variables of the model that units use.
+        defaulted: op types that were counted as elementwise for want of a rule, and loops of assumed length.
+        machine: speeds used.
+    """
+
+    units: tuple[UnitCost, ...]
+    flows: tuple[Flow, ...]
+    stashes: tuple[Stash, ...]
+    weights: tuple[Weight, ...]
+    defaulted: tuple[str, ...] = ()
+    machine: Machine = field(default_factory=Machine)
+
+
+def estimate(
+    graph: OpGraph,
+    units: Sequence[Unit],
+    *,
+    slots: float | Mapping[int, float] = 0.0,
+    microbatches: int = 1,
+    machine: Machine | None = None,
+    unknown: int = 1,
+) -> Costs:
+    """Cost every unit from op types and shapes.
+
+    Args:
+        graph: one microbatch of the step.
+        units: its units.
+        slots: optimizer slots per trainable variable, in sizes of the variable (2 for Adam); or by variable index.
+        microbatches: number of microbatches a step, which bounds what a sparse gradient accumulates to.
+        machine: speeds; measured ones where there are any.
+        unknown: length assumed for dimensions that are only known when the step runs.
+
+    Returns:
+        Costs per unit, and what flows between units.
+
+    Example:
+        >>> costs = estimate(graph, build_units(graph), slots=2.0, microbatches=4)
+    """
+    machine = machine or Machine()
+    forward_unit = {n: unit.index for unit in units for n in unit.nodes}
+    backward_unit = {n: unit.index for unit in units for n in unit.backward}
+    per_node = node_costs(graph, unknown)
+
+    def seconds(number: int) -> float:
+        cost = per_node[number]
+        if cost.flops == 0 and cost.moved == 0:
+            return 0.0
+        return max(cost.flops / machine.flops, cost.moved / machine.memory) + machine.op_seconds
+
+    flows, stashes = _tensors(graph, forward_unit, backward_unit, unknown)
+    weights = _weights(graph, units, slots, microbatches, unknown)
+    weight_of = {w.variable: w for w in weights}
+    stash_bytes = [0.0] * len(units)
+    for stash in stashes:
+        for reader in stash.readers:
+            stash_bytes[reader] += stash.nbytes
+    sent_bytes = [0.0] * len(units)
+    for flow in flows:
+        if not flow.backward:
+            sent_bytes[flow.producer] += flow.nbytes
+    costs = tuple(
+        UnitCost(
+            time_forward=sum(map(seconds, unit.nodes)),
+            time_backward=sum(map(seconds, unit.backward)),
+            flops_forward=sum(per_node[n].flops for n in unit.nodes),
+            flops_backward=sum(per_node[n].flops for n in unit.backward),
+            weight_bytes=sum(weight_of[v].value for v in unit.variables),
+            slot_bytes=sum(weight_of[v].slots for v in unit.variables),
+            stash_bytes=stash_bytes[unit.index],
+            sent_bytes=sent_bytes[unit.index],
+            variables=unit.variables,
+        )
+        for unit in units
+    )
+    placed = forward_unit.keys() | backward_unit.keys()
+    defaulted = sorted({name for number in placed for name in per_node[number].defaulted})
+    return Costs(costs, flows, stashes, weights, tuple(defaulted), machine)
+
+
+def _tensors(
+    graph: OpGraph, forward_unit: Mapping[int, int], backward_unit: Mapping[int, int], unknown: int
+) -> tuple[tuple[Flow, ...], tuple[Stash, ...]]:
+    """What flows between units, and what is kept for backward."""
+    remade = constants(graph) | copied(graph) | weight_derived(graph).keys()
+    flows: list[Flow] = []
+    stashes: list[Stash] = []
+    for number, node in enumerate(graph.nodes):
+        backward = number in backward_unit
+        producer = backward_unit[number] if backward else forward_unit.get(number)
+        if producer is None or node.op in SOURCES or number in remade:
+            continue
+        for index, kind in enumerate(node.outputs):
+            nbytes = float(kind.nbytes(unknown))
+            if kind.dtype in UNSENDABLE_DTYPES or nbytes == 0:
+                continue
+            readers = graph.consumers.get(Tensor(number, index), ())
+            ahead = {forward_unit[r] for r in readers if r in forward_unit}
+            back = {backward_unit[r] for r in readers if r in backward_unit}
+            others = (ahead | back) - {producer}
+            if others:
+                flows.append(Flow(producer, tuple(sorted(others)), nbytes, backward))
+            if back and not backward:
+                stashes.append(Stash(tuple(sorted(back)), nbytes))
+    return tuple(flows), tuple(stashes)
+
+
+def _weights(
+    graph: OpGraph,
+    units: Sequence[Unit],
+    slots: float | Mapping[int, float],
+    microbatches: int,
+    unknown: int,
+) -> tuple[Weight, ...]:
+    """The variables of the model that units use, with what they and their gradients take."""
+    users: dict[int, list[int]] = {}
+    for unit in units:
+        for variable in unit.variables:
+            users.setdefault(variable, []).append(unit.index)
+    gradient_bytes: dict[int, float] = {}
+    for gradient in graph.gradients:
+        whole = float(graph.variables[gradient.variable].type.nbytes(unknown))
+        given = sum(graph.type_of(t).nbytes(unknown) for t in gradient.tensors) * float(
+            microbatches
+        )
+        # Slices of a sparse gradient pile up over the microbatches, but never beyond the whole.
+        gradient_bytes[gradient.variable] = (
+            whole if len(gradient.tensors) == 1 else min(whole, given)
+        )
+    found = []
+    for variable, used_by in sorted(users.items()):
+        value = float(graph.variables[variable].type.nbytes(unknown))
+        trained = variable in gradient_bytes
+        many = slots.get(variable, 0.0) if isinstance(slots, Mapping) else slots
+        found.append(
+            Weight(
+                variable=variable,
+                users=tuple(used_by),
+                value=value,
+                gradient=gradient_bytes.get(variable, 0.0),
+                slots=many * value if trained else 0.0,
+            )
+        )
+    return tuple(found)

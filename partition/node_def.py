@@ -1,0 +1,46 @@
+"""Reading the serialised parts of an op graph: NodeDefs and the function library.
+
+TensorFlow is imported when something is first parsed, not when this file is imported: a graph made by hand, with empty
+definitions, is costed and cut without it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smp_tf.partition.op_graph import Node
+
+
+@lru_cache(maxsize=4096)
+def _parse_node(definition: bytes) -> Any:
+    from tensorflow.core.framework import node_def_pb2
+
+    return node_def_pb2.NodeDef.FromString(definition)
+
+
+def attributes(node: Node) -> Any:
+    """Attributes of a node: a mapping from name to AttrValue, empty for nodes without a definition."""
+    if not node.definition:
+        return {}
+    return _parse_node(node.definition).attr
+
+
+@lru_cache(maxsize=8)
+def functions(library: bytes) -> dict[str, Any]:
+    """FunctionDefs of a serialised FunctionDefLibrary, by name."""
+    if not library:
+        return {}
+    from tensorflow.core.framework import function_pb2
+
+    parsed = function_pb2.FunctionDefLibrary.FromString(library)
+    return {function.signature.name: function for function in parsed.function}
+
+
+def colocated_with(node: Node) -> tuple[str, ...]:
+    """Names of the nodes that this one must be placed with (TensorFlow's `_class` attribute)."""
+    if b"_class" not in node.definition:
+        return ()
+    found = attributes(node)["_class"].list.s
+    return tuple(s.decode()[len("loc:@") :] for s in found if s.startswith(b"loc:@"))
