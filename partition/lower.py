@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.partition import tf_internals
+from smp_tf.partition.errors import TraceError
 from smp_tf.partition.op_graph import (
     ARGUMENT,
     CAPTURE,
@@ -161,16 +163,65 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
         for g in recorder.gradients
         if id(g.variable.handle) in by_handle and all(getattr(t, "graph", None) is graph for t in g.tensors)
     )
-    op_graph = OpGraph(
-        nodes=_pair_function_calls(tuple(nodes)),
-        calls=tuple(recorder.calls),
-        variables=tuple(variables),
-        outputs=tuple(outputs_flat),
-        gradients=gradients,
-        library=graph_def.library.SerializeToString(deterministic=True),
+    op_graph = _in_topological_order(
+        OpGraph(
+            nodes=tuple(nodes),
+            calls=tuple(recorder.calls),
+            variables=tuple(variables),
+            outputs=tuple(outputs_flat),
+            gradients=gradients,
+            library=graph_def.library.SerializeToString(deterministic=True),
+        )
     )
+    op_graph = dataclasses.replace(op_graph, nodes=_pair_function_calls(op_graph.nodes))
     op_graph.validate()
     return Lowered(op_graph, tuple(variable_objects), tuple(captures), results)
+
+
+def _in_topological_order(graph: OpGraph) -> OpGraph:
+    """The graph renumbered so that every node comes after what it needs, otherwise in the order of creation.
+
+    An op may get inputs after it was made: differentiating a while loop adds the stacks it fills to its inputs.
+    """
+    needs = [{t.node for t in node.inputs} | set(node.control) for node in graph.nodes]
+    readers: list[list[int]] = [[] for _ in graph.nodes]
+    for number, before in enumerate(needs):
+        for other in before:
+            readers[other].append(number)
+    missing = [len(before) for before in needs]
+    ready = [number for number, count in enumerate(missing) if count == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        number = heapq.heappop(ready)
+        order.append(number)
+        for reader in readers[number]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                heapq.heappush(ready, reader)
+    if len(order) < len(graph.nodes):
+        stuck = next(node.name for node, count in zip(graph.nodes, missing, strict=True) if count)
+        raise TraceError(f"The step's graph has a cycle through op {stuck!r}; such a graph cannot be cut.")
+    new = {old: position for position, old in enumerate(order)}
+
+    def moved(tensor: Tensor) -> Tensor:
+        return Tensor(new[tensor.node], tensor.index)
+
+    nodes = tuple(
+        dataclasses.replace(
+            node,
+            inputs=tuple(moved(t) for t in node.inputs),
+            control=tuple(sorted(new[c] for c in node.control)),
+            forward_of=None if node.forward_of is None else new[node.forward_of],
+        )
+        for node in (graph.nodes[old] for old in order)
+    )
+    return dataclasses.replace(
+        graph,
+        nodes=nodes,
+        outputs=tuple(moved(t) for t in graph.outputs),
+        gradients=tuple(Gradient(g.variable, tuple(moved(t) for t in g.tensors)) for g in graph.gradients),
+    )
 
 
 class _ForwardOps:

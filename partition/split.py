@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from smp_tf.partition.assign import Assignment, Role
@@ -58,6 +59,7 @@ class Transfer:
         variable: whose value is sent once per step; None for a tensor.
         src_stage, src_sweep: where it is made; sweep None for what is there when the step starts.
         dst_stage, dst_sweep: where it is first needed; sweep None for a result of the step.
+        is_sum: whether the tensor's sum over the microbatches is sent, once per step.
     """
 
     index: int
@@ -67,6 +69,12 @@ class Transfer:
     src_sweep: int | None
     dst_stage: int
     dst_sweep: int | None
+    is_sum: bool = False
+
+    @property
+    def once_per_step(self) -> bool:
+        """Whether it is sent once per step rather than for every microbatch."""
+        return self.is_sum or self.variable is not None
 
 
 class Delivery(enum.Enum):
@@ -85,13 +93,24 @@ class StepOutputPlan:
         tensor: the tensor.
         delivery: who gets it.
         stage: the stage that makes it; None where all make it.
-        is_gradient: whether it was computed from gradients, and so is accumulated in the pipeline.
+        is_gradient: whether it was computed from gradients.
+        is_part: whether it is a part of a composite tensor (sparse slices), whose parts stay per microbatch.
+        summands: for the gradient of a variable that several stages use: the contributions, one or more on each of
+            those stages. Each is summed over the microbatches where it is made and sent to `stage` once per step;
+            the output is the sum of all, and `tensor` itself is never computed.
     """
 
     tensor: Tensor
     delivery: Delivery
     stage: int | None
     is_gradient: bool
+    is_part: bool = False
+    summands: tuple[Tensor, ...] = ()
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the stage that makes it adds it up over the microbatches instead of keeping each."""
+        return self.is_gradient and self.delivery is Delivery.LOCAL and not self.is_part
 
 
 @dataclass(frozen=True)
@@ -137,12 +156,17 @@ class Split:
         return tuple(later)
 
 
-def split(assignment: Assignment, local_outputs: frozenset[int] = frozenset()) -> Split:
+def split(
+    assignment: Assignment,
+    local_outputs: frozenset[int] = frozenset(),
+    composites: Sequence[tuple[int, ...]] = (),
+) -> Split:
     """Cut a placed graph.
 
     Args:
         assignment: the placement of every op.
         local_outputs: positions of outputs that stay with the stage that makes them.
+        composites: positions of outputs that are parts of one composite tensor; they stay together.
 
     Returns:
         The segments, transfers and outputs of all stages.
@@ -151,15 +175,18 @@ def split(assignment: Assignment, local_outputs: frozenset[int] = frozenset()) -
         PlacementError: the cut goes through a tensor that cannot be sent, or separates an op from a variable it must
             hold the handle of.
     """
-    return _Splitter(assignment, local_outputs).run()
+    return _Splitter(assignment, local_outputs, composites).run()
 
 
 class _Splitter:
-    def __init__(self, assignment: Assignment, local_outputs: frozenset[int]) -> None:
+    def __init__(
+        self, assignment: Assignment, local_outputs: frozenset[int], composites: Sequence[tuple[int, ...]]
+    ) -> None:
         self.assignment = assignment
         self.graph = assignment.graph
         self.places = assignment.places
         self.local_outputs = local_outputs
+        self.composites = composites
         self.replicated_sweep = assignment.replicated_sweep
         # Per segment: the nodes it runs itself, and the tensors it takes from elsewhere.
         self.members: dict[tuple[int, int], set[int]] = defaultdict(set)
@@ -168,9 +195,12 @@ class _Splitter:
         self.exported: dict[tuple[int, int], dict[Tensor, None]] = defaultdict(dict)
 
     def run(self) -> Split:
-        outputs = tuple(self._plan_output(i, t) for i, t in enumerate(self.graph.outputs))
+        outputs = self._plan_outputs()
+        never_made = {o.tensor.node for o in outputs if o.summands}
         roots: dict[tuple[int, int], dict[int, None]] = defaultdict(dict)
         for number, place in enumerate(self.places):
+            if number in never_made:
+                continue
             if place.role is Role.HOME:
                 assert place.stage is not None
                 roots[place.stage, place.sweep][number] = None
@@ -182,29 +212,58 @@ class _Splitter:
             if output.delivery is Delivery.MADE_BY_ALL and self.places[node].role is not Role.REPLICATED:
                 for stage in range(self.assignment.stages):
                     roots[stage, self.replicated_sweep][node] = None
-            elif self.places[node].role is Role.WEIGHT:
-                roots[self._made_at(output.tensor, output.is_gradient)][node] = None
+            elif self.places[node].role in (Role.WEIGHT, Role.FREE):
+                roots[self._made_at(output)][node] = None
+            for summand in output.summands:
+                self.exported[self._home(summand)][summand] = None
         for key in sorted(roots):
             for number in roots[key]:
                 self._include(key, number)
         transfers = self._transfers(outputs)
         for output in outputs:
             for stage in range(self.assignment.stages):
-                key = self._made_at(output.tensor, output.is_gradient, stage)
+                key = self._made_at(output, stage)
                 if output.tensor.node in self.members.get(key, ()):
                     self.exported[key][output.tensor] = None
         segments = {key: self._segment(key) for key in sorted(self.members) if self.members[key]}
         return Split(self.graph, self.assignment, segments, transfers, outputs)
 
-    def _made_at(self, tensor: Tensor, after_backward: bool, stage: int | None = None) -> tuple[int, int]:
-        place = self.places[tensor.node]
+    def _made_at(self, output: StepOutputPlan, stage: int = 0) -> tuple[int, int]:
+        """Stage and sweep that make an output; `stage` is used where all make it."""
+        place = self.places[output.tensor.node]
         if place.role is Role.HOME:
             assert place.stage is not None
             return place.stage, place.sweep
-        if place.role is Role.WEIGHT:
-            assert place.stage is not None
-            return place.stage, 1 if after_backward else 0
-        return (0 if stage is None else stage), self.replicated_sweep
+        if output.stage is not None:
+            return output.stage, 1 if output.is_gradient else 0
+        return stage, self.replicated_sweep
+
+    def _plan_outputs(self) -> tuple[StepOutputPlan, ...]:
+        planned = [self._plan_output(i, t) for i, t in enumerate(self.graph.outputs)]
+        for parts in self.composites:
+            # Indices of sparse slices may be free to make anywhere; they go where the values are.
+            leader = next((planned[i] for i in parts if planned[i].stage is not None), planned[parts[0]])
+            for i in parts:
+                planned[i] = replace(
+                    planned[i],
+                    delivery=leader.delivery,
+                    stage=leader.stage if planned[i].stage is None else planned[i].stage,
+                    is_gradient=leader.is_gradient,
+                    is_part=True,
+                )
+        return tuple(self._with_summands(output) for output in planned)
+
+    def _with_summands(self, output: StepOutputPlan) -> StepOutputPlan:
+        """Take a sum of contributions from several stages apart, where the step only returns it."""
+        node = self.graph.nodes[output.tensor.node]
+        if not output.is_summed or node.op != "AddN" or output.tensor in self.graph.consumers:
+            return output
+        places = [self.places[t.node] for t in node.inputs]
+        if any(p.role is not Role.HOME for p in places) or len({p.stage for p in places}) < 2:
+            return output
+        if sum(t == output.tensor for t in self.graph.outputs) > 1:
+            return output
+        return replace(output, summands=node.inputs)
 
     def _plan_output(self, index: int, tensor: Tensor) -> StepOutputPlan:
         place = self.places[tensor.node]
@@ -300,10 +359,16 @@ class _Splitter:
                 f"{place.stage} and needed on stage {key[0]}; such a tensor cannot leave its process. Place the ops "
                 f"around it together."
             )
-        source = (place.stage, 0 if place.role is Role.WEIGHT else place.sweep)
+        source = self._home(tensor)
         if place.role is Role.WEIGHT:
             self._include(source, tensor.node)
         self.exported[source][tensor] = None
+
+    def _home(self, tensor: Tensor) -> tuple[int, int]:
+        """Stage and sweep that make a tensor for others."""
+        place = self.places[tensor.node]
+        assert place.stage is not None
+        return place.stage, 0 if place.role is Role.WEIGHT else place.sweep
 
     def _transfers(self, outputs: tuple[StepOutputPlan, ...]) -> tuple[Transfer, ...]:
         first_need: dict[tuple[Tensor, int], int | None] = {}
@@ -318,11 +383,15 @@ class _Splitter:
                         first_need.setdefault((output.tensor, stage), None)
         found: list[Transfer] = []
         for (tensor, stage), sweep in sorted(first_need.items(), key=lambda item: (item[0][0], item[0][1])):
-            place = self.places[tensor.node]
-            assert place.stage is not None
-            after = any(o.is_gradient for o in outputs if o.tensor == tensor)
-            src_sweep = self._made_at(tensor, after)[1]
-            found.append(Transfer(len(found), tensor, None, place.stage, src_sweep, stage, sweep))
+            output = next((o for o in outputs if o.tensor == tensor and o.delivery is Delivery.SENT_TO_ALL), None)
+            source, src_sweep = self._home(tensor) if output is None else self._made_at(output)
+            found.append(Transfer(len(found), tensor, None, source, src_sweep, stage, sweep))
+        for output in outputs:
+            for summand in output.summands:
+                source, sweep = self._home(summand)
+                if source != output.stage:
+                    assert output.stage is not None
+                    found.append(Transfer(len(found), summand, None, source, sweep, output.stage, None, is_sum=True))
         needed: dict[tuple[int, int], int] = {}
         for (stage, sweep), variables in sorted(self.remote.items(), key=lambda item: (item[0][1], item[0][0])):
             for variable in sorted(variables):

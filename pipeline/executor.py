@@ -26,7 +26,7 @@ from smp_tf.ops import send_recv
 from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
 from smp_tf.partition.segment_graph import tensor_name
-from smp_tf.partition.split import Delivery, Segment, Split, Transfer
+from smp_tf.partition.split import Segment, Split, StepOutputPlan, Transfer
 from smp_tf.pipeline.schedule import add_transfers, build
 from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
@@ -71,7 +71,7 @@ def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
     edges = [
         Edge(
             t.index, t.src_stage, t.src_sweep, t.dst_stage, t.dst_sweep,
-            "step" if t.variable is not None else "microbatch",
+            "step" if t.once_per_step else "microbatch",
         )
         for t in split.transfers
     ]  # fmt: skip
@@ -171,11 +171,9 @@ class _Emitter:
     def run(self) -> StepResults:
         split = self.program.split
         self.transfers: Mapping[int, Transfer] = {t.index: t for t in split.transfers}
-        self.sums = {
-            o.tensor
-            for o in split.outputs
-            if o.is_gradient and o.delivery is Delivery.LOCAL and o.stage == self.program.stage
-        }
+        self.sums = {o.tensor for o in split.outputs if o.is_summed and o.stage == self.program.stage}
+        mine = {t for f in self.program.functions.values() for t in f.segment.outputs}
+        self.sums |= {t for o in split.outputs for t in o.summands if t in mine}
         self.kept = {split.outputs[position].tensor for position in self.keep}
         emitters: dict[Kind, Callable[[Task], None]] = {
             Kind.F: self._compute,
@@ -194,12 +192,19 @@ class _Emitter:
         values: list[list[tf.Tensor] | None] = []
         accumulated: list[tf.Tensor | None] = []
         for output in split.outputs:
-            total = self.accumulated.get(output.tensor)
-            accumulated.append(total)
+            accumulated.append(self._total(output))
             per_microbatch = [self.values.get((output.tensor, m)) for m in range(self.program.microbatches)]
             is_sum = output.tensor in self.sums and output.tensor not in self.kept
             values.append(None if is_sum or any(v is None for v in per_microbatch) else per_microbatch)
         return StepResults(values, accumulated, done)
+
+    def _total(self, output: StepOutputPlan) -> tf.Tensor | None:
+        """What this rank has of an output's sum over the microbatches."""
+        if not output.summands:
+            return self.accumulated.get(output.tensor)
+        if output.stage != self.program.stage:
+            return None
+        return tf.add_n([self.accumulated[t] for t in output.summands])
 
     def _compute(self, task: Task) -> None:
         assert task.sweep is not None and task.microbatch is not None
@@ -225,7 +230,7 @@ class _Emitter:
 
     def _read_later(self, tensor: Tensor, sweep: int) -> bool:
         later = any(tensor in f.segment.inputs for s, f in self.program.functions.items() if s > sweep)
-        return later or any(t.tensor == tensor for t in self.program.split.transfers)
+        return later or any(t.tensor == tensor and not t.is_sum for t in self.program.split.transfers)
 
     def _value(self, tensor: Tensor, microbatch: int) -> tf.Tensor:
         node = self.program.split.graph.nodes[tensor.node]
@@ -259,9 +264,12 @@ class _Emitter:
     def _send(self, task: Task) -> None:
         assert task.edge is not None
         transfer = self.transfers[task.edge]
-        if transfer.tensor is not None:
+        after: list[tf.Operation] = []
+        if transfer.is_sum:
+            assert transfer.tensor is not None
+            value = self.accumulated[transfer.tensor]
+        elif transfer.tensor is not None:
             value = self.values[transfer.tensor, task.microbatch]
-            after: list[tf.Operation] = []
         else:
             assert transfer.variable is not None
             with tf.control_dependencies([self.step.op]):
@@ -300,7 +308,10 @@ class _Emitter:
                 label=self._label(transfer),
             )
         self.all_ops.append(value.op)
-        if transfer.tensor is not None:
+        if transfer.is_sum:
+            assert transfer.tensor is not None
+            self.accumulated[transfer.tensor] = value
+        elif transfer.tensor is not None:
             self.values[transfer.tensor, task.microbatch] = value
         else:
             assert transfer.variable is not None

@@ -1,0 +1,94 @@
+"""Sum contributions to one tensor before they are sent.
+
+The gradient of a tensor with several readers is the sum of what each reader gives back. Where two of them are on one
+stage and the sum is made on another, they are added first and sent as one:
+
+    stage 2:  a ─┐                       stage 2:  a ─┐
+    stage 2:  b ─┼─▶ AddN on stage 1       stage 2:  b ─┴▶ AddN ──▶ AddN on stage 1
+    stage 1:  c ─┘                       stage 1:  c ──────────────┘
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+from tensorflow.core.framework import node_def_pb2
+
+from smp_tf.partition.assign import Assignment, Role
+from smp_tf.partition.op_graph import Gradient, Node, OpGraph, Tensor
+
+
+def sum_before_sending(assignment: Assignment) -> OpGraph:
+    """Add an AddN on every stage that would send two or more summands of one sum.
+
+    Args:
+        assignment: a placed graph.
+
+    Returns:
+        The graph with the added nodes, to be placed anew; the same graph where nothing was to be done.
+    """
+    graph, places = assignment.graph, assignment.places
+    grouped: dict[int, dict[int, list[Tensor]]] = {}
+    for number, node in enumerate(graph.nodes):
+        place = places[number]
+        if node.op != "AddN" or place.role is not Role.HOME:
+            continue
+        by_stage: dict[int, list[Tensor]] = defaultdict(list)
+        for tensor in node.inputs:
+            source = places[tensor.node]
+            if source.role is Role.HOME and source.stage is not None and source.stage != place.stage:
+                by_stage[source.stage].append(tensor)
+        shared = {stage: tensors for stage, tensors in by_stage.items() if len(tensors) > 1}
+        if shared and len(node.inputs) > len(shared[next(iter(shared))]):
+            grouped[number] = shared
+    return _rebuilt(graph, grouped) if grouped else graph
+
+
+def _rebuilt(graph: OpGraph, grouped: dict[int, dict[int, list[Tensor]]]) -> OpGraph:
+    nodes: list[Node] = []
+    new_number: list[int] = []
+
+    def moved(tensor: Tensor) -> Tensor:
+        return Tensor(new_number[tensor.node], tensor.index)
+
+    for number, node in enumerate(graph.nodes):
+        inputs = [moved(t) for t in node.inputs]
+        definition = node.definition
+        for stage, tensors in sorted(grouped.get(number, {}).items()):
+            summands = {moved(t) for t in tensors}
+            parts = [t for t in inputs if t in summands]
+            name = f"{node.name}/sum_of_stage_{stage}"
+            nodes.append(
+                dataclasses.replace(
+                    node, name=name, inputs=tuple(parts), control=(), definition=_resized(definition, name, len(parts))
+                )
+            )
+            inputs = [t for t in inputs if t not in summands] + [Tensor(len(nodes) - 1, 0)]
+        if number in grouped:
+            definition = _resized(definition, node.name, len(inputs))
+        new_number.append(len(nodes))
+        nodes.append(
+            dataclasses.replace(
+                node,
+                inputs=tuple(inputs),
+                control=tuple(new_number[c] for c in node.control),
+                forward_of=None if node.forward_of is None else new_number[node.forward_of],
+                definition=definition,
+            )
+        )
+    result = dataclasses.replace(
+        graph,
+        nodes=tuple(nodes),
+        outputs=tuple(moved(t) for t in graph.outputs),
+        gradients=tuple(Gradient(g.variable, tuple(moved(t) for t in g.tensors)) for g in graph.gradients),
+    )
+    result.validate()
+    return result
+
+
+def _resized(definition: bytes, name: str, summands: int) -> bytes:
+    node = node_def_pb2.NodeDef.FromString(definition)
+    node.name = name
+    node.attr["N"].i = summands
+    return node.SerializeToString(deterministic=True)
