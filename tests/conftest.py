@@ -1,0 +1,32 @@
+"""What all tests share: which of them run by default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+DISTRIBUTED = Path(__file__).parent / "distributed"
+EXAMPLES = Path(__file__).parent / "examples"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="run the tests marked full too (make test-all)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "distributed: starts several processes with horovodrun")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if DISTRIBUTED in item.path.parents or EXAMPLES in item.path.parents:
+            item.add_marker("distributed")
+    if config.getoption("--full"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]

@@ -1,0 +1,85 @@
+"""The script every rank of a case launch runs: each case between init and shutdown.
+
+Its argument is a folder with `launch.json`: the module of the cases, and their list. For each
+case it calls the module's function with the case's arguments and writes what it returned, or the
+traceback, as `<index>-<rank>.json` with the arrays beside it in an `.npz` file.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+START, END = "@@case start ", "@@case end "
+
+
+def pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Returns the value as JSON, moving its arrays to `arrays` (bfloat16 becomes float32)."""
+    if isinstance(value, dict):
+        return {str(key): pack(item, arrays) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [pack(item, arrays) for item in value]
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    if isinstance(value, np.generic):
+        value = value.item() if value.dtype.kind in "biuf" else np.asarray(value)
+    if isinstance(value, np.ndarray):
+        name = f"array{len(arrays)}"
+        arrays[name] = value if value.dtype.kind in "biufcUS" else value.astype(np.float32)
+        return {"@array": name}
+    return value
+
+
+def forget_last_case() -> None:
+    """Puts Keras's process-wide state back to its defaults."""
+    import tf_keras
+
+    tf_keras.backend.clear_session()
+    tf_keras.backend.set_floatx("float32")
+    tf_keras.mixed_precision.set_global_policy("float32")
+
+
+def run_case(module: Any, case: dict[str, Any]) -> dict[str, Any]:
+    """Runs one case between `smp.init` and `smp.shutdown`, and returns its function's value."""
+    if case["config"] is None:
+        return getattr(module, case["function"])(**case["arguments"])
+    import smp_tf as smp
+
+    smp.init(case["config"])
+    try:
+        return getattr(module, case["function"])(**case["arguments"])
+    finally:
+        smp.shutdown()
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    launch = json.loads((folder / "launch.json").read_text())
+    rank = os.environ.get("HOROVOD_RANK", "0")
+    module = importlib.import_module(launch["module"])
+    for index, case in enumerate(launch["cases"]):
+        print(f"{START}{index}", flush=True)
+        began = time.monotonic()
+        result: dict[str, Any] = {"value": None, "error": None}
+        arrays: dict[str, np.ndarray] = {}
+        try:
+            result["value"] = pack(run_case(module, case), arrays)
+        except Exception:
+            result["error"] = traceback.format_exc()
+            print(result["error"], flush=True)
+        if case["config"] is not None:
+            forget_last_case()
+        result["seconds"] = time.monotonic() - began
+        np.savez(folder / f"{index}-{rank}.npz", **arrays)
+        (folder / f"{index}-{rank}.json").write_text(json.dumps(result))
+        print(f"{END}{index}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""One launch for all cases that a test session wants of the same processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.distributed.harness import Case, CaseResult, launch
+
+
+@dataclass(frozen=True)
+class LaunchedCase:
+    """A case with the launch it belongs to; tests are parametrised with it, named `launched`."""
+
+    size: int
+    module: str
+    case: Case
+    environment: tuple[tuple[str, str], ...] = ()
+    deadline: float = 60.0
+
+    @property
+    def launch_key(self) -> tuple[object, ...]:
+        """Cases with the same key share their processes."""
+        return (self.size, self.module, self.environment, self.deadline)
+
+
+@dataclass
+class LaunchCache:
+    """The results of this session's launches."""
+
+    results: dict[tuple[object, ...], dict[str, CaseResult]] = field(default_factory=dict)
+
+    def get(self, wanted: LaunchedCase, items: list[pytest.Item]) -> CaseResult:
+        """Returns a case's result, launching it with all other selected cases of its launch."""
+        if wanted.launch_key not in self.results:
+            selected: dict[str, Case] = {}
+            for item in items:
+                spec = getattr(item, "callspec", None)
+                other = spec.params.get("launched") if spec else None
+                if isinstance(other, LaunchedCase) and other.launch_key == wanted.launch_key:
+                    selected[other.case.name] = other.case
+            self.results[wanted.launch_key] = launch(
+                wanted.size,
+                wanted.module,
+                list(selected.values()),
+                environment=dict(wanted.environment),
+                deadline=wanted.deadline,
+            )
+        return self.results[wanted.launch_key][wanted.case.name]
+
+
+@pytest.fixture(scope="session")
+def launch_cache() -> LaunchCache:
+    """The session's launches."""
+    return LaunchCache()
+
+
+@pytest.fixture
+def case_result(
+    launched: LaunchedCase, launch_cache: LaunchCache, request: pytest.FixtureRequest
+) -> CaseResult:
+    """The result of the case that the test is parametrised with."""
+    return launch_cache.get(launched, request.session.items)

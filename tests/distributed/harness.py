@@ -1,0 +1,238 @@
+"""Starts real processes for tests: many cases in one launch, or one whole script.
+
+    results = launch(2, "tests.distributed.cases.messages", [
+        Case("ring", "send_around_the_ring", {"count": 3}, config={"partitions": 2}),
+    ])
+    per_rank = results["ring"].values()      # or a failure with every rank's traceback and output
+
+    outcome = launch_script(2, "examples/digits.py", ["--epochs", "1"], deadline=60)
+    outcome.expect_clean()
+
+Importing TensorFlow costs each process seconds, so `launch` runs many cases in the same processes,
+with `smp.init(case.config)` and `smp.shutdown()` around each. A case that ends the processes, or
+passes its own deadline, fails alone: the cases after it get fresh processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.distributed.case_worker import END, START
+from tests.distributed.job import LAUNCHER, ROOT, Job, Line, Outcome
+
+__all__ = ["LAUNCHER", "ROOT", "Case", "CaseResult", "Job", "Line", "Outcome", "RankResult"]
+__all__ += ["launch", "launch_script", "on_marker"]
+
+# Two TensorFlow thread settings that change floating-point results are the same everywhere.
+ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a function of the case module on every rank.
+
+    Attributes:
+        name: unique within its launch.
+        function: the module's function; it returns a dict of JSON values, arrays and tensors.
+        arguments: its keyword arguments, JSON values.
+        config: given to `smp.init` before the call; None calls the function bare.
+    """
+
+    name: str
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = field(default_factory=dict)
+
+
+@dataclass
+class RankResult:
+    """What one rank made of a case: a value, or an error (a traceback, or how it was lost)."""
+
+    value: Any
+    error: str | None
+    seconds: float
+
+
+@dataclass
+class CaseResult:
+    """What all ranks made of a case.
+
+    Attributes:
+        case: the case.
+        ranks: one result per rank.
+        output: what was printed between the case's start and end, per rank.
+        left_behind: what the launch that ran this case left on the machine.
+    """
+
+    case: Case
+    ranks: list[RankResult]
+    output: list[str]
+    left_behind: list[str]
+
+    def values(self) -> list[Any]:
+        """Returns each rank's value, or fails with all that is known about the ranks."""
+        if any(rank.error for rank in self.ranks):
+            raise AssertionError(self.report())
+        return [rank.value for rank in self.ranks]
+
+    def report(self) -> str:
+        """Returns the case's setting, and per rank its error and its output."""
+        out = [f"case {self.case.name}: {json.dumps(asdict(self.case))}"]
+        for index, rank in enumerate(self.ranks):
+            out.append(f"──── rank {index}: {'failed' if rank.error else 'well'} ────")
+            out += [rank.error] if rank.error else []
+            if self.output[index].strip() and self.output[index].strip() not in (rank.error or ""):
+                out += ["it printed:", self.output[index]]
+        return "\n".join(out)
+
+
+def _unpack(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"@array"}:
+            return arrays[value["@array"]]
+        return {key: _unpack(item, arrays) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_unpack(item, arrays) for item in value]
+    return value
+
+
+class _Progress:
+    """Follows the ranks through the cases: moves the deadline, keeps each case's output."""
+
+    def __init__(self, size: int, count: int, seconds_per_case: float) -> None:
+        self.output = [[[] for _ in range(size)] for _ in range(count)]
+        self._current: list[int | None] = [None] * size
+        self._seconds = seconds_per_case
+        self.started: set[int] = set()
+
+    def take(self, job: Job, line: Line) -> None:
+        if line.rank == LAUNCHER:
+            return
+        if line.text.startswith(START):
+            self._current[line.rank] = index = int(line.text.removeprefix(START))
+            if index not in self.started:
+                self.started.add(index)
+                job.expires_at = line.at + self._seconds
+            return
+        index = self._current[line.rank]
+        if line.text.startswith(END) or index is None:
+            return
+        self.output[index][line.rank].append(line.text)
+
+
+def _read_rank(folder: Path, index: int, rank: int) -> RankResult | None:
+    path = folder / f"{index}-{rank}.json"
+    if not path.exists():
+        return None
+    told = json.loads(path.read_text())
+    with np.load(path.with_suffix(".npz")) as arrays:
+        return RankResult(_unpack(told["value"], arrays), told["error"], told["seconds"])
+
+
+def _launch_once(
+    size: int, module: str, cases: Sequence[Case], environment: Mapping[str, str], deadline: float
+) -> list[CaseResult]:
+    """Runs cases until one ends the processes; returns the results of those that were started."""
+    progress = _Progress(size, len(cases), deadline)
+    # Starting the processes and importing TensorFlow is given as long as a case.
+    job = Job(
+        size=size,
+        script=ROOT / "tests/distributed/case_worker.py",
+        environment={**ONE_THREAD, **environment},
+        deadline=max(deadline, 60.0),
+        on_line=progress.take,
+    )
+    job.arguments = [str(job.folder)]
+    told = {"module": module, "cases": [asdict(case) for case in cases]}
+    (job.folder / "launch.json").write_text(json.dumps(told))
+    outcome = job.watch()
+    try:
+        results: list[CaseResult] = []
+        # When not even one case was started, all of them failed for the same reason. Otherwise the
+        # first case that some rank did not finish ended the processes: a rank that had nothing to
+        # wait for may have begun the cases after it.
+        for index, case in enumerate(cases):
+            ranks = [_read_rank(outcome.folder, index, rank) for rank in range(size)]
+            output = ["\n".join(lines) for lines in progress.output[index]]
+            lost = f"this rank did not finish the case\n{outcome.report()}"
+            known = [rank or RankResult(None, lost, 0.0) for rank in ranks]
+            results.append(CaseResult(case, known, output, outcome.left_behind))
+            if progress.started and None in ranks:
+                break
+        return results
+    finally:
+        outcome.forget()
+
+
+def launch(
+    size: int,
+    module: str,
+    cases: Sequence[Case],
+    *,
+    environment: Mapping[str, str] | None = None,
+    deadline: float = 60.0,
+) -> dict[str, CaseResult]:
+    """Runs the cases on `size` processes under horovodrun and returns their results by name.
+
+    Args:
+        size: number of processes.
+        module: dotted name of the module that holds the cases' functions.
+        cases: run in this order, in the same processes where possible.
+        environment: variables for every rank.
+        deadline: seconds that one case may take.
+    """
+    names = [case.name for case in cases]
+    if len(set(names)) != len(names):
+        raise ValueError(f"two cases of one launch have the same name: {sorted(names)}")
+    results: dict[str, CaseResult] = {}
+    pending = list(cases)
+    while pending:
+        done = _launch_once(size, module, pending, environment or {}, deadline)
+        results.update({result.case.name: result for result in done})
+        pending = pending[len(done) :]
+    return results
+
+
+def on_marker(
+    text: str, act: Callable[[Job, Line], None], rank: int | None = None
+) -> Callable[[Job, Line], None]:
+    """Returns an `on_line` that acts once, when the text is first printed (by one rank, or any)."""
+    waiting = [True]
+
+    def on_line(job: Job, line: Line) -> None:
+        if waiting[0] and text in line.text and rank in (None, line.rank):
+            waiting[0] = False
+            act(job, line)
+
+    return on_line
+
+
+def launch_script(
+    size: int,
+    path: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    environment: Mapping[str, str] | None = None,
+    deadline: float = 120.0,
+    on_line: Callable[[Job, Line], None] | None = None,
+    launched: bool = True,
+) -> Outcome:
+    """Runs a whole script on `size` processes and returns how it went.
+
+    Args:
+        size: number of processes.
+        path: the script, relative to the repository's root.
+        arguments: its command line.
+        environment: variables for every rank.
+        deadline: seconds until all ranks must print their stacks and are killed.
+        on_line: called for every line any rank prints; it may call `job.kill(rank, signal)`.
+        launched: False runs plain `python script` in one process, without horovodrun.
+    """
+    job = Job(size, ROOT / path, arguments, environment or {}, deadline, on_line, launched)
+    return job.watch()

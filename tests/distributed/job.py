@@ -1,0 +1,307 @@
+"""One job: the processes that `horovodrun -np N` starts, watched from start to end.
+
+    Job ── horovodrun ──┬── rank 0 ── rank-0.pipe ──┐
+         (its own pipe) └── rank 1 ── rank-1.pipe ──┴─▶ lines, in order of arrival ─▶ on_line()
+
+Nothing here sleeps: the watch wakes on a line, on the end of a process, or at the deadline. At the
+deadline every rank prints its stacks, and the whole tree is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.distributed import left_behind
+from tests.distributed.rank_main import HELLO
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = -1
+_EXIT = re.compile(r"Process (\d+) exit with status code (\d+)\.")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of output: when it arrived (monotonic seconds), from which rank, and its text."""
+
+    at: float
+    rank: int
+    text: str
+
+
+@dataclass
+class Outcome:
+    """How a job went.
+
+    Attributes:
+        returncode: the launcher's exit status (negative: the signal that ended it).
+        exit_codes: per rank, 128 + signal when a signal ended it, None when horovodrun did not
+            say it (it ended the rank after another's failure, or was killed itself).
+        ended_at: per rank, monotonic seconds of its end, None for a rank that never started.
+        lines: all lines, the launcher's too, in order of arrival.
+        timed_out: the deadline passed; `lines` then holds every rank's stacks.
+        left_behind: what still existed after the end, in words; empty when all is clean.
+        seconds: from start to the end of the last process.
+        folder: the job's folder, deleted by `forget()`.
+    """
+
+    command: list[str]
+    returncode: int
+    exit_codes: list[int | None]
+    ended_at: list[float | None]
+    lines: list[Line]
+    timed_out: bool
+    left_behind: list[str]
+    seconds: float
+    folder: Path
+
+    def output(self, rank: int) -> str:
+        """Returns all that one rank printed, both streams (LAUNCHER: what horovodrun printed)."""
+        return "\n".join(line.text for line in self.lines if line.rank == rank)
+
+    def line_with(self, text: str, rank: int | None = None) -> Line | None:
+        """Returns the first line that contains the text, of one rank or of any."""
+        for line in self.lines:
+            if text in line.text and rank in (None, line.rank):
+                return line
+        return None
+
+    def report(self) -> str:
+        """Returns everything a person needs to see why a job failed, per rank."""
+        out = [f"command: {' '.join(self.command)}"]
+        out.append(
+            f"launcher exit {self.returncode}, ranks exit {self.exit_codes}, {self.seconds:.1f} s"
+            + (", DEADLINE PASSED" if self.timed_out else "")
+        )
+        out += [f"left behind: {thing}" for thing in self.left_behind]
+        for rank in range(len(self.exit_codes)):
+            out += [f"──── rank {rank} ────", self.output(rank)]
+        out += ["──── launcher ────", self.output(LAUNCHER)]
+        return "\n".join(out)
+
+    def expect_clean(self) -> Outcome:
+        """Returns itself, or fails with the report if anything but a clean end was seen."""
+        if self.returncode != 0 or self.timed_out or self.left_behind:
+            raise AssertionError(self.report())
+        return self
+
+    def forget(self) -> None:
+        """Deletes the job's folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass
+class Job:
+    """A running job; `watch()` runs it to its end.
+
+    Args:
+        size: number of processes.
+        script: the Python script that every rank runs.
+        arguments: its command line.
+        environment: variables added to this process's own.
+        deadline: seconds after which the job is stopped with its stacks printed. `expires_at`
+            may be moved by `on_line` while the job runs.
+        on_line: called with (job, line) for every line; it may send signals.
+        launched: False starts one plain `python script` with no launcher.
+    """
+
+    size: int
+    script: Path
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    deadline: float = 120.0
+    on_line: Callable[[Job, Line], None] | None = None
+    launched: bool = True
+
+    def __post_init__(self) -> None:
+        self.mark = uuid.uuid4().hex
+        # A short folder: the path of a UNIX socket has 108 characters at most.
+        self.folder = Path(tempfile.mkdtemp(prefix="smp-job-"))
+        (self.folder / "tmp").mkdir()
+        self.pids: dict[int, int] = {}
+        self.lines: list[Line] = []
+        self.timed_out = False
+        self._ended: dict[int, float] = {}
+        self._selector = selectors.DefaultSelector()
+        self._partial: dict[int, bytes] = {}
+        self._shared_before = left_behind.shared_memory_files()
+
+    # ---- what on_line may do -------------------------------------------------------------------
+
+    def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Sends a signal to one rank (LAUNCHER: to horovodrun, as Ctrl-C on a terminal does)."""
+        os.kill(self._launcher.pid if rank == LAUNCHER else self.pids[rank], number)
+
+    # ---- running -------------------------------------------------------------------------------
+
+    def watch(self) -> Outcome:
+        """Runs the job to its end and returns how it went."""
+        self.started_at = time.monotonic()
+        self.expires_at = self.started_at + self.deadline
+        try:
+            self._start()
+            self._follow()
+            remaining = max(0.0, self.expires_at - time.monotonic())
+            living = left_behind.wait_until_gone(self.mark, min(20.0, remaining) + 2.0)
+            self._drain()
+        finally:
+            left_behind.kill_all(self.mark)
+            if hasattr(self, "_launcher"):
+                self._launcher.wait()
+        seconds = time.monotonic() - self.started_at
+        self._drain()
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
+        self._selector.close()
+        left = [f"process {pid}: {words}" for pid, words in living.items()]
+        left += left_behind.shared_memory_left(self._shared_before)
+        left += left_behind.sysv_segments_left(set(self.pids.values()))
+        left += left_behind.sockets_left(self.folder)
+        return Outcome(
+            command=self._command,
+            returncode=self._launcher.returncode,
+            exit_codes=self._exit_codes(),
+            ended_at=[self._ended.get(rank) for rank in range(self.size)],
+            lines=self.lines,
+            timed_out=self.timed_out,
+            left_behind=[] if self.timed_out else left,
+            seconds=seconds,
+            folder=self.folder,
+        )
+
+    def _start(self) -> None:
+        environment = dict(os.environ)
+        environment.update(
+            {
+                left_behind.MARK: self.mark,
+                "SMP_TF_TEST_FOLDER": str(self.folder),
+                "TMPDIR": str(self.folder / "tmp"),
+                "PYTHONPATH": os.pathsep.join(
+                    [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+                ),
+                "PYTHONUNBUFFERED": "1",
+                "TF_USE_LEGACY_KERAS": "1",
+                "TF_ENABLE_ONEDNN_OPTS": "0",
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+            }
+        )
+        environment.update(self.environment)
+        python = [sys.executable, str(ROOT / "tests/distributed/rank_main.py")]
+        self._command = [*python, str(self.script), *self.arguments]
+        if self.launched:
+            horovodrun = str(Path(sys.executable).parent / "horovodrun")
+            # --gloo: without it horovodrun imports TensorFlow twice to see what it was built with.
+            self._command = [horovodrun, "--gloo", "-np", str(self.size), *self._command]
+        for rank in range(self.size):
+            pipe = self.folder / f"rank-{rank}.pipe"
+            os.mkfifo(pipe)
+            self._listen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), rank)
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        self._listen(reading, LAUNCHER)
+        self._launcher = subprocess.Popen(
+            self._command,
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=writing,
+            start_new_session=True,
+        )
+        os.close(writing)
+        self._watch_process(self._launcher.pid, LAUNCHER)
+
+    def _listen(self, descriptor: int, rank: int) -> None:
+        self._partial[rank] = b""
+        self._selector.register(descriptor, selectors.EVENT_READ, ("output", rank))
+
+    def _watch_process(self, pid: int, rank: int) -> None:
+        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, ("process", rank))
+
+    def _follow(self) -> None:
+        """Handles events until the launcher and every rank that started have ended."""
+        while LAUNCHER not in self._ended or set(self.pids) - set(self._ended):
+            remaining = self.expires_at - time.monotonic()
+            if remaining <= 0:
+                self._stop_with_stacks()
+                return
+            for key, _ in self._selector.select(remaining):
+                self._handle(key)
+
+    def _handle(self, key: selectors.SelectorKey) -> None:
+        kind, rank = key.data
+        if kind == "output":
+            self._read(key.fd, rank)
+            return
+        self._ended[rank] = time.monotonic()
+        self._close(key.fd)
+
+    def _close(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+
+    def _read(self, descriptor: int, rank: int) -> None:
+        data = os.read(descriptor, 1 << 16)
+        if not data:
+            self._close(descriptor)
+            data = b"\n" if self._partial[rank] else b""
+        *whole, self._partial[rank] = (self._partial[rank] + data).split(b"\n")
+        for text in whole:
+            self._take(Line(time.monotonic(), rank, text.decode(errors="replace")))
+
+    def _take(self, line: Line) -> None:
+        if line.rank != LAUNCHER and line.text.startswith(HELLO):
+            self.pids[line.rank] = int(line.text.removeprefix(HELLO))
+            try:
+                self._watch_process(self.pids[line.rank], line.rank)
+            except ProcessLookupError:
+                self._ended[line.rank] = line.at
+            return
+        self.lines.append(line)
+        if self.on_line is not None:
+            self.on_line(self, line)
+
+    def _stop_with_stacks(self) -> None:
+        """Lets every rank print its stacks, for as long as they keep printing, then kills all."""
+        self.timed_out = True
+        self.on_line = None
+        for rank, pid in self.pids.items():
+            if rank not in self._ended:
+                try:
+                    os.kill(pid, signal.SIGUSR1)
+                except ProcessLookupError:
+                    continue
+        end = time.monotonic() + 5.0
+        while time.monotonic() < end and (events := self._selector.select(1.0)):
+            for key, _ in events:
+                self._handle(key)
+        left_behind.kill_all(self.mark)
+
+    def _drain(self) -> None:
+        while events := self._selector.select(0):
+            for key, _ in events:
+                self._handle(key)
+
+    def _exit_codes(self) -> list[int | None]:
+        if not self.launched:
+            code = self._launcher.returncode
+            return [128 - code if code < 0 else code]
+        told = {
+            int(found[1]): int(found[2])
+            for line in self.lines
+            if line.rank == LAUNCHER and (found := _EXIT.search(line.text))
+        }
+        # horovodrun is silent about ranks that ended well, and about those that it ended itself.
+        silent = 0 if self._launcher.returncode == 0 else None
+        return [told.get(rank, silent) for rank in range(self.size)]

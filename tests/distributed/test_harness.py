@@ -1,0 +1,93 @@
+"""The harness itself: what it reports when processes fail, hang, or leave things behind."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.harness import LAUNCHER, Case, launch, launch_script, on_marker
+
+SCRIPT = "tests/distributed/scripts/harness_job.py"
+CASES = "tests.distributed.cases.harness"
+
+
+def test_cases_return_values_arrays_and_words_per_rank() -> None:
+    results = launch(2, CASES, [Case("values", "give_values", {"factor": 0.5}, None)])
+    values = results["values"].values()
+    assert [value["rank"] for value in values] == [0, 1]
+    assert values[1]["array"].tolist() == [0.0, 0.5, 1.0]
+    assert values[0]["nested"] == [{"x": 1.5}]
+    assert results["values"].output == ["words of rank 0", "words of rank 1"]
+
+
+def test_a_failing_case_is_reported_and_the_next_cases_run() -> None:
+    cases = [
+        Case("raises", "raise_on", {"raising_rank": 1}, None),
+        Case("dies", "die_on", {"dying_rank": 0}, None),
+        Case("hangs", "wait_forever", {}, None),
+        Case("well", "give_values", {"factor": 1.0}, None),
+    ]
+    results = launch(2, CASES, cases, deadline=5.0)
+    assert results["raises"].ranks[0].error is None
+    assert "ValueError: the case failed on rank 1" in str(results["raises"].ranks[1].error)
+    with pytest.raises(AssertionError, match="the case failed on rank 1"):
+        results["raises"].values()
+    assert "did not finish the case" in str(results["dies"].ranks[0].error)
+    assert "wait_forever" in str(results["hangs"].ranks[0].error)
+    assert "DEADLINE PASSED" in str(results["hangs"].ranks[1].error)
+    assert results["well"].values()[1]["rank"] == 1
+
+
+def test_exit_codes_are_those_of_the_ranks() -> None:
+    outcome = launch_script(2, SCRIPT, ["exit", "3"], deadline=30)
+    assert outcome.returncode != 0
+    assert outcome.exit_codes[1] == 3
+    assert outcome.left_behind == []
+    with pytest.raises(AssertionError, match="ranks exit"):
+        outcome.expect_clean()
+
+
+def test_a_deadline_prints_every_ranks_stack_and_kills_all() -> None:
+    outcome = launch_script(2, SCRIPT, ["hang"], deadline=6)
+    assert outcome.timed_out
+    for rank in range(2):
+        assert "about to wait" in outcome.output(rank)
+        assert "in wait_for_nothing" in outcome.output(rank)
+    assert all(end is not None for end in outcome.ended_at)
+
+
+def test_a_signal_is_sent_when_a_rank_prints_a_marker() -> None:
+    kill = on_marker("ready", lambda job, line: job.kill(1), rank=1)
+    outcome = launch_script(2, SCRIPT, ["marker"], deadline=60, on_line=kill)
+    assert outcome.exit_codes[1] == 128 + signal.SIGKILL
+    assert outcome.exit_codes[0] in (None, 128 + signal.SIGTERM)
+    assert outcome.ended_at[0] is not None
+    assert not outcome.timed_out
+
+
+def test_the_launcher_can_be_killed() -> None:
+    kill = on_marker("ready", lambda job, line: job.kill(LAUNCHER))
+    outcome = launch_script(1, SCRIPT, ["marker"], deadline=60, on_line=kill)
+    assert outcome.returncode == -signal.SIGKILL
+    assert outcome.exit_codes == [None]
+
+
+def test_what_is_left_behind_is_found_and_processes_are_killed() -> None:
+    outcome = launch_script(2, SCRIPT, ["leave"], deadline=6)
+    words = "\n".join(outcome.left_behind)
+    assert "sleep 1000" in words
+    assert "left.sock" in words
+    [name] = [word for word in words.split() if "smp_harness_" in word]
+    Path(name).unlink()
+    [pid] = [int(thing.split()[1][:-1]) for thing in outcome.left_behind if "sleep" in thing]
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_one_process_needs_no_launcher() -> None:
+    outcome = launch_script(1, "tests/distributed/scripts/no_launcher.py", launched=False)
+    outcome.expect_clean()
+    assert outcome.exit_codes == [0]
+    assert outcome.output(0) == "no launcher"
