@@ -4,8 +4,9 @@ VENV := $(CURDIR)/.venv
 IN_VENV := PATH="$(VENV)/bin:$$PATH" VIRTUAL_ENV="$(VENV)"
 PYTEST := $(IN_VENV) python -m pytest
 # Unit tests first, then those that start several processes.
-TESTS := $(filter-out tests/distributed/,$(sort $(wildcard tests/*/))) $(wildcard tests/distributed/)
-QUICK_TESTS := $(filter-out tests/distributed/,$(TESTS))
+LAST := tests/examples/ tests/distributed/
+FOLDERS := $(filter-out tests/__pycache__/,$(sort $(wildcard tests/*/)))
+TESTS := $(filter-out $(LAST),$(FOLDERS)) $(filter $(LAST),$(FOLDERS))
 SOURCES := $(wildcard smp_tf ops partition pipeline examples benchmarks tests tools setup.py)
 TYPED := $(wildcard smp_tf ops partition pipeline tools)
 CXX_SOURCES = $(shell find $(wildcard ops tests tools) -name '*.cc' -o -name '*.h')
@@ -26,13 +27,13 @@ demo: setup ## Train a split model on two processes, then load it in one without
 	$(IN_VENV) python examples/load_digits.py
 
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
-	$(PYTEST) -m "not full" $(TESTS) $(ARGS)
+	$(PYTEST) $(TESTS) $(ARGS)
 
 test-quick: setup ## Run the unit tests, under 3 minutes
-	$(PYTEST) -m "not full and not large" $(QUICK_TESTS) $(ARGS)
+	$(PYTEST) -m "not distributed and not large" $(TESTS) $(ARGS)
 
 test-all: setup ## Run all tests, the whole grid of models and settings included
-	$(PYTEST) $(TESTS) $(ARGS)
+	$(PYTEST) --full $(TESTS) $(ARGS)
 
 lint: setup ## Check style, types and formatting
 	$(IN_VENV) ruff check $(SOURCES)

@@ -44,13 +44,13 @@ class BuildOps(build_ext):
 
     def run(self) -> None:
         """Compiles in place; copies to the build folder unless the install is editable."""
-        # pip builds in an isolated environment that it announces through PYTHONPATH. The ops must be compiled against
-        # the TensorFlow they will run with, which is the one outside.
+        # pip builds in an isolated environment that it announces through PYTHONPATH. The ops must
+        # be compiled against the TensorFlow they will run with, which is the one outside.
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         if subprocess.run([sys.executable, "-c", "import tensorflow"], env=env).returncode != 0:
             raise SystemExit(
-                "error: smp_tf's ops are compiled against the installed TensorFlow, and importing TensorFlow from "
-                f"{sys.executable} failed (its message is above). Install it first: "
+                "error: smp_tf's ops are compiled against the installed TensorFlow, and importing "
+                f"TensorFlow from {sys.executable} failed (see above). Install it first: "
                 "pip install tensorflow-cpu libucx-cu13"
             )
         subprocess.run([sys.executable, ROOT / "ops" / "build.py"], env=env, check=True)

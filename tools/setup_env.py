@@ -1,12 +1,13 @@
 """Sets up everything smp_tf needs in a virtual environment: `python3 tools/setup_env.py`.
 
-This file only finds a Python that is neither too old nor too new, so it is written for any Python 3; the work is in
-`setup_steps.py`.
+This file only finds a Python that is neither too old nor too new, so it is written for any
+Python 3; the work is in `setup_steps.py`.
 """
 
 import os
 import subprocess
 import sys
+from typing import List, Optional
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
@@ -16,7 +17,7 @@ import setup_versions  # noqa: E402
 ASK_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 
-def version_of(interpreter):
+def version_of(interpreter: str) -> Optional[str]:
     """The `major.minor` of an interpreter, or None if it does not run."""
     try:
         answer = subprocess.run(
@@ -30,7 +31,7 @@ def version_of(interpreter):
     return answer.stdout.decode().strip() if answer.returncode == 0 else None
 
 
-def advice(running, supported):
+def advice(running: str, supported: List[str]) -> str:
     """The line that says which Python is wanted and how to get it."""
     newest = supported[-1]
     kind = "old" if tuple(map(int, running.split("."))) < (3, int(supported[0][2:])) else "new"
@@ -42,7 +43,7 @@ def advice(running, supported):
     )
 
 
-def main():
+def main() -> int:
     """Runs the set-up under a supported Python: this one, or one found on PATH."""
     oldest = "--tensorflow=oldest" in sys.argv
     supported = setup_versions.supported_pythons("oldest" if oldest else "current")

@@ -1,4 +1,4 @@
-"""What the machine itself must have before the set-up can start, and the command that installs what is missing."""
+"""What the machine must have before the set-up can start, and what installs what is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 OLDEST_GXX = 9
 
 
-class SetupFailure(Exception):
+class SetupFailure(Exception):  # noqa: N818 - an end, with its cause, not a bug
     """The set-up cannot go on; the text is one line: the cause, and what to do."""
 
 
@@ -32,7 +32,7 @@ def missing_debian_packages() -> dict[str, str]:
 
 
 def compiler_version() -> str:
-    """The first line of `g++ --version`, which names a compiler well enough to key what it built."""
+    """The first line of `g++ --version`: names the compiler well enough to key what it built."""
     answer = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, text=True, check=True)
     return answer.stdout.splitlines()[0]
 
@@ -41,7 +41,7 @@ def check() -> None:
     """Checks all prerequisites.
 
     Raises:
-        SetupFailure: something is missing or too old; the message names the command that installs it.
+        SetupFailure: something is missing or too old; the message has the command to install it.
     """
     if not sys.platform.startswith("linux"):
         raise SetupFailure(f"smp_tf runs on Linux; this is {sys.platform}")

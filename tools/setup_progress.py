@@ -1,4 +1,4 @@
-"""Runs the set-up's commands: everything they print goes to the log, and one line on the screen shows that they move."""
+"""Runs the set-up's commands: their output goes to the log, a moving line to the screen."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from setup_state import ChildRecord, end_group
 
 SPINNER = "|/-\\"
 HEARTBEAT_SECONDS = 30
-TAIL_BYTES = 64 * 1024
+TAIL_BYTES = 32 * 1024
+COMPILED_SHARE = re.compile(r"\[ *\d+%\]")
 
 NO_REGISTRY = re.compile(
-    r"Temporary failure in name resolution|Name or service not known|Failed to establish a new connection"
-    r"|Network is unreachable|Connection refused|ConnectTimeoutError|NameResolutionError|Cannot connect to proxy"
+    r"Temporary failure in name resolution|Name or service not known|NameResolutionError"
+    r"|Failed to establish a new connection|Network is unreachable|Connection refused"
+    r"|ConnectTimeoutError|Cannot connect to proxy"
 )
 KNOWN_CAUSES = (
     (
@@ -33,11 +35,12 @@ KNOWN_CAUSES = (
     ),
     (
         re.compile(r"CERTIFICATE_VERIFY_FAILED"),
-        "the pip registry's certificate is not trusted. Install: sudo apt-get install ca-certificates",
+        "the pip registry's certificate is not trusted. "
+        "Install: sudo apt-get install ca-certificates",
     ),
     (
         NO_REGISTRY,
-        "no pip registry can be reached. Check the network, or name a registry that can be reached: "
+        "no pip registry can be reached. Check the network, or name another registry: "
         "export PIP_INDEX_URL=https://HOST/simple",
     ),
 )
@@ -56,7 +59,8 @@ def cause_of(output: str) -> str:
         output: what the command printed.
 
     Returns:
-        The cause: of a known failure with what to do, else the compiler's, CMake's, pip's or Python's first error.
+        The cause: of a known failure with what to do, else the first error of the compiler, CMake,
+        pip or Python.
     """
     for pattern, cause in KNOWN_CAUSES:
         if pattern.search(output):
@@ -78,14 +82,14 @@ def duration(seconds: float) -> str:
 class Progress:
     """Shows numbered steps with their time, and keeps the log.
 
-    On a terminal the running step is one moving line with the newest line of the log; elsewhere a step prints a line
-    when it starts, every 30 seconds, and when it ends.
+    On a terminal the running step is one moving line with the newest line of the log; elsewhere a
+    step prints a line when it starts, every 30 seconds, and when it ends.
     """
 
     def __init__(self, log: Path, child: ChildRecord) -> None:
         """Args: log: the log file, added to. child: where the running command is recorded."""
         self.log = log
-        self._file = open(log, "ab", buffering=0)
+        self._file = open(log, "ab", buffering=0)  # noqa: SIM115 - open to the end
         self._child = child
         self._moving = sys.stdout.isatty()
         self._title = ""
@@ -170,6 +174,8 @@ class Progress:
 
     def _newest_line(self, start: int) -> str:
         with open(self.log, "rb") as file:
-            file.seek(max(start, self.log.stat().st_size - 4096))
+            file.seek(max(start, self.log.stat().st_size - TAIL_BYTES))
             lines = re.split(r"[\r\n]+", file.read().decode(errors="replace").strip())
-        return re.sub(r"[^ -~]", "", lines[-1])
+        # A compiler's warnings say nothing to who waits; how far it has come does.
+        shares = [line for line in lines if COMPILED_SHARE.match(line)]
+        return re.sub(r"[^ -~]", "", (shares or lines)[-1]).strip()

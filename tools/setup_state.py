@@ -1,4 +1,4 @@
-"""What one set-up leaves for the next: which steps are done, who is at work, and which children were left behind."""
+"""What a set-up leaves for the next: the steps done, who is at work, children left behind."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -32,7 +33,7 @@ def digest(*parts: str | Path) -> str:
 
 
 class Stamps:
-    """The finished steps of one environment: a file per step that holds the key the step was done for.
+    """The finished steps of one environment: a file per step, with the key it was done for.
 
     The stamps lie inside the environment, so they go when it goes.
     """
@@ -64,7 +65,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         """Args: path: the lock file; its folder must exist."""
-        self._file = open(path, "a+")
+        self._file = open(path, "a+")  # noqa: SIM115 - the lock lasts while it is open
 
     def holder(self) -> str:
         """The process id the current holder wrote."""
@@ -90,7 +91,7 @@ class Lock:
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process started (clock ticks since boot), which tells it from a later one of the same id."""
+    """When a process started, in clock ticks: tells it from a later one of the same id."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -99,7 +100,7 @@ def _start_time(pid: int) -> str | None:
 
 
 class ChildRecord:
-    """Names the running child on disk, so that a set-up killed by -9 leaves no compiler behind unnoticed."""
+    """Names the running child on disk: a set-up killed by -9 leaves none behind unnoticed."""
 
     def __init__(self, path: Path) -> None:
         """Args: path: the file that names the child."""
@@ -114,7 +115,7 @@ class ChildRecord:
         self._path.unlink(missing_ok=True)
 
     def end_leftover(self) -> None:
-        """Ends the process group a killed set-up left behind. Call it only while holding the lock."""
+        """Ends the process group that a killed set-up left. Call it only while holding the lock."""
         if not self._path.is_file():
             return
         words = self._path.read_text().split()
@@ -132,10 +133,8 @@ def end_group(leader: int, grace: float = 3.0) -> None:
             return
         deadline = time.monotonic() + grace
         while time.monotonic() < deadline:
-            try:
+            with suppress(ChildProcessError):
                 os.waitpid(leader, os.WNOHANG)
-            except ChildProcessError:
-                pass
             try:
                 os.killpg(leader, 0)
             except ProcessLookupError:

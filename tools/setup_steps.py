@@ -1,12 +1,12 @@
-"""The set-up's steps, in order. Each is done once for what it depends on, and again when that has changed.
+"""The set-up's steps, in order. Each is done once for what it depends on, and again after a change.
 
     environment ──▶ horovod ──▶ ops ──▶ smp_tf
     .venv with       compiled    ops/*.so  editable install
     pinned packages  or cached
 
-A step's stamp is written when all of it is done, so a set-up can be stopped at any moment and repeated. Inside the
-environment a half-done install is never trusted: `environment` starts from nothing, the later steps first remove what
-they put there.
+A step's stamp is written when all of it is done, so a set-up can be stopped at any moment and
+repeated. Inside the environment a half-done install is never trusted: `environment` starts from
+nothing, the later steps first remove what they put there.
 """
 
 from __future__ import annotations
@@ -18,35 +18,22 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import setup_prerequisites
 import setup_versions
+from setup_engine import Engine, Step
 from setup_prerequisites import SetupFailure
-from setup_progress import Progress, duration
-from setup_state import ChildRecord, Lock, Stamps, digest
+from setup_progress import Progress
+from setup_state import digest
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADERS = ROOT / "tools" / "horovod_headers"
 FORWARDED_HEADER = HEADERS / "tensorflow/compiler/xla/client/xla_builder.h"
 STATE = ROOT / ".setup"
 INTERRUPTED = 130
-# Not sys.executable: when the environment itself is active that is a Python inside what is to be replaced.
+# Not sys.executable: while the environment is active that lies inside what is to be replaced.
 BASE_PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step: `key` is all that it depends on, `done` says whether its outputs are still there."""
-
-    name: str
-    title: str
-    key: str
-    work: Callable[[], None]
-    done: Callable[[], bool] = lambda: True
 
 
 class Setup:
@@ -57,30 +44,26 @@ class Setup:
         self.tensorflow = tensorflow
         self.venv = venv
         self.python = venv / "bin" / "python"
-        self.stamps = Stamps(venv / ".setup")
         self.requirements = setup_versions.requirements(tensorflow)
-        self.tensorflow_version = setup_versions.pinned(f"tensorflow {tensorflow}", "tensorflow-cpu")
+        self.tensorflow_version = setup_versions.pinned(
+            f"tensorflow {tensorflow}", "tensorflow-cpu"
+        )
         self.horovod_version = setup_versions.pinned("horovod", "horovod")
-        STATE.mkdir(exist_ok=True)
-        self.lock = Lock(STATE / f"{venv.name}.lock")
-        self.child = ChildRecord(STATE / f"{venv.name}.child")
-        self.log = STATE / f"{venv.name}.log"
+        self.engine = Engine(venv.name, STATE, venv / ".setup")
 
     def steps(self) -> list[Step]:
         """The steps with the keys of this moment; each key contains the one before it."""
         compiler = setup_prerequisites.compiler_version()
-        environment = digest(
-            sys.version, BASE_PYTHON, str(self.venv), *self.requirements
-        )
+        environment = digest(sys.version, BASE_PYTHON, str(self.venv), *self.requirements)
         horovod = digest(environment, self._horovod_key(compiler))
         sources = sorted((ROOT / "ops").glob("**/*.cc")) + sorted((ROOT / "ops").glob("**/*.h"))
         ops = digest(environment, compiler, ROOT / "ops" / "build.py", *sources)
         package = digest(environment, ROOT / "setup.py", ROOT / "pyproject.toml")
-        steps = [
+        return [
             Step(
                 "environment",
-                f"install TensorFlow {self.tensorflow_version} and {len(self.requirements) - 1} packages"
-                f" in {self.venv.name} (Python {platform.python_version()})",
+                f"install TensorFlow {self.tensorflow_version} and what goes with it in "
+                f"{self.venv.name} (Python {platform.python_version()})",
                 environment,
                 self._make_environment,
                 self.python.exists,
@@ -89,14 +72,6 @@ class Setup:
             Step("ops", "compile the C++ ops", ops, self._compile_ops, self._ops_are_there),
             Step("smp_tf", "install smp_tf (editable)", package, self._install_smp_tf),
         ]
-        return steps
-
-    def first_undone(self, steps: list[Step]) -> int:
-        """The index of the first step that must be done, or the number of steps."""
-        for index, step in enumerate(steps):
-            if not (self.stamps.holds(step.name, step.key) and step.done()):
-                return index
-        return len(steps)
 
     def run(self) -> None:
         """Does what is not done yet.
@@ -105,32 +80,10 @@ class Setup:
             SetupFailure: with the cause in one line.
         """
         setup_prerequisites.check()
-        steps = self.steps()
-        if self.first_undone(steps) == len(steps):
-            return
-        began = time.monotonic()
-        progress = self.progress = Progress(self.log, self.child)
-        if not self.lock.try_acquire():
-            with progress.step("wait for the other set-up of this folder"):
-                self.lock.acquire(lambda holder: progress.move(f"process {holder}"))
-        self.child.end_leftover()
-        shutil.rmtree(self._trash(), ignore_errors=True)
-        progress.say(f"setting up smp_tf; the log is {os.path.relpath(self.log)}")
-        for index in range(len(steps)):
-            step = steps[index]
-            if self.stamps.holds(step.name, step.key) and step.done():
-                continue
-            self.stamps.clear(step.name for step in steps[index:])
-            with progress.step(f"[{index + 1}/{len(steps)}] {step.title}"):
-                step.work()
-                self.stamps.write(step.name, step.key)
-        progress.say(f"set-up finished in {duration(time.monotonic() - began)}")
-
-    def _trash(self) -> Path:
-        return STATE / f"{self.venv.name}.trash"
+        self.engine.run(self.steps())
 
     def _child_env(self, **settings: str) -> dict[str, str]:
-        """The caller's environment with ours in front, and without what would lead pip or make astray."""
+        """The caller's environment, ours in front, without what leads pip or make astray."""
         astray = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_USER", "MFLAGS", "MAKELEVEL")
         env = {name: value for name, value in os.environ.items() if name not in astray}
         env["VIRTUAL_ENV"] = str(self.venv)
@@ -138,32 +91,32 @@ class Setup:
         env["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
         return env | settings
 
-    def _pip(self, *arguments: str | Path, **settings: str) -> None:
+    def _pip(self, progress: Progress, *arguments: str | Path, **settings: str) -> None:
         command = [self.python, "-m", "pip", "--no-input", *arguments]
-        self.progress.run(command, self._child_env(**settings), ROOT)
+        progress.run(command, self._child_env(**settings), ROOT)
 
     def _site_packages(self) -> Path:
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         return self.venv / "lib" / version / "site-packages"
 
-    def _make_environment(self) -> None:
+    def _make_environment(self, progress: Progress) -> None:
         if self.venv.exists():
             if not (self.venv / ".setup").is_dir() and any(self.venv.iterdir()):
                 raise SetupFailure(
                     f"{self.venv} was not made by this set-up, so it is left alone. "
                     f"Move it away: mv {self.venv.name} {self.venv.name}.mine"
                 )
-            self.venv.rename(self._trash())
-            shutil.rmtree(self._trash())
+            self.venv.rename(self.engine.trash)
+            shutil.rmtree(self.engine.trash)
         newborn = STATE / f"{self.venv.name}.new"
         shutil.rmtree(newborn, ignore_errors=True)
         (newborn / ".setup").mkdir(parents=True)
         newborn.rename(self.venv)
-        self.progress.run([BASE_PYTHON, "-m", "venv", self.venv], self._child_env(), ROOT)
-        self._pip("install", *setup_versions.read_sections()["pip"])
+        progress.run([BASE_PYTHON, "-m", "venv", self.venv], self._child_env(), ROOT)
+        self._pip(progress, "install", *setup_versions.read_sections()["pip"])
         lock = self.venv / ".setup" / "requirements.txt"
         lock.write_text("\n".join(self.requirements) + "\n")
-        self._pip("install", "--no-deps", "-r", lock)
+        self._pip(progress, "install", "--no-deps", "-r", lock)
 
     def _horovod_settings(self) -> dict[str, str]:
         mpi = "HOROVOD_WITH_MPI" if shutil.which("mpicxx") else "HOROVOD_WITHOUT_MPI"
@@ -177,7 +130,7 @@ class Setup:
         }
 
     def _horovod_key(self, compiler: str) -> str:
-        """All that makes one compiled Horovod differ from another: the name of its place in the cache."""
+        """All that makes one compiled Horovod differ from another: its place in the cache."""
         mpi = ""
         if shutil.which("mpicxx"):
             answer = subprocess.run(["mpicxx", "-show"], stdout=subprocess.PIPE, text=True)
@@ -197,20 +150,20 @@ class Setup:
         key = self._horovod_key(setup_prerequisites.compiler_version())
         return home / "smp_tf" / "wheels" / key
 
-    def _install_horovod(self) -> None:
+    def _install_horovod(self, progress: Progress) -> None:
         cache = self._horovod_cache()
         cached = sorted(cache.glob("horovod-*.whl"))
         if cached:
-            self.progress.say(f"  Horovod was compiled before for this TensorFlow: {cached[0]}")
+            progress.say(f"  Horovod was compiled before for this TensorFlow: {cached[0]}")
             try:
-                self._install_horovod_wheel(cached[0])
+                self._install_horovod_wheel(progress, cached[0])
                 return
             except SetupFailure as failure:
-                self.progress.say(f"  the cached Horovod does not work ({failure}): compiling again")
+                progress.say(f"  the cached Horovod does not work ({failure}): compiling again")
                 shutil.rmtree(cache)
-        self._install_horovod_wheel(self._compile_horovod(cache))
+        self._install_horovod_wheel(progress, self._compile_horovod(progress, cache))
 
-    def _compile_horovod(self, cache: Path) -> Path:
+    def _compile_horovod(self, progress: Progress, cache: Path) -> Path:
         """Compiles Horovod's wheel and puts it in the cache, whole or not at all."""
         include = self._site_packages() / "tensorflow" / "include"
         # TensorFlow ships these headers, but its own include flags do not name their folders.
@@ -225,6 +178,7 @@ class Setup:
         shutil.rmtree(built, ignore_errors=True)
         # pip's own cache knows nothing of the TensorFlow that a wheel was compiled against.
         self._pip(
+            progress,
             *("wheel", "-v", "--no-build-isolation", "--no-deps", "--no-cache-dir"),
             *("--no-binary", "horovod", "--wheel-dir", built),
             *setup_versions.read_sections()["horovod"],
@@ -237,29 +191,29 @@ class Setup:
             shutil.copyfile(wheel, unfinished)
             unfinished.rename(cache / wheel.name)
         except OSError as error:
-            self.progress.say(f"  the compiled Horovod could not be kept for the next set-up: {error}")
+            progress.say(f"  the compiled Horovod could not be kept for the next set-up: {error}")
         return wheel
 
-    def _install_horovod_wheel(self, wheel: Path) -> None:
+    def _install_horovod_wheel(self, progress: Progress, wheel: Path) -> None:
         for leftover in self._site_packages().glob("horovod*"):
             shutil.rmtree(leftover)
-        self._pip("install", "--no-deps", "--no-index", wheel)
+        self._pip(progress, "install", "--no-deps", "--no-index", wheel)
         check = "import horovod.tensorflow as hvd; hvd.init(); assert hvd.size() == 1"
-        self.progress.run([self.python, "-c", check], self._child_env(TF_USE_LEGACY_KERAS="1"), ROOT)
+        progress.run([self.python, "-c", check], self._child_env(TF_USE_LEGACY_KERAS="1"), ROOT)
 
     def _ops_are_there(self) -> bool:
         return all((ROOT / "ops" / name).exists() for name in ("_transport.so", "_tf_ops.so"))
 
-    def _compile_ops(self) -> None:
-        self.progress.run([self.python, ROOT / "ops" / "build.py"], self._child_env(), ROOT)
+    def _compile_ops(self, progress: Progress) -> None:
+        progress.run([self.python, ROOT / "ops" / "build.py"], self._child_env(), ROOT)
 
-    def _install_smp_tf(self) -> None:
+    def _install_smp_tf(self, progress: Progress) -> None:
         for leftover in self._site_packages().glob("*smp_tf*"):
             if leftover.is_dir():
                 shutil.rmtree(leftover)
             else:
                 leftover.unlink()
-        self._pip("install", "--no-deps", "--no-build-isolation", "--editable", ROOT)
+        self._pip(progress, "install", "--no-deps", "--no-build-isolation", "--editable", ROOT)
 
 
 def main(arguments: list[str]) -> int:
@@ -280,7 +234,11 @@ def main(arguments: list[str]) -> int:
         print("\nset-up interrupted; run it again and it goes on where it stopped", file=sys.stderr)
         return INTERRUPTED
     except (SetupFailure, OSError, ValueError) as failure:
-        where = f"\nThe log is {os.path.relpath(setup.log)}" if setup and setup.log.exists() else ""
+        where = (
+            f"\nThe log is {os.path.relpath(setup.engine.log)}"
+            if setup and setup.engine.log.exists()
+            else ""
+        )
         print(f"\nset-up failed: {failure}{where}", file=sys.stderr)
         return 1
     return 0

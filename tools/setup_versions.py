@@ -1,11 +1,12 @@
 """Reads `versions.txt`, the one place that names versions. Runs on any Python 3."""
 
 import os
+from typing import Dict, List
 
 VERSIONS_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "versions.txt")
 
 
-def read_sections(path=VERSIONS_FILE):
+def read_sections(path: str = VERSIONS_FILE) -> Dict[str, List[str]]:
     """Reads the sections of a versions file.
 
     Args:
@@ -17,7 +18,7 @@ def read_sections(path=VERSIONS_FILE):
     Raises:
         ValueError: a line stands before the first header, or a section is there twice.
     """
-    sections = {}
+    sections = {}  # type: Dict[str, List[str]]
     lines = None
     with open(path) as file:
         for number, line in enumerate(file, 1):
@@ -36,18 +37,18 @@ def read_sections(path=VERSIONS_FILE):
     return sections
 
 
-def supported_pythons(tensorflow):
+def supported_pythons(tensorflow: str) -> List[str]:
     """The Python versions, oldest first, on which TensorFlow `current` or `oldest` is supported."""
     return read_sections()["python " + tensorflow]
 
 
-def requirements(tensorflow):
+def requirements(tensorflow: str) -> List[str]:
     """The pip requirement lines for TensorFlow `current` or `oldest`; Horovod is not among them."""
     sections = read_sections()
     return sections["common"] + sections["tensorflow " + tensorflow] + sections["dev"]
 
 
-def pinned(section, package):
+def pinned(section: str, package: str) -> str:
     """The version that a section pins for a package that it names once."""
     for line in read_sections()[section]:
         name, _, version = line.partition("==")
