@@ -13,7 +13,8 @@ later one it may flow anywhere. An op is one of:
 - HOME: runs once per microbatch, on its stage, in its sweep.
 - FREE: without effect, cheap, and made only of what every rank has (arguments, constants, captured tensors, shapes);
   it is copied to wherever it is read and never sent.
-- WEIGHT: a cheap function of weights that no op of the step writes; read again in every sweep rather than stashed.
+- WEIGHT: a cheap function of weights that no op of the step writes; made anew wherever it is read, rather than stashed
+  or sent. A stage that does not own the weight gets its value once per step.
 - REPLICATED: writes a variable of the script's own (a metric), or follows from one; runs on every rank.
 """
 
@@ -24,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.node_cost import FUNCTION_OPS, MATRIX_OPS
 from smp_tf.partition.op_graph import (
     ARGUMENT,
     CAPTURE,
@@ -33,22 +35,7 @@ from smp_tf.partition.op_graph import (
     Node,
     OpGraph,
 )
-
-#: Ops that cost far more than moving their output: run once and sent, never copied.
-HEAVY = frozenset(
-    {
-        "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "SparseMatMul",
-        "Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv2DBackpropFilter",
-        "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropInput",
-        "DepthwiseConv2dNativeBackpropFilter", "FFT", "FFT2D", "RFFT", "RFFT2D", "Svd", "Qr", "Cholesky",
-        "MatrixInverse", "MatrixSolve", "SelfAdjointEigV2", "TopKV2", "Unique", "UniqueV2", "While", "StatelessWhile",
-        "If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall", "StatefulPartitionedCall",
-        "ResizeBilinear", "ResizeBicubic", "DecodeJpeg", "DecodePng", "DecodeImage",
-    }
-)  # fmt: skip
-
-_READS = frozenset({"ReadVariableOp"})
-
+from smp_tf.partition.units import weight_derived
 
 class Role(enum.Enum):
     """How an op is placed; the module's docstring says what each means."""
@@ -65,7 +52,7 @@ class Place:
 
     Args:
         role: how it is placed.
-        stage: its stage; None for FREE and REPLICATED ops.
+        stage: its stage; None for FREE and REPLICATED ops; for WEIGHT ops the owner's, where it is made as an output.
         sweep: its sweep; `Assignment.replicated_sweep` for REPLICATED ops, 0 where it has no meaning.
     """
 
@@ -126,6 +113,7 @@ class _Assigner:
         self.owners = owners
         self.places: list[Place] = []
         self.after_backward: list[bool] = []
+        self.weight_derived = {number: of for number, of in weight_derived(graph).items() if of}
 
     def run(self) -> Assignment:
         self._decide_owners()
@@ -177,14 +165,10 @@ class _Assigner:
                     f"model (add_weight or an attribute set in the model's __init__)."
                 )
             return Place(Role.REPLICATED, None, 0)
-        if self._is_cheap(node):
-            if all(p.role is Role.FREE for p in inputs) and not self._reads_model(node):
-                return Place(Role.FREE, None, 0)
-            weights = [p for p in inputs if p.role is Role.WEIGHT]
-            if self._reads_model(node) or (weights and all(p.role in (Role.FREE, Role.WEIGHT) for p in inputs)):
-                stage = self._weight_stage(number, node, weights)
-                if stage is not None and all(p.stage == stage for p in weights):
-                    return Place(Role.WEIGHT, stage, 0)
+        if number in self.weight_derived:
+            return Place(Role.WEIGHT, self.owners.get(min(self.weight_derived[number]), 0), 0)
+        if self._is_cheap(node) and all(p.role is Role.FREE for p in inputs):
+            return Place(Role.FREE, None, 0)
         stage = self._stage(number, node, inputs, after, first_user)
         return Place(Role.HOME, stage, self._sweep(node, stage, inputs, after))
 
@@ -195,27 +179,12 @@ class _Assigner:
         return any(not self.graph.variables[v].read_only for v in script)
 
     def _is_cheap(self, node: Node) -> bool:
-        if node.op in HEAVY or node.stateful or node.writes:
+        if node.op in MATRIX_OPS | FUNCTION_OPS or node.stateful or node.writes:
             return False
-        if any(not self.graph.variables[v].read_only for v in node.reads):
-            return False
-        if node.reads and node.op not in _READS:
+        read = [self.graph.variables[v] for v in node.reads]
+        if read and (node.op != "ReadVariableOp" or any(v.in_model or not v.read_only for v in read)):
             return False
         return not any(t.dtype in UNSENDABLE_DTYPES for t in node.outputs)
-
-    def _reads_model(self, node: Node) -> bool:
-        return any(self.graph.variables[v].in_model for v in node.reads)
-
-    def _weight_stage(self, number: int, node: Node, weights: list[Place]) -> int | None:
-        if number in self.stage_of:
-            return self.stage_of[number]
-        if node.forward_of is not None:
-            forward = self.places[node.forward_of]
-            if forward.stage is not None:
-                return forward.stage
-        if weights:
-            return weights[0].stage
-        return self.owners.get(node.reads[0], 0)
 
     def _stage(
         self, number: int, node: Node, inputs: list[Place], after: bool, first_user: Mapping[int, int]
@@ -224,12 +193,12 @@ class _Assigner:
             return self.stage_of[number]
         if node.backward and node.forward_of is not None:
             forward = self.places[node.forward_of]
-            if forward.stage is not None:
+            if forward.role is Role.HOME and forward.stage is not None:
                 return forward.stage
         owned = [self.owners.get(v, 0) for v in node.writes + node.reads if self.graph.variables[v].in_model]
         if owned:
             return owned[0]
-        placed = [(p.stage, p.sweep) for p in inputs if p.stage is not None]
+        placed = [(p.stage, p.sweep) for p in inputs if p.role is Role.HOME and p.stage is not None]
         if not placed:
             return min(first_user.get(number, self.stages - 1), self.stages - 1)
         latest = max(sweep for _, sweep in placed)

@@ -165,7 +165,7 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
     )
     op_graph = _in_topological_order(
         OpGraph(
-            nodes=tuple(nodes),
+            nodes=_with_late_inputs(nodes),
             calls=tuple(recorder.calls),
             variables=tuple(variables),
             outputs=tuple(outputs_flat),
@@ -176,6 +176,24 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
     op_graph = dataclasses.replace(op_graph, nodes=_pair_function_calls(op_graph.nodes))
     op_graph.validate()
     return Lowered(op_graph, tuple(variable_objects), tuple(captures), results)
+
+
+def _with_late_inputs(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """The nodes, with those that a forward op got as inputs after it was made marked as forward ops of its call.
+
+    Differentiating a while loop makes the stacks that the loop fills, and adds them to the loop's inputs.
+    """
+    changed = list(nodes)
+    for number, node in enumerate(nodes):
+        if node.backward:
+            continue
+        stack = [t.node for t in node.inputs if t.node > number]
+        while stack:
+            late = stack.pop()
+            if changed[late].backward:
+                changed[late] = dataclasses.replace(changed[late], backward=False, forward_of=None, call=node.call)
+                stack.extend(t.node for t in changed[late].inputs if t.node > number)
+    return tuple(changed)
 
 
 def _in_topological_order(graph: OpGraph) -> OpGraph:

@@ -338,10 +338,8 @@ class _Splitter:
     def _runs_here(self, key: tuple[int, int], producer: int) -> bool:
         stage, sweep = key
         place = self.places[producer]
-        if place.role is Role.FREE:
+        if place.role in (Role.FREE, Role.WEIGHT):
             return True
-        if place.role is Role.WEIGHT:
-            return place.stage == stage
         if place.role is Role.REPLICATED:
             return sweep == self.replicated_sweep
         return place.stage == stage and place.sweep == sweep
@@ -359,16 +357,13 @@ class _Splitter:
                 f"{place.stage} and needed on stage {key[0]}; such a tensor cannot leave its process. Place the ops "
                 f"around it together."
             )
-        source = self._home(tensor)
-        if place.role is Role.WEIGHT:
-            self._include(source, tensor.node)
-        self.exported[source][tensor] = None
+        self.exported[self._home(tensor)][tensor] = None
 
     def _home(self, tensor: Tensor) -> tuple[int, int]:
         """Stage and sweep that make a tensor for others."""
         place = self.places[tensor.node]
         assert place.stage is not None
-        return place.stage, 0 if place.role is Role.WEIGHT else place.sweep
+        return place.stage, place.sweep
 
     def _transfers(self, outputs: tuple[StepOutputPlan, ...]) -> tuple[Transfer, ...]:
         first_need: dict[tuple[Tensor, int], int | None] = {}

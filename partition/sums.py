@@ -16,7 +16,8 @@ from collections import defaultdict
 from tensorflow.core.framework import node_def_pb2
 
 from smp_tf.partition.assign import Assignment, Role
-from smp_tf.partition.op_graph import Gradient, Node, OpGraph, Tensor
+from smp_tf.partition.graph_editor import GraphEditor
+from smp_tf.partition.op_graph import OpGraph, Tensor
 
 
 def sum_before_sending(assignment: Assignment) -> OpGraph:
@@ -46,45 +47,23 @@ def sum_before_sending(assignment: Assignment) -> OpGraph:
 
 
 def _rebuilt(graph: OpGraph, grouped: dict[int, dict[int, list[Tensor]]]) -> OpGraph:
-    nodes: list[Node] = []
-    new_number: list[int] = []
-
-    def moved(tensor: Tensor) -> Tensor:
-        return Tensor(new_number[tensor.node], tensor.index)
-
-    for number, node in enumerate(graph.nodes):
-        inputs = [moved(t) for t in node.inputs]
-        definition = node.definition
+    editor = GraphEditor(graph)
+    for number in range(len(graph.nodes)):
+        node = editor.moved_node(number)
         for stage, tensors in sorted(grouped.get(number, {}).items()):
-            summands = {moved(t) for t in tensors}
-            parts = [t for t in inputs if t in summands]
+            summands = {editor.moved(t) for t in tensors}
+            parts = tuple(t for t in node.inputs if t in summands)
             name = f"{node.name}/sum_of_stage_{stage}"
-            nodes.append(
-                dataclasses.replace(
-                    node, name=name, inputs=tuple(parts), control=(), definition=_resized(definition, name, len(parts))
-                )
+            definition = _resized(node.definition, name, len(parts))
+            part = dataclasses.replace(
+                node, name=name, inputs=parts, control=(), forward_of=None, definition=definition
             )
-            inputs = [t for t in inputs if t not in summands] + [Tensor(len(nodes) - 1, 0)]
+            rest = tuple(t for t in node.inputs if t not in summands)
+            node = dataclasses.replace(node, inputs=(*rest, editor.add(part)))
         if number in grouped:
-            definition = _resized(definition, node.name, len(inputs))
-        new_number.append(len(nodes))
-        nodes.append(
-            dataclasses.replace(
-                node,
-                inputs=tuple(inputs),
-                control=tuple(new_number[c] for c in node.control),
-                forward_of=None if node.forward_of is None else new_number[node.forward_of],
-                definition=definition,
-            )
-        )
-    result = dataclasses.replace(
-        graph,
-        nodes=tuple(nodes),
-        outputs=tuple(moved(t) for t in graph.outputs),
-        gradients=tuple(Gradient(g.variable, tuple(moved(t) for t in g.tensors)) for g in graph.gradients),
-    )
-    result.validate()
-    return result
+            node = dataclasses.replace(node, definition=_resized(node.definition, node.name, len(node.inputs)))
+        editor.keep(number, node)
+    return editor.finish()
 
 
 def _resized(definition: bytes, name: str, summands: int) -> bytes:

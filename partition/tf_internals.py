@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import function_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.core import config_lib as autograph_config_lib
 from tensorflow.python.autograph.core import converter as autograph_core
 from tensorflow.python.autograph.impl import api as autograph_api
 from tensorflow.python.eager import backprop
+from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import auto_control_deps_utils, func_graph, op_def_registry
 from tensorflow.python.ops import gradients_util
 
@@ -117,3 +119,10 @@ def run_independently(op: tf.Operation) -> None:
     manager = op.graph.experimental_acd_manager
     if manager is not None:
         manager.run_independently(op)
+
+
+def register_function(definition: function_pb2.FunctionDef) -> None:
+    """Make a function that was written by hand known to the runtime; importing a graph does not do it."""
+    runtime = eager_context.context()
+    if not runtime.has_function(definition.signature.name):
+        runtime.add_function_def(definition)

@@ -59,6 +59,8 @@ def build_segment_function(
     handles = {n: graph.nodes[n].source for n in segment.sources if graph.nodes[n].op == VARIABLE}
     arguments = (*sources, *segment.inputs)
     body = segment_graph(graph, segment, variables)
+    for definition in body.library.function:
+        tf_internals.register_function(definition)
     specs = [_spec(graph.type_of(t), f"smp_argument_{i}") for i, t in enumerate(arguments)]
     specs += [_spec(graph.variables[v].type, f"smp_value_{v}") for v in segment.remote_values]
 
