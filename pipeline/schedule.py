@@ -1,7 +1,7 @@
 """Schedules: from (kind, stages, microbatches) to one ordered list of tasks per rank.
 
 The order of tasks on a rank, for 3 stages and 4 microbatches (a column is one unit of time, B
-takes one here, a dot is idle time; `simulate.draw` makes such pictures):
+takes one here, a dot is idle time; `draw` makes such pictures):
 
     simple (GPipe)                        interleaved (1F1B)
     rank 0  F0 F1 F2 F3 .. .. .. .. B0 B1 B2 B3   F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from smp_tf.pipeline.errors import ProgramError, ScheduleError
-from smp_tf.pipeline.task import Edge, Kind, Program, Task
+from smp_tf.pipeline.task import Edge, Kind, Program, Task, goes_down
 
 Order = Callable[[int, int, int], Iterator[Task]]
 """Yields the F, B, I and W tasks of a rank in order, from (stages, microbatches, rank)."""
@@ -101,7 +101,7 @@ def build(
         sweeps = 1
     for sweep in range(2, sweeps):
         for tasks in ranks:
-            own = sorted({task.chunk for task in tasks}, reverse=_goes_down(sweep))
+            own = sorted({task.chunk for task in tasks}, reverse=goes_down(sweep))
             tasks.extend(
                 Task(Kind.T, chunk, microbatch, sweep=sweep)
                 for microbatch in range(microbatches)
@@ -117,15 +117,6 @@ def _require_at_least(least: int, name: str, value: int) -> None:
             f"{type(value).__name__}). The nearest legal value is "
             f"{max(least, round(value)) if isinstance(value, (int, float)) else least}"
         )
-
-
-def _goes_down(sweep: int) -> bool:
-    return sweep % 2 == 1
-
-
-def place_in_step(program: Program, sweep: int, chunk: int) -> tuple[int, int]:
-    """Returns a key that sorts (sweep, chunk) in the order in which a microbatch visits them."""
-    return sweep, (program.chunks - 1 - chunk if _goes_down(sweep) else chunk)
 
 
 def peak_stash(program: Program, freed_by: Kind = Kind.W) -> tuple[int, ...]:
@@ -183,21 +174,24 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
     """Returns the program with a SEND and a RECV for every transfer edge and microbatch.
 
     A SEND stands straight after the task that makes the tensor. A RECV stands `prefetch` compute
-    tasks before the one that needs the tensor, so that the message travels while another task
-    computes. Both only start a transfer; what waits for a message is its reader. For 2 stages and
-    2 microbatches, edge 0 from F to F, edge 1 from B to B:
+    tasks before the task that is to find the tensor there, so that the message travels while
+    another task computes. Both only start a transfer; what waits for a message is its reader. For
+    2 stages and 2 microbatches, edge 0 from F to F, edge 1 from B to B:
 
         rank 0      F0 S0.0 R1.0 F1 S0.1 R1.1 B0 B1
         rank 1 R0.0 F0 R0.1 B0 S1.0 F1 B1 S1.1
 
-    R0.1 (edge 0, microbatch 1) is open while B0 computes, so that F1 need not wait for it.
+    R0.1 (edge 0, microbatch 1) is open while B0 computes, so that F1 need not wait for it. A rank
+    holds at most prefetch + 1 tensors of an edge that are not read yet, however many microbatches
+    there are.
 
-    So a reader's tensors are asked for at most `prefetch` tasks early: a rank holds at most
-    prefetch + 1 received tensors of an edge, however many microbatches there are.
+    The task that is to find the tensor there is the receiving chunk's next one of that microbatch
+    in the order of the sweeps. That is the reader, unless it comes a sweep later (then the tensor
+    is part of the receiver's stash meanwhile) or there is none, as for a result of the step. Where
+    no sweep follows either, the RECV stands behind the chunk's last task of that microbatch. So a
+    sender never has to keep more than one tensor of an edge: no number of microbatches makes ranks
+    that run out of send buffers wait for each other.
 
-    A result of the step (`dst_sweep=None`) has no reader. Its RECV stands where the receiving
-    rank's next task of that microbatch in the order of the sweeps would need it, or behind its
-    last task of that microbatch when there is none: the sender never has to keep it for long.
     A tensor sent once per step goes before its reader's first microbatch, or behind its maker's
     last one; as a result it is received at the end.
 
@@ -236,8 +230,8 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
             send = Task(Kind.SEND, edge.src_chunk, microbatch, edge=edge.index)
             sends[source][_made_by(program, where, edge, microbatch)].append(send)
             receive = Task(Kind.RECV, edge.dst_chunk, microbatch, edge=edge.index)
-            reader = _read_by(program, where, edge, microbatch)
-            receives[target][max(0, reader - prefetch)].append((reader, receive))
+            finder = _found_by(program, where, edge, microbatch)
+            receives[target][max(0, finder - prefetch)].append((finder, receive))
     return Program(
         tuple(
             tuple(_merge(tasks, receives[rank], sends[rank]))
@@ -274,21 +268,20 @@ def _made_by(program: Program, where: _Positions, edge: Edge, microbatch: int | 
     return pieces[0] if edge.dst_sweep == edge.src_sweep else pieces[-1]
 
 
-def _read_by(program: Program, where: _Positions, edge: Edge, microbatch: int | None) -> int:
-    """Position of the task before which the edge's tensor has to be there."""
-    sweep = edge.dst_sweep
+def _found_by(program: Program, where: _Positions, edge: Edge, microbatch: int | None) -> int:
+    """Position of the task that is to find the edge's tensor received."""
     if microbatch is None:
-        if sweep is None:
+        if edge.dst_sweep is None:
             return len(program.ranks[program.placement()[edge.dst_chunk]])
-        return min(where[edge.dst_chunk, sweep, each][0] for each in range(program.microbatches))
-    if sweep is None:
-        assert edge.src_sweep is not None
-        sweep = edge.src_sweep
-        made_at = place_in_step(program, sweep, edge.src_chunk)
-        if place_in_step(program, sweep, edge.dst_chunk) < made_at:
-            sweep += 1
-        if sweep == program.sweeps:
-            return where[edge.dst_chunk, sweep - 1, microbatch][-1] + 1
+        key = edge.dst_chunk, edge.dst_sweep
+        return min(where[*key, each][0] for each in range(program.microbatches))
+    sweep = edge.src_sweep
+    assert sweep is not None
+    made_at = program.place_in_step(sweep, edge.src_chunk)
+    if program.place_in_step(sweep, edge.dst_chunk) < made_at:
+        sweep += 1
+    if sweep == program.sweeps:
+        return where[edge.dst_chunk, sweep - 1, microbatch][-1] + 1
     return where[edge.dst_chunk, sweep, microbatch][0]
 
 
@@ -334,8 +327,8 @@ def _check_edges(program: Program, edges: Sequence[Edge]) -> None:
                     f"Received: {edge}"
                 )
         elif edge.dst_sweep is not None and edge.per == "microbatch":
-            made_at = place_in_step(program, edge.src_sweep, edge.src_chunk)
-            if place_in_step(program, edge.dst_sweep, edge.dst_chunk) < made_at:
+            made_at = program.place_in_step(edge.src_sweep, edge.src_chunk)
+            if program.place_in_step(edge.dst_sweep, edge.dst_chunk) < made_at:
                 raise ProgramError(
                     "An edge follows the order of the sweeps, up the chunks in sweep 0, down in "
                     f"sweep 1, up in sweep 2. Received: {edge}, whose reader runs before its maker"

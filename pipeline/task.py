@@ -63,6 +63,11 @@ class Kind(enum.Enum):
         return self is Kind.SEND or self is Kind.RECV
 
 
+def goes_down(sweep: int) -> bool:
+    """Returns whether a sweep runs from the last chunk to the first, as backward does."""
+    return sweep % 2 == 1
+
+
 _COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.T})
 _SWEEP_OF_KIND = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 1}
 _PER_MICROBATCH = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.OFFLOAD})
@@ -231,6 +236,10 @@ class Program:
                 f"any task for chunk {missing[0]}"
             )
         return tuple(rank_of[chunk] for chunk in range(self.chunks))
+
+    def place_in_step(self, sweep: int, chunk: int) -> tuple[int, int]:
+        """Returns a key that sorts (sweep, chunk) in the order in which a microbatch visits them."""
+        return sweep, (self.chunks - 1 - chunk if goes_down(sweep) else chunk)
 
     def text(self) -> str:
         """Returns the program as text, one rank per line; `parse_program` reads it back."""
