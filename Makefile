@@ -6,7 +6,7 @@ PYTEST := $(IN_VENV) python -m pytest
 # Unit tests first, then those that start several processes.
 LAST := tests/examples/ tests/distributed/
 FOLDERS := $(filter-out tests/__pycache__/,$(sort $(wildcard tests/*/)))
-TESTS := $(filter-out $(LAST),$(FOLDERS)) $(filter $(LAST),$(FOLDERS))
+TESTS := $(filter-out $(LAST),$(FOLDERS)) $(foreach folder,$(LAST),$(filter $(folder),$(FOLDERS)))
 SOURCES := $(wildcard smp_tf ops partition pipeline examples benchmarks tests tools setup.py)
 TYPED := $(wildcard smp_tf ops partition pipeline tools)
 CXX_SOURCES = $(shell find $(wildcard ops tests tools) -name '*.cc' -o -name '*.h')
@@ -35,6 +35,22 @@ test-quick: setup ## Run the unit tests, under 3 minutes
 test-all: setup ## Run all tests, the whole grid of models and settings included
 	$(PYTEST) --full $(TESTS) $(ARGS)
 
+# TensorFlow's oldest supported version, in an environment and a copy of the sources of its own: the
+# ops that are compiled in a source tree fit one TensorFlow only.
+OLDEST := .setup/oldest
+OLDEST_VENV := $(CURDIR)/.venv-oldest
+test-oldest: ## Run the tests on the oldest supported TensorFlow (in .venv-oldest)
+	@mkdir -p $(OLDEST)
+	@find $(OLDEST) -name '*.py' -delete
+	@tar $(addprefix --exclude=,./.git './.venv*' ./.setup './.*_cache' ./.hypothesis ./build \
+		./ops/build '*.so' __pycache__) -cf - . \
+		| tar -xf - -C $(OLDEST)
+	@$(PYTHON) $(OLDEST)/tools/setup_env.py --tensorflow=oldest --venv=$(OLDEST_VENV)
+	cd $(OLDEST) && PATH="$(OLDEST_VENV)/bin:$$PATH" VIRTUAL_ENV="$(OLDEST_VENV)" \
+		python -m pytest $(TESTS) $(ARGS)
+
+# Offline, or with Debian's bazel-bootstrap, which downloads no rules:
+#   make bazel BAZEL_FLAGS="..." (see CONTRIBUTING.md)
 lint: setup ## Check style, types and formatting
 	$(IN_VENV) ruff check $(SOURCES)
 	$(IN_VENV) ruff format --check $(SOURCES)

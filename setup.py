@@ -47,10 +47,11 @@ class BuildOps(build_ext):
         # pip builds in an isolated environment that it announces through PYTHONPATH. The ops must
         # be compiled against the TensorFlow they will run with, which is the one outside.
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        if subprocess.run([sys.executable, "-c", "import tensorflow"], env=env).returncode != 0:
+        look = "import importlib.util as u, sys; sys.exit(u.find_spec('tensorflow') is None)"
+        if subprocess.run([sys.executable, "-c", look], env=env).returncode != 0:
             raise SystemExit(
-                "error: smp_tf's ops are compiled against the installed TensorFlow, and importing "
-                f"TensorFlow from {sys.executable} failed (see above). Install it first: "
+                "error: smp_tf's ops are compiled against the installed TensorFlow, and "
+                f"{sys.executable} has none. Install it first: "
                 "pip install tensorflow-cpu libucx-cu13"
             )
         subprocess.run([sys.executable, ROOT / "ops" / "build.py"], env=env, check=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -44,11 +44,13 @@ KNOWN_CAUSES = (
         "export PIP_INDEX_URL=https://HOST/simple",
     ),
 )
+# The first of these that is found tells most: what a compiler, CMake, a Python program or pip says.
 CAUSE_LINES = (
-    re.compile(r"\berror: .*", re.MULTILINE),
+    re.compile(r"^.*:\d+:\d+: (?:fatal )?error: .*", re.MULTILINE),
     re.compile(r"^CMake Error.*", re.MULTILINE),
+    re.compile(r"^\s*[\w.]*(?:Error|Exception|Exit): .*", re.MULTILINE),
+    re.compile(r"^\s*error: (?!subprocess-exited-with-error).*", re.MULTILINE),
     re.compile(r"^ERROR: .*", re.MULTILINE),
-    re.compile(r"^\w*(?:Error|Exception): .*", re.MULTILINE),
 )
 
 
@@ -126,7 +128,7 @@ class Progress:
         text = f"{self._title} {duration(now - self._began)}  {detail}"
         if self._moving:
             self._turn += 1
-            width = os.get_terminal_size().columns if sys.stdout.isatty() else 80
+            width = shutil.get_terminal_size().columns
             line = f"{SPINNER[self._turn % len(SPINNER)]} {text}"
             print(f"{self._erase()}{line[: width - 1]}", end="", flush=True)
         elif now - self._beat >= HEARTBEAT_SECONDS:
