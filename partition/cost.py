@@ -20,6 +20,10 @@ from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, OpGraph, Tenso
 from smp_tf.partition.units import Unit, constants, copied, weight_derived
 
 
+#: What the contributions to a variable's gradient may pass on their way into one tensor.
+_SUMMING_OPS = frozenset({"AddN", "ConcatV2", "Identity"})
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Speeds that turn operations and bytes into seconds.
@@ -213,6 +217,7 @@ def _tensors(
 ) -> tuple[tuple[Flow, ...], tuple[Stash, ...]]:
     """What flows between units, and what is kept for backward."""
     remade = constants(graph) | copied(graph) | weight_derived(graph).keys()
+    sums = _gradient_sums(graph)
     flows: list[Flow] = []
     stashes: list[Stash] = []
     for number, node in enumerate(graph.nodes):
@@ -224,7 +229,7 @@ def _tensors(
             nbytes = float(kind.nbytes(unknown))
             if kind.dtype in UNSENDABLE_DTYPES or nbytes == 0:
                 continue
-            readers = graph.consumers.get(Tensor(number, index), ())
+            readers = [r for r in graph.consumers.get(Tensor(number, index), ()) if r not in sums]
             ahead = {forward_unit[r] for r in readers if r in forward_unit}
             back = {backward_unit[r] for r in readers if r in backward_unit}
             others = (ahead | back) - {producer}
@@ -233,6 +238,21 @@ def _tensors(
             if back and not backward:
                 stashes.append(Stash(tuple(sorted(back)), nbytes))
     return tuple(flows), tuple(stashes)
+
+
+def _gradient_sums(graph: OpGraph) -> frozenset[int]:
+    """Nodes that only put a variable's gradient together from what its users give.
+
+    What they read crosses between stages once per step, after it was accumulated, and is costed with the weight.
+    """
+    sums: set[int] = set()
+    stack = [t.node for gradient in graph.gradients for t in gradient.tensors]
+    while stack:
+        number = stack.pop()
+        if number not in sums and graph.nodes[number].op in _SUMMING_OPS:
+            sums.add(number)
+            stack.extend(t.node for t in graph.nodes[number].inputs)
+    return frozenset(sums)
 
 
 def _weights(

@@ -44,3 +44,24 @@ def colocated_with(node: Node) -> tuple[str, ...]:
         return ()
     found = attributes(node)["_class"].list.s
     return tuple(s.decode()[len("loc:@") :] for s in found if s.startswith(b"loc:@"))
+
+
+def in_order(function: Any) -> list[Any]:
+    """A function's nodes, each after the nodes it reads: a body may list them in any order."""
+    by_name = {node.name: node for node in function.node_def}
+    done: set[str] = set()
+    order: list[Any] = []
+    for first in function.node_def:
+        stack = [first]
+        while stack:
+            node = stack[-1]
+            needs = sorted({i.lstrip("^").partition(":")[0] for i in node.input})
+            missing = [by_name[n] for n in needs if n in by_name and n not in done]
+            if node.name in done or not missing:
+                stack.pop()
+                if node.name not in done:
+                    done.add(node.name)
+                    order.append(node)
+            else:
+                stack.extend(missing)
+    return order

@@ -98,7 +98,7 @@ def solve_chain(
     microbatches: int = 1,
     in_flight: Sequence[int] | None = None,
     memory_limit: float | None = None,
-    tolerance: float = 0.01,
+    tolerance: float = 0.03,
 ) -> ChainSolution:
     """Cut a chain into exactly `stages` runs of units, none empty.
 
@@ -112,7 +112,7 @@ def solve_chain(
             keeps, min(stages - r, microbatches).
         memory_limit: bytes no stage may exceed, or None.
         tolerance: of the cuts that are this close to the best, the one with the least memory (for "speed") or time
-            (for "memory") is taken: costs are estimates, and a difference of a percent is none.
+            (for "memory") is taken: costs are estimates, and a small difference is none.
 
     Returns:
         The cuts, and what each stage costs.
@@ -370,11 +370,7 @@ class _Search:
         )
         if lean is None:
             return cuts
-        fullest = max(self.of_cuts(lean)[1])
-        lean = (
-            self._minimise(lambda r: self._tables.time, np.add, memory=fullest, time=slowest)
-            or lean
-        )
+        lean = self._fastest_within(max(self.of_cuts(lean)[1])) or cuts
         return lean if self.step_time(lean) <= self.step_time(cuts) * (1 + tolerance) else cuts
 
     def _fastest_within(self, memory: float) -> tuple[int, ...] | None:

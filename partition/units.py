@@ -353,16 +353,25 @@ def _crossing(graph: OpGraph, pieces: list[list[int]]) -> list[int]:
 def _joined(
     pieces: list[list[int]], loose: list[bool], stages: list[int | None], crossing: list[int]
 ) -> list[list[int]]:
-    """Join loose pieces to the heavy ones around them, parting where the fewest bytes cross, late rather than early."""
+    """Join loose pieces to the heavy ones around them.
+
+    Two heavy pieces part where the fewest bytes cross, late rather than early. Pieces for different
+    stages part too; a loose piece without a stage goes with either neighbour.
+    """
     if not pieces:
         return []
     cuts: set[int] = set()
-    heavy = [at for at, is_loose in enumerate(loose) if not is_loose]
-    for left, right in pairwise(heavy):
+
+    def part(left: int, right: int) -> None:
         cuts.add(min(range(left + 1, right + 1), key=lambda at: (crossing[at], -at)))
-    for at in range(1, len(pieces)):
-        if stages[at] != stages[at - 1]:
-            cuts.add(at)
+
+    settled = [at for at, is_loose in enumerate(loose) if not is_loose or stages[at] is not None]
+    for left, right in pairwise(settled):
+        if stages[left] != stages[right]:
+            part(left, right)
+    for left, right in pairwise(at for at, is_loose in enumerate(loose) if not is_loose):
+        if not any(left < cut <= right for cut in cuts):
+            part(left, right)
     bounds = [0, *sorted(cuts), len(pieces)]
     return [[n for piece in pieces[a:b] for n in piece] for a, b in pairwise(bounds)]
 
@@ -454,7 +463,6 @@ def _variables_used(graph: OpGraph, groups: list[tuple[int, ...]]) -> list[tuple
     derived = weight_derived(graph)
     used: list[tuple[int, ...]] = []
     for nodes in groups:
-        inside = set(nodes)
         touched: set[int] = set()
         for number in nodes:
             if number not in derived:

@@ -1,0 +1,364 @@
+"""The plan: which stage runs which unit and owns which variable, and what that is forecast to cost.
+
+A plan is data. Rank 0 makes it, the others receive it as text, a file keeps it, the report prints it:
+
+    Units, Costs, ChainSolution ──▶ Plan ──▶ JSON ──▶ Plan ──▶ stages of the units of another trace
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from smp_tf.partition.cost import Costs
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.solve_chain import ChainSolution
+from smp_tf.partition.units import Unit
+
+VERSION = 1
+#: No plan is larger: a thousand layers and their variables take about 0.3 MiB.
+MAX_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class StageForecast:
+    """What one stage is expected to hold, to do and to send.
+
+    Args:
+        units: number of units.
+        parameters: numbers in the trainable and other variables it owns.
+        weight_bytes: bytes of those, and of its copies of other stages' variables.
+        gradient_bytes: bytes in which gradients are accumulated.
+        slot_bytes: bytes of optimizer slots.
+        in_flight: microbatches whose stash it holds at once.
+        stash_bytes: bytes of all of these.
+        time_share: its share of the compute time of all stages, 0 to 1.
+        sent_forward, sent_backward: bytes per microbatch to later and to earlier stages.
+        messages_forward, messages_backward: tensors per microbatch to later and to earlier stages.
+    """
+
+    units: int
+    parameters: int
+    weight_bytes: int
+    gradient_bytes: int
+    slot_bytes: int
+    in_flight: int
+    stash_bytes: int
+    time_share: float
+    sent_forward: int
+    sent_backward: int
+    messages_forward: int
+    messages_backward: int
+
+    @property
+    def stored_bytes(self) -> int:
+        """All bytes it holds at its fullest."""
+        return self.weight_bytes + self.gradient_bytes + self.slot_bytes + self.stash_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SharedVariable:
+    """A variable that several units use.
+
+    Args:
+        name: the variable.
+        owner: stage that stores it.
+        copies: other stages that use it: each receives the value and returns a gradient once per step. Empty when
+            all uses were put on the owner.
+        nbytes: bytes of the value.
+    """
+
+    name: str
+    owner: int
+    copies: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placement of a model over stages.
+
+    Args:
+        stages: number of stages.
+        microbatches: number of microbatches it was made for.
+        schedule: name of the schedule it was made for.
+        objective: what was balanced, "memory" or "speed".
+        fingerprint: hash of the step it was made for.
+        units: stage of every unit, by name, in topological order.
+        owners: stage of every variable of the model, by name.
+        shared: variables with more than one user.
+        forecast: one entry a stage.
+        defaulted: op types whose cost was guessed.
+        reasons: what decided the cuts, one sentence each.
+    """
+
+    stages: int
+    microbatches: int
+    schedule: str
+    objective: str
+    fingerprint: str
+    units: dict[str, int]
+    owners: dict[str, int]
+    shared: tuple[SharedVariable, ...] = ()
+    forecast: tuple[StageForecast, ...] = ()
+    defaulted: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The plan as text: stable, one unit and one variable a line."""
+        fields = {"version": VERSION, **dataclasses.asdict(self)}
+        return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read a plan.
+
+        Args:
+            text: what `to_json` gave.
+
+        Returns:
+            An equal plan.
+
+        Raises:
+            PlacementError: it is too long, not JSON, of another version, or a field is missing, unknown or mistyped.
+        """
+        if len(text.encode()) > MAX_BYTES:
+            raise PlacementError(
+                f"A plan has at most {MAX_BYTES} bytes. Received: {len(text.encode())} bytes."
+            )
+        try:
+            fields = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise PlacementError(f"A plan must be JSON. {error}.") from None
+        if not isinstance(fields, dict):
+            raise PlacementError(
+                f"A plan must be a JSON object. Received: {type(fields).__name__}."
+            )
+        version = fields.pop("version", None)
+        if version != VERSION:
+            raise PlacementError(
+                f"This release reads plans of version {VERSION}. Received: version {version!r}. Make the plan anew."
+            )
+        plan = _record(cls, fields, "the plan")
+        wrong = [
+            s for s in (*plan.units.values(), *plan.owners.values()) if not 0 <= s < plan.stages
+        ]
+        if wrong or len(plan.forecast) not in (0, plan.stages):
+            raise PlacementError(
+                f"A plan of {plan.stages} stages must name stages 0 to {plan.stages - 1} and forecast each. "
+                f"Received: stage {wrong[0] if wrong else 'forecasts: ' + str(len(plan.forecast))}."
+            )
+        return plan
+
+    def stages_of(self, units: Iterable[Unit]) -> tuple[int, ...]:
+        """Stage of each of the given units, by name.
+
+        Raises:
+            PlacementError: a unit is not in the plan: it was made for another model.
+        """
+        found = []
+        for unit in units:
+            if unit.name not in self.units:
+                raise PlacementError(
+                    f"The plan does not say where {unit.name!r} goes: it was made for another model. "
+                    f"It names {len(self.units)} layers, the first of them {next(iter(self.units), None)!r}."
+                )
+            found.append(self.units[unit.name])
+        return tuple(found)
+
+
+def _record(kind: type, fields: Any, what: str) -> Any:
+    """An instance of a data class from JSON fields, all of them checked."""
+    if not isinstance(fields, dict):
+        raise PlacementError(f"{what.capitalize()} must be an object. Received: {fields!r}.")
+    hints = get_type_hints(kind)
+    expected = {field.name for field in dataclasses.fields(kind)}
+    if fields.keys() != expected:
+        wrong = sorted(expected.symmetric_difference(fields))
+        raise PlacementError(
+            f"{what.capitalize()} must have the fields {sorted(expected)}. Wrong: {wrong}."
+        )
+    return kind(
+        **{name: _value(hints[name], fields[name], f"{name} of {what}") for name in expected}
+    )
+
+
+def _value(hint: Any, value: Any, what: str) -> Any:
+    kind, parts = getattr(hint, "__origin__", hint), getattr(hint, "__args__", ())
+    if kind is tuple and isinstance(value, list):
+        return tuple(_value(parts[0], v, f"an entry of {what}") for v in value)
+    if kind is dict and isinstance(value, dict):
+        return {k: _value(parts[1], v, f"{k!r} in {what}") for k, v in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return _record(kind, value, f"an entry of {what}")
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise PlacementError(
+            f"{what} must be of type {getattr(kind, '__name__', kind)}. Received: {value!r}."
+        )
+    return value
+
+
+def make_plan(
+    graph: OpGraph,
+    units: Sequence[Unit],
+    costs: Costs,
+    solution: ChainSolution,
+    *,
+    in_flight: Sequence[int],
+    microbatches: int,
+    schedule: str,
+    objective: str,
+    fingerprint: str,
+    owners: Mapping[int, int] | None = None,
+) -> Plan:
+    """Write down a placement with its forecast.
+
+    Args:
+        graph: the step.
+        units: its units.
+        costs: their costs.
+        solution: the cuts.
+        in_flight: microbatches whose stash each stage holds at once.
+        microbatches, schedule, objective: what the cuts were made for.
+        fingerprint: hash of the step.
+        owners: stages of all variables of the model, where they are known better than from the cuts, such as those of
+            variables that no unit uses.
+
+    Returns:
+        The plan; its forecast is estimated from op types and shapes.
+    """
+    owner_of = {**solution.owners, **(owners or {})}
+    shared = []
+    for weight in costs.weights:
+        if len(weight.users) > 1:
+            used_on = {solution.stage_of[u] for u in weight.users}
+            owner = owner_of[weight.variable]
+            name = graph.variables[weight.variable].name
+            shared.append(
+                SharedVariable(name, owner, tuple(sorted(used_on - {owner})), int(weight.value))
+            )
+    forecast = _forecast(graph, costs, solution, owner_of, in_flight)
+    return Plan(
+        stages=len(in_flight),
+        microbatches=microbatches,
+        schedule=schedule,
+        objective=objective,
+        fingerprint=fingerprint,
+        units={unit.name: solution.stage_of[unit.index] for unit in units},
+        owners={graph.variables[v].name: stage for v, stage in sorted(owner_of.items())},
+        shared=tuple(shared),
+        forecast=forecast,
+        defaulted=costs.defaulted,
+        reasons=_reasons(units, costs, solution, forecast, objective),
+    )
+
+
+def _forecast(
+    graph: OpGraph,
+    costs: Costs,
+    solution: ChainSolution,
+    owner_of: Mapping[int, int],
+    in_flight: Sequence[int],
+) -> tuple[StageForecast, ...]:
+    """Costs summed per stage; a tensor counts once for each stage that receives or keeps it."""
+    stages = len(in_flight)
+    stage_of = solution.stage_of
+    sums: dict[str, list[float]] = {
+        name: [0.0] * stages
+        for name in ("weight", "gradient", "slot", "stash", "time", "parameter", "unit")
+    }
+    sent = {True: [[0, 0.0] for _ in range(stages)], False: [[0, 0.0] for _ in range(stages)]}
+    for unit, cost in enumerate(costs.units):
+        sums["time"][stage_of[unit]] += cost.time_forward + cost.time_backward
+        sums["unit"][stage_of[unit]] += 1
+    for weight in costs.weights:
+        owner = owner_of[weight.variable]
+        shape = graph.variables[weight.variable].type.shape or ()
+        count = 1
+        for dim in shape:
+            count *= dim or 1
+        sums["parameter"][owner] += count
+        sums["slot"][owner] += weight.slots
+        for stage in {owner} | {stage_of[u] for u in weight.users}:
+            sums["weight"][stage] += weight.value
+            sums["gradient"][stage] += weight.gradient
+    for stash in costs.stashes:
+        for stage in {stage_of[r] for r in stash.readers}:
+            sums["stash"][stage] += stash.nbytes
+    for flow in costs.flows:
+        source = stage_of[flow.producer]
+        for target in {stage_of[c] for c in flow.consumers} - {source}:
+            sent[target > source][source][0] += 1
+            sent[target > source][source][1] += flow.nbytes
+    whole = sum(sums["time"]) or 1.0
+    return tuple(
+        StageForecast(
+            units=int(sums["unit"][r]),
+            parameters=int(sums["parameter"][r]),
+            weight_bytes=int(sums["weight"][r]),
+            gradient_bytes=int(sums["gradient"][r]),
+            slot_bytes=int(sums["slot"][r]),
+            in_flight=in_flight[r],
+            stash_bytes=int(sums["stash"][r]) * in_flight[r],
+            time_share=round(sums["time"][r] / whole, 4),
+            sent_forward=int(sent[True][r][1]),
+            sent_backward=int(sent[False][r][1]),
+            messages_forward=int(sent[True][r][0]),
+            messages_backward=int(sent[False][r][0]),
+        )
+        for r in range(stages)
+    )
+
+
+def _reasons(
+    units: Sequence[Unit],
+    costs: Costs,
+    solution: ChainSolution,
+    forecast: Sequence[StageForecast],
+    objective: str,
+) -> tuple[str, ...]:
+    """Which stage limits the plan, and the unit that makes it so when it is most of that stage."""
+    if len(forecast) < 2:
+        return ()
+    if objective == "speed":
+        heaviest = max(range(len(forecast)), key=lambda r: solution.times[r])
+        weigh = [c.time_forward + c.time_backward for c in costs.units]
+        said = f"{forecast[heaviest].time_share:.0%} of the compute time"
+    else:
+        heaviest = max(range(len(forecast)), key=lambda r: solution.memory[r])
+        kept = forecast[heaviest].in_flight
+        gradients = {w.variable: w.gradient for w in costs.weights}
+        weigh = [
+            c.weight_bytes
+            + c.slot_bytes
+            + sum(gradients[v] for v in c.variables)
+            + kept * c.stash_bytes
+            for c in costs.units
+        ]
+        said = as_bytes(forecast[heaviest].stored_bytes)
+    inside = [unit.index for unit in units if solution.stage_of[unit.index] == heaviest]
+    largest = max(inside, key=lambda u: weigh[u])
+    total = sum(weigh[u] for u in inside) or 1.0
+    lines = [f"stage {heaviest} is the fullest, with {said}"]
+    if weigh[largest] > total / 2 and len(forecast) > 1:
+        what = (
+            f"{weigh[largest] / total:.0%} of its time"
+            if objective == "speed"
+            else as_bytes(weigh[largest])
+        )
+        lines[0] += f"; {units[largest].name} alone is {what}"
+    return tuple(lines)
+
+
+def as_bytes(count: float) -> str:
+    """Bytes for people, such as "3.1 GiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{int(count)} B"

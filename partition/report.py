@@ -1,0 +1,132 @@
+"""The plan as a table for people."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from smp_tf.partition.plan import Plan, as_bytes
+from smp_tf.partition.units import AFTER_MODEL
+
+
+def render(plan: Plan, width: int = 100, color: bool = False) -> str:
+    """The plan as text: a row per stage, then what else there is to know.
+
+    Args:
+        plan: the plan, with its forecast.
+        width: columns of the terminal.
+        color: mark the heading with terminal codes.
+
+    Returns:
+        Lines, each at most `width` wide.
+
+    Example:
+        >>> print(render(plan, width=100))
+    """
+    balanced = "stored bytes" if plan.objective == "memory" else "time per microbatch"
+    table = Table(
+        title=f"{plan.stages} partition{'s' if plan.stages != 1 else ''}, {plan.microbatches} microbatches, "
+        f"{plan.schedule}, balanced by {balanced}",
+        title_justify="left",
+        expand=False,
+    )
+    table.add_column("stage", justify="right")
+    table.add_column("layers", overflow="fold", ratio=1)
+    for name in (
+        "parameters",
+        "weights\n+ slots",
+        "stash\nin flight",
+        "time",
+        "sent\nper microbatch",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    names = layer_names(plan)
+    for stage, row in enumerate(plan.forecast):
+        table.add_row(
+            str(stage),
+            names[stage],
+            f"{row.parameters:,}",
+            f"{as_bytes(row.weight_bytes)}\n+ {as_bytes(row.slot_bytes)}",
+            f"{as_bytes(row.stash_bytes)}\n{row.in_flight} ×",
+            f"{row.time_share:.0%}",
+            f"{_sent(row.sent_forward)} →\n← {_sent(row.sent_backward)}",
+        )
+    text = io.StringIO()
+    console = Console(
+        file=text, width=width, force_terminal=color, color_system="standard" if color else None
+    )
+    console.print(table)
+    for line in _lines(plan):
+        console.print(line, markup=False, highlight=False, soft_wrap=False)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def _sent(count: int) -> str:
+    return as_bytes(count) if count else "-"
+
+
+def _lines(plan: Plan) -> list[str]:
+    """What the table has no column for."""
+    lines = []
+    for shared in plan.shared:
+        size = as_bytes(shared.nbytes)
+        if shared.copies:
+            where = " and ".join(map(str, shared.copies))
+            lines.append(
+                f"shared: {shared.name} ({size}) is stored on stage {shared.owner}; stage {where} has a copy, which "
+                f"gets the value and returns its gradient once per step"
+            )
+        else:
+            lines.append(f"shared: all uses of {shared.name} ({size}) are on stage {shared.owner}")
+    lines.extend(f"why: {reason}" for reason in plan.reasons)
+    if plan.defaulted:
+        lines.append("cost guessed for: " + ", ".join(plan.defaulted))
+    return lines
+
+
+def layer_names(plan: Plan) -> list[str]:
+    """The layers of each stage in a few words, such as "embedding … block_3 (14)"."""
+    stages: list[list[str]] = [[] for _ in range(plan.stages)]
+    for name, stage in plan.units.items():
+        stages[stage].append(name)
+    models = {name.partition("/")[0] for name in plan.units if name != AFTER_MODEL}
+    one_model = len(models) == 1
+    where: dict[str, set[int]] = {}
+    for name, stage in plan.units.items():
+        where.setdefault(_outer(name, one_model), set()).add(stage)
+
+    def shown(name: str) -> str:
+        outer = _outer(name, one_model)
+        if len(where[outer]) == 1:
+            return outer
+        return f"part of {outer}"
+
+    return [_first_and_last([shown(n) for n in names], len(names)) for names in stages]
+
+
+def _within(name: str, one_model: bool) -> str:
+    """A unit's path without the name of the only model."""
+    first, _, rest = name.partition("/")
+    return rest if one_model and rest else first if not rest else name
+
+
+def _outer(name: str, one_model: bool) -> str:
+    """The outermost layer of a unit's path, the model's own name left out."""
+    if name == AFTER_MODEL:
+        return name
+    inner = _within(name.partition(" + ")[0], one_model)
+    return inner.partition("/")[0] if one_model else "/".join(inner.split("/")[:2])
+
+
+def _first_and_last(names: Sequence[str], count: int) -> str:
+    distinct = list(dict.fromkeys(names))
+    if not distinct:
+        return "-"
+    if len(distinct) == 1:
+        return distinct[0] if count == 1 else f"{distinct[0]} ({count})"
+    if len(distinct) == 2:
+        return f"{distinct[0]}, {distinct[1]}" + (f" ({count})" if count > 2 else "")
+    return f"{distinct[0]} … {distinct[-1]} ({count})"

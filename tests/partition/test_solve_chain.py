@@ -1,0 +1,365 @@
+"""Cutting chains: literal cases, public workloads, and brute force on random small chains."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smp_tf.partition.cost import Flow, Stash, Weight
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.solve_chain import Chain, solve_chain
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"u{i}" for i in range(count))
+
+
+def test_time_is_balanced() -> None:
+    chain = Chain(names(6), (1.0, 1.0, 1.0, 1.0, 1.0, 4.0))
+    solution = solve_chain(chain, 3, objective="speed", microbatches=8)
+    assert solution.stage_of[5] == 2
+    assert solution.times[2] == 4.0
+
+
+def test_equal_layers_are_shared_out_equally() -> None:
+    assert solve_chain(
+        Chain(names(8), (1.0,) * 8), 4, objective="speed", microbatches=4
+    ).stage_of == (0, 0, 1, 1, 2, 2, 3, 3)
+
+
+def test_no_stage_is_empty_even_when_one_unit_is_all_the_work() -> None:
+    solution = solve_chain(Chain(names(3), (9.0, 0.0, 0.0)), 3, objective="speed")
+    assert solution.cuts == (1, 2)
+
+
+def test_the_cut_avoids_the_large_tensor() -> None:
+    flows = (Flow(0, (1,), 1.0), Flow(1, (2,), 100.0), Flow(2, (3,), 1.0))
+    chain = Chain(names(4), (1.0, 1.0, 1.0, 1.0), flows, seconds_per_byte=0.05)
+    solution = solve_chain(chain, 2, objective="speed")
+    assert solution.cuts in ((1,), (3,))
+    # 3 units of compute and one byte; 1 unit and the same byte, received.
+    assert sorted(solution.times) == pytest.approx([1.05, 3.05])
+
+
+def test_a_tensor_is_received_once_by_each_stage_that_reads_it_and_sent_once() -> None:
+    chain = Chain(names(4), (0.0,) * 4, (Flow(0, (1, 2, 3), 10.0),), seconds_per_byte=1.0)
+    assert solve_chain(chain, 4, objective="speed").times == (10.0, 10.0, 10.0, 10.0)
+    assert sum(solve_chain(chain, 2, objective="speed").times) == 20.0
+
+
+def test_gradients_flow_backward() -> None:
+    chain = Chain(
+        names(3), (1.0,) * 3, (Flow(2, (0, 1), 4.0, backward=True),), seconds_per_byte=1.0
+    )
+    assert solve_chain(chain, 3, objective="speed").times == (5.0, 5.0, 5.0)
+
+
+def test_memory_counts_the_stash_of_every_microbatch_in_flight() -> None:
+    chain = Chain(names(4), (1.0,) * 4, stashes=tuple(Stash((i,), 10.0) for i in range(4)))
+    even = solve_chain(chain, 2, objective="memory", microbatches=8, in_flight=(1, 1))
+    assert (even.cuts, even.memory) == ((2,), (20.0, 20.0))
+    # 1F1B keeps 3 on the first stage and 1 on the last: one unit there weighs as much as three here.
+    skewed = solve_chain(chain, 2, objective="memory", microbatches=8, in_flight=(3, 1))
+    assert (skewed.cuts, skewed.memory) == ((1,), (30.0, 30.0))
+
+
+def test_by_default_1f1b_is_in_flight() -> None:
+    chain = Chain(names(3), (1.0,) * 3, stashes=tuple(Stash((i,), 1.0) for i in range(3)))
+    assert solve_chain(chain, 3, microbatches=8).memory == (3.0, 2.0, 1.0)
+    assert solve_chain(chain, 3, microbatches=2).memory == (2.0, 2.0, 1.0)
+
+
+def test_a_tensor_kept_by_two_units_of_a_stage_is_kept_once() -> None:
+    chain = Chain(names(2), (1.0, 1.0), stashes=(Stash((0, 1), 7.0),))
+    assert solve_chain(chain, 1, in_flight=(1,)).memory == (7.0,)
+    assert solve_chain(chain, 2, in_flight=(1, 1)).memory == (7.0, 7.0)
+
+
+def shared(first: float = 0.0, last: float = 0.0) -> Chain:
+    """A weight used at both ends: 10 bytes, a gradient of 10, slots of 20."""
+    weights = (
+        Weight(0, (0, 3), 10.0, 10.0, 20.0),
+        Weight(1, (0,), first, 0.0, 0.0),
+        Weight(2, (3,), last, 0.0, 0.0),
+    )
+    return Chain(names(4), (1.0,) * 4, weights=weights)
+
+
+def test_a_shared_weight_is_owned_where_there_is_room() -> None:
+    early = solve_chain(shared(last=20.0), 2, objective="memory")
+    assert (early.owners[0], early.memory) == (0, (40.0, 40.0))
+    late = solve_chain(shared(first=20.0), 2, objective="memory")
+    assert (late.owners[0], late.memory) == (1, (40.0, 40.0))
+
+
+def test_uses_of_a_shared_weight_stay_together_where_that_is_cheaper() -> None:
+    weights = (Weight(0, (1, 2), 100.0, 100.0, 0.0),)
+    chain = Chain(names(4), (1.0,) * 4, weights=weights, seconds_per_byte=1.0)
+    solution = solve_chain(chain, 2, objective="speed")
+    assert solution.stage_of[1] == solution.stage_of[2]
+    assert sum(solution.times) == 4.0
+
+
+def test_the_copy_of_a_shared_weight_is_charged_to_both_ends_and_spread_over_the_microbatches() -> (
+    None
+):
+    chain = Chain(
+        names(2), (1.0, 1.0), weights=(Weight(0, (0, 1), 8.0, 8.0, 0.0),), seconds_per_byte=1.0
+    )
+    # Value and gradient, 16 bytes per step, over 4 microbatches.
+    assert solve_chain(chain, 2, objective="speed", microbatches=4).times == (5.0, 5.0)
+
+
+def test_manual_stages_are_respected() -> None:
+    chain = Chain(names(5), (1.0,) * 5, manual=(None, 0, None, None, 1))
+    assert solve_chain(chain, 2, objective="speed").stage_of in (
+        (0, 0, 0, 1, 1), (0, 0, 1, 1, 1)
+    )  # fmt: skip
+    chain = Chain(names(5), (1.0,) * 5, manual=(None, None, None, 0, None))
+    assert solve_chain(chain, 2, objective="speed").stage_of == (0, 0, 0, 0, 1)
+
+
+def test_manual_stages_out_of_order_are_an_error() -> None:
+    chain = Chain(names(2), (1.0, 1.0), manual=(1, 0))
+    with pytest.raises(
+        PlacementError, match="'u0', on partition 1, comes before 'u1', on partition 0"
+    ):
+        solve_chain(chain, 2)
+
+
+def test_a_manual_stage_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(
+        PlacementError, match="'u1' was placed on partition 2. There are 2: use 0 to 1"
+    ):
+        solve_chain(Chain(names(2), (1.0, 1.0), manual=(None, 2)), 2)
+
+
+def test_manual_stages_that_leave_none_for_a_partition_are_an_error() -> None:
+    with pytest.raises(PlacementError, match="No cut into 3 partitions agrees with the manual"):
+        solve_chain(Chain(names(3), (1.0,) * 3, manual=(0, 2, None)), 3)
+
+
+def test_more_stages_than_units_is_an_error_that_says_how_many_are_possible() -> None:
+    with pytest.raises(PlacementError) as caught:
+        solve_chain(Chain(("net/a", "net/b"), (1.0, 1.0)), 3)
+    assert str(caught.value) == (
+        "The model has 2 units that can be put on different partitions (net/a, net/b), and every "
+        "partition needs at least one. Received: partitions=3; the largest possible is 2. Use fewer "
+        "partitions, or build the model of more layers."
+    )
+
+
+def test_a_plan_that_does_not_fit_names_the_unit_that_is_too_large() -> None:
+    gib = 2.0**30
+    weights = (Weight(0, (0,), 3.1 * gib, 0.0, 0.0), Weight(1, (1,), 0.1 * gib, 0.0, 0.0))
+    chain = Chain(("net/embedding", "net/dense"), (1.0, 1.0), weights=weights)
+    with pytest.raises(
+        PlacementError, match=r"Stage 0: net/embedding alone is 3\.10 GiB, the limit is 2\.00 GiB"
+    ):
+        solve_chain(chain, 2, memory_limit=2 * gib)
+
+
+def test_the_memory_limit_is_kept_at_the_price_of_time() -> None:
+    weights = tuple(Weight(i, (i,), float(size), 0.0, 0.0) for i, size in enumerate((9, 1, 1, 1)))
+    chain = Chain(names(4), (1.0, 1.0, 1.0, 1.0), weights=weights)
+    assert solve_chain(chain, 2, objective="speed", microbatches=8).cuts == (2,)
+    assert solve_chain(chain, 2, objective="speed", microbatches=8, memory_limit=9.0).cuts == (1,)
+
+
+def test_within_the_tolerance_the_second_objective_decides() -> None:
+    weights = tuple(Weight(i, (i,), size, 0.0, 0.0) for i, size in enumerate((50.0, 1.0, 49.0)))
+    # Cut (1,) has 50 and 50 bytes, in times 0 and 4; cut (2,) has 51 and 49 bytes, in times 1 and 3.
+    chain = Chain(names(3), (0.0, 1.0, 3.0), weights=weights)
+    assert solve_chain(chain, 2, tolerance=0.0, microbatches=4, in_flight=(1, 1)).cuts == (1,)
+    assert solve_chain(chain, 2, tolerance=0.03, microbatches=4, in_flight=(1, 1)).cuts == (2,)
+
+
+# --- public workloads -------------------------------------------------------------------------------------------
+
+
+def _workloads() -> Path:
+    root = Path(__file__).resolve().parents[2]
+    return Path(os.environ.get("SMP_TF_TEST_DATA", root / ".." / "shared" / "data")) / "partition"
+
+
+def _workload(name: str) -> tuple[Chain, int]:
+    path = _workloads() / f"{name}.json"
+    if not path.is_file():
+        pytest.skip(f"workload {path} is not there; set SMP_TF_TEST_DATA to the folder that has it")
+    data = json.loads(path.read_text())
+    graph = nx.DiGraph()
+    graph.add_nodes_from(node["id"] for node in data["nodes"])
+    graph.add_edges_from((edge["sourceId"], edge["destId"]) for edge in data["edges"])
+    position = {node: at for at, node in enumerate(nx.lexicographical_topological_sort(graph))}
+    times = [0.0] * len(position)
+    for node in data["nodes"]:
+        times[position[node["id"]]] = node["fpgaLatency"]
+    cost = {edge["sourceId"]: edge["cost"] for edge in data["edges"]}
+    flows = tuple(
+        Flow(position[node], tuple(sorted(position[r] for r in graph.successors(node))), cost[node])
+        for node in graph
+        if graph.out_degree(node)
+    )
+    ordered = sorted(position, key=position.__getitem__)
+    return Chain(tuple(map(str, ordered)), tuple(times), flows, seconds_per_byte=1.0), data[
+        "maxFPGAs"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "proved", "within"),
+    [("bert24_inference", 17.790, 1.001), ("gnmt_inference", 32.911, 1.024)],
+)
+def test_public_workloads_are_within_reach_of_the_proved_optimum(
+    name: str, proved: float, within: float
+) -> None:
+    chain, stages = _workload(name)
+    solution = solve_chain(chain, stages, objective="speed", microbatches=10**9, tolerance=0.0)
+    assert proved * (1 - 1e-4) <= max(solution.times) <= proved * within
+
+
+# --- brute force ------------------------------------------------------------------------------------------------
+
+amount = st.integers(0, 20).map(float)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Chain:
+    count = draw(st.integers(1, 7))
+    unit = st.integers(0, count - 1)
+
+    def some(most: int = 4) -> st.SearchStrategy[tuple[int, ...]]:
+        return st.sets(unit, min_size=1, max_size=most).map(lambda s: tuple(sorted(s)))
+
+    flows = [
+        Flow(producer, tuple(c for c in readers if c != producer), size)
+        for producer, readers, size in draw(st.lists(st.tuples(unit, some(), amount), max_size=5))
+        if set(readers) != {producer}
+    ]
+    stashes = [Stash(*s) for s in draw(st.lists(st.tuples(some(), amount), max_size=4))]
+    weights = [
+        Weight(variable, *w)
+        for variable, w in enumerate(
+            draw(st.lists(st.tuples(some(3), amount, amount, amount), max_size=3))
+        )
+    ]
+    return Chain(
+        names(count),
+        tuple(draw(st.lists(amount, min_size=count, max_size=count))),
+        tuple(flows),
+        tuple(stashes),
+        tuple(weights),
+        seconds_per_byte=0.5,
+    )
+
+
+def slow_costs(
+    chain: Chain,
+    cuts: Sequence[int],
+    late: frozenset[int],
+    in_flight: Sequence[int],
+    microbatches: int,
+) -> tuple[list[float], list[float]]:
+    """Time and memory of every stage, straight from what the records mean."""
+    count, stages = len(chain.names), len(in_flight)
+    bounds = (0, *cuts, count)
+    stage = [next(k for k in range(stages) if bounds[k] <= u < bounds[k + 1]) for u in range(count)]
+    times, memory = [0.0] * stages, [0.0] * stages
+    for u, seconds in enumerate(chain.times):
+        times[stage[u]] += seconds
+    for flow in chain.flows:
+        ahead = {stage[c] for c in flow.consumers if c > flow.producer} - {stage[flow.producer]}
+        behind = {stage[c] for c in flow.consumers if c < flow.producer} - {stage[flow.producer]}
+        for away in (ahead, behind):
+            if away:
+                times[stage[flow.producer]] += flow.nbytes * chain.seconds_per_byte
+            for k in away:
+                times[k] += flow.nbytes * chain.seconds_per_byte
+    for stash in chain.stashes:
+        for k in {stage[r] for r in stash.readers}:
+            memory[k] += stash.nbytes * in_flight[k]
+    for weight in chain.weights:
+        used = {stage[u] for u in weight.users}
+        owner = stage[weight.users[-1 if weight.variable in late else 0]]
+        for k in used:
+            memory[k] += weight.value + weight.gradient + (weight.slots if k == owner else 0.0)
+            if len(used) > 1:
+                crossing = weight.value + (weight.value if weight.gradient else 0.0)
+                times[k] += crossing / microbatches * chain.seconds_per_byte
+    return times, memory
+
+
+def all_costs(
+    chain: Chain, stages: int, in_flight: Sequence[int], microbatches: int
+) -> list[tuple[float, float]]:
+    """Step time and fullest stage of every cut and every choice of owners."""
+    variables = [w.variable for w in chain.weights]
+    found = []
+    for cuts in combinations(range(1, len(chain.names)), stages - 1):
+        for size in range(len(variables) + 1):
+            for late in combinations(variables, size):
+                times, memory = slow_costs(chain, cuts, frozenset(late), in_flight, microbatches)
+                found.append((sum(times) + (microbatches - 1) * max(times), max(memory)))
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(chain=chains(), stages=st.integers(1, 4), microbatches=st.sampled_from([1, 2, 5]))
+def test_no_cut_is_better(chain: Chain, stages: int, microbatches: int) -> None:
+    stages = min(stages, len(chain.names))
+    in_flight = [min(stages - r, microbatches) for r in range(stages)]
+    every = all_costs(chain, stages, in_flight, microbatches)
+
+    fast = solve_chain(chain, stages, objective="speed", microbatches=microbatches, tolerance=0.0)
+    step = sum(fast.times) + (microbatches - 1) * max(fast.times)
+    assert step == pytest.approx(min(time for time, _ in every))
+
+    small = solve_chain(chain, stages, objective="memory", microbatches=microbatches, tolerance=0.0)
+    least = min(memory for _, memory in every)
+    assert max(small.memory) == pytest.approx(least)
+    step = sum(small.times) + (microbatches - 1) * max(small.times)
+    assert step == pytest.approx(min(time for time, memory in every if memory <= least + 1e-9))
+
+
+@settings(max_examples=100, deadline=None)
+@given(chain=chains(), stages=st.integers(1, 4))
+def test_costs_are_what_the_records_mean(chain: Chain, stages: int) -> None:
+    stages = min(stages, len(chain.names))
+    in_flight = list(range(stages, 0, -1))
+    solution = solve_chain(chain, stages, in_flight=in_flight, microbatches=4)
+    late = frozenset(
+        w.variable
+        for w in chain.weights
+        if solution.owners[w.variable] == solution.stage_of[w.users[-1]]
+        and solution.stage_of[w.users[0]] != solution.stage_of[w.users[-1]]
+    )
+    times, memory = slow_costs(chain, solution.cuts, late, in_flight, 4)
+    assert solution.times == pytest.approx(times)
+    assert solution.memory == pytest.approx(memory)
+
+
+@settings(max_examples=60, deadline=None)
+@given(chain=chains(), stages=st.integers(1, 5))
+def test_stages_are_runs_of_the_order_and_none_is_empty(chain: Chain, stages: int) -> None:
+    stages = min(stages, len(chain.names))
+    stage_of = solve_chain(chain, stages).stage_of
+    assert stage_of[0] == 0
+    assert stage_of[-1] == stages - 1
+    assert all(b - a in (0, 1) for a, b in pairwise(stage_of))
+
+
+def test_three_thousand_units_are_cut() -> None:
+    count = 3000
+    times = tuple(1.0 + (i * 7919 % 13) for i in range(count))
+    flows = tuple(Flow(i, (i + 1,), 1.0) for i in range(count - 1))
+    chain = Chain(names(count), times, flows, seconds_per_byte=0.01)
+    solution = solve_chain(chain, 4, objective="speed", microbatches=8)
+    assert max(solution.times) == pytest.approx(sum(times) / 4, rel=0.005)
