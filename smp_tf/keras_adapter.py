@@ -69,6 +69,10 @@ class OptimizerPatch:
         setattr(owner, name, functools.wraps(original)(wrapper(original)))
 
 
+#: The one patch of this process: in force from the first distributed model until `smp.shutdown`.
+optimizer_patch = OptimizerPatch()
+
+
 def _optimizers_defining(method: str) -> list[type]:
     """Every optimizer class, new and legacy, with a definition of its own of a method."""
     found: list[type] = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +13,9 @@ import tf_keras
 
 from smp_tf import runtime
 from smp_tf.errors import StepError
-from smp_tf.variables import VariableStore
+from smp_tf.keras_adapter import optimizer_patch
+from smp_tf.lifecycle import on_shutdown
+from smp_tf.variables import VariableStore, tracing_step
 
 _in_step = threading.local()
 
@@ -28,11 +32,29 @@ def set_step_being_traced(trace: Any) -> Any:
     return before
 
 
+def saving() -> bool:
+    """Whether the structure of a model is being written in this thread."""
+    return getattr(_in_step, "saving", False)
+
+
+@contextlib.contextmanager
+def save_structure() -> Iterator[None]:
+    """Within this context distributed models may be called, and variables without storage read: nothing runs."""
+    _in_step.saving = True
+    try:
+        with tracing_step():
+            yield
+    finally:
+        _in_step.saving = False
+
+
 class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
     """Metaclass: variables made while a distributed model is constructed get no storage yet."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         runtime.current()  # an error that says so where smp.init was forgotten
+        optimizer_patch.install()
+        on_shutdown(optimizer_patch.remove)
         if cls is DistributedModel:
             return _wrap(*args, **kwargs)
         store = VariableStore(cls.__name__)
@@ -77,20 +99,26 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         """Call the model: inside a step, or on symbolic Keras inputs to build it."""
         trace = step_being_traced()
         if trace is None:
-            if not _is_symbolic(args, kwargs) and runtime.current().config.partitions != 1:
+            if not _is_symbolic(args, kwargs) and not saving():
                 raise StepError(
                     f"Model {self.name!r} was called outside a step. Its layers live on different ranks, so it can be "
                     f"called only inside a function decorated with @smp.step, which smp_tf cuts."
                 )
-            with tf.variable_creator_scope(self._smp_store.creator):
+            with self._without_storage():
                 return super().__call__(*args, **kwargs)
         with trace.model_call(self):
             return super().__call__(*args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
         """Make the variables for inputs of a shape, without storage; as `tf_keras.Model.build`."""
-        with tf.variable_creator_scope(self._smp_store.creator):
+        with self._without_storage():
             super().build(input_shape)
+
+    @contextlib.contextmanager
+    def _without_storage(self) -> Iterator[None]:
+        """Ops made within this context only say which variables there are; their storage comes with the plan."""
+        with tf.variable_creator_scope(self._smp_store.creator), tracing_step():
+            yield
 
     @property
     def local_variables(self) -> list[Any]:
@@ -109,6 +137,21 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             StepError: no step has run yet, so it is not decided who stores what.
         """
         return [v for v in self.trainable_variables if self._is_local(v)]
+
+    def save_model(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole, unsplit model as a SavedModel that tf_keras loads without smp_tf.
+
+        Every rank must call it. No rank holds more than one foreign weight at a time.
+
+        Args:
+            path: folder to write; an earlier model there is replaced once the new one is complete.
+
+        Raises:
+            StepError: the model has not run a step yet, or the path asks for a format this does not write.
+        """
+        from smp_tf.saving import save_model
+
+        save_model(self, path)
 
     def _is_local(self, variable: Any) -> bool:
         state = self._smp_store.state(variable)

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from smp_tf import keras_adapter, planning, runtime, variables
 from smp_tf.announce import announce
+from smp_tf.data_parallel import sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.microbatching import (
@@ -173,7 +174,7 @@ class Step:
                 self._runners[key] = _EagerRunner(program, self._options)
             return self._runners[key](arguments.tensors)
         with stop_tapes():
-            return _emit(program, arguments.tensors, self._options)
+            return _results(program, _emit(program, arguments.tensors, self._options))
 
     def _forget(self) -> None:
         self._programs.clear()
@@ -425,57 +426,102 @@ def on_reset(callback: Callable[[], None]) -> None:
     on_shutdown(callback)
 
 
-def _emit(program: _Program, tensors: Sequence[tf.Tensor], options: _Options) -> Any:
-    """Write a program into the current graph and give the structure of step outputs."""
-    flat, weights = _emit_flat(program, tensors, options)
-    return _results(program, flat, weights)
-
-
 @dataclass(frozen=True)
 class _Flat:
-    """Per output: values per microbatch or None, accumulated sum or None."""
+    """What a program gave, by output.
+
+    Args:
+        values: one tensor per microbatch, or None.
+        accumulated: the sum over microbatches (and replicas) of weight x value, or None.
+        weights: weight of each microbatch of this replica.
+        total_weight: sum of the weights behind `accumulated`.
+    """
 
     values: list[list[tf.Tensor] | None]
     accumulated: list[tf.Tensor | None]
+    weights: Sequence[Any]
+    total_weight: Any
+
+    def tensors(self) -> list[tf.Tensor]:
+        """All tensors, for a function to return."""
+        found = [tensor for values in self.values if values is not None for tensor in values]
+        found += [tensor for tensor in self.accumulated if tensor is not None]
+        return found + [w for w in (*self.weights, self.total_weight) if isinstance(w, tf.Tensor)]
+
+    def filled(self, tensors: Iterable[tf.Tensor]) -> _Flat:
+        """The same with other tensors, in the order of `tensors()`."""
+        left = iter(tensors)
+        values = [None if v is None else [next(left) for _ in v] for v in self.values]
+        accumulated = [None if t is None else next(left) for t in self.accumulated]
+        weights = [next(left) if isinstance(w, tf.Tensor) else w for w in self.weights]
+        total = next(left) if isinstance(self.total_weight, tf.Tensor) else self.total_weight
+        return _Flat(values, accumulated, weights, total)
 
 
-def _emit_flat(program: _Program, tensors: Sequence[tf.Tensor], options: _Options) -> tuple[_Flat, Sequence[Any]]:
+def _emit(program: _Program, tensors: Sequence[tf.Tensor], options: _Options) -> _Flat:
+    """Write a program into the current graph."""
     running = runtime.current()
     slicer = Slicer(program.arguments, tensors, program.microbatches)
+    replicas = running.topology.dp_size
     sizes = slicer.sizes
-    equal = all(isinstance(s, int) for s in sizes) and len(set(sizes)) == 1
-    weights = [1] * len(sizes) if equal else list(sizes)
-    replica = running.topology.dp_rank
-    base = np.int64((running.seed * 0x9E3779B1 + replica * 0x85EBCA77 + program.stage_program.number) % (1 << 61))
+    equal = replicas == 1 and all(isinstance(s, int) for s in sizes) and len(set(sizes)) == 1
+    weights: Sequence[Any] = [1] * len(sizes) if equal else list(sizes)
+    number = program.stage_program.number
+    # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
+    base = (running.seed * 0x9E3779B1 + running.topology.dp_rank * 0x85EBCA77 + number) % (1 << 61)
 
     def seed(step: tf.Tensor, microbatch: int) -> tf.Tensor:
-        return tf.stack([tf.constant(base), step * (1 << 20) + microbatch])
+        return tf.stack([tf.constant(base, tf.int64), step * (1 << 20) + microbatch])
 
     keep = frozenset(range(len(program.stage_program.split.outputs))) if options.keep_gradients else frozenset()
-    results = emit(
-        program.stage_program, slicer, program.lowered.captures, seed, None if equal else weights, keep
-    )
-    with tf.control_dependencies([results.done]):
-        return _Flat(results.values, results.accumulated), weights
+    results = emit(program.stage_program, slicer, program.lowered.captures, seed, None if equal else weights, keep)
+    accumulated, total = results.accumulated, _total(weights)
+    if replicas > 1:
+        accumulated, total = _over_replicas(accumulated, total, f"smp_gradients_{number}")
+    return _Flat(results.values, accumulated, weights, total)
 
 
-def _results(program: _Program, flat: _Flat, weights: Sequence[Any]) -> Any:
+def _total(weights: Sequence[Any]) -> Any:
+    if all(isinstance(w, int) for w in weights):
+        return sum(weights)
+    return tf.add_n([tf.cast(w, tf.int64) for w in weights])
+
+
+def _over_replicas(
+    accumulated: Sequence[tf.Tensor | None], total: Any, name: str
+) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+    """Sums over microbatches and their weight, summed over the replicas."""
+    present = [t for t in accumulated if t is not None]
+    *sums, total = sum_over_replicas([*present, tf.cast(total, tf.float64)], name)
+    left = iter(sums)
+    return [None if t is None else next(left) for t in accumulated], total
+
+
+def _results(program: _Program, flat: _Flat) -> Any:
+    """The structure the step function returned, with step outputs in it."""
     plans = program.stage_program.split.outputs
-    stage = program.stage_program.stage
+    graph = program.lowered.graph
+    replicas = runtime.current().topology.dp_size
 
     def output(slot: Any) -> Any:
         if not isinstance(slot, OutputSlot):
             return slot
         plan = plans[slot.outputs[0]]
-        name = program.lowered.graph.nodes[program.lowered.graph.outputs[slot.outputs[0]].node].name
-        local = plan.delivery is not Delivery.LOCAL or plan.stage == stage
-        values = _packed(slot, [flat.values[i] for i in slot.outputs])
-        total = None
-        sums = [flat.accumulated[i] for i in slot.outputs]
-        if slot.spec is None:
-            total = sums[0]
+        name = graph.nodes[graph.outputs[slot.outputs[0]].node].name
+        if slot.spec is not None and plan.is_gradient and replicas > 1:
+            raise StepError(
+                f"{name} is a sparse gradient; averaging sparse gradients over replicas is not supported yet. Return "
+                f"tf.convert_to_tensor(gradient) from the step, or train with one replica."
+            )
         return StepOutput(
-            name, values, weights, total=total, owner=plan.stage, is_local=local, is_gradient=plan.is_gradient
+            name,
+            _packed(slot, [flat.values[i] for i in slot.outputs]),
+            flat.weights,
+            total=flat.accumulated[slot.outputs[0]] if slot.spec is None else None,
+            total_weight=flat.total_weight,
+            owner=plan.stage,
+            is_local=plan.delivery is not Delivery.LOCAL or plan.stage == program.stage_program.stage,
+            is_gradient=plan.is_gradient,
         )
 
     return tf.nest.map_structure(output, program.lowered.results)
@@ -499,27 +545,18 @@ class _EagerRunner:
     def __init__(self, program: _Program, options: _Options) -> None:
         self._program = program
         self._layout: _Flat | None = None
-        self._weights: Sequence[Any] = ()
 
         def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            flat, self._weights = _emit_flat(program, tensors, options)
-            self._layout = flat
-            return _tensors_of(flat)
+            self._layout = _emit(program, tensors, options)
+            return self._layout.tensors()
 
         self._function = tf.function(run, autograph=False)
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         with stop_tapes():
-            flat = iter(self._function(*tensors))
+            flat = self._function(*tensors)
         assert self._layout is not None
-        values = [None if v is None else [next(flat) for _ in v] for v in self._layout.values]
-        accumulated = [None if t is None else next(flat) for t in self._layout.accumulated]
-        return _results(self._program, _Flat(values, accumulated), self._weights)
-
-
-def _tensors_of(flat: _Flat) -> list[tf.Tensor]:
-    found = [tensor for values in flat.values if values is not None for tensor in values]
-    return found + [tensor for tensor in flat.accumulated if tensor is not None]
+        return _results(self._program, self._layout.filled(flat))
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ class StepOutput:
         name: what it is, for messages.
         values: one tensor per microbatch; None where this rank does not have them.
         weights: weight of each microbatch in averages (its number of samples).
-        total: sum over microbatches of weight x value, where the pipeline accumulated it; else None.
+        total: sum over microbatches (and replicas) of weight x value, where the pipeline accumulated it; else None.
+        total_weight: the sum of the weights behind `total`.
         owner: the partition that keeps the value when it is not sent to all; else None.
         is_local: whether this rank has it.
-        axis: the axis along which the microbatches of an output are parts of a batch.
+        is_gradient: whether it was computed from gradients.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class StepOutput:
         weights: Sequence[Any],
         *,
         total: Any = None,
+        total_weight: Any = None,
         owner: int | None = None,
         is_local: bool = True,
         is_gradient: bool = False,
@@ -38,6 +40,7 @@ class StepOutput:
         self._values = None if values is None else list(values)
         self._weights = list(weights)
         self._total = total
+        self._total_weight = total_weight
         self._owner = owner
         self._is_local = is_local
         self._is_gradient = is_gradient
@@ -100,7 +103,9 @@ class StepOutput:
         if self._is_gradient and not self._is_local:
             return None
         if self._total is not None:
-            return _scaled(self._total, self._inverse_weight())
+            if isinstance(self._total_weight, int):
+                return _scaled(self._total, 1.0 / self._total_weight)
+            return _scaled(self._total, 1.0 / tf.cast(self._total_weight, tf.float64))
         return _weighted_mean([_as_float(v) for v in self.outputs], self._weights)
 
     def reduce_sum(self) -> Any:
@@ -128,11 +133,6 @@ class StepOutput:
         if isinstance(values[0], tf.Tensor) and values[0].shape.rank == 0:
             return tf.stack(values)
         return join(values)
-
-    def _inverse_weight(self) -> Any:
-        if all(isinstance(w, (int, float)) for w in self._weights):
-            return 1.0 / sum(self._weights)
-        return 1.0 / tf.cast(tf.add_n([tf.cast(w, tf.int64) for w in self._weights]), tf.float64)
 
 
 def _all_one(weights: Sequence[Any]) -> bool:

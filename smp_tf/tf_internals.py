@@ -13,12 +13,13 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import resource_variable_ops
 
 UninitializedVariable: type[Any] = resource_variable_ops.UninitializedVariable
+ResourceVariable: type[Any] = resource_variable_ops.ResourceVariable
 
 
 def make_plain_variable(**arguments: Any) -> tf.Variable:
     """A resource variable made at once and outside any graph, past every variable creator scope."""
     with tf.init_scope():
-        return resource_variable_ops.ResourceVariable(**arguments)
+        return ResourceVariable(**arguments)
 
 
 def scratch_graph(name: str) -> Any:
@@ -27,9 +28,9 @@ def scratch_graph(name: str) -> Any:
 
 
 def destroy_storage(variable: tf.Variable) -> None:
-    """Free the memory of a variable; its handle stays, reading it fails."""
+    """Free the memory of a variable; its handle stays and holds an empty tensor."""
     with tf.init_scope():
-        tf.raw_ops.DestroyResourceOp(resource=variable.handle, ignore_lookup_error=True)
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
 
 
 def stop_tapes() -> Any:

@@ -77,7 +77,42 @@ def _check_readable(variable: Any, doing: str) -> None:
     )
 
 
-class DeferredVariable(tf_internals.UninitializedVariable):  # type: ignore[misc]
+class _Guarded:
+    """What a variable of a distributed model does before it is read or written: check that this rank stores it."""
+
+    smp_state: VariableState
+
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
+        _check_readable(self, "read")
+        return super()._read_variable_op(*args, **kwargs)  # type: ignore[misc]
+
+    def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.sparse_read`; an error on a rank that does not store the variable."""
+        _check_readable(self, "read")
+        return super().sparse_read(*args, **kwargs)  # type: ignore[misc]
+
+    def gather_nd(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.gather_nd`; an error on a rank that does not store the variable."""
+        _check_readable(self, "read")
+        return super().gather_nd(*args, **kwargs)  # type: ignore[misc]
+
+    def assign(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.assign`; an error on a rank that does not store the variable."""
+        _check_readable(self, "assign to")
+        return super().assign(*args, **kwargs)  # type: ignore[misc]
+
+    def assign_add(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.assign_add`; an error on a rank that does not store the variable."""
+        _check_readable(self, "assign to")
+        return super().assign_add(*args, **kwargs)  # type: ignore[misc]
+
+    def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.assign_sub`; an error on a rank that does not store the variable."""
+        _check_readable(self, "assign to")
+        return super().assign_sub(*args, **kwargs)  # type: ignore[misc]
+
+
+class DeferredVariable(_Guarded, tf_internals.UninitializedVariable):  # type: ignore[misc]
     """A resource variable whose storage appears only on the rank that owns it.
 
     Args:
@@ -89,34 +124,9 @@ class DeferredVariable(tf_internals.UninitializedVariable):  # type: ignore[misc
         self.smp_state = state
         super().__init__(**kwargs)
 
-    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
-        _check_readable(self, "read")
-        return super()._read_variable_op(*args, **kwargs)
 
-    def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.sparse_read`; an error on a rank that does not store the variable."""
-        _check_readable(self, "read")
-        return super().sparse_read(*args, **kwargs)
-
-    def gather_nd(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.gather_nd`; an error on a rank that does not store the variable."""
-        _check_readable(self, "read")
-        return super().gather_nd(*args, **kwargs)
-
-    def assign(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign`; an error on a rank that does not store the variable."""
-        _check_readable(self, "assign to")
-        return super().assign(*args, **kwargs)
-
-    def assign_add(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign_add`; an error on a rank that does not store the variable."""
-        _check_readable(self, "assign to")
-        return super().assign_add(*args, **kwargs)
-
-    def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign_sub`; an error on a rank that does not store the variable."""
-        _check_readable(self, "assign to")
-        return super().assign_sub(*args, **kwargs)
+class FreedVariable(_Guarded, tf_internals.ResourceVariable):  # type: ignore[misc]
+    """A variable that was built with its value, on a rank that does not own it: freed once the plan existed."""
 
 
 class VariableStore:
@@ -207,6 +217,10 @@ class VariableStore:
             elif not state.is_local and state.is_filled:
                 tf_internals.destroy_storage(variable)
                 state.is_filled = False
+                if type(variable) is tf_internals.ResourceVariable:
+                    # The script and Keras hold this very object; from now on it checks who reads it.
+                    variable.smp_state = state
+                    variable.__class__ = FreedVariable
 
     def _fill(self, variable: Any, state: VariableState, seed: int) -> None:
         assert state.initial_value is not None
