@@ -8,7 +8,8 @@ LAST := tests/examples/ tests/distributed/
 FOLDERS := $(filter-out tests/__pycache__/,$(sort $(wildcard tests/*/)))
 TESTS := $(filter-out $(LAST),$(FOLDERS)) $(foreach folder,$(LAST),$(filter $(folder),$(FOLDERS)))
 SOURCES := $(wildcard smp_tf ops partition pipeline examples benchmarks tests tools setup.py)
-TYPED := $(wildcard smp_tf ops partition pipeline tools)
+# mypy looks at folders, not at setup.py: links give it the package as it is installed.
+TYPED := .setup/typed
 CXX_SOURCES = $(shell find $(wildcard ops tests tools) -name '*.cc' -o -name '*.h')
 # What `make test` hands to pytest besides, such as ARGS="-k transport -x".
 ARGS ?=
@@ -49,13 +50,21 @@ test-oldest: ## Run the tests on the oldest supported TensorFlow (in .venv-oldes
 	cd $(OLDEST) && PATH="$(OLDEST_VENV)/bin:$$PATH" VIRTUAL_ENV="$(OLDEST_VENV)" \
 		python -m pytest $(TESTS) $(ARGS)
 
-# Offline, or with Debian's bazel-bootstrap, which downloads no rules:
-#   make bazel BAZEL_FLAGS="..." (see CONTRIBUTING.md)
+# As checked with Debian's bazel-bootstrap (Bazel 4), which downloads nothing this way. For another
+# Bazel that may download its rules: make bazel BAZEL_FLAGS=
+BAZEL_FLAGS ?= --config=builtin_rules
+bazel: setup ## Build the C++ libraries with Bazel and run their tests (apt-get install bazel-bootstrap)
+	bazel test $(BAZEL_FLAGS) //:all
+
 lint: setup ## Check style, types and formatting
 	$(IN_VENV) ruff check $(SOURCES)
 	$(IN_VENV) ruff format --check $(SOURCES)
 	$(IN_VENV) clang-format --dry-run --Werror $(CXX_SOURCES)
-	$(IN_VENV) mypy $(TYPED)
+	@rm -rf $(TYPED) && mkdir -p $(TYPED)/smp_tf
+	@ln -s $(filter-out %/__pycache__,$(wildcard $(CURDIR)/smp_tf/*)) \
+		$(addprefix $(CURDIR)/,ops partition pipeline) $(TYPED)/smp_tf/
+	cd $(TYPED) && $(IN_VENV) mypy --config-file $(CURDIR)/pyproject.toml --package smp_tf
+	$(IN_VENV) mypy tools
 
 format: setup ## Format the Python and C++ sources
 	$(IN_VENV) ruff check --fix-only --quiet $(SOURCES)
@@ -63,5 +72,5 @@ format: setup ## Format the Python and C++ sources
 	$(IN_VENV) clang-format -i $(CXX_SOURCES)
 
 clean: ## Remove what was built; .venv stays (rm -r .venv to be rid of it)
-	rm -rf build dist *.egg-info ops/build ops/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist bazel-* *.egg-info ops/build ops/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
