@@ -1,17 +1,24 @@
-"""From a traced step to a cut one: decide who owns what, once per model, and cut every later step accordingly."""
+"""From a pruned step to a cut one: place the units, agree on the plan with all ranks, cut.
+
+Ownership is decided once per model, by the first step that uses it. A later step (evaluation, another batch shape) keeps
+every variable where it is, and places its ops around them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from smp_tf.partition.assign import assign
+from smp_tf.partition.assign import Assignment, Role, assign
 from smp_tf.partition.cost import estimate
+from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.plan import Plan, StageForecast, make_plan
 from smp_tf.partition.solve_chain import Chain, solve_chain
 from smp_tf.partition.split import Split, split
 from smp_tf.partition.sums import sum_before_sending
-from smp_tf.partition.units import build_units
+from smp_tf.partition.units import Unit, build_units
 from smp_tf.pipeline.schedule import in_flight
 
 
@@ -40,47 +47,116 @@ def prune(graph: OpGraph) -> OpGraph:
     return graph.subgraph(graph.ancestors(wanted))
 
 
-def place_units(graph: OpGraph, request: PlacementRequest) -> tuple[dict[int, int], dict[int, int]]:
+def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
     """Place the units of a model over the stages.
 
     Args:
-        graph: the pruned op graph of a training step.
+        graph: the pruned op graph of a step.
         request: how many stages, and what to balance.
+        owners: stage of variables whose owner an earlier step decided, by index.
 
     Returns:
-        Stage of every forward node that belongs to a unit, and the owner stage of every variable that units use.
+        The plan.
 
     Raises:
         PlacementError: the model has too few units, or does not fit.
     """
-    units = build_units(graph)
+    units = _pinned(build_units(graph), owners) if owners else build_units(graph)
     costs = estimate(graph, units, slots=request.slots, microbatches=request.microbatches)
-    chain = Chain.of([u.name for u in units], [u.stage for u in units], costs)
+    held = in_flight(request.schedule, request.stages, request.microbatches)
     solution = solve_chain(
-        chain,
+        Chain.of([u.name for u in units], [u.stage for u in units], costs),
         request.stages,
         objective=request.objective,
         microbatches=request.microbatches,
-        in_flight=in_flight(request.schedule, request.stages, request.microbatches),
+        in_flight=held,
     )
-    stage_of = {number: solution.stage_of[unit.index] for unit in units for number in unit.nodes}
-    return stage_of, dict(solution.owners)
+    return make_plan(
+        graph,
+        units,
+        costs,
+        solution,
+        in_flight=held,
+        microbatches=request.microbatches,
+        schedule=request.schedule,
+        objective=request.objective,
+        fingerprint=fingerprint(graph),
+        owners=owners,
+    )
+
+
+def _pinned(units: Sequence[Unit], owners: Mapping[int, int]) -> tuple[Unit, ...]:
+    """The units, each on the stage that owns its variables.
+
+    A unit whose variables lie on stages before that of an earlier unit (a tied weight used late) stays free: it reads
+    its weight remotely, as it did in the step that decided.
+    """
+    pinned: list[Unit] = []
+    latest = 0
+    for unit in units:
+        stages = {owners[v] for v in unit.variables if v in owners}
+        stage = max(stages) if stages else None
+        if stage is not None and stage >= latest:
+            latest = stage
+            pinned.append(dataclasses.replace(unit, stage=stage))
+        else:
+            pinned.append(unit)
+    return tuple(pinned)
 
 
 def cut(
     graph: OpGraph,
-    stages: int,
-    stage_of: Mapping[int, int],
-    owners: Mapping[int, int],
+    plan: Plan,
     local_outputs: frozenset[int] = frozenset(),
     composites: Sequence[tuple[int, ...]] = (),
 ) -> Split:
-    """Cut a step whose units are placed."""
-    assignment = assign(graph, stages, stage_of, owners)
+    """Cut a step as a plan says.
+
+    Args:
+        graph: the pruned op graph.
+        plan: where its units and variables go.
+        local_outputs: positions of outputs that stay with the stage that makes them.
+        composites: positions of outputs that are parts of one composite tensor.
+
+    Returns:
+        The segments and transfers of all stages.
+    """
+    units = build_units(graph)
+    stages = plan.stages_of(units)
+    stage_of = {number: stages[unit.index] for unit in units for number in unit.nodes}
+    owners = {v.index: plan.owners[v.name] for v in graph.variables if v.name in plan.owners}
+    assignment = assign(graph, plan.stages, stage_of, owners)
     summed = sum_before_sending(assignment)
     if summed is not graph:
-        # Nodes were added: units are found again by name, which is unique.
-        names = {graph.nodes[number].name: stage for number, stage in stage_of.items()}
-        again = {number: names[node.name] for number, node in enumerate(summed.nodes) if node.name in names}
-        assignment = assign(summed, stages, again, owners)
+        # Nodes were added: those of units are found again by name, which is unique.
+        named = {graph.nodes[number].name: stage for number, stage in stage_of.items()}
+        again = {number: named[node.name] for number, node in enumerate(summed.nodes) if node.name in named}
+        assignment = assign(summed, plan.stages, again, owners)
     return split(assignment, local_outputs, composites)
+
+
+def with_exact_transfers(plan: Plan, done: Split) -> Plan:
+    """The plan with the stash and the transfers that its cut really has in place of the estimates."""
+    forecast = tuple(_exact(stage, row, done) for stage, row in enumerate(plan.forecast))
+    return dataclasses.replace(plan, forecast=forecast)
+
+
+def _exact(stage: int, row: StageForecast, done: Split) -> StageForecast:
+    graph = done.graph
+    sent = [t for t in done.transfers if t.src_stage == stage and not t.once_per_step and t.tensor is not None]
+    forward = [t for t in sent if t.dst_stage > stage]
+    backward = [t for t in sent if t.dst_stage < stage]
+    stash = sum(graph.type_of(t).nbytes() for t in done.stash(stage) if not _is_weight(done.assignment, t.node))
+    return dataclasses.replace(
+        row,
+        stash_bytes=stash * row.in_flight,
+        sent_forward=sum(graph.type_of(t.tensor).nbytes() for t in forward if t.tensor is not None),
+        sent_backward=sum(graph.type_of(t.tensor).nbytes() for t in backward if t.tensor is not None),
+        messages_forward=len(forward),
+        messages_backward=len(backward),
+    )
+
+
+def _is_weight(assignment: Assignment, node: int) -> bool:
+    place = assignment.places[node]
+    return place.role is Role.HOME and assignment.graph.nodes[node].op == "ReadVariableOp"

@@ -36,8 +36,10 @@ from smp_tf.partition.split import Delivery
 from smp_tf.partition.tf_internals import leave_unconverted
 from smp_tf.partition.trace import Recorder, trace
 from smp_tf.pipeline.executor import StageProgram, build_stage_program, emit, plan_program
+from smp_tf.plan_agreement import agree_on_plan, show_plan
 from smp_tf.step_output import StepOutput
 from smp_tf.tf_internals import stop_tapes
+from smp_tf.topology import CommGroup
 
 # A user's tf.function calls a step and its outputs; AutoGraph has nothing to convert in them.
 leave_unconverted("smp_tf")
@@ -274,17 +276,20 @@ class Step:
         lowered = lower(traced, _describe)
         graph = make_stateless(lowered.graph, lambda note: announce(note, running.topology.rank))
         graph = planning.prune(graph)
-        decided = _owners_decided(lowered)
         request = planning.PlacementRequest(stages, microbatches, config.pipeline, config.optimize, slots=2.0)
-        stage_of, owners = planning.place_units(graph, request)
-        owners.update(decided)
-        local_outputs = _local_outputs(lowered.results, self._options.local_outputs)
+        proposed = planning.propose(graph, request, _owners_decided(lowered))
+        plan = agree_on_plan(self.__name__, _described(planned), proposed, graph)
         cut = planning.cut(
-            graph, stages, stage_of, owners, local_outputs, composites=_composites(lowered.results)
+            graph,
+            plan,
+            _local_outputs(lowered.results, self._options.local_outputs),
+            _composites(lowered.results),
         )
+        if any(model._smp_store.is_new for model in models):
+            show_plan(planning.with_exact_transfers(plan, cut))
         stage = running.topology.mp_rank
         _settle(models, lowered, cut.assignment.owners, stage, running.seed)
-        ranks = running.topology.members(_pipeline_group())
+        ranks = running.topology.members(CommGroup.PP_GROUP)
         mine = {
             index: variable
             for index, variable in enumerate(lowered.variables)
@@ -375,10 +380,9 @@ def _settle(
         store.settle(by_position, stage, seed)
 
 
-def _pipeline_group() -> Any:
-    from smp_tf.topology import CommGroup
-
-    return CommGroup.PP_GROUP
+def _described(arguments: Sequence[SplitArgument]) -> dict[str, str]:
+    """The tensor arguments for a comparison between ranks."""
+    return {a.name: f"{a.spec.dtype.name}{a.spec.shape}" for a in arguments}
 
 
 def _local_outputs(results: Any, names: Sequence[str]) -> frozenset[int]:

@@ -148,6 +148,11 @@ class VariableStore:
     def __iter__(self) -> Iterator[tf.Variable]:
         return iter(self._variables.values())
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it is still to be decided who stores these variables."""
+        return any(state.owner is None for state in self._states.values())
+
     def state(self, variable: Any) -> VariableState | None:
         """What is known about a variable; None where it is not one of this model's."""
         return self._states.get(id(variable.handle))
