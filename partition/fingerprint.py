@@ -46,8 +46,8 @@ def outline(graph: OpGraph) -> tuple[str, ...]:
     library = functions(graph.library)
     lines = []
     for variable in graph.variables:
-        kind = "trainable" if variable.trainable else "fixed"
-        where = "model" if variable.in_model else "script"
+        kind = "trainable" if variable.trainable else "not trainable"
+        where = "of the model" if variable.in_model else "of the script"
         lines.append(f"variable {variable.name} {_type(variable.type)} {kind}/{where}")
     for node in graph.nodes:
         content = hashlib.sha256()
@@ -88,7 +88,8 @@ def difference(
 
 
 def _said(number: int, mine: str, other: str, us: str, them: str) -> str:
-    if mine.rpartition(" ")[0] != other.rpartition(" ")[0]:
+    is_op = not mine.startswith(("variable ", "- results "))
+    if not is_op or mine.rpartition(" ")[0] != other.rpartition(" ")[0]:
         return f"The first difference: {us} has {_read(mine)}, {them} has {_read(other)}."
     return (
         f"The first difference: {_read(mine)} (entry {number} of the step) is there on both {us} and {them}, but with "
@@ -98,9 +99,9 @@ def _said(number: int, mine: str, other: str, us: str, them: str) -> str:
 
 def _read(line: str) -> str:
     """A line of an outline in words."""
-    path, what, rest, *_ = [*line.split(" "), "", ""]
+    path, what, rest, *more = [*line.split(" "), "", ""]
     if path == "variable":
-        return f"variable {what!r} of type {rest}"
+        return f"variable {what!r} of type {rest}, {' '.join(more).strip().replace('/', ', ')}"
     if what == "results":
         return f"{rest} results"
     return f"op {what} giving {rest} " + (

@@ -52,7 +52,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
             f"{as_bytes(row.weight_bytes)}\n+ {as_bytes(row.slot_bytes)}",
             f"{as_bytes(row.stash_bytes)}\n{row.in_flight} ×",
             f"{row.time_share:.0%}",
-            f"{_sent(row.sent_forward)} →\n← {_sent(row.sent_backward)}",
+            _sent(row.sent_forward, row.sent_backward),
         )
     text = io.StringIO()
     console = Console(
@@ -64,8 +64,12 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-def _sent(count: int) -> str:
-    return as_bytes(count) if count else "-"
+def _sent(forward: int, backward: int) -> str:
+    """Bytes to later and to earlier stages; "-" for none."""
+    lines = [f"{as_bytes(forward)} →"] * (forward > 0) + [f"← {as_bytes(backward)}"] * (
+        backward > 0
+    )
+    return "\n".join(lines) or "-"
 
 
 def _lines(plan: Plan) -> list[str]:

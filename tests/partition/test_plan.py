@@ -1,0 +1,198 @@
+"""The plan as data, as text, and as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from smp_tf.partition.cost import estimate
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.plan import (
+    MAX_BYTES,
+    Plan,
+    SharedVariable,
+    StageForecast,
+    as_bytes,
+    make_plan,
+)
+from smp_tf.partition.report import layer_names, render
+from smp_tf.partition.solve_chain import Chain, solve_chain
+from smp_tf.partition.units import build_units
+
+from .op_graph_builder import chain_of_dense
+
+
+def small_plan(**changes: Any) -> Plan:
+    row = StageForecast(2, 128, 512, 512, 1024, 2, 512, 0.5, 128, 0, 1, 0)
+    plan = Plan(
+        stages=2,
+        microbatches=4,
+        schedule="interleaved",
+        objective="memory",
+        fingerprint="0" * 64,
+        units={
+            "net/embedding": 0,
+            "net/block_0/mlp": 0,
+            "net/block_1/mlp": 1,
+            "loss and outputs": 1,
+        },
+        owners={"net/embedding/table": 0},
+        shared=(SharedVariable("net/embedding/table", 0, (1,), 3 * 2**20),),
+        forecast=(row, dataclasses.replace(row, in_flight=1, sent_forward=0, sent_backward=2048)),
+        defaulted=("Frobnicate",),
+        reasons=("stage 0 is the fullest, with 2.5 KiB",),
+    )
+    return dataclasses.replace(plan, **changes)
+
+
+def test_a_plan_survives_json() -> None:
+    plan = small_plan()
+    assert Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
+    assert '"net/block_0/mlp": 0,\n' in plan.to_json()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 99}, "reads plans of version 1. Received: version 99"),
+        ({"stages": "2"}, "stages of the plan must be of type int. Received: '2'"),
+        ({"stages": True}, "stages of the plan must be of type int. Received: True"),
+        ({"units": {"net": 5}}, "must name stages 0 to 1 and forecast each. Received: stage 5"),
+        ({"owners": {"w": -1}}, "Received: stage -1"),
+        ({"forecast": []}, None),
+        ({"forecast": [{"units": 1}]}, "an entry of forecast of the plan must have the fields"),
+        ({"units": ["net"]}, "units of the plan must be of type dict"),
+        ({"unheard_of": 1}, r"Wrong: \['unheard_of'\]"),
+    ],
+)
+def test_a_wrong_plan_is_refused(change: dict[str, Any], said: str | None) -> None:
+    fields = json.loads(small_plan().to_json()) | change
+    if said is None:
+        assert Plan.from_json(json.dumps(fields)).forecast == ()
+        return
+    with pytest.raises(PlacementError, match=f"(?i){said}"):
+        Plan.from_json(json.dumps(fields))
+
+
+def test_what_is_no_plan_is_refused() -> None:
+    with pytest.raises(PlacementError, match="must be JSON"):
+        Plan.from_json("{")
+    with pytest.raises(PlacementError, match="must be a JSON object"):
+        Plan.from_json("[]")
+    with pytest.raises(PlacementError, match=f"at most {MAX_BYTES} bytes"):
+        Plan.from_json(" " * (MAX_BYTES + 1))
+    with pytest.raises(PlacementError, match="must be JSON"):
+        Plan.from_json("[" * 100000)
+
+
+def made(stages: int = 2, layers: int = 4, objective: str = "memory") -> Plan:
+    graph = chain_of_dense(layers)
+    units = build_units(graph)
+    costs = estimate(graph, units, slots=2.0, microbatches=4)
+    chain = Chain.of([u.name for u in units], [u.stage for u in units], costs)
+    in_flight = [min(stages - r, 4) for r in range(stages)]
+    solution = solve_chain(chain, stages, objective=objective, microbatches=4, in_flight=in_flight)
+    return make_plan(
+        graph,
+        units,
+        costs,
+        solution,
+        in_flight=in_flight,
+        microbatches=4,
+        schedule="interleaved",
+        objective=objective,
+        fingerprint="f",
+    )
+
+
+def test_the_forecast_counts_what_the_stages_hold_and_send() -> None:
+    plan = made()
+    assert plan.units == {
+        "net/dense_0": 0,
+        "net/dense_1": 0,
+        "net/dense_2": 1,
+        "net/dense_3": 1,
+        "loss and outputs": 1,
+    }
+    assert plan.owners == {f"net/dense_{i}/kernel": i // 2 for i in range(4)}
+    first, last = plan.forecast
+    assert first == StageForecast(
+        units=2,
+        parameters=128,
+        weight_bytes=512,
+        gradient_bytes=512,
+        slot_bytes=1024,
+        in_flight=2,
+        stash_bytes=2 * 2 * 128,
+        time_share=first.time_share,
+        sent_forward=128,
+        sent_backward=0,
+        messages_forward=1,
+        messages_backward=0,
+    )
+    assert (last.in_flight, last.stash_bytes, last.units) == (1, 3 * 128, 3)
+    assert (last.sent_forward, last.sent_backward, last.messages_backward) == (0, 128, 1)
+    assert first.time_share + last.time_share == pytest.approx(1.0, abs=1e-3)
+    assert first.stored_bytes == 512 + 512 + 1024 + 512
+
+
+def test_a_plan_places_the_units_of_another_trace_by_name() -> None:
+    plan = made()
+    assert plan.stages_of(build_units(chain_of_dense(3))) == (0, 0, 1, 1)
+    with pytest.raises(PlacementError, match="does not say where 'net/dense_4' goes"):
+        plan.stages_of(build_units(chain_of_dense(5)))
+
+
+def test_the_fullest_stage_is_named_with_the_unit_that_fills_it() -> None:
+    plan = made(stages=3, layers=2, objective="speed")
+    assert plan.reasons == (
+        f"stage 1 is the fullest, with {plan.forecast[1].time_share:.0%} of the compute time; "
+        "net/dense_1 alone is 100% of its time",
+    )
+
+
+def test_the_report() -> None:
+    assert render(small_plan(), width=100).splitlines() == [
+        "2 partitions, 4 microbatches, interleaved, balanced by stored bytes",
+        "┏━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━┓",
+        "┃       ┃                           ┃            ┃   weights ┃     stash ┃      ┃           sent ┃",
+        "┃ stage ┃ layers                    ┃ parameters ┃   + slots ┃ in flight ┃ time ┃ per microbatch ┃",
+        "┡━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━┩",
+        "│     0 │ embedding, block_0        │        128 │     512 B │     512 B │  50% │        128 B → │",
+        "│       │                           │            │ + 1.0 KiB │       2 × │      │                │",
+        "│     1 │ block_1, loss and outputs │        128 │     512 B │     512 B │  50% │      ← 2.0 KiB │",
+        "│       │                           │            │ + 1.0 KiB │       1 × │      │                │",
+        "└───────┴───────────────────────────┴────────────┴───────────┴───────────┴──────┴────────────────┘",
+        "shared: net/embedding/table (3.0 MiB) is stored on stage 0; stage 1 has a copy, which gets the value",
+        "and returns its gradient once per step",
+        "why: stage 0 is the fullest, with 2.5 KiB",
+        "cost guessed for: Frobnicate",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_report_keeps_to_the_width(width: int) -> None:
+    plan = small_plan(units={"net/" + "very_long_layer_name" * 5: 0, "net/b": 1})
+    assert max(map(len, render(plan, width).splitlines())) <= width
+
+
+def test_layers_are_named_in_a_few_words() -> None:
+    units = {"net/embedding": 0, "net/a": 0, "net/b/x": 0, "net/b/y": 1, "net/c": 1, "net/d": 2}
+    plan = small_plan(stages=3, units=units, forecast=())
+    assert layer_names(plan) == ["embedding … part of b (3)", "part of b, c", "d"]
+
+
+def test_with_two_models_their_names_are_kept() -> None:
+    plan = small_plan(units={"one/a": 0, "one/b": 0, "two/a": 1})
+    assert layer_names(plan) == ["one/a, one/b", "two/a"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3.1 * 2**30, "3.1 GiB")]
+)
+def test_bytes_for_people(count: float, text: str) -> None:
+    assert as_bytes(count) == text
