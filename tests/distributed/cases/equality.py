@@ -1,0 +1,66 @@
+"""Trains a model of the zoo split over the processes, and says what each rank got."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import smp_tf as smp
+from tests.distributed.models import MODELS, STEPS, ZooModel, forward_backward
+
+
+def make_model(entry: ZooModel) -> smp.DistributedModel:
+    """Gives smp_tf the model in the form that the entry names."""
+    if entry.form == "subclass":
+        return entry.build(smp.DistributedModel)
+    if entry.form == "builder":
+        return smp.DistributedModel(lambda: entry.build(object))
+    return smp.DistributedModel(entry.build(object))
+
+
+def own_variables(model: smp.DistributedModel) -> dict[str, np.ndarray]:
+    """Returns what this rank stores, by position in `model.variables`."""
+    positions = {id(variable): index for index, variable in enumerate(model.variables)}
+    return {str(positions[id(v)]): v.numpy() for v in model.local_variables}
+
+
+def train(model: str, eager: bool = False) -> dict[str, Any]:
+    """Six optimizer steps, then predictions on the first batch.
+
+    Args:
+        model: its name in the zoo.
+        eager: call the step outside a tf.function.
+    """
+    entry = MODELS[model]
+    entry.prepare()
+    net = make_model(entry)
+    optimizer = entry.optimizer()
+
+    @smp.step
+    def step(batch: Sequence[tf.Tensor]) -> Any:
+        return forward_backward(entry, net, batch)
+
+    def train_step(*batch: tf.Tensor) -> tf.Tensor:
+        loss, gradients = step(batch)
+        sums = [g if g is None else g.accumulate() for g in gradients]
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+        return loss.reduce_mean()
+
+    @smp.step
+    def predict(inputs: Sequence[tf.Tensor]) -> Any:
+        return net(inputs[0] if len(inputs) == 1 else list(inputs), training=False)
+
+    run = train_step if eager else tf.function(train_step)
+    losses = [run(*map(tf.constant, entry.batch(number))).numpy() for number in range(STEPS)]
+    batch = entry.batch(0)
+    outputs = tf.nest.flatten(predict(tuple(map(tf.constant, batch[: len(batch) // 2]))))
+    return {
+        "losses": np.array(losses),
+        "variables": own_variables(net),
+        "count": len(net.variables),
+        "iterations": int(optimizer.iterations.numpy()),
+        "predictions": [tf.cast(o.concat(), tf.float64).numpy() for o in outputs],
+    }

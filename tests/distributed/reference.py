@@ -1,0 +1,104 @@
+"""What one process gives: every model trained by plain Keras, microbatch after microbatch.
+
+    python -m tests.distributed.reference FOLDER '[["mlp", 1], ["mlp", 4], ...]'
+
+For each pair of model and number of microbatches it writes `FOLDER/mlp-4.npz`: losses, the
+weights before and after, and predictions on the first batch after training. smp_tf is never
+imported. One step takes the microbatches in order, accumulates sum(d_i * g_i) / sum(d_i) over
+microbatches of d_i samples, and applies once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from tests.distributed.models import MODELS, STEPS, Batch, ZooModel, forward_backward
+
+
+def microbatches_of(batch: Batch, count: int) -> list[Batch]:
+    """Cuts a batch into parts whose sizes differ by at most one."""
+    parts = [np.array_split(array, count) for array in batch]
+    return list(zip(*parts, strict=True))
+
+
+def weighted_mean(values: Sequence[Any], weights: Sequence[int]) -> Any:
+    """Returns sum(w * v) / sum(w); IndexedSlices stay sparse, None stays None."""
+    if values[0] is None:
+        return None
+    total = sum(weights)
+    if isinstance(values[0], tf.IndexedSlices):
+        scaled = [
+            v.values * tf.cast(w / total, v.dtype) for v, w in zip(values, weights, strict=True)
+        ]
+        indices = tf.concat([v.indices for v in values], 0)
+        return tf.IndexedSlices(tf.concat(scaled, 0), indices, values[0].dense_shape)
+    terms = [v * tf.cast(w, v.dtype) for v, w in zip(values, weights, strict=True)]
+    return tf.add_n(terms) / tf.cast(total, values[0].dtype)
+
+
+def train(entry: ZooModel, counts: Sequence[int]) -> dict[int, dict[str, np.ndarray]]:
+    """Trains one model once per number of microbatches, from the same initial weights.
+
+    Returns:
+        Per number of microbatches: `losses`, `initial_<i>` and `final_<i>` for the i-th of the
+        model's variables, `predictions` (`predictions_<i>` for the i-th output).
+    """
+    entry.prepare()
+    model = entry.build(tf_keras.Model)
+    batch = entry.batch(0)
+    # One trace for all sizes of microbatches.
+    signature = [tf.TensorSpec((None, *a.shape[1:]), a.dtype) for a in batch]
+    body = tf.function(
+        lambda *microbatch: forward_backward(entry, model, microbatch), input_signature=signature
+    )
+    body.get_concrete_function()  # makes the variables
+    initial = [v.numpy() for v in model.variables]
+    results = {}
+    for count in counts:
+        for variable, value in zip(model.variables, initial, strict=True):
+            variable.assign(value)
+        optimizer = entry.optimizer()
+        losses = []
+        for step in range(STEPS):
+            parts = microbatches_of(entry.batch(step), count)
+            sizes = [len(part[0]) for part in parts]
+            told = [body(*map(tf.constant, part)) for part in parts]
+            losses.append(weighted_mean([loss for loss, _ in told], sizes).numpy())
+            gradients = [
+                weighted_mean(values, sizes) for values in zip(*(g for _, g in told), strict=True)
+            ]
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        inputs = tuple(map(tf.constant, batch[: len(batch) // 2]))
+        predictions = model(inputs[0] if len(inputs) == 1 else list(inputs), training=False)
+        results[count] = {
+            "losses": np.array(losses),
+            "names": np.array([v.name for v in model.variables]),
+            **{f"initial_{i}": value for i, value in enumerate(initial)},
+            **{f"final_{i}": v.numpy() for i, v in enumerate(model.variables)},
+            **{
+                f"predictions_{i}": tf.cast(value, tf.float64).numpy()
+                for i, value in enumerate(tf.nest.flatten(predictions))
+            },
+        }
+    return results
+
+
+def main() -> None:
+    folder, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
+    for name in dict.fromkeys(name for name, _ in wanted):
+        counts = [count for other, count in wanted if other == name]
+        for count, arrays in train(MODELS[name], counts).items():
+            np.savez(folder / f"{name}-{count}.npz", **arrays)
+        print(f"reference of {name} for M in {counts}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

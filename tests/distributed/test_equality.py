@@ -1,0 +1,235 @@
+"""Training split over processes gives what one plain Keras process gives.
+
+Every model of the zoo is trained for six steps with P partitions, M microbatches and both
+schedules, and its losses, weights and predictions are compared with a process that never imports
+smp_tf. The MLP and the GPT run with all settings; every other model runs with four, one per P,
+chosen such that each model meets each P, each M and each schedule, and all models together meet
+every combination of two. The settings left out run with `--full`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.distributed.conftest import LaunchedCase
+from tests.distributed.harness import ONE_THREAD, ROOT, Case, CaseResult
+
+PARTITIONS, MICROBATCHES = (1, 2, 3, 4), (1, 2, 4, 8)
+SCHEDULES = ("simple", "interleaved")
+WHOLE_GRID = ("mlp", "gpt")
+# Kept as text, so that collecting the tests does not import TensorFlow; checked below.
+MODELS = (
+    *WHOLE_GRID,
+    *("cnn", "cnn_float32", "unet", "lstm", "gru", "layer_called_twice", "two_branches"),
+    *("resnet50", "mobilenet_v2", "mixed_bfloat16", "mlp_adam_float32", "conditional"),
+    *("sparse_embedding", "added_loss", "frozen_layers", "custom_gradient", "ragged_batch"),
+)
+CASES = "tests.distributed.cases.equality"
+# What the two largest need for tracing on four processes that share two cores.
+DEADLINE = 240.0
+
+
+class Setting(NamedTuple):
+    """How a model is trained."""
+
+    model: str
+    partitions: int
+    microbatches: int
+    schedule: str
+
+
+def settings_of(model: str) -> list[Setting]:
+    """The settings of a model that run by default, first, and then the others."""
+    grid = [
+        Setting(model, *rest) for rest in itertools.product(PARTITIONS, MICROBATCHES, SCHEDULES)
+    ]
+    return sorted(grid, key=lambda setting: not by_default(setting))
+
+
+def by_default(setting: Setting) -> bool:
+    """Whether a setting runs without `--full`."""
+    if setting.model in WHOLE_GRID:
+        return True
+    # A Latin square over P and M, turned by one from model to model; the schedule alternates.
+    row, column = PARTITIONS.index(setting.partitions), MODELS.index(setting.model)
+    return (
+        setting.microbatches == MICROBATCHES[(row + column) % 4]
+        and setting.schedule == SCHEDULES[(row + column // 4) % 2]
+    )
+
+
+def launched_case(setting: Setting, eager: bool = False) -> LaunchedCase:
+    """The case that trains a setting; cases with the same P share their processes."""
+    config = {
+        "partitions": setting.partitions,
+        "microbatches": setting.microbatches,
+        "pipeline": setting.schedule,
+        "seed": 1,
+    }
+    name = "-".join(map(str, setting)) + ("-eager" if eager else "")
+    arguments = {"model": setting.model, "eager": eager}
+    case = Case(name, "train", arguments, config)
+    return LaunchedCase(setting.partitions, CASES, case, deadline=DEADLINE)
+
+
+def grid() -> Iterator[object]:
+    for model in MODELS:
+        for setting in settings_of(model):
+            marks = [] if by_default(setting) else [pytest.mark.full]
+            case = launched_case(setting)
+            yield pytest.param(setting, case, id=case.case.name, marks=marks)
+
+
+class References:
+    """What plain Keras gives, computed once per session, for all that the session compares."""
+
+    def __init__(self, folder: Path, wanted: list[tuple[str, int]]) -> None:
+        self._folder = folder
+        self._wanted = wanted
+        self._done = False
+
+    def of(self, model: str, microbatches: int) -> dict[str, np.ndarray]:
+        """Returns the arrays of one reference run."""
+        if not self._done:
+            command = [sys.executable, "-m", "tests.distributed.reference", str(self._folder)]
+            environment = {
+                **os.environ,
+                **ONE_THREAD,
+                "TF_USE_LEGACY_KERAS": "1",
+                "TF_ENABLE_ONEDNN_OPTS": "0",
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+            }
+            command.append(json.dumps(self._wanted))
+            subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=900)
+            self._done = True
+        with np.load(self._folder / f"{model}-{microbatches}.npz") as arrays:
+            return dict(arrays)
+
+
+@pytest.fixture(scope="session")
+def references(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> References:
+    """The references of all settings that this session selected."""
+    wanted = {
+        (spec.params["setting"].model, spec.params["setting"].microbatches)
+        for item in request.session.items
+        if (spec := getattr(item, "callspec", None)) and "setting" in spec.params
+    }
+    return References(tmp_path_factory.mktemp("references"), sorted(wanted))
+
+
+def relative(difference: float, size: float, floor: float) -> float:
+    """A difference relative to a size, of which `floor` is taken for rounding of zero."""
+    return max(0.0, difference - floor) / size if size else max(0.0, difference - floor)
+
+
+def compare(setting: Setting, ranks: list[dict], reference: dict[str, np.ndarray]) -> list[str]:
+    """Returns in words how the ranks differ from the reference; empty when they agree."""
+    from tests.distributed.models import MODELS as ZOO
+    from tests.distributed.models import STEPS
+
+    entry = ZOO[setting.model]
+    tolerance = entry.loose or {"float64": 1e-9, "float32": 1e-5}[entry.floatx]
+    wrong = []
+    for index, rank in enumerate(ranks):
+        losses = np.abs(rank["losses"] - reference["losses"]) / np.abs(reference["losses"])
+        if not losses.max() <= tolerance:
+            wrong.append(
+                f"losses of rank {index}: {rank['losses']}, plain Keras {reference['losses']}"
+            )
+        if rank["iterations"] != STEPS:
+            wrong.append(f"optimizer.iterations of rank {index} is {rank['iterations']}")
+        for number, values in enumerate(rank["predictions"]):
+            plain = reference[f"predictions_{number}"]
+            size = np.linalg.norm(plain)
+            if not np.linalg.norm(values - plain) <= 10 * tolerance * size:
+                wrong.append(f"predictions {number} of rank {index} differ")
+    return wrong + (compare_weights(ranks, reference, tolerance, entry) if not wrong else [])
+
+
+def compare_weights(ranks: list[dict], reference: dict, tolerance: float, entry) -> list[str]:
+    """Returns how the weights, put together from all ranks, differ from the reference's."""
+    names = [str(name) for name in reference["names"]]
+    owners: dict[int, list[int]] = {}
+    for index, rank in enumerate(ranks):
+        for position in rank["variables"]:
+            owners.setdefault(int(position), []).append(index)
+    wrong = [
+        f"rank {i} has {r['count']} variables"
+        for i, r in enumerate(ranks)
+        if r["count"] != len(names)
+    ]
+    for position, name in enumerate(names):
+        if len(owners.get(position, [])) != 1:
+            wrong.append(f"{name} is stored by ranks {owners.get(position, [])}, not by one")
+    if wrong:
+        return wrong
+    square_difference = square_size = 0.0
+    for position, name in enumerate(names):
+        value = ranks[owners[position][0]]["variables"][str(position)].astype(np.float64)
+        final = reference[f"final_{position}"].astype(np.float64)
+        initial = reference[f"initial_{position}"].astype(np.float64)
+        difference = np.linalg.norm(value - final)
+        square_difference += difference**2
+        square_size += np.linalg.norm(final) ** 2
+        if entry.floatx == "float64":
+            # Rounding of the values themselves, and of a gradient that is zero in truth.
+            floor = 1e-12 * max(1.0, np.linalg.norm(final))
+            error = relative(difference, np.linalg.norm(final - initial), floor)
+            if not error <= tolerance:
+                wrong.append(f"the change of {name} {final.shape} is off by {error:.2e}")
+    if entry.floatx == "float32" and entry.weights_compared:
+        error = np.sqrt(square_difference / square_size)
+        if not error <= tolerance:
+            wrong.append(f"the weights are off by {error:.2e} of the model's norm")
+    return wrong
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(("setting", "launched"), list(grid()))
+def test_split_training_equals_one_process(
+    setting: Setting, case_result: CaseResult, references: References
+) -> None:
+    ranks = case_result.values()
+    wrong = compare(setting, ranks, references.of(setting.model, setting.microbatches))
+    assert not wrong, "\n".join([f"{setting}:", *wrong])
+    assert case_result.left_behind == []
+
+
+EAGER = Setting("mlp", 2, 4, "interleaved")
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(("setting", "launched"), [(EAGER, launched_case(EAGER, eager=True))])
+def test_a_step_called_eagerly_gives_the_same(
+    setting: Setting, case_result: CaseResult, references: References
+) -> None:
+    reference = references.of(setting.model, setting.microbatches)
+    assert not compare(setting, case_result.values(), reference)
+
+
+def test_the_default_settings_cover_all_pairs() -> None:
+    settings = [s for model in MODELS for s in settings_of(model) if by_default(s)]
+    axes = {"model": MODELS, "partitions": PARTITIONS, "microbatches": MICROBATCHES}
+    axes["schedule"] = SCHEDULES
+    for first, second in itertools.combinations(axes, 2):
+        seen = {(getattr(s, first), getattr(s, second)) for s in settings}
+        assert seen == set(itertools.product(axes[first], axes[second])), (first, second)
+    assert all(len([s for s in settings if s.model == model]) >= 4 for model in MODELS)
+
+
+def test_every_model_of_the_zoo_is_trained() -> None:
+    from tests.distributed.models import MODELS as ZOO
+
+    assert set(ZOO) == {*MODELS, "dropout"}
