@@ -44,15 +44,17 @@ test-oldest: ## Run the tests on the oldest supported TensorFlow (in .venv-oldes
 	@mkdir -p $(OLDEST)
 	@find $(OLDEST) -name '*.py' -delete
 	@tar $(addprefix --exclude=,./.git './.venv*' ./.setup './.*_cache' ./.hypothesis ./build \
-		./ops/build '*.so' __pycache__) -cf - . \
+		'*.so' _build.json __pycache__) -cf - . \
 		| tar -xf - -C $(OLDEST)
 	@$(PYTHON) $(OLDEST)/tools/setup_env.py --tensorflow=oldest --venv=$(OLDEST_VENV)
 	cd $(OLDEST) && PATH="$(OLDEST_VENV)/bin:$$PATH" VIRTUAL_ENV="$(OLDEST_VENV)" \
 		python -m pytest $(TESTS) $(ARGS)
 
-# As checked with Debian's bazel-bootstrap (Bazel 4), which downloads nothing this way. For another
+# As checked with Debian's bazel-bootstrap. That is Bazel 4, which has the rules built in and asks for
+# these repositories only to find the same rules in them; this way it downloads nothing. For another
 # Bazel that may download its rules: make bazel BAZEL_FLAGS=
-BAZEL_FLAGS ?= --config=builtin_rules
+BAZEL_FLAGS ?= $(foreach name,rules_cc rules_java remote_coverage_tools,\
+	--override_repository=$(name)=$(CURDIR)/tools/bazel/$(name))
 bazel: setup ## Build the C++ libraries with Bazel and run their tests (apt-get install bazel-bootstrap)
 	bazel test $(BAZEL_FLAGS) //:all
 
@@ -72,5 +74,5 @@ format: setup ## Format the Python and C++ sources
 	$(IN_VENV) clang-format -i $(CXX_SOURCES)
 
 clean: ## Remove what was built; .venv stays (rm -r .venv to be rid of it)
-	rm -rf build dist bazel-* *.egg-info ops/build ops/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist bazel-* *.egg-info ops/*.so ops/_build.json .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -2,7 +2,7 @@
 
 folder       installed as
 smp_tf/      smp_tf
-ops/         smp_tf.ops        (and the shared objects that ops/build.py compiles)
+ops/         smp_tf.ops        (and what ops/build.py compiles)
 partition/   smp_tf.partition
 pipeline/    smp_tf.pipeline
 
@@ -27,7 +27,8 @@ FOLDERS = {
     "smp_tf.partition": "partition",
     "smp_tf.pipeline": "pipeline",
 }
-SHARED_OBJECTS = ("_transport.so", "_tf_ops.so")
+# What ops/build.py makes: the libraries, and what they were built against.
+BUILT = ("_transport.so", "_tf_ops.so", "_build.json")
 
 
 def packages() -> list[str]:
@@ -62,17 +63,17 @@ class BuildOps(build_ext):
             shutil.copyfile(source, target)
 
     def _in_place(self) -> list[str]:
-        return [str(ROOT / "ops" / name) for name in SHARED_OBJECTS]
+        return [str(ROOT / "ops" / name) for name in BUILT]
 
     def get_outputs(self) -> list[str]:
         """The files this command makes."""
         if self.inplace or self.editable_mode:
             return self._in_place()
-        return [os.path.join(self.build_lib, "smp_tf", "ops", name) for name in SHARED_OBJECTS]
+        return [os.path.join(self.build_lib, "smp_tf", "ops", name) for name in BUILT]
 
     def get_output_mapping(self) -> dict[str, str]:
         """From files of the build folder to where they are in place."""
-        built = [os.path.join(self.build_lib, "smp_tf", "ops", name) for name in SHARED_OBJECTS]
+        built = [os.path.join(self.build_lib, "smp_tf", "ops", name) for name in BUILT]
         return dict(zip(built, self._in_place(), strict=True))
 
 

@@ -3,7 +3,7 @@
 stamp of the step holds its key?  ── yes ──▶ next step
           │ no
           ▼
-forget its stamp and the later ones ──▶ work ──▶ write its stamp ──▶ next step
+forget its stamp ──▶ work ──▶ write its stamp ──▶ next step
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Engine:
         """Does the steps that are not done; prints nothing when all are.
 
         Args:
-            steps: in order; a step that is done again is followed by all later ones.
+            steps: in order; a step's key contains the keys of the steps that it builds upon.
 
         Raises:
             SetupFailure: a step failed; the message is the cause in one line.
@@ -81,7 +81,7 @@ class Engine:
         for index, step in enumerate(steps):
             if self._holds(step):
                 continue
-            self._stamps.clear(later.name for later in steps[index:])
+            self._stamps.clear(step.name)
             with progress.step(f"[{index + 1}/{len(steps)}] {step.title}"):
                 step.work(progress)
                 self._stamps.write(step.name, step.key)

@@ -179,5 +179,5 @@ class Progress:
             file.seek(max(start, self.log.stat().st_size - TAIL_BYTES))
             lines = re.split(r"[\r\n]+", file.read().decode(errors="replace").strip())
         # A compiler's warnings say nothing to who waits; how far it has come does.
-        shares = [line for line in lines if COMPILED_SHARE.match(line)]
+        shares = [line for line in lines if COMPILED_SHARE.match(line.strip())]
         return re.sub(r"[^ -~]", "", (shares or lines)[-1]).strip()

@@ -7,7 +7,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,10 +47,9 @@ class Stamps:
         file = self._folder / step
         return file.is_file() and file.read_text() == key
 
-    def clear(self, steps: Iterable[str]) -> None:
-        """Forgets steps, before they are done again."""
-        for step in steps:
-            (self._folder / step).unlink(missing_ok=True)
+    def clear(self, step: str) -> None:
+        """Forgets a step, before it is done again."""
+        (self._folder / step).unlink(missing_ok=True)
 
     def write(self, step: str, key: str) -> None:
         """Notes that a step is finished. Appears at once or not at all."""

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADERS = ROOT / "tools" / "horovod_headers"
 FORWARDED_HEADER = HEADERS / "tensorflow/compiler/xla/client/xla_builder.h"
 STATE = ROOT / ".setup"
+OPS_OUTPUTS = ("_transport.so", "_tf_ops.so", "_build.json")
 INTERRUPTED = 130
 # Not sys.executable: while the environment is active that lies inside what is to be replaced.
 BASE_PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
@@ -202,7 +203,7 @@ class Setup:
         progress.run([self.python, "-c", check], self._child_env(TF_USE_LEGACY_KERAS="1"), ROOT)
 
     def _ops_are_there(self) -> bool:
-        return all((ROOT / "ops" / name).exists() for name in ("_transport.so", "_tf_ops.so"))
+        return all((ROOT / "ops" / name).exists() for name in OPS_OUTPUTS)
 
     def _compile_ops(self, progress: Progress) -> None:
         progress.run([self.python, ROOT / "ops" / "build.py"], self._child_env(), ROOT)

@@ -93,6 +93,7 @@ def test_the_wheel_holds_the_package_and_its_ops(wheel: Path) -> None:
         "smp_tf/ops/__init__.py",
         "smp_tf/ops/_transport.so",
         "smp_tf/ops/_tf_ops.so",
+        "smp_tf/ops/_build.json",
         "smp_tf/partition/__init__.py",
         "smp_tf/pipeline/__init__.py",
     } <= names
