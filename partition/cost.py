@@ -1,8 +1,9 @@
 """What the units of a step cost: time, weights, stash, and the tensors that flow between them.
 
-Costs are static: operations and bytes of every op (see `node_cost`), turned into seconds by a roofline, that is the
-larger of the time to compute and the time to move the data. Three kinds of records say what a cut costs; each names
-the units concerned, so that any set of cuts can be costed from them:
+Costs are static: operations and bytes of every op (see `node_cost`), turned into seconds by a
+roofline, that is the larger of the time to compute and the time to move the data. Three kinds of
+records say what a cut costs; each names the units concerned, so that any set of cuts can be costed
+from them:
 
     units        0 ──▶ 1 ──▶ 2 ──▶ 3
     Flow         made in 0, read in 1 and 3: sent once to each stage that reads it
@@ -18,7 +19,6 @@ from dataclasses import dataclass, field
 from smp_tf.partition.function_cost import node_costs
 from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, OpGraph, Tensor
 from smp_tf.partition.units import Unit, constants, copied, weight_derived
-
 
 #: What the contributions to a variable's gradient may pass on their way into one tensor.
 _SUMMING_OPS = frozenset({"AddN", "ConcatV2", "Identity"})
@@ -96,7 +96,7 @@ class Weight:
 
     @property
     def copied(self) -> float:
-        """Bytes on another stage that uses it: the value received, and the gradient accumulated there."""
+        """Bytes on another stage that uses it: the value, and the gradient accumulated there."""
         return self.value + self.gradient
 
 
@@ -134,7 +134,8 @@ class Costs:
         flows: tensors that more than one unit touches.
         stashes: tensors kept for backward.
         weights: variables of the model that units use.
-        defaulted: op types that were counted as elementwise for want of a rule, and loops of assumed length.
+        defaulted: op types that were counted as elementwise for want of a rule, and loops of
+            assumed length.
         machine: speeds used.
     """
 
@@ -160,8 +161,10 @@ def estimate(
     Args:
         graph: one microbatch of the step.
         units: its units.
-        slots: optimizer slots per trainable variable, in sizes of the variable (2 for Adam); or by variable index.
-        microbatches: number of microbatches a step, which bounds what a sparse gradient accumulates to.
+        slots: optimizer slots per trainable variable, in sizes of the variable (2 for Adam); or by
+            variable index.
+        microbatches: number of microbatches a step, which bounds what a sparse gradient accumulates
+            to.
         machine: speeds; measured ones where there are any.
         unknown: length assumed for dimensions that are only known when the step runs.
 
@@ -243,7 +246,8 @@ def _tensors(
 def _gradient_sums(graph: OpGraph) -> frozenset[int]:
     """Nodes that only put a variable's gradient together from what its users give.
 
-    What they read crosses between stages once per step, after it was accumulated, and is costed with the weight.
+    What they read crosses between stages once per step, after it was accumulated, and is costed
+    with the weight.
     """
     sums: set[int] = set()
     stack = [t.node for gradient in graph.gradients for t in gradient.tensors]

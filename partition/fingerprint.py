@@ -1,8 +1,10 @@
 """Whether two processes traced the same step, and if not, where they part.
 
-Each node is hashed by what it computes: op type, types, attributes and the numbers of the nodes it reads. Left out is what
-differs from process to process without meaning anything: names of nodes, seeds, placement hints, and the running numbers
-in the names of generated functions (`__inference_body_1234`), which are replaced by the hash of the function's content.
+Each node is hashed by what it computes: op type, types, attributes and the numbers of the nodes it
+    reads. Left out is what
+differs from process to process without meaning anything: names of nodes, seeds, placement hints,
+and the running numbers in the names of generated functions (`__inference_body_1234`), which are
+replaced by the hash of the function's content.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ def outline(graph: OpGraph) -> tuple[str, ...]:
         graph: one microbatch of the step.
 
     Returns:
-        A line per variable, "variable <name> <type>", a line per node, "<layer> <op> <types> <hash>", with "-" for the
-        layer of ops outside every layer, and one for the results.
+        A line per variable, "variable <name> <type>", a line per node, "<layer> <op> <types>
+        <hash>", with "-" for the layer of ops outside every layer, and one for the results.
     """
     known: dict[str, str] = {}
     library = functions(graph.library)
@@ -61,7 +63,8 @@ def outline(graph: OpGraph) -> tuple[str, ...]:
     outputs = [(t.node, t.index) for t in graph.outputs]
     gradients = [(g.variable, tuple((t.node, t.index) for t in g.tensors)) for g in graph.gradients]
     lines.append(
-        f"- results {len(outputs)} {hashlib.sha256(repr((outputs, gradients)).encode()).hexdigest()[:16]}"
+        f"- results {len(outputs)} "
+        f"{hashlib.sha256(repr((outputs, gradients)).encode()).hexdigest()[:16]}"
     )
     return tuple(lines)
 
@@ -72,8 +75,10 @@ def difference(
     """Say where two steps part.
 
     Args:
-        ours, theirs: their outlines.
-        us, them: what to call their processes, such as "rank 2".
+        ours: outline of one.
+        theirs: outline of the other.
+        us: what to call the process of the first, such as "rank 2".
+        them: what to call that of the other.
 
     Returns:
         One sentence about the first variable or op that differs; "" when none does.
@@ -92,7 +97,8 @@ def _said(number: int, mine: str, other: str, us: str, them: str) -> str:
     if not is_op or mine.rpartition(" ")[0] != other.rpartition(" ")[0]:
         return f"The first difference: {us} has {_read(mine)}, {them} has {_read(other)}."
     return (
-        f"The first difference: {_read(mine)} (entry {number} of the step) is there on both {us} and {them}, but with "
+        f"The first difference: {_read(mine)} (entry {number} of the step) is there on both {us} "
+        f"and {them}, but with "
         f"other inputs, attributes or constants."
     )
 

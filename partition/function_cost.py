@@ -15,16 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from smp_tf.partition.node_cost import (
-    FREE,
-    FREE_OPS,
-    FUNCTION_OPS,
-    PER_OUTPUT,
-    NodeCost,
-    op_cost,
-)
+from smp_tf.partition.node_cost import FREE, NodeCost, op_cost
 from smp_tf.partition.node_def import attributes, functions, in_order
 from smp_tf.partition.op_graph import VARIABLE, Node, OpGraph, Tensor, TensorType
+from smp_tf.partition.op_kinds import FREE_OPS, FUNCTION_OPS, PER_OUTPUT
 
 #: How often the body of a loop is taken to run when nothing says how often.
 ASSUMED_TRIPS = 16

@@ -1,8 +1,8 @@
 """What one op costs, from its type and the types of its tensors alone.
 
-Nothing is run and nothing is measured: matrix products and convolutions are counted exactly, everything else as so
-many operations per element. An op type that is not in the tables counts as elementwise and is reported, so that a wrong
-guess can be seen.
+Nothing is run and nothing is measured: matrix products and convolutions are counted exactly,
+everything else as so many operations per element. An op type that is not in the tables counts as
+elementwise and is reported, so that a wrong guess can be seen.
 """
 
 from __future__ import annotations
@@ -12,84 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from smp_tf.partition.node_def import attributes
-from smp_tf.partition.op_graph import SOURCES, Node, TensorType
-
-#: Products and convolutions: what the time of most models is spent in.
-MATRIX_OPS = frozenset(
-    """MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum SparseMatMul SparseTensorDenseMatMul
-    Conv2D Conv2DBackpropInput Conv2DBackpropFilter Conv3D Conv3DBackpropInputV2 Conv3DBackpropFilterV2
-    DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter
-    CudnnRNN CudnnRNNV2 CudnnRNNV3""".split()
-)
-
-#: Ops that call functions of the library.
-FUNCTION_OPS = frozenset(
-    "PartitionedCall StatefulPartitionedCall While StatelessWhile If StatelessIf Case StatelessCase".split()
-)
-
-#: Ops that only rename, or say something about, a tensor: no data moves.
-FREE_OPS = SOURCES | frozenset(
-    """Const Identity IdentityN NoOp Reshape Shape ShapeN Size Rank Squeeze ExpandDims StopGradient PreventGradient
-    Placeholder PlaceholderWithDefault ReadVariableOp VariableShape VarHandleOp BroadcastGradientArgs
-    EmptyTensorList TensorListReserve TensorListElementShape TensorListLength TensorListSetItem TensorListPushBack
-    TensorListPopBack ConcatOffset Bitcast Assert Print PrintV2 StringFormat CheckNumerics ControlTrigger
-    OptionalFromValue OptionalNone OptionalHasValue AccumulatorSetGlobalStep Range""".split()
-)
-
-#: Ops that copy what they give, and compute nothing.
-MOVING_OPS = frozenset(
-    """Gather GatherV2 GatherNd ResourceGather ResourceGatherNd Concat ConcatV2 Slice StridedSlice StridedSliceGrad
-    Transpose ConjugateTranspose Pad PadV2 MirrorPad MirrorPadGrad Tile OneHot Pack Unpack Split SplitV Cast Fill
-    ZerosLike OnesLike BroadcastTo Reverse ReverseV2 ReverseSequence ScatterNd TensorScatterUpdate DynamicStitch
-    DynamicPartition SpaceToBatchND BatchToSpaceND SpaceToDepth DepthToSpace InvertPermutation Where Unique
-    TensorListStack TensorListFromTensor TensorListGetItem TensorListConcatV2 TensorListGather ResizeNearestNeighbor
-    ResizeNearestNeighborGrad AssignVariableOp MatrixDiagV3 MatrixDiagPartV3 MatrixSetDiagV3 MatrixBandPart Roll
-    DeepCopy ParallelDynamicStitch""".split()
-)
-
-#: Operations per element of the output.
-PER_OUTPUT = {
-    name: flops
-    for flops, names in {
-        1: """Add AddV2 Sub Mul Div RealDiv DivNoNan Maximum Minimum Neg Abs Sign Square Relu Relu6 ReluGrad Relu6Grad
-           LeakyRelu LeakyReluGrad BiasAdd BiasAddV1 Select SelectV2 Equal NotEqual Less LessEqual Greater GreaterEqual
-           LogicalAnd LogicalOr LogicalNot Floor Ceil Round Rint FloorDiv FloorMod Mod TruncateDiv ClipByValue
-           SquaredDifference Reciprocal Inv AssignAddVariableOp AssignSubVariableOp ResourceScatterAdd
-           ResourceScatterUpdate ResourceScatterSub TensorScatterAdd IsFinite IsNan IsInf BitwiseAnd BitwiseOr
-           BitwiseXor LeftShift RightShift MulNoNan Real Imag Conj""",
-        4: """Sqrt Rsqrt SqrtGrad RsqrtGrad ReciprocalGrad InvGrad TanhGrad SigmoidGrad EluGrad SeluGrad SoftplusGrad
-           SoftsignGrad Softsign ResizeBilinear ResizeBilinearGrad""",
-        10: """Exp Expm1 Log Log1p Tanh Sigmoid Erf Erfc Erfinv Pow Sin Cos Tan Atan Atan2 Asin Acos Sinh Cosh Elu Selu
-            Softplus Lgamma Digamma Xlogy Xdivy Softmax LogSoftmax SoftmaxCrossEntropyWithLogits
-            SparseSoftmaxCrossEntropyWithLogits""",
-        20: """RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt StatelessRandomUniform
-            StatelessRandomUniformV2 StatelessRandomNormal StatelessRandomNormalV2 StatelessTruncatedNormal
-            StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2
-            StatelessRandomUniformFullInt StatelessRandomUniformInt Multinomial StatelessMultinomial
-            StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomGetKeyCounterAlg""",
-    }.items()
-    for name in names.split()
-}
-
-#: Operations per element of the first input.
-PER_INPUT = {
-    name: flops
-    for flops, names in {
-        1: """Sum Mean Max Min Prod All Any EuclideanNorm ArgMax ArgMin BiasAddGrad L2Loss Cumsum Cumprod
-           UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMean SegmentSum SegmentSumV2 SegmentMean
-           SparseSegmentSum SparseSegmentMean InTopK InTopKV2 TopK TopKV2 Bincount DenseBincount""",
-        8: "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3",
-        12: "FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3",
-    }.items()
-    for name in names.split()
-}
-
-_POOLING = frozenset("MaxPool AvgPool MaxPool3D AvgPool3D MaxPoolV2 MaxPoolWithArgmax".split())
-_POOLING_GRADS = frozenset(
-    "MaxPoolGrad AvgPoolGrad MaxPool3DGrad AvgPool3DGrad MaxPoolGradWithArgmax".split()
-)
-_FACTORISATIONS = frozenset(
-    "Cholesky MatrixInverse MatrixSolve MatrixTriangularSolve Qr Svd SelfAdjointEigV2".split()
+from smp_tf.partition.op_graph import Node, TensorType
+from smp_tf.partition.op_kinds import (
+    FACTORISATIONS,
+    FREE_OPS,
+    MATRIX_OPS,
+    MOVING_OPS,
+    PER_INPUT,
+    PER_OUTPUT,
+    POOLING_GRADIENTS,
+    POOLING_OPS,
 )
 
 
@@ -100,7 +32,8 @@ class NodeCost:
     Args:
         flops: floating-point operations.
         moved: bytes read and written.
-        defaulted: op types that were not known and counted as elementwise, and loops whose length was assumed.
+        defaulted: op types that were not known and counted as elementwise, and loops whose length
+            was assumed.
     """
 
     flops: float
@@ -158,11 +91,13 @@ def op_cost(
         return NodeCost(PER_INPUT[op] * taken, moved)
     if op == "AddN":
         return NodeCost(max(len(inputs) - 1, 0) * given, moved)
-    if op in _POOLING or op in _POOLING_GRADS:
+    if op in POOLING_OPS or op in POOLING_GRADIENTS:
         window = math.prod(attributes(node)["ksize"].list.i) if node.definition else 4
-        windows = elements(outputs[0], unknown) if op in _POOLING else elements(inputs[-1], unknown)
+        windows = (
+            elements(outputs[0], unknown) if op in POOLING_OPS else elements(inputs[-1], unknown)
+        )
         return NodeCost(window * windows, moved)
-    if op in _FACTORISATIONS:
+    if op in FACTORISATIONS:
         shape = inputs[0].shape if inputs else None
         side = shape[-1] if shape else None
         return NodeCost(taken * float(unknown if side is None else side), moved)
@@ -184,13 +119,15 @@ def _matrix_flops(
     if op.startswith(("MatMul", "BatchMatMul", "SparseMatMul")):
         left, result = _dims(inputs[0], unknown), _dims(outputs[0], unknown)
         if len(left) < 2 or len(result) < 2:
-            # Only the right matrix may be known (inside a function): each of its entries meets each row.
+            # Only the right matrix may be known (inside a function): each of its entries meets each
+            # row.
             return (
                 2.0 * max(out, elements(inputs[0], unknown))
                 if len(result) < 2
                 else (2.0 * elements(inputs[1], unknown) * math.prod(result[:-1]))
             )
-        # The left matrix is rows x inner or, transposed, inner x rows: its two sides over the rows of the result.
+        # The left matrix is rows x inner or, transposed, inner x rows: its two sides over the rows
+        # of the result.
         return 2.0 * out * left[-1] * left[-2] / max(result[-2], 1.0)
     if op.startswith(("Conv", "DepthwiseConv")):
         depthwise = op.startswith("Depthwise")
@@ -201,16 +138,18 @@ def _matrix_flops(
         else:
             kernel, positions = inputs[1], out
         sides = _dims(kernel, unknown)
-        # A kernel is [*window, in, out]; each output of a depthwise one sees one input channel only.
+        # A kernel is [*window, in, out]; each output of a depthwise one sees one input channel
+        # only.
         return 2.0 * positions * math.prod(sides[:-2] if depthwise else sides[:-1])
-    # Sparse products and fused recurrent layers: each weight meets each row of the first input once.
+    # Sparse products and fused recurrent layers: each weight meets each row of the first input
+    # once.
     rows = _dims(inputs[0], unknown)[:-1]
     weights = max((elements(t, unknown) for t in inputs[1:]), default=1.0)
     return 2.0 * math.prod(rows) * weights
 
 
 def _einsum_flops(node: Node, inputs: Sequence[TensorType], out: float, unknown: int) -> float:
-    """Two operations per combination of all its letters; the dimensions behind an ellipsis count as given."""
+    """Two operations per combination of all its letters, and of what an ellipsis stands for."""
     equation = attributes(node)["equation"].s.decode() if node.definition else ""
     size: dict[str, float] = {}
     hidden = 1.0

@@ -1,7 +1,7 @@
 """Reading the serialised parts of an op graph: NodeDefs and the function library.
 
-TensorFlow is imported when something is first parsed, not when this file is imported: a graph made by hand, with empty
-definitions, is costed and cut without it.
+TensorFlow is imported when something is first parsed, not when this file is imported: a graph made
+by hand, with empty definitions, is costed and cut without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _parse_node(definition: bytes) -> Any:
 
 
 def attributes(node: Node) -> Any:
-    """Attributes of a node: a mapping from name to AttrValue, empty for nodes without a definition."""
+    """Attributes of a node, AttrValues by name; empty for a node without a definition."""
     if not node.definition:
         return {}
     return _parse_node(node.definition).attr
@@ -39,7 +39,7 @@ def functions(library: bytes) -> dict[str, Any]:
 
 
 def colocated_with(node: Node) -> tuple[str, ...]:
-    """Names of the nodes that this one must be placed with (TensorFlow's `_class` attribute)."""
+    """Names of the nodes that this one must be placed with (the `_class` attribute)."""
     if b"_class" not in node.definition:
         return ()
     found = attributes(node)["_class"].list.s

@@ -1,6 +1,7 @@
 """The plan: which stage runs which unit and owns which variable, and what that is forecast to cost.
 
-A plan is data. Rank 0 makes it, the others receive it as text, a file keeps it, the report prints it:
+A plan is data. Rank 0 makes it, the others receive it as text, a file keeps it, the report prints
+it:
 
     Units, Costs, ChainSolution ──▶ Plan ──▶ JSON ──▶ Plan ──▶ stages of the units of another trace
 """
@@ -67,8 +68,8 @@ class SharedVariable:
     Args:
         name: the variable.
         owner: stage that stores it.
-        copies: other stages that use it: each receives the value and returns a gradient once per step. Empty when
-            all uses were put on the owner.
+        copies: other stages that use it: each receives the value and returns a gradient once per
+            step. Empty when all uses were put on the owner.
         nbytes: bytes of the value.
     """
 
@@ -124,7 +125,8 @@ class Plan:
             An equal plan.
 
         Raises:
-            PlacementError: it is too long, not JSON, of another version, or a field is missing, unknown or mistyped.
+            PlacementError: it is too long, not JSON, of another version, or a field is missing,
+                unknown or mistyped.
         """
         if len(text.encode()) > MAX_BYTES:
             raise PlacementError(
@@ -141,7 +143,8 @@ class Plan:
         version = fields.pop("version", None)
         if version != VERSION:
             raise PlacementError(
-                f"This release reads plans of version {VERSION}. Received: version {version!r}. Make the plan anew."
+                f"This release reads plans of version {VERSION}. Received: version {version!r}. "
+                f"Make the plan anew."
             )
         plan = _record(cls, fields, "the plan")
         wrong = [
@@ -149,7 +152,8 @@ class Plan:
         ]
         if wrong or len(plan.forecast) not in (0, plan.stages):
             raise PlacementError(
-                f"A plan of {plan.stages} stages must name stages 0 to {plan.stages - 1} and forecast each. "
+                f"A plan of {plan.stages} stages must name stages 0 to {plan.stages - 1} and "
+                f"forecast each. "
                 f"Received: stage {wrong[0] if wrong else 'forecasts: ' + str(len(plan.forecast))}."
             )
         return plan
@@ -164,8 +168,10 @@ class Plan:
         for unit in units:
             if unit.name not in self.units:
                 raise PlacementError(
-                    f"The plan does not say where {unit.name!r} goes: it was made for another model. "
-                    f"It names {len(self.units)} layers, the first of them {next(iter(self.units), None)!r}."
+                    f"The plan does not say where {unit.name!r} goes: it was made for another "
+                    f"model. "
+                    f"It names {len(self.units)} layers, the first of them "
+                    f"{next(iter(self.units), None)!r}."
                 )
             found.append(self.units[unit.name])
         return tuple(found)
@@ -188,7 +194,8 @@ def _record(kind: type, fields: Any, what: str) -> Any:
 
 
 def _value(hint: Any, value: Any, what: str) -> Any:
-    kind, parts = getattr(hint, "__origin__", hint), getattr(hint, "__args__", ())
+    kind: Any = getattr(hint, "__origin__", hint)
+    parts: Sequence[Any] = getattr(hint, "__args__", ())
     if kind is tuple and isinstance(value, list):
         return tuple(_value(parts[0], v, f"an entry of {what}") for v in value)
     if kind is dict and isinstance(value, dict):
@@ -225,10 +232,12 @@ def make_plan(
         costs: their costs.
         solution: the cuts.
         in_flight: microbatches whose stash each stage holds at once.
-        microbatches, schedule, objective: what the cuts were made for.
+        microbatches: number of microbatches the cuts were made for.
+        schedule: name of the schedule they were made for.
+        objective: "memory" or "speed".
         fingerprint: hash of the step.
-        owners: stages of all variables of the model, where they are known better than from the cuts, such as those of
-            variables that no unit uses.
+        owners: stages of all variables of the model, where they are known better than from the
+            cuts, such as those of variables that no unit uses.
 
     Returns:
         The plan; its forecast is estimated from op types and shapes.

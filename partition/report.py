@@ -27,9 +27,10 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
         >>> print(render(plan, width=100))
     """
     balanced = "stored bytes" if plan.objective == "memory" else "time per microbatch"
+    partitions = "1 partition" if plan.stages == 1 else f"{plan.stages} partitions"
     table = Table(
-        title=f"{plan.stages} partition{'s' if plan.stages != 1 else ''}, {plan.microbatches} microbatches, "
-        f"{plan.schedule}, balanced by {balanced}",
+        title=f"{partitions}, {plan.microbatches} microbatches, {plan.schedule}, "
+        f"balanced by {balanced}",
         title_justify="left",
         expand=False,
     )
@@ -80,7 +81,8 @@ def _lines(plan: Plan) -> list[str]:
         if shared.copies:
             where = " and ".join(map(str, shared.copies))
             lines.append(
-                f"shared: {shared.name} ({size}) is stored on stage {shared.owner}; stage {where} has a copy, which "
+                f"shared: {shared.name} ({size}) is stored on stage {shared.owner}; stage {where} "
+                f"has a copy, which "
                 f"gets the value and returns its gradient once per step"
             )
         else:

@@ -1,22 +1,24 @@
 """Cut a chain of units into stages: the best of all contiguous cuts, by dynamic programming.
 
-    units   u0  u1  u2  u3  u4  u5  u6      best[k][j]: the best way to make the first j units into k stages
-    stages  [───0───]  [──1──]  [──2──]     best[k][j] = min over i of worse(best[k - 1][i], cost of units i to j - 1)
+    units   u0  u1  u2  u3  u4  u5  u6      best[k][j]: the first j units in k stages, at best
+    stages  [───0───]  [──1──]  [──2──]     = min over i of worse(best[k - 1][i], cost of [i, j))
 
-The cost of every run of units is needed first. A column (all runs that end before unit j + 1) follows from the one
-before it: when unit j joins, a tensor made before the run and read by j is received by exactly those runs that start
-after its previous reader, and so on; each record of a flow, a stash or a weight changes one slice of the column.
+The cost of every run of units is needed first. A column (all runs that end before unit j + 1)
+follows from the one before it: when unit j joins, a tensor made before the run and read by j is
+received by exactly those runs that start after its previous reader, and so on; each record of a
+flow, a stash or a weight changes one slice of the column.
 
 What a run of units costs:
 
-- time: compute, plus bytes received and sent over the link. A tensor that several stages need is received by each;
-  the sender is charged for it once. The values and gradients of weights used on another stage cross once per step.
-- memory: weights, gradients and slots of the variables it owns, copies of those it only uses, and as many stashes as
-  the schedule keeps in flight on that stage.
+- time: compute, plus bytes received and sent over the link. A tensor that several stages need is
+  received by each; the sender is charged for it once. The values and gradients of weights used on
+  another stage cross once per step.
+- memory: weights, gradients and slots of the variables it owns, copies of those it only uses, and
+  as many stashes as the schedule keeps in flight on that stage.
 
-A weight used by several units is owned by the stage of its first or of its last use; every other stage that uses it has
-a copy. Both are solved and the better is taken. Keeping all its uses on one stage needs no case of its own: it is the
-cut between them that costs the copy.
+A weight used by several units is owned by the stage of its first or of its last use; every other
+stage that uses it has a copy. Both are solved and the better is taken. Keeping all its uses on one
+stage needs no case of its own: it is the cut between them that costs the copy.
 """
 
 from __future__ import annotations
@@ -105,28 +107,30 @@ def solve_chain(
     Args:
         chain: the units and their costs.
         stages: number of stages.
-        objective: "speed": least sum(c) + (microbatches - 1) max(c) over the stages' times c; "memory": least bytes on
-            the fullest stage.
+        objective: "speed": least sum(c) + (microbatches - 1) max(c) over the stages' times c;
+            "memory": least bytes on the fullest stage.
         microbatches: microbatches per step.
-        in_flight: microbatches whose stash a stage holds at once, from the schedule in use; by default what 1F1B
-            keeps, min(stages - r, microbatches).
+        in_flight: microbatches whose stash a stage holds at once, from the schedule in use; by
+            default what 1F1B keeps, min(stages - r, microbatches).
         memory_limit: bytes no stage may exceed, or None.
-        tolerance: of the cuts that are this close to the best, the one with the least memory (for "speed") or time
-            (for "memory") is taken: costs are estimates, and a small difference is none.
+        tolerance: of the cuts that are this close to the best, the one with the least memory (for
+            "speed") or time (for "memory") is taken: costs are estimates, and a small difference is
+            none.
 
     Returns:
         The cuts, and what each stage costs.
 
     Raises:
-        PlacementError: there are fewer units than stages, manual placements are not in order, or no cut fits in
-            the memory limit.
+        PlacementError: there are fewer units than stages, manual placements are not in order, or no
+            cut fits in the memory limit.
 
     Example:
         >>> solve_chain(Chain(("a", "b", "c"), (1.0, 2.0, 3.0)), 2, objective="speed").cuts
         (2,)
 
     Source:
-        Objective: Alpa (arXiv 2201.12023), section 5; the recurrence is the one for partitioning a chain.
+        Objective: Alpa (arXiv 2201.12023), section 5; the recurrence is the one for partitioning a
+            chain.
     """
     if objective not in ("speed", "memory"):
         raise PlacementError(f'optimize must be "memory" or "speed". Received: {objective!r}.')
@@ -134,7 +138,8 @@ def solve_chain(
         in_flight = [min(stages - r, microbatches) for r in range(stages)]
     if len(in_flight) != stages:
         raise ValueError(
-            f"in_flight must have one entry per stage: received {len(in_flight)} for {stages} stages."
+            f"in_flight must have one entry per stage: received {len(in_flight)} for {stages} "
+            f"stages."
         )
     _check(chain, stages)
     allowed = _earliest_starts(chain, stages)
@@ -167,7 +172,7 @@ def _stage_of(cuts: Sequence[int], count: int) -> tuple[int, ...]:
     )
 
 
-# --- what is asked ----------------------------------------------------------------------------------------------
+# --- what is asked --------------------------------------------------------------------------------
 
 
 def _check(chain: Chain, stages: int) -> None:
@@ -176,9 +181,12 @@ def _check(chain: Chain, stages: int) -> None:
         raise PlacementError(f"A model is cut into at least 1 partition. Received: {stages}.")
     if stages > count:
         raise PlacementError(
-            f"The model has {count} unit{'s' if count != 1 else ''} that can be put on different partitions "
-            f"({_listed(chain.names)}), and every partition needs at least one. Received: partitions={stages}; "
-            f"the largest possible is {count}. Use fewer partitions, or build the model of more layers."
+            f"The model has {count} unit{'s' if count != 1 else ''} that can be put on different "
+            f"partitions "
+            f"({_listed(chain.names)}), and every partition needs at least one. Received: "
+            f"partitions={stages}; "
+            f"the largest possible is {count}. Use fewer partitions, or build the model of more "
+            f"layers."
         )
     placed = [
         (stage, name)
@@ -188,12 +196,14 @@ def _check(chain: Chain, stages: int) -> None:
     for stage, name in placed:
         if not 0 <= stage < stages:
             raise PlacementError(
-                f"{name!r} was placed on partition {stage}. There are {stages}: use 0 to {stages - 1}."
+                f"{name!r} was placed on partition {stage}. There are {stages}: use 0 to "
+                f"{stages - 1}."
             )
     for (first, before), (second, name) in pairwise(placed):
         if second < first:
             raise PlacementError(
-                f"Partitions must follow the order in which data flows: {before!r}, on partition {first}, comes before "
+                f"Partitions must follow the order in which data flows: {before!r}, on partition "
+                f"{first}, comes before "
                 f"{name!r}, on partition {second}. Place them in order."
             )
 
@@ -204,7 +214,7 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 
 
 def _earliest_starts(chain: Chain, stages: int) -> NDArray[np.int64]:
-    """For every stage and every end, the first start for which the run holds no unit placed on another stage."""
+    """For every stage and end, the first start of a run without units placed elsewhere."""
     count = len(chain.names)
     starts = np.zeros((stages, count + 1), np.int64)
     for unit, stage in enumerate(chain.manual):
@@ -229,7 +239,7 @@ def _owner_choices(weights: Sequence[Weight]) -> list[frozenset[int]]:
     ]
 
 
-# --- what runs of units cost ------------------------------------------------------------------------------------
+# --- what runs of units cost ----------------------------------------------------------------------
 
 
 class _Tables:
@@ -269,7 +279,8 @@ class _Tables:
             with_any(stored, weight.users, weight.copied)
             when(owner, stored, 0, owner + 1, weight.stored - weight.copied)
             if len(weight.users) > 1:
-                # The owner sends the value and receives the gradient; each other stage the other way round.
+                # The owner sends the value and receives the gradient; each other stage the other
+                # way round.
                 crossing = (weight.value + (weight.gradient and weight.value)) / microbatches
                 with_any(traffic, weight.users, crossing)
                 first, last = weight.users[0], weight.users[-1]
@@ -309,7 +320,7 @@ def _add_flow(
         when(flow.producer, traffic, behind[0] + 1, flow.producer + 1, flow.nbytes)
 
 
-# --- the search -------------------------------------------------------------------------------------------------
+# --- the search -----------------------------------------------------------------------------------
 
 
 class _Search:
@@ -376,8 +387,8 @@ class _Search:
     def _fastest_within(self, memory: float) -> tuple[int, ...] | None:
         """Least sum of times + (microbatches - 1) longest time, among cuts within a memory limit.
 
-        The least longest time is a floor. From the least sum on, the longest time is then bounded lower and lower,
-        until what is left to gain cannot make up for the larger sum.
+        The least longest time is a floor. From the least sum on, the longest time is then bounded
+        lower and lower, until what is left to gain cannot make up for the larger sum.
         """
         evenest = self._minimise(lambda r: self._tables.time, np.maximum, memory=memory)
         if evenest is None:
@@ -413,7 +424,8 @@ class _Search:
         Args:
             cost_on: the cost of every run on a stage.
             combine: np.maximum or np.add.
-            memory, time: bounds of every stage.
+            memory: bytes no stage may exceed.
+            time: seconds no stage may exceed.
         """
         tables, count = self._tables, self._tables.count
         best = np.full(count + 1, _UNREACHABLE)
@@ -455,7 +467,8 @@ def _does_not_fit(
     cuts = search.smallest(0.0)
     if cuts is None:
         return PlacementError(
-            f"No cut into {stages} partitions agrees with the manual placements: between two placed layers there must "
+            f"No cut into {stages} partitions agrees with the manual placements: between two "
+            f"placed layers there must "
             f"be at least one unit for every partition between theirs."
         )
     _, memory = search.of_cuts(cuts)
@@ -468,6 +481,7 @@ def _does_not_fit(
         "raise memory_limit" if len(inside) == 1 else "raise memory_limit, or use more partitions"
     )
     return PlacementError(
-        f"No cut into {stages} partitions fits in memory_limit. Stage {fullest}: {what} {memory[fullest] / 2**30:.2f} GiB, "
+        f"No cut into {stages} partitions fits in memory_limit. Stage {fullest}: {what} "
+        f"{memory[fullest] / 2**30:.2f} GiB, "
         f"the limit is {limit / 2**30:.2f} GiB. Use smaller microbatches, {advice}."
     )

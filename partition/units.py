@@ -1,18 +1,20 @@
 """Units: the smallest pieces of a model that a cut may separate.
 
-The forward ops of the model are taken in the order they were made. A layer's own ops stay together; ops that a model
-runs directly, between its layers, become units of one product each, with the cheap ops around it:
+The forward ops of the model are taken in the order they were made. A layer's own ops stay together;
+ops that a model runs directly, between its layers, become units of one product each, with the cheap
+ops around it:
 
     made:    Dense_0 ops │ AddV2 │ Mul │ Dense_1 ops │ MatMul │ Relu │ ...
                          └──┬────────┘ the fewest bytes cross here: this is where the two units part
     raw:     [ net/dense_0 ··· ] [ ··· net/dense_1 ] [ net/MatMul ]
 
-Then what must not be separated is contracted: colocated ops, all readers and writers of a variable that the step
-writes, ops joined by a tensor that cannot leave its process, and the cycles that these contractions close. A variable
-that is only read contracts nothing: it may be used on several stages.
+Then what must not be separated is contracted: colocated ops, all readers and writers of a variable
+that the step writes, ops joined by a tensor that cannot leave its process, and the cycles that
+these contractions close. A variable that is only read contracts nothing: it may be used on several
+stages.
 
-What belongs to no unit: sources; constants and functions of constants, which are copied to where they are used; ops
-between the step's arguments and the model; and ops that follow a gradient.
+What belongs to no unit: sources; constants and functions of constants, which are copied to where
+they are used; ops between the step's arguments and the model; and ops that follow a gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from itertools import pairwise
 import networkx as nx
 
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.node_cost import FUNCTION_OPS, MATRIX_OPS
 from smp_tf.partition.node_def import colocated_with
 from smp_tf.partition.op_graph import (
     ARGUMENT,
@@ -36,6 +37,7 @@ from smp_tf.partition.op_graph import (
     OpGraph,
     Tensor,
 )
+from smp_tf.partition.op_kinds import FUNCTION_OPS, MATRIX_OPS
 
 #: Name of the unit that holds what the step does with the model's output.
 AFTER_MODEL = "loss and outputs"
@@ -47,7 +49,8 @@ class Unit:
 
     Args:
         index: position in the topological order of the units.
-        name: path of the layer call, such as "net/block_0/mlp"; unique, and the same in every process.
+        name: path of the layer call, such as "net/block_0/mlp"; unique, and the same in every
+            process.
         nodes: its forward nodes, in order.
         backward: the backward nodes that differentiate them, in order.
         variables: variables of the model that its forward nodes use.
@@ -67,8 +70,8 @@ def build_units(graph: OpGraph, open_calls: Collection[int] = ()) -> tuple[Unit,
 
     Args:
         graph: one microbatch of the step.
-        open_calls: calls whose own ops may be separated although they call no other layer. A model, and a layer that
-            calls layers, are always open.
+        open_calls: calls whose own ops may be separated although they call no other layer. A model,
+            and a layer that calls layers, are always open.
 
     Returns:
         The units; the last one holds the ops after the model, if there are any.
@@ -79,7 +82,8 @@ def build_units(graph: OpGraph, open_calls: Collection[int] = ()) -> tuple[Unit,
     member = _members(graph)
     if not member:
         raise PlacementError(
-            "The step calls no distributed model, so there is nothing to place. Call the model inside the step."
+            "The step calls no distributed model, so there is nothing to place. Call the model "
+            "inside the step."
         )
     fixed = constants(graph)
     after = _after_model(graph, member)
@@ -105,14 +109,15 @@ def build_units(graph: OpGraph, open_calls: Collection[int] = ()) -> tuple[Unit,
 
 
 def constants(graph: OpGraph) -> frozenset[int]:
-    """Nodes that give the same value in every step: stateless, and made of nothing but constants."""
+    """Nodes that give the same value in every step: stateless, made of constants alone."""
     return _made_of(graph, frozenset(), heavy=True)
 
 
 def copied(graph: OpGraph) -> frozenset[int]:
-    """Cheap nodes without effect made of nothing but what every rank has: arguments, captures, seeds and constants.
+    """Cheap nodes without effect, made of nothing but what every rank has.
 
-    Each stage that reads one makes it itself, so it is neither sent nor kept for backward.
+    That is arguments, captures, seeds and constants. Each stage that reads one makes it itself, so
+    it is neither sent nor kept for backward.
     """
     return _made_of(graph, frozenset({ARGUMENT, CAPTURE, SEED}), heavy=False)
 
@@ -142,8 +147,8 @@ def weight_derived(graph: OpGraph) -> dict[int, frozenset[int]]:
     """Nodes that can be computed from variables the step never writes, and constants, alone.
 
     Returns:
-        For each such node, the variables it depends on; each stage that needs the value can make it from its copy
-        of the variables, so it is neither sent nor kept for backward.
+        For each such node, the variables it depends on; each stage that needs the value can make it
+        from its copy of the variables, so it is neither sent nor kept for backward.
     """
     fixed = constants(graph)
     found: dict[int, frozenset[int]] = {}
@@ -156,14 +161,13 @@ def weight_derived(graph: OpGraph) -> dict[int, frozenset[int]]:
             ):
                 found[number] = frozenset(node.reads)
         elif not node.stateful and node.inputs and node.op not in MATRIX_OPS | FUNCTION_OPS:
+            behind = [found.get(t.node, frozenset()) for t in node.inputs]
             if all(t.node in found or t.node in fixed for t in node.inputs):
-                found[number] = frozenset().union(
-                    *(found.get(t.node, frozenset()) for t in node.inputs)
-                )
+                found[number] = frozenset[int]().union(*behind)
     return found
 
 
-# --- which nodes ------------------------------------------------------------------------------------------------
+# --- which nodes ----------------------------------------------------------------------------------
 
 
 def _written(graph: OpGraph) -> frozenset[int]:
@@ -183,10 +187,11 @@ def _touched(graph: OpGraph, number: int) -> set[int]:
 def _members(graph: OpGraph) -> dict[int, None]:
     """Forward nodes that belong to units, in order.
 
-    They are the ops made in a model, ops elsewhere that use a variable of the model which the step writes, and what
-    depends on either. A backward op that a model's forward op needs (a gradient taken inside `call`) counts as a
-    forward op. An op outside a model belongs to no unit when it needs a gradient, or a variable of the script's own
-    that the step writes: such a variable, a metric's for instance, lives on every rank.
+    They are the ops made in a model, ops elsewhere that use a variable of the model which the step
+    writes, and what depends on either. A backward op that a model's forward op needs (a gradient
+    taken inside `call`) counts as a forward op. An op outside a model belongs to no unit when it
+    needs a gradient, or a variable of the script's own that the step writes: such a variable, a
+    metric's for instance, lives on every rank.
     """
     fixed, written = constants(graph), _written(graph)
     own = {v.index for v in graph.variables if not v.in_model and not v.read_only}
@@ -218,7 +223,7 @@ def _members(graph: OpGraph) -> dict[int, None]:
 
 
 def _after_model(graph: OpGraph, member: Collection[int]) -> frozenset[int]:
-    """Members made outside every model that no op of a model needs and that use no written variable of it."""
+    """Members outside every model that no op of a model needs, nor a written variable of it."""
     needed: set[int] = set()
     written = _written(graph)
     for number in reversed(list(member)):
@@ -231,7 +236,7 @@ def _after_model(graph: OpGraph, member: Collection[int]) -> frozenset[int]:
 
 
 def _open_calls(graph: OpGraph) -> frozenset[int]:
-    """Calls whose own ops may be separated: models, what calls layers, and what a model does nothing but call."""
+    """Calls whose own ops may be separated: models, what calls layers, what a model wraps."""
     children: dict[int, list[int]] = {}
     for call in graph.calls[1:]:
         children.setdefault(call.parent or 0, []).append(call.index)
@@ -240,7 +245,7 @@ def _open_calls(graph: OpGraph) -> frozenset[int]:
     return frozenset(models | wrapped | set(children)) - {0}
 
 
-# --- raw units --------------------------------------------------------------------------------------------------
+# --- raw units ------------------------------------------------------------------------------------
 
 
 def _call_stage(graph: OpGraph, call: int) -> int | None:
@@ -267,13 +272,14 @@ def _raw_units(
     """Cut the order in which the members were made into runs.
 
     Args:
+        graph: the step.
         member: forward nodes that belong to units, in order.
         after: those of them that come after the model.
         open_calls: calls whose own ops may be separated.
 
     Returns:
-        Runs of nodes; a float, an op that needs no other member such as the read of a weight, has joined the run of
-        its first reader.
+        Runs of nodes; a float, an op that needs no other member such as the read of a weight, has
+        joined the run of its first reader.
     """
     floats = _floats(graph, member, after, open_calls)
     order = [n for n in member if n not in after and n not in floats]
@@ -305,7 +311,7 @@ def _raw_units(
 def _floats(
     graph: OpGraph, member: Collection[int], after: frozenset[int], open_calls: frozenset[int]
 ) -> dict[int, int]:
-    """Ops of open calls that need no other member and have no effect, with the first op that reads them."""
+    """Ops of open calls that need no other member and have no effect, with their first reader."""
     free: set[int] = set()
     written = _written(graph)
     for number in member:
@@ -333,7 +339,7 @@ def _floats(
 
 
 def _crossing(graph: OpGraph, pieces: list[list[int]]) -> list[int]:
-    """Bytes of the forward tensors alive between piece i - 1 and piece i, for every i up to len(pieces)."""
+    """Bytes of the forward tensors alive between piece i - 1 and piece i, for every i."""
     piece_of = {number: at for at, piece in enumerate(pieces) for number in piece}
     change = [0] * (len(pieces) + 2)
     for number, start in piece_of.items():
@@ -376,7 +382,7 @@ def _joined(
     return [[n for piece in pieces[a:b] for n in piece] for a, b in pairwise(bounds)]
 
 
-# --- contraction ------------------------------------------------------------------------------------------------
+# --- contraction ----------------------------------------------------------------------------------
 
 
 def _contracted(graph: OpGraph, raw: list[list[int]]) -> list[list[int]]:
@@ -407,7 +413,7 @@ def _contracted(graph: OpGraph, raw: list[list[int]]) -> list[list[int]]:
 def _ordered(
     graph: OpGraph, groups: list[list[int]], after: frozenset[int]
 ) -> list[tuple[int, ...]]:
-    """Contract cycles, and put the groups in topological order: as made, where the edges leave a choice."""
+    """Contract cycles, and put the groups in topological order: as made, where there is choice."""
     group_of = {number: at for at, nodes in enumerate(groups) for number in nodes}
     edges: nx.DiGraph = nx.DiGraph()
     edges.add_nodes_from(range(len(groups)))
@@ -428,15 +434,18 @@ def _ordered(
     return [nodes_of[at] for at in nx.lexicographical_topological_sort(acyclic, key=made)]
 
 
-# --- what belongs to a unit -------------------------------------------------------------------------------------
+# --- what belongs to a unit -----------------------------------------------------------------------
 
 
 def _backward_units(
     graph: OpGraph, unit_of: dict[int, int], fixed: frozenset[int], count: int
 ) -> dict[int, int]:
-    """Unit of every backward node: that of the op it differentiates, of its layer, or where its inputs are ready.
+    """Unit of every backward node.
 
-    Gradients flow towards the first unit, so an op that sums gradients of several units is ready in the earliest.
+    It is that of the op it differentiates, of its layer, or where its inputs are ready.
+
+    Gradients flow towards the first unit, so an op that sums gradients of several units is ready in
+    the earliest.
     """
     last_of_call: dict[int, int] = {}
     for number, unit in unit_of.items():
@@ -459,7 +468,7 @@ def _backward_units(
 
 
 def _variables_used(graph: OpGraph, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Variables of the model that each group uses, itself or through a value made of weights elsewhere."""
+    """Variables of the model that each group uses, itself or through a value made of weights."""
     derived = weight_derived(graph)
     used: list[tuple[int, ...]] = []
     for nodes in groups:
@@ -478,7 +487,8 @@ def _manual_stage(graph: OpGraph, nodes: Iterable[int], name: str) -> int | None
     asked = {_call_stage(graph, graph.nodes[n].call) for n in nodes} - {None}
     if len(asked) > 1:
         raise PlacementError(
-            f"The manual placements of {name!r} contradict each other: parts of it that share state, and so must be "
+            f"The manual placements of {name!r} contradict each other: parts of it that share "
+            f"state, and so must be "
             f"on one stage, were put on stages {sorted(s for s in asked if s is not None)}. "
             "Put them under one smp.partition(i)."
         )

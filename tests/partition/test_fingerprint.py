@@ -64,8 +64,10 @@ def test_another_variable_is_named() -> None:
     frozen = dataclasses.replace(graph.variables[0], trainable=False)
     other = dataclasses.replace(graph, variables=(frozen,))
     assert difference(outline(graph), outline(other)) == (
-        "The first difference: this rank has variable 'net/dense_0/kernel' of type float32[8,8], trainable, of the model, "
-        "the other has variable 'net/dense_0/kernel' of type float32[8,8], not trainable, of the model."
+        "The first difference: this rank has variable 'net/dense_0/kernel' of type float32[8,8], "
+        "trainable, of the model, "
+        "the other has variable 'net/dense_0/kernel' of type float32[8,8], not trainable, of the "
+        "model."
     )
 
 
@@ -90,7 +92,8 @@ def test_one_step_that_goes_on() -> None:
 _STEP = """
 import sys
 import tensorflow as tf
-for i in range(int(sys.argv[1])):  # other functions before it: other running numbers in generated names
+# Other functions before it: other running numbers in generated names.
+for _ in range(int(sys.argv[1])):
     tf.function(lambda x: tf.while_loop(lambda i: i < 3, lambda i: i + 1, [x]))(tf.constant(0))
 
 from smp_tf.partition.op_graph import Call, Node, OpGraph, Tensor, TensorType

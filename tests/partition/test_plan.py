@@ -156,19 +156,19 @@ def test_the_fullest_stage_is_named_with_the_unit_that_fills_it() -> None:
 
 
 def test_the_report() -> None:
-    assert render(small_plan(), width=100).splitlines() == [
+    assert render(small_plan(), width=88).splitlines() == [
         "2 partitions, 4 microbatches, interleaved, balanced by stored bytes",
-        "┏━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━┓",
-        "┃       ┃                           ┃            ┃   weights ┃     stash ┃      ┃           sent ┃",
-        "┃ stage ┃ layers                    ┃ parameters ┃   + slots ┃ in flight ┃ time ┃ per microbatch ┃",
-        "┡━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━┩",
-        "│     0 │ embedding, block_0        │        128 │     512 B │     512 B │  50% │        128 B → │",
-        "│       │                           │            │ + 1.0 KiB │       2 × │      │                │",
-        "│     1 │ block_1, loss and outputs │        128 │     512 B │     512 B │  50% │      ← 2.0 KiB │",
-        "│       │                           │            │ + 1.0 KiB │       1 × │      │                │",
-        "└───────┴───────────────────────────┴────────────┴───────────┴───────────┴──────┴────────────────┘",
-        "shared: net/embedding/table (3.0 MiB) is stored on stage 0; stage 1 has a copy, which gets the value",
-        "and returns its gradient once per step",
+        "┏━━━━━━━┳━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━┓",
+        "┃       ┃                 ┃            ┃   weights ┃     stash ┃      ┃           sent ┃",
+        "┃ stage ┃ layers          ┃ parameters ┃   + slots ┃ in flight ┃ time ┃ per microbatch ┃",
+        "┡━━━━━━━╇━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━┩",
+        "│     0 │ embedding,      │        128 │     512 B │     512 B │  50% │        128 B → │",
+        "│       │ block_0         │            │ + 1.0 KiB │       2 × │      │                │",
+        "│     1 │ block_1, loss   │        128 │     512 B │     512 B │  50% │      ← 2.0 KiB │",
+        "│       │ and outputs     │            │ + 1.0 KiB │       1 × │      │                │",
+        "└───────┴─────────────────┴────────────┴───────────┴───────────┴──────┴────────────────┘",
+        "shared: net/embedding/table (3.0 MiB) is stored on stage 0; stage 1 has a copy, which",
+        "gets the value and returns its gradient once per step",
         "why: stage 0 is the fullest, with 2.5 KiB",
         "cost guessed for: Frobnicate",
     ]

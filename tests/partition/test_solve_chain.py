@@ -66,7 +66,8 @@ def test_memory_counts_the_stash_of_every_microbatch_in_flight() -> None:
     chain = Chain(names(4), (1.0,) * 4, stashes=tuple(Stash((i,), 10.0) for i in range(4)))
     even = solve_chain(chain, 2, objective="memory", microbatches=8, in_flight=(1, 1))
     assert (even.cuts, even.memory) == ((2,), (20.0, 20.0))
-    # 1F1B keeps 3 on the first stage and 1 on the last: one unit there weighs as much as three here.
+    # 1F1B keeps 3 on the first stage and 1 on the last: one unit there weighs as much as three
+    # here.
     skewed = solve_chain(chain, 2, objective="memory", microbatches=8, in_flight=(3, 1))
     assert (skewed.cuts, skewed.memory) == ((1,), (30.0, 30.0))
 
@@ -137,7 +138,7 @@ def test_manual_stages_out_of_order_are_an_error() -> None:
 
 def test_a_manual_stage_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(
-        PlacementError, match="'u1' was placed on partition 2. There are 2: use 0 to 1"
+        PlacementError, match=r"'u1' was placed on partition 2\. There are 2: use 0 to 1"
     ):
         solve_chain(Chain(names(2), (1.0, 1.0), manual=(None, 2)), 2)
 
@@ -152,7 +153,8 @@ def test_more_stages_than_units_is_an_error_that_says_how_many_are_possible() ->
         solve_chain(Chain(("net/a", "net/b"), (1.0, 1.0)), 3)
     assert str(caught.value) == (
         "The model has 2 units that can be put on different partitions (net/a, net/b), and every "
-        "partition needs at least one. Received: partitions=3; the largest possible is 2. Use fewer "
+        "partition needs at least one. Received: partitions=3; the largest possible is 2. Use "
+        "fewer "
         "partitions, or build the model of more layers."
     )
 
@@ -176,13 +178,14 @@ def test_the_memory_limit_is_kept_at_the_price_of_time() -> None:
 
 def test_within_the_tolerance_the_second_objective_decides() -> None:
     weights = tuple(Weight(i, (i,), size, 0.0, 0.0) for i, size in enumerate((50.0, 1.0, 49.0)))
-    # Cut (1,) has 50 and 50 bytes, in times 0 and 4; cut (2,) has 51 and 49 bytes, in times 1 and 3.
+    # Cut (1,) has 50 and 50 bytes, in times 0 and 4; cut (2,) has 51 and 49 bytes, in times 1 and
+    # 3.
     chain = Chain(names(3), (0.0, 1.0, 3.0), weights=weights)
     assert solve_chain(chain, 2, tolerance=0.0, microbatches=4, in_flight=(1, 1)).cuts == (1,)
     assert solve_chain(chain, 2, tolerance=0.03, microbatches=4, in_flight=(1, 1)).cuts == (2,)
 
 
-# --- public workloads -------------------------------------------------------------------------------------------
+# --- public workloads -----------------------------------------------------------------------------
 
 
 def _workloads() -> Path:
@@ -226,7 +229,7 @@ def test_public_workloads_are_within_reach_of_the_proved_optimum(
     assert proved * (1 - 1e-4) <= max(solution.times) <= proved * within
 
 
-# --- brute force ------------------------------------------------------------------------------------------------
+# --- brute force ----------------------------------------------------------------------------------
 
 amount = st.integers(0, 20).map(float)
 

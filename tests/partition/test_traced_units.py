@@ -174,7 +174,7 @@ def test_units_are_in_topological_order(step: tuple[str, OpGraph, tuple[Unit, ..
 def test_gradients_are_made_in_the_unit_of_their_variable(
     step: tuple[str, OpGraph, tuple[Unit, ...]],
 ) -> None:
-    name, graph, units = step
+    _, graph, units = step
     backward_unit = {n: u.index for u in units for n in u.backward}
     users = {v: u.index for u in reversed(units) for v in u.variables}
     for gradient in graph.gradients:
@@ -186,7 +186,7 @@ def test_gradients_are_made_in_the_unit_of_their_variable(
 def test_costs_need_no_guess_and_all_stages_get_something(
     step: tuple[str, OpGraph, tuple[Unit, ...]],
 ) -> None:
-    name, graph, units = step
+    _, graph, units = step
     costs = estimate(graph, units, slots=2.0, microbatches=4)
     assert costs.defaulted == ()
     assert all(
