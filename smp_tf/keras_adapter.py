@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import tensorflow as tf
 import tf_keras
 
 from smp_tf import manual_placement, variables

@@ -23,18 +23,18 @@ class SplitArgument:
     Args:
         name: the argument's name in the step function's signature, with its place in a structure.
         axis: the axis that is cut; None for an argument passed whole.
-        spec: type of the whole tensor.
+        spec: type of the whole tensor, which may be a composite one (ragged, sparse).
     """
 
     name: str
     axis: int | None
-    spec: tf.TensorSpec
+    spec: tf.TypeSpec
 
 
 def plan_arguments(
     names: Sequence[str],
     roots: Sequence[str],
-    tensors: Sequence[tf.Tensor],
+    tensors: Sequence[Any],
     non_split: frozenset[str],
     axes: Mapping[str, int],
 ) -> tuple[SplitArgument, ...]:
@@ -43,7 +43,7 @@ def plan_arguments(
     Args:
         names: full name of each tensor argument, such as "batch['x']".
         roots: name of the step's parameter each belongs to.
-        tensors: the tensors.
+        tensors: the tensors, composite ones whole.
         non_split: parameters passed whole.
         axes: the axis of parameters that are not cut along axis 0.
 
@@ -55,12 +55,24 @@ def plan_arguments(
     """
     planned = []
     for name, root, tensor in zip(names, roots, tensors, strict=True):
-        spec = tf.TensorSpec(tensor.shape, tensor.dtype)
+        spec = tf.type_spec_from_value(tensor)
+        if isinstance(spec, tf.TensorSpec):
+            spec = tf.TensorSpec(spec.shape, spec.dtype)
         if root in non_split:
             planned.append(SplitArgument(name, None, spec))
             continue
         axis = axes.get(root, 0)
         rank = tensor.shape.rank
+        if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+            raise StepError(
+                f"Step argument {name!r} is of type {type(tensor).__name__}, which cannot be cut into microbatches. "
+                f"Tensors, ragged and sparse tensors can. Pass it whole with @smp.step(non_split_inputs=[{root!r}])."
+            )
+        if isinstance(spec, tf.RaggedTensorSpec) and axis != 0:
+            raise StepError(
+                f"Step argument {name!r} is a ragged tensor, which can only be cut along axis 0. Change "
+                f"input_split_axes={{{root!r}: {axis}}}."
+            )
         if rank == 0:
             raise StepError(
                 f"Step argument {name!r} is a scalar and cannot be cut into microbatches. Name it in "
@@ -122,7 +134,7 @@ def sizes_of(batch: int, microbatches: int) -> tuple[int, ...]:
     return tuple(quotient + (index < remainder) for index in range(microbatches))
 
 
-def microbatch_spec(argument: SplitArgument, size: int | None) -> tf.TensorSpec:
+def microbatch_spec(argument: SplitArgument, size: int | None) -> tf.TypeSpec:
     """Type of one microbatch of an argument.
 
     Args:
@@ -132,27 +144,36 @@ def microbatch_spec(argument: SplitArgument, size: int | None) -> tf.TensorSpec:
     Returns:
         The type.
     """
-    if argument.axis is None or argument.spec.shape.rank is None:
-        return argument.spec
-    shape = argument.spec.shape.as_list()
+    spec = argument.spec
+    if argument.axis is None or spec.shape.rank is None:
+        return spec
+    shape = spec.shape.as_list()
     shape[argument.axis] = size
-    return tf.TensorSpec(shape, argument.spec.dtype)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensorSpec(shape, spec.dtype)
+    return tf.TensorSpec(shape, spec.dtype)
 
 
 class Slicer:
-    """Cuts tensors into microbatches inside a graph; each slice is made once.
+    """Cuts arguments into microbatches inside a graph; each slice is made once.
 
     Args:
         arguments: the planned arguments.
-        tensors: their tensors.
+        values: their tensors, composite ones whole.
         microbatches: number of microbatches.
     """
 
-    def __init__(self, arguments: Sequence[SplitArgument], tensors: Sequence[tf.Tensor], microbatches: int) -> None:
+    def __init__(self, arguments: Sequence[SplitArgument], values: Sequence[Any], microbatches: int) -> None:
         self._arguments = arguments
-        self._tensors = list(tensors)
+        self._values = list(values)
         self._microbatches = microbatches
-        self._slices: dict[tuple[int, int], tf.Tensor] = {}
+        self._slices: dict[tuple[int, int], list[tf.Tensor]] = {}
+        self._parts: list[tuple[int, int]] = []
+        for number, value in enumerate(self._values):
+            parts = len(tf.nest.flatten(value, expand_composites=True))
+            self._parts += [(number, part) for part in range(parts)]
         batch = static_batch_size(arguments)
         if batch is not None:
             sizes: Sequence[Any] = sizes_of(batch, microbatches)
@@ -164,9 +185,9 @@ class Slicer:
 
     def _dynamic(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         counts = []
-        for argument, tensor in zip(self._arguments, self._tensors, strict=True):
+        for argument, value in zip(self._arguments, self._values, strict=True):
             if argument.axis is not None:
-                counts.append((argument, tf.shape(tensor, out_type=tf.int64)[argument.axis]))
+                counts.append((argument, _count(value, argument.axis)))
         first, total = counts[0]
         checks = [
             tf.debugging.assert_equal(
@@ -194,18 +215,32 @@ class Slicer:
             starts.append(index * quotient + tf.minimum(tf.constant(index, tf.int64), remainder))
         return sizes, starts
 
-    def __call__(self, argument: int, microbatch: int) -> tf.Tensor:
-        """Tensor argument number `argument` of microbatch `microbatch`."""
+    def __call__(self, tensor: int, microbatch: int) -> tf.Tensor:
+        """Tensor number `tensor` of microbatch `microbatch`, the parts of composite arguments counted one by one."""
+        argument, part = self._parts[tensor]
         key = argument, microbatch
         if key not in self._slices:
-            self._slices[key] = self._cut(argument, microbatch)
-        return self._slices[key]
+            self._slices[key] = tf.nest.flatten(self._cut(argument, microbatch), expand_composites=True)
+        return self._slices[key][part]
 
-    def _cut(self, argument: int, microbatch: int) -> tf.Tensor:
+    def _cut(self, argument: int, microbatch: int) -> Any:
         axis = self._arguments[argument].axis
-        tensor = self._tensors[argument]
+        value = self._values[argument]
         if axis is None or self._microbatches == 1:
-            return tensor
+            return value
         start, size = self._starts[microbatch], self.sizes[microbatch]
+        if isinstance(value, tf.SparseTensor):
+            first = [0] * value.shape.rank
+            shape: list[Any] = tf.unstack(value.dense_shape, num=value.shape.rank)
+            first[axis], shape[axis] = start, size
+            return tf.sparse.slice(value, first, shape)
         part = (slice(None),) * axis + (slice(start, start + size),)
-        return tensor[part]
+        return value[part]
+
+
+def _count(value: Any, axis: int) -> tf.Tensor:
+    if isinstance(value, tf.RaggedTensor):
+        return tf.cast(value.nrows(), tf.int64)
+    if isinstance(value, tf.SparseTensor):
+        return value.dense_shape[axis]
+    return tf.shape(value, out_type=tf.int64)[axis]

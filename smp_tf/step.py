@@ -31,6 +31,7 @@ from smp_tf.microbatching import (
 )
 from smp_tf.model import DistributedModel, set_step_being_traced
 from smp_tf.partition.lower import Lowered, OutputSlot, lower
+from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.randomness import make_stateless
 from smp_tf.partition.split import Delivery
 from smp_tf.partition.tf_internals import leave_unconverted
@@ -38,7 +39,7 @@ from smp_tf.partition.trace import Recorder, trace
 from smp_tf.pipeline.executor import StageProgram, build_stage_program, emit, plan_program
 from smp_tf.plan_agreement import agree_on_plan, show_plan
 from smp_tf.step_output import StepOutput
-from smp_tf.tf_internals import stop_tapes
+from smp_tf.tf_internals import tape_is_recording
 from smp_tf.topology import CommGroup
 
 # A user's tf.function calls a step and its outputs; AutoGraph has nothing to convert in them.
@@ -82,14 +83,14 @@ class _Arguments:
     """A call's arguments, sorted.
 
     Args:
-        structure: positional and keyword arguments, each tensor replaced by a `_Slot`, composites taken apart.
-        tensors: the tensors.
+        structure: positional and keyword arguments, each tensor replaced by a `_Slot`.
+        tensors: the tensors, composite ones whole.
         names: full name of each tensor, for messages.
         roots: name of the parameter each belongs to.
     """
 
     structure: Any
-    tensors: tuple[tf.Tensor, ...]
+    tensors: tuple[Any, ...]
     names: tuple[str, ...]
     roots: tuple[str, ...]
 
@@ -166,6 +167,12 @@ class Step:
             What the function returns, with a `StepOutput` in place of every tensor.
         """
         runtime.current()
+        if tape_is_recording():
+            raise StepError(
+                f"Step {self.__name__!r} was called under a tf.GradientTape. Gradients cannot be taken through a step "
+                f"from outside, since its ops are spread over ranks: open the tape inside the step function and "
+                f"return the gradients from it."
+            )
         arguments = self._sort(args, kwargs)
         key = self._key(arguments)
         if key not in self._programs:
@@ -175,8 +182,7 @@ class Step:
             if key not in self._runners:
                 self._runners[key] = _EagerRunner(program, self._options)
             return self._runners[key](arguments.tensors)
-        with stop_tapes():
-            return _results(program, _emit(program, arguments.tensors, self._options))
+        return _results(program, _emit(program, arguments.tensors, self._options))
 
     def _forget(self) -> None:
         self._programs.clear()
@@ -192,19 +198,20 @@ class Step:
         names: list[str] = []
         roots: list[str] = []
 
+        def keep(root: str, path: str, tensor: Any) -> _Slot:
+            tensors.append(tensor)
+            names.append(path)
+            roots.append(root)
+            return _Slot(len(tensors) - 1)
+
         def place(root: str, path: str, value: Any, spec: Any = None) -> Any:
             if isinstance(value, (tf.Tensor, np.ndarray, np.generic)) or (spec is not None and value is not None):
                 tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
                 if spec is not None and tensor.dtype != spec.dtype:
                     tensor = tf.cast(tensor, spec.dtype)
-                tensors.append(tensor)
-                names.append(path)
-                roots.append(root)
-                return _Slot(len(tensors) - 1)
+                return keep(root, path, tensor)
             if isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable):
-                parts = tf.nest.flatten(value, expand_composites=True)
-                slots = [place(root, f"{path} part {i}", part) for i, part in enumerate(parts)]
-                return _CompositeSlot(tf.type_spec_from_value(value), tuple(slots))
+                return keep(root, path, value)
             if isinstance(value, Mapping):
                 return type(value)({k: place(root, f"{path}[{k!r}]", v) for k, v in value.items()})
             if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -221,8 +228,8 @@ class Step:
         return _Arguments(structure, tuple(tensors), tuple(names), tuple(roots))
 
     def _key(self, arguments: _Arguments) -> Any:
-        static = repr(tf.nest.map_structure(lambda v: v, arguments.structure))
-        return static, tuple((t.dtype.name, tuple(t.shape) if t.shape.rank is not None else None) for t in arguments.tensors)
+        static = repr(arguments.structure)
+        return static, tuple(repr(tf.type_spec_from_value(t)) for t in arguments.tensors)
 
     def _prepare(self, arguments: _Arguments) -> _Program:
         """The whole way from the function to this rank's program, for one signature."""
@@ -276,6 +283,7 @@ class Step:
         lowered = lower(traced, _describe)
         graph = make_stateless(lowered.graph, lambda note: announce(note, running.topology.rank))
         graph = planning.prune(graph)
+        self._check(graph)
         request = planning.PlacementRequest(stages, microbatches, config.pipeline, config.optimize, slots=2.0)
         proposed = planning.propose(graph, request, _owners_decided(lowered))
         plan = agree_on_plan(self.__name__, _described(planned), proposed, graph)
@@ -304,6 +312,24 @@ class Step:
                 hook()
         return _Program(program, lowered, planned, microbatches)
 
+    def _check(self, graph: OpGraph) -> None:
+        """Raise where the traced step cannot mean anything sensible when it is split."""
+        for node in graph.nodes:
+            for index in node.writes:
+                variable = graph.variables[index]
+                if variable.trainable and variable.in_model:
+                    raise StepError(
+                        f"Step {self.__name__!r} assigns the trainable weight {variable.name!r} (op {node.name!r}). "
+                        f"Within a step, later microbatches would see other weights than earlier ones. Return the "
+                        f"gradients and apply them after the step."
+                    )
+        wanted = graph.ancestors(t.node for t in graph.outputs)
+        if not any(graph.nodes[number].call for number in wanted):
+            raise StepError(
+                f"Nothing that step {self.__name__!r} returns depends on the model. Return the loss, the gradients "
+                f"or the predictions."
+            )
+
     def _microbatches(self, batch: int | None, wanted: int) -> int:
         if batch is None or batch >= wanted:
             return wanted
@@ -321,20 +347,10 @@ class Step:
         return body(*bound.args, **bound.kwargs)
 
 
-@dataclass(frozen=True)
-class _CompositeSlot:
-    """Place of a composite tensor argument: its type and the slots of its parts."""
-
-    spec: Any
-    parts: tuple[Any, ...]
-
-
 def _fill(value: Any, tensors: Sequence[Any]) -> Any:
     """A structure of arguments with tensors in place of slots."""
     if isinstance(value, _Slot):
         return tensors[value.index]
-    if isinstance(value, _CompositeSlot):
-        return tf.nest.pack_sequence_as(value.spec, [_fill(p, tensors) for p in value.parts], expand_composites=True)
     if isinstance(value, Mapping):
         return type(value)({k: _fill(v, tensors) for k, v in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -557,8 +573,7 @@ class _EagerRunner:
         self._function = tf.function(run, autograph=False)
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
-        with stop_tapes():
-            flat = self._function(*tensors)
+        flat = self._function(*tensors)
         assert self._layout is not None
         return _results(self._program, self._layout.filled(flat))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import record
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.ops import resource_variable_ops
 
 UninitializedVariable: type[Any] = resource_variable_ops.UninitializedVariable
@@ -33,6 +33,6 @@ def destroy_storage(variable: tf.Variable) -> None:
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
 
 
-def stop_tapes() -> Any:
-    """A context in which no gradient tape records."""
-    return record.stop_recording()
+def tape_is_recording() -> bool:
+    """Whether any gradient tape is active in this thread."""
+    return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
