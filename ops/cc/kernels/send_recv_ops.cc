@@ -1,0 +1,189 @@
+// SmpSend and SmpRecv: thin asynchronous kernels over the transport.
+//
+// A send lends the tensor's own memory to the transport; a receive allocates its output when the
+// header has come, so that a large message lands in it without another copy.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "kernels/transport_call.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace smp {
+namespace {
+
+namespace tf = tensorflow;
+using tf::shape_inference::InferenceContext;
+using tf::shape_inference::ShapeHandle;
+
+#define SMP_SENDABLE_TYPES                                                              \
+  "{bool, int8, uint8, int16, uint16, int32, uint32, int64, uint64, half, bfloat16, "  \
+  "float, double, complex64, complex128}"
+
+absl::Status ScalarStep(InferenceContext* c, int input) {
+  ShapeHandle unused;
+  return c->WithRank(c->input(input), 0, &unused);
+}
+
+REGISTER_OP("SmpSend")
+    .Input("tensor: T")
+    .Input("step: int64")
+    .Attr("T: " SMP_SENDABLE_TYPES)
+    .Attr("dest: int >= 0")
+    .Attr("program: int >= 0")
+    .Attr("edge: int >= 0")
+    .Attr("microbatch: int >= 0")
+    .Attr("label: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return ScalarStep(c, 1); })
+    .Doc("Sends a tensor to a rank; done when the memory of the tensor is no longer needed.");
+
+REGISTER_OP("SmpRecv")
+    .Input("step: int64")
+    .Output("tensor: T")
+    .Attr("T: " SMP_SENDABLE_TYPES)
+    .Attr("shape: shape")
+    .Attr("src: int >= 0")
+    .Attr("program: int >= 0")
+    .Attr("edge: int >= 0")
+    .Attr("microbatch: int >= 0")
+    .Attr("label: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      tf::PartialTensorShape shape;
+      TF_RETURN_IF_ERROR(c->GetAttr("shape", &shape));
+      ShapeHandle handle;
+      TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shape, &handle));
+      c->set_output(0, handle);
+      return ScalarStep(c, 0);
+    })
+    .Doc("Receives the tensor that a rank sends under the same program, step, edge, microbatch.");
+
+class SmpSendOp : public tf::AsyncOpKernel {
+ public:
+  explicit SmpSendOp(tf::OpKernelConstruction* context)
+      : AsyncOpKernel(context), message_(context, "dest") {}
+
+  void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
+    auto call = std::make_unique<TransportCall>(context, done);
+    OP_REQUIRES_ASYNC(context, call->transport() != nullptr, NoTransport(), done);
+    call->tensor() = context->input(0);
+    const tf::Tensor& tensor = call->tensor();
+    int64_t dims[tf::TensorShape::MaxDimensions()];
+    for (int i = 0; i < tensor.dims(); ++i) dims[i] = tensor.dim_size(i);
+
+    smp_send_params params{};
+    params.id = call->id();
+    params.destination = static_cast<uint32_t>(message_.peer);
+    params.key = message_.Key(context->input(1).scalar<int64_t>()());
+    params.dtype = tensor.dtype();
+    params.ndim = tensor.dims();
+    params.dims = dims;
+    params.label = message_.label.c_str();
+    params.buffer.data = const_cast<char*>(tensor.tensor_data().data());
+    params.buffer.bytes = tensor.tensor_data().size();
+    params.buffer.memory_kind = SMP_MEMORY_HOST;
+    params.done = &TransportCall::Done;
+    params.release = &TransportCall::Release;
+    TransportCall::Submit(std::move(call), [&](TransportCall* started) {
+      params.arg = started;
+      smp_transport_send(started->transport(), &params);
+    });
+  }
+
+ private:
+  const MessageAttributes message_;
+};
+
+class SmpRecvOp : public tf::AsyncOpKernel {
+ public:
+  explicit SmpRecvOp(tf::OpKernelConstruction* context)
+      : AsyncOpKernel(context), message_(context, "src") {
+    OP_REQUIRES_OK(context, context->GetAttr("shape", &shape_));
+    OP_REQUIRES_OK(context, context->GetAttr("T", &dtype_));
+  }
+
+  void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
+    auto call = std::make_unique<ReceiveCall>(context, done);
+    OP_REQUIRES_ASYNC(context, call->transport() != nullptr, NoTransport(), done);
+    call->kernel = this;
+    call->step = context->input(0).scalar<int64_t>()();
+
+    smp_recv_params params{};
+    params.id = call->id();
+    params.source = static_cast<uint32_t>(message_.peer);
+    params.key = message_.Key(call->step);
+    params.label = message_.label.c_str();
+    params.allocate = &SmpRecvOp::Allocate;
+    params.done = &TransportCall::Done;
+    params.release = &TransportCall::Release;
+    TransportCall::Submit(std::move(call), [&](TransportCall* started) {
+      params.arg = started;
+      smp_transport_recv(started->transport(), &params);
+    });
+  }
+
+ private:
+  struct ReceiveCall : TransportCall {
+    using TransportCall::TransportCall;
+    const SmpRecvOp* kernel = nullptr;
+    int64_t step = 0;
+  };
+
+  static int Allocate(void* arg, const smp_message_info* info, smp_buffer* buffer, char* error,
+                      size_t error_bytes) {
+    auto* call = static_cast<ReceiveCall*>(static_cast<TransportCall*>(arg));
+    const absl::Status status = call->kernel->Place(call, *info, buffer);
+    if (!status.ok()) {
+      const size_t count = std::min(error_bytes - 1, status.message().size());
+      std::memcpy(error, status.message().data(), count);
+      error[count] = '\0';
+    }
+    return static_cast<int>(status.code());
+  }
+
+  absl::Status Place(ReceiveCall* call, const smp_message_info& info, smp_buffer* buffer) const {
+    const auto sent_type = static_cast<tf::DataType>(info.dtype);
+    tf::PartialTensorShape sent;
+    TF_RETURN_IF_ERROR(tf::PartialTensorShape::MakePartialShape(info.dims, info.ndim, &sent));
+    tf::TensorShape shape;
+    if (sent_type != dtype_ || !shape_.IsCompatibleWith(sent) || !sent.AsTensorShape(&shape)) {
+      return absl::InvalidArgumentError(
+          "SmpRecv '" + message_.label + "' expects " + tf::DataTypeString(dtype_) +
+          shape_.DebugString() + " but rank " + std::to_string(message_.peer) + " sent '" +
+          info.label + "' as " + tf::DataTypeString(sent_type) + sent.DebugString() + " (step " +
+          std::to_string(call->step) + ", edge " + std::to_string(message_.edge) +
+          ", microbatch " + std::to_string(message_.microbatch) +
+          "): both ranks must run the same plan on the same batch shape");
+    }
+    tf::Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(call->context()->allocate_output(0, shape, &output));
+    call->tensor() = *output;
+    buffer->data = const_cast<char*>(output->tensor_data().data());
+    buffer->bytes = output->tensor_data().size();
+    buffer->memory_kind = SMP_MEMORY_HOST;
+    if (buffer->bytes != info.bytes) {
+      return absl::InternalError("SmpRecv '" + message_.label + "' expects " +
+                                 std::to_string(buffer->bytes) + " bytes but rank " +
+                                 std::to_string(message_.peer) + " sent " +
+                                 std::to_string(info.bytes));
+    }
+    return absl::OkStatus();
+  }
+
+  const MessageAttributes message_;
+  tf::PartialTensorShape shape_;
+  tf::DataType dtype_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SmpSend").Device(tf::DEVICE_CPU), SmpSendOp);
+REGISTER_KERNEL_BUILDER(Name("SmpRecv").Device(tf::DEVICE_CPU), SmpRecvOp);
+
+}  // namespace
+}  // namespace smp

@@ -1,0 +1,68 @@
+#include "transport/activity.h"
+
+#include <cstdio>
+
+namespace smp {
+namespace {
+
+std::string Seconds(std::chrono::steady_clock::time_point since) {
+  char text[32];
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - since;
+  std::snprintf(text, sizeof(text), "%.1f s", elapsed.count());
+  return text;
+}
+
+}  // namespace
+
+void Activity::BeginStep(uint64_t program, int64_t step) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  programs_[program] = {step, true};
+  step_ = step;
+  inside_ = true;
+  since_ = Clock::now();
+}
+
+void Activity::EndStep(uint64_t program) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  programs_[program].inside = false;
+  inside_ = false;
+  since_ = Clock::now();
+}
+
+void Activity::Set(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  text_ = text;
+  text_since_ = Clock::now();
+}
+
+int64_t Activity::step() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return step_;
+}
+
+std::string Activity::StepInWords() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (step_ < 0) return "before the first step";
+  return (inside_ ? "in step " : "after step ") + std::to_string(step_);
+}
+
+std::string Activity::InWords() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::string words;
+  if (step_ < 0) {
+    words = "has begun no step yet, " + Seconds(since_) + " after its start";
+  } else if (inside_) {
+    words = "has been in step " + std::to_string(step_) + " for " + Seconds(since_);
+  } else {
+    words = "ended step " + std::to_string(step_) + " " + Seconds(since_) + " ago";
+  }
+  if (!text_.empty()) words += ", doing '" + text_ + "' for " + Seconds(text_since_);
+  return words;
+}
+
+std::map<uint64_t, Activity::Program> Activity::Programs() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return programs_;
+}
+
+}  // namespace smp

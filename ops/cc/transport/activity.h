@@ -1,0 +1,45 @@
+// What this rank is doing, in words, for peers that wait for it and for messages about failures.
+#ifndef SMP_TF_OPS_CC_TRANSPORT_ACTIVITY_H_
+#define SMP_TF_OPS_CC_TRANSPORT_ACTIVITY_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace smp {
+
+class Activity {
+ public:
+  void BeginStep(uint64_t program, int64_t step);
+  void EndStep(uint64_t program);
+  void Set(const std::string& text);
+
+  // The step this rank is in or was in last; -1 before the first.
+  int64_t step() const;
+  // "step 12", "before the first step".
+  std::string StepInWords() const;
+  std::string InWords() const;
+
+  struct Program {
+    int64_t begun = -1;
+    bool inside = false;
+  };
+  std::map<uint64_t, Program> Programs() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  mutable std::mutex mutex_;
+  std::map<uint64_t, Program> programs_;
+  int64_t step_ = -1;
+  bool inside_ = false;
+  Clock::time_point since_ = Clock::now();
+  std::string text_;
+  Clock::time_point text_since_;
+};
+
+}  // namespace smp
+
+#endif  // SMP_TF_OPS_CC_TRANSPORT_ACTIVITY_H_

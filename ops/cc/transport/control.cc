@@ -1,0 +1,237 @@
+// What ranks tell each other besides tensors: the cause of a failure, goodbyes, and what they are
+// doing when somebody waits for them.
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "transport/json.h"
+#include "transport/transport.h"
+
+namespace smp {
+namespace {
+
+// How long a peer has to say what it is doing before a stall is reported without its word.
+constexpr auto kAnswerTime = std::chrono::seconds(3);
+
+std::string InSeconds(double seconds) {
+  std::ostringstream text;
+  text << seconds;
+  return text.str() + " s";
+}
+
+}  // namespace
+
+void Transport::SendControl(uint32_t peer, MessageKind kind, std::string payload,
+                            int64_t argument) {
+  PeerState& state = peers_[peer];
+  if (!worker_->IsConnected(peer) || state.gone) return;
+  const bool keyed = kind != MessageKind::kProof;
+  MessageHead head{};
+  head.kind = kind;
+  head.source = rank_;
+  head.destination = peer;
+  head.sequence = keyed ? state.next_sequence++ : 0;
+  head.bytes = payload.size();
+  head.argument = argument;
+  const uint64_t id = NewId();
+  std::string& kept = controls_[id] = std::move(payload);
+  const std::string header =
+      EncodeMessage(head, nullptr, "", keyed ? &state.send_key : nullptr, &kept);
+  if (worker_->Send(peer, header, kept.data(), kept.size(), true, id) == UCS_INPROGRESS) {
+    needs_progress_ = true;
+  } else {
+    OnComplete(id, UCS_OK);
+  }
+}
+
+// Waits until the tasks queued so far have run and UCX has sent what they had to say.
+bool Transport::WaitControlSent(double timeout_s) {
+  auto queued = std::make_shared<bool>(true);
+  Enqueue([this, queued] {
+    *queued = false;
+    changed_.notify_all();
+  });
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto deadline = Clock::now() + std::chrono::microseconds(int64_t(timeout_s * 1e6));
+  return changed_.wait_until(lock, deadline, [&] { return !*queued && controls_.empty(); });
+}
+
+// --- causes
+
+bool Transport::Fail(const std::string& kind, const std::string& message, int exit_code,
+                     int code) {
+  const std::string json = "{\"kind\": " + JsonString(kind) +
+                           ", \"rank\": " + std::to_string(rank_) +
+                           ", \"host\": " + JsonString(local_.hostname) +
+                           ", \"step\": " + std::to_string(activity_.step()) +
+                           ", \"message\": " + JsonString(message) + "}";
+  return SetCause(json, exit_code, code, true);
+}
+
+bool Transport::SetCause(const std::string& json, int exit_code, int code, bool tell_others) {
+  std::string message = JsonField(json, "message");
+  if (message.empty()) message = json;
+  {
+    std::lock_guard<std::mutex> lock(cause_mutex_);
+    if (failed_) return false;
+    cause_ = json;
+    cause_message_ = message;
+    cause_code_ = code;
+    failed_ = true;
+  }
+  guardian_->Failed("[rank " + std::to_string(rank_) + "] " + message, exit_code);
+  Enqueue([this, json, message, exit_code, code, tell_others] {
+    if (tell_others) {
+      for (uint32_t r = 0; r < size_; ++r) {
+        if (r != rank_ && peers_[r].ready) SendControl(r, MessageKind::kAbort, json, exit_code);
+      }
+    }
+    EndAll(code, message);
+    changed_.notify_all();
+    if (controls_.empty()) guardian_->Told();
+  });
+  return true;
+}
+
+bool Transport::Abort(const std::string& cause_json, int exit_code, double timeout_s) {
+  if (!SetCause(cause_json.substr(0, kMaxControlBytes), exit_code, SMP_ABORTED, true)) return false;
+  return WaitControlSent(timeout_s);
+}
+
+std::string Transport::CauseJson() {
+  std::lock_guard<std::mutex> lock(cause_mutex_);
+  return cause_;
+}
+
+void Transport::OnAbort(const std::string& json, int exit_code) {
+  SetCause(json, exit_code, SMP_ABORTED, false);
+}
+
+// --- goodbyes
+
+void Transport::SetProgramRanks(uint64_t program, std::set<uint32_t> ranks) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  program_ranks_[program] = std::move(ranks);
+}
+
+bool Transport::Goodbye(double timeout_s) {
+  Enqueue([this] {
+    if (left_ || failed_) return;
+    left_ = true;
+    std::string steps;
+    for (const auto& [program, state] : activity_.Programs()) {
+      steps += std::to_string(program) + " " + std::to_string(state.begun) + "\n";
+      if (steps.size() > kMaxControlBytes - 64) break;
+    }
+    for (uint32_t r = 0; r < size_; ++r) {
+      if (r != rank_ && peers_[r].ready) SendControl(r, MessageKind::kGoodbye, steps, 0);
+    }
+  });
+  return WaitControlSent(timeout_s);
+}
+
+void Transport::OnGoodbye(uint32_t source, const std::string& payload) {
+  PeerState& peer = peers_[source];
+  peer.departed = true;
+  std::istringstream text(payload);
+  uint64_t program;
+  int64_t step;
+  while (text >> program >> step) peer.steps_at_goodbye[program] = step;
+  std::string message;
+  const bool needed = LeftEarly(source, &message);
+  for (const auto& [id, op] : operations_) {
+    if (op->peer != source || op->ended || op->in_ucx) continue;
+    Fail("left_early", message + "; this rank waits for the " + Describe(*op), 1, SMP_ABORTED);
+    return;
+  }
+  if (needed) {
+    Fail("left_early", message + "; " + RankInWords(local_) + " is " + activity_.StepInWords(), 1,
+         SMP_ABORTED);
+  }
+}
+
+// The words for a rank that is no longer there; true if this rank is inside a step that the other
+// one takes part in and never began.
+bool Transport::LeftEarly(uint32_t peer, std::string* message) const {
+  int64_t last = -1;
+  for (const auto& [program, step] : peers_[peer].steps_at_goodbye) last = std::max(last, step);
+  *message = PeerInWords(peer) + " left the loop early " +
+             (last < 0 ? "before its first step" : "after step " + std::to_string(last));
+  for (const auto& [program, state] : activity_.Programs()) {
+    if (!state.inside) continue;
+    const auto ranks = program_ranks_.find(program);
+    if (ranks != program_ranks_.end() && ranks->second.count(peer) == 0) continue;
+    const auto theirs = peers_[peer].steps_at_goodbye.find(program);
+    if (theirs == peers_[peer].steps_at_goodbye.end() || theirs->second < state.begun) return true;
+  }
+  return false;
+}
+
+// --- stalls
+
+std::string Transport::StatusInWords() const {
+  std::string words = activity_.InWords();
+  const Operation* oldest = nullptr;
+  for (const auto& [id, op] : operations_) {
+    if (!op->ended && (oldest == nullptr || op->posted < oldest->posted)) oldest = op.get();
+  }
+  if (oldest != nullptr) {
+    const std::chrono::duration<double> age = Clock::now() - oldest->posted;
+    words += ", and waits " + InSeconds(age.count()) + " for the " + Describe(*oldest);
+  }
+  return words;
+}
+
+void Transport::OnAskStatus(uint32_t peer, int64_t argument) {
+  Enqueue([this, peer, argument] {
+    SendControl(peer, MessageKind::kStatus, StatusInWords().substr(0, 1000), argument);
+  });
+}
+
+void Transport::OnStatus(uint32_t peer, const std::string& text) {
+  if (peers_[peer].stall_asked && !peers_[peer].stall_reported) {
+    ReportStall(peer, "is alive and " + text);
+  }
+}
+
+void Transport::CheckStalls() {
+  const auto now = Clock::now();
+  const Operation* oldest = nullptr;
+  std::map<uint32_t, const Operation*> by_peer;
+  for (const auto& [id, op] : operations_) {
+    if (op->ended) continue;
+    const Operation*& of_peer = by_peer[op->peer];
+    if (of_peer == nullptr || op->posted < of_peer->posted) of_peer = op.get();
+    if (oldest == nullptr || op->posted < oldest->posted) oldest = op.get();
+  }
+  for (const auto& [r, op] : by_peer) {
+    const std::chrono::duration<double> age = now - op->posted;
+    PeerState& peer = peers_[r];
+    if (age.count() < options_.stall_report_s || peer.stall_reported) continue;
+    if (!peer.stall_asked) {
+      peer.stall_asked = true;
+      peer.stall_asked_at = now;
+      peer.stall_line = RankInWords(local_) + " has waited " + InSeconds(age.count()) +
+                        " for the " + Describe(*op);
+      SendControl(r, MessageKind::kAskStatus, "", 0);
+    } else if (now - peer.stall_asked_at > kAnswerTime) {
+      ReportStall(r, "does not answer: its process is stopped or out of reach");
+    }
+  }
+  if (oldest == nullptr) return;
+  const std::chrono::duration<double> age = now - oldest->posted;
+  if (age.count() < options_.stall_timeout_s) return;
+  Fail("stalled",
+       RankInWords(local_) + " gave up " + activity_.StepInWords() + " after stall_timeout = " +
+           InSeconds(options_.stall_timeout_s) + ": it waited for the " + Describe(*oldest),
+       1, SMP_DEADLINE_EXCEEDED);
+}
+
+void Transport::ReportStall(uint32_t peer, const std::string& what_it_does) {
+  peers_[peer].stall_reported = true;
+  PrintLine(peers_[peer].stall_line + ". Rank " + std::to_string(peer) + " " + what_it_does +
+            ". The job goes on; it ends after stall_timeout = " +
+            InSeconds(options_.stall_timeout_s) + ".");
+}
+
+}  // namespace smp

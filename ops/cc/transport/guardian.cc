@@ -1,0 +1,350 @@
+#include "transport/guardian.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio_ext.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+namespace smp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kSignals[] = {SIGINT, SIGTERM};
+// Time Python's own signal handler has before the job is ended.
+constexpr auto kSignalHandlerTime = std::chrono::milliseconds(500);
+// Time the news of a failure has to reach the other ranks before a signal ends this process.
+constexpr auto kTellTime = std::chrono::seconds(1);
+
+std::atomic<int> signal_pipe{-1};
+struct sigaction previous_actions[NSIG];
+
+void HandleSignal(int number, siginfo_t* info, void* context) {
+  const int saved = errno;
+  const auto byte = static_cast<unsigned char>(number);
+  const int fd = signal_pipe.load();
+  if (fd >= 0 && write(fd, &byte, 1) < 0) {
+    // The pipe is full of earlier signals: the guardian knows already.
+  }
+  const struct sigaction& previous = previous_actions[number];
+  if (previous.sa_flags & SA_SIGINFO) {
+    previous.sa_sigaction(number, info, context);
+  } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
+    previous.sa_handler(number);
+  }
+  errno = saved;
+}
+
+bool HasHandler(int number) {
+  const struct sigaction& previous = previous_actions[number];
+  return (previous.sa_flags & SA_SIGINFO) || previous.sa_handler != SIG_DFL;
+}
+
+int OpenPidfd(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
+
+std::vector<std::string> CommandLine(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/cmdline");
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  return words;
+}
+
+int ParentOf(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("PPid:", 0) == 0) return std::atoi(line.c_str() + 5);
+  }
+  return 0;
+}
+
+// The launcher's name if this process is one: the program itself, or a script that an interpreter
+// runs.
+std::string LauncherName(int pid) {
+  static const char* const kLaunchers[] = {"horovodrun", "mpirun", "mpiexec", "orterun",
+                                           "prterun",    "srun",   "hydra_pmi_proxy",
+                                           "slurmstepd"};
+  const std::vector<std::string> words = CommandLine(pid);
+  for (size_t i = 0; i < std::min<size_t>(words.size(), 4); ++i) {
+    const std::string name = words[i].substr(words[i].rfind('/') + 1);
+    for (const char* launcher : kLaunchers) {
+      if (name == launcher || name == std::string(launcher) + ":") return launcher;
+    }
+  }
+  return "";
+}
+
+struct Watched {
+  int pidfd;
+  std::string words;
+};
+
+// Everything between this process and its topmost launcher: each of them lives as long as the job.
+// Without a launcher, the direct parent.
+std::vector<Watched> WatchLaunchers() {
+  std::vector<std::pair<int, std::string>> chain;
+  size_t wanted = 1;
+  for (int pid = getppid(); pid > 1 && chain.size() < 32; pid = ParentOf(pid)) {
+    chain.emplace_back(pid, LauncherName(pid));
+    if (!chain.back().second.empty()) wanted = chain.size();
+  }
+  std::string launcher = "parent process";
+  for (size_t i = 0; i < std::min(wanted, chain.size()); ++i) {
+    if (!chain[i].second.empty()) launcher = chain[i].second;
+  }
+  std::vector<Watched> watched;
+  for (size_t i = 0; i < std::min(wanted, chain.size()); ++i) {
+    const int fd = OpenPidfd(chain[i].first);
+    if (fd < 0) continue;
+    watched.push_back({fd, "its launcher (" + launcher + ", process " +
+                               std::to_string(chain[i].first) + ") ended"});
+  }
+  return watched;
+}
+
+// A thread that died with a stream's lock must not keep the process from ending.
+void FlushStreams() {
+  for (FILE* stream : {stdout, stderr}) {
+    if (ftrylockfile(stream) == 0) {
+      fflush_unlocked(stream);
+      funlockfile(stream);
+    }
+  }
+}
+
+}  // namespace
+
+void PrintLine(const std::string& text) {
+  std::string line = "smp_tf: " + text;
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  line += '\n';
+  for (size_t at = 0; at < line.size();) {
+    const ssize_t written = write(STDERR_FILENO, line.data() + at, line.size() - at);
+    if (written < 0 && errno != EINTR) return;
+    if (written > 0) at += static_cast<size_t>(written);
+  }
+}
+
+struct Guardian::State {
+  GuardianOptions options;
+  std::mutex event_mutex;  // held while on_event runs, so that Stop waits for it
+  OnEvent on_event;
+  std::mutex mutex;
+  std::condition_variable printed_changed;
+  bool stopping = false;
+  bool failed = false;
+  bool printed = false;
+  bool told = false;
+  std::string line;
+  int exit_code = 1;
+  int wake[2] = {-1, -1};
+  int signals[2] = {-1, -1};
+  std::thread thread;
+
+  // Owned by the thread.
+  std::vector<Watched> launchers;
+  int signal_number = 0;
+  Clock::time_point signal_deadline;
+  Clock::time_point exit_deadline;
+  Clock::time_point tell_deadline;
+
+  ~State() {
+    for (int fd : {wake[0], wake[1], signals[0], signals[1]}) {
+      if (fd >= 0) close(fd);
+    }
+    for (const Watched& watched : launchers) close(watched.pidfd);
+  }
+
+  void Wake() {
+    const char byte = 0;
+    if (write(wake[1], &byte, 1) < 0) {
+      // Full: it will wake anyway.
+    }
+  }
+
+  void Tell(const std::string& kind, const std::string& what, int code) {
+    std::lock_guard<std::mutex> lock(event_mutex);
+    if (on_event) on_event(kind, what, code);
+  }
+
+  void OnSignal(int number) {
+    if (signal_number != 0) return;
+    signal_number = number;
+    signal_deadline = Clock::now();
+    if (HasHandler(number)) signal_deadline += kSignalHandlerTime;
+  }
+
+  [[noreturn]] void EndProcess() {
+    FlushStreams();
+    if (signal_number != 0 && !HasHandler(signal_number)) {
+      struct sigaction action{};
+      action.sa_handler = SIG_DFL;
+      sigaction(signal_number, &action, nullptr);
+      sigset_t set;
+      sigemptyset(&set);
+      sigaddset(&set, signal_number);
+      pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+      kill(getpid(), signal_number);
+    }
+    _exit(exit_code);
+  }
+
+  // Does what is due and returns the milliseconds until something else is; -1 for never.
+  int DoWhatIsDue() {
+    const auto now = Clock::now();
+    std::unique_lock<std::mutex> lock(mutex);
+    if (failed && !printed) {
+      lock.unlock();
+      PrintLine(line);
+      lock.lock();
+      printed = true;
+      printed_changed.notify_all();
+      exit_deadline = now + std::chrono::microseconds(static_cast<int64_t>(options.grace_s * 1e6));
+      tell_deadline = now + kTellTime;
+    }
+    auto due = Clock::time_point::max();
+    if (!failed && signal_number != 0 && !stopping) {
+      if (now >= signal_deadline) {
+        const int number = signal_number;
+        lock.unlock();
+        Tell("signal", std::string("was ended by ") + (number == SIGINT ? "SIGINT (Ctrl-C)"
+                                                                         : "SIGTERM"),
+             128 + number);
+        lock.lock();
+        if (!failed) return -1;  // stopped meanwhile
+        return 0;
+      }
+      due = signal_deadline;
+    } else if (failed && options.end_process) {
+      const bool by_signal = signal_number != 0 && !HasHandler(signal_number);
+      due = by_signal ? (told ? now : std::min(tell_deadline, exit_deadline)) : exit_deadline;
+      if (now >= due) EndProcess();
+    }
+    if (due == Clock::time_point::max()) return -1;
+    return static_cast<int>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(due - now).count() + 1);
+  }
+
+  void Run() {
+    for (;;) {
+      const int wait_ms = DoWhatIsDue();
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (stopping && (!failed || (printed && !options.end_process))) return;
+      }
+      std::vector<pollfd> fds = {{wake[0], POLLIN, 0}, {signals[0], POLLIN, 0}};
+      for (const Watched& watched : launchers) fds.push_back({watched.pidfd, POLLIN, 0});
+      if (poll(fds.data(), fds.size(), wait_ms) <= 0) continue;
+      unsigned char bytes[64];
+      if (fds[0].revents != 0 && read(wake[0], bytes, sizeof(bytes)) < 0) {
+        // Drained by an earlier round.
+      }
+      if (fds[1].revents != 0 && read(signals[0], bytes, sizeof(bytes)) > 0) OnSignal(bytes[0]);
+      for (size_t i = 2; i < fds.size(); ++i) {
+        if (fds[i].revents == 0) continue;
+        Tell("launcher", launchers[i - 2].words, 1);
+        for (const Watched& watched : launchers) close(watched.pidfd);
+        launchers.clear();
+        break;
+      }
+    }
+  }
+};
+
+Guardian::Guardian(const GuardianOptions& options, OnEvent on_event)
+    : state_(std::make_shared<State>()) {
+  state_->options = options;
+  state_->on_event = std::move(on_event);
+  if (pipe2(state_->wake, O_CLOEXEC | O_NONBLOCK) != 0 ||
+      pipe2(state_->signals, O_CLOEXEC | O_NONBLOCK) != 0) {
+    throw std::runtime_error(std::string("opening a pipe failed: ") + std::strerror(errno));
+  }
+  if (options.watch_launcher) state_->launchers = WatchLaunchers();
+  if (options.watch_signals) {
+    signal_pipe = state_->signals[1];
+    for (int number : kSignals) {
+      struct sigaction current{};
+      sigaction(number, nullptr, &current);
+      const bool ignored = !(current.sa_flags & SA_SIGINFO) && current.sa_handler == SIG_IGN;
+      const bool ours = (current.sa_flags & SA_SIGINFO) && current.sa_sigaction == &HandleSignal;
+      if (ignored || ours) continue;
+      previous_actions[number] = current;
+      struct sigaction action{};
+      action.sa_sigaction = &HandleSignal;
+      action.sa_flags = SA_SIGINFO | SA_ONSTACK | (current.sa_flags & SA_RESTART);
+      sigemptyset(&action.sa_mask);
+      sigaction(number, &action, nullptr);
+    }
+  }
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  // The thread keeps the state: after a failure it outlives the transport.
+  state_->thread = std::thread([state = state_] {
+    pthread_setname_np(pthread_self(), "smp_guardian");
+    state->Run();
+  });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Guardian::~Guardian() { Stop(); }
+
+void Guardian::Failed(const std::string& line, int exit_code) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  if (state_->failed) return;
+  state_->failed = true;
+  state_->line = line;
+  state_->exit_code = exit_code;
+  state_->Wake();
+}
+
+void Guardian::Told() {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->told = true;
+  state_->Wake();
+}
+
+void Guardian::Stop() {
+  {
+    std::lock_guard<std::mutex> lock(state_->event_mutex);
+    state_->on_event = nullptr;
+  }
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  if (state_->stopping) return;
+  state_->stopping = true;
+  state_->Wake();
+  const bool goes_on = state_->failed && state_->options.end_process;
+  if (state_->failed) state_->printed_changed.wait(lock, [this] { return state_->printed; });
+  lock.unlock();
+  if (goes_on) {
+    state_->thread.detach();
+    return;
+  }
+  state_->thread.join();
+  if (state_->options.watch_signals) {
+    signal_pipe = -1;
+    for (int number : kSignals) {
+      struct sigaction current{};
+      sigaction(number, nullptr, &current);
+      if ((current.sa_flags & SA_SIGINFO) && current.sa_sigaction == &HandleSignal) {
+        sigaction(number, &previous_actions[number], nullptr);
+      }
+    }
+  }
+}
+
+}  // namespace smp

@@ -1,0 +1,50 @@
+// Watches over the process: its launcher, its signals, and its end after a failure. It works while
+// the main thread is stuck anywhere.
+//
+//   SIGINT, SIGTERM ─┐
+//   launcher dies ───┼─▶ guardian ─▶ on_event (the transport makes it the cause)
+//                    │
+//   the cause ───────┴─▶ one line on stderr ─▶ grace time ─▶ _exit(code)
+#ifndef SMP_TF_OPS_CC_TRANSPORT_GUARDIAN_H_
+#define SMP_TF_OPS_CC_TRANSPORT_GUARDIAN_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace smp {
+
+struct GuardianOptions {
+  bool watch_launcher = true;
+  bool watch_signals = true;
+  bool end_process = true;
+  double grace_s = 4;
+};
+
+class Guardian {
+ public:
+  // `on_event(kind, what, exit_code)` is called on the guardian's thread, with kind "launcher" or
+  // "signal" and words for what happened.
+  using OnEvent = std::function<void(const std::string&, const std::string&, int)>;
+
+  Guardian(const GuardianOptions& options, OnEvent on_event);
+  ~Guardian();
+
+  // There is a cause: print this line now, end the process after the grace time.
+  void Failed(const std::string& line, int exit_code);
+  // All ranks have been told: a process that a signal is to end need wait no longer.
+  void Told();
+  // Calls on_event no more. After Failed the watch over the process's end goes on.
+  void Stop();
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+// Prints "smp_tf: <text>" as one line in one write.
+void PrintLine(const std::string& text);
+
+}  // namespace smp
+
+#endif  // SMP_TF_OPS_CC_TRANSPORT_GUARDIAN_H_

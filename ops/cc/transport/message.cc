@@ -1,0 +1,79 @@
+#include "transport/message.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+namespace smp {
+namespace {
+
+uint64_t Code(const char* bytes, size_t size, const SipKey& key, const void* payload,
+              size_t payload_bytes) {
+  constexpr uint64_t kNoMac = 0;
+  constexpr size_t kMacAt = offsetof(MessageHead, mac);
+  SipHash hash(key);
+  hash.Add(bytes, kMacAt);
+  hash.Add(&kNoMac, sizeof(kNoMac));
+  hash.Add(bytes + sizeof(MessageHead), size - sizeof(MessageHead));
+  if (payload_bytes > 0) hash.Add(payload, payload_bytes);
+  return hash.Finish();
+}
+
+}  // namespace
+
+std::string EncodeMessage(MessageHead head, const int64_t* dims, std::string_view label,
+                          const SipKey* key, const std::string* control_payload) {
+  label = label.substr(0, kMaxLabelBytes);
+  head.magic = kMagic;
+  head.version = kVersion;
+  head.label_bytes = static_cast<uint8_t>(label.size());
+  head.reserved = 0;
+  head.mac = 0;
+  std::string bytes;
+  bytes.reserve(sizeof(head) + head.ndim * sizeof(int64_t) + label.size());
+  bytes.append(reinterpret_cast<const char*>(&head), sizeof(head));
+  bytes.append(reinterpret_cast<const char*>(dims), head.ndim * sizeof(int64_t));
+  bytes.append(label);
+  if (key != nullptr) {
+    head.mac = Code(bytes.data(), bytes.size(), *key,
+                    control_payload == nullptr ? nullptr : control_payload->data(),
+                    control_payload == nullptr ? 0 : control_payload->size());
+    std::memcpy(&bytes[offsetof(MessageHead, mac)], &head.mac, sizeof(head.mac));
+  }
+  return bytes;
+}
+
+bool DecodeMessage(const void* bytes, size_t size, MessageView* view) {
+  if (size < sizeof(MessageHead)) return false;
+  const char* p = static_cast<const char*>(bytes);
+  std::memcpy(&view->head, p, sizeof(MessageHead));
+  const MessageHead& head = view->head;
+  if (head.magic != kMagic || head.version != kVersion) return false;
+  if (size != sizeof(head) + head.ndim * sizeof(int64_t) + head.label_bytes) return false;
+  view->dims.resize(head.ndim);
+  if (head.ndim > 0) std::memcpy(view->dims.data(), p + sizeof(head), head.ndim * sizeof(int64_t));
+  view->label.assign(p + sizeof(head) + head.ndim * sizeof(int64_t), head.label_bytes);
+  return true;
+}
+
+bool VerifyMessage(const void* bytes, size_t size, const SipKey& key, const void* control_payload,
+                   size_t control_bytes) {
+  const char* p = static_cast<const char*>(bytes);
+  uint64_t mac;
+  std::memcpy(&mac, p + offsetof(MessageHead, mac), sizeof(mac));
+  return mac == Code(p, size, key, control_payload, control_bytes);
+}
+
+bool SequenceWindow::Accept(uint64_t sequence) {
+  if (sequence >= next_) {
+    const uint64_t fresh = std::min(sequence - next_ + 1, kWindow);
+    for (uint64_t i = 0; i < fresh; ++i) seen_[(sequence - i) % kWindow] = false;
+    next_ = sequence + 1;
+  } else if (next_ - sequence > kWindow || seen_[sequence % kWindow]) {
+    return false;
+  }
+  seen_[sequence % kWindow] = true;
+  return true;
+}
+
+}  // namespace smp

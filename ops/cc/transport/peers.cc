@@ -1,0 +1,242 @@
+// Who the peers are, and whether they are there.
+//
+//   rank a                                rank b
+//     │ ── proof(secret, a→b, nonces) ──▶   │  verified[a]
+//     │ ◀── proof(secret, b→a, nonces) ──   │
+//     │ ── ready (keyed) ──▶                │  ready[a]: messages to a may be sent
+//
+// The nonces travel with the addresses and serve as challenges; a proof is an HMAC of the secret
+// over both of them, both ranks and both addresses, so that it is good for one direction of one
+// pair of one job. From the same material comes the key of each direction's message codes.
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "transport/transport.h"
+
+namespace smp {
+namespace {
+
+std::string Pair(const char* purpose, const Address& from, const Address& to) {
+  std::string text = std::string("smp_tf 1 ") + purpose + " " + std::to_string(from.rank) + ">" +
+                     std::to_string(to.rank) + " ";
+  for (const Address* address : {&from, &to}) {
+    text.append(AsText(Sha256(address->Encode())));
+    text.append(reinterpret_cast<const char*>(address->nonce.data()), address->nonce.size());
+  }
+  return text;
+}
+
+SipKey KeyOf(const std::string& secret, const Address& from, const Address& to) {
+  const Digest digest = HmacSha256(secret, Pair("key", from, to));
+  SipKey key;
+  std::memcpy(&key.low, digest.data(), 8);
+  std::memcpy(&key.high, digest.data() + 8, 8);
+  return key;
+}
+
+}  // namespace
+
+std::string Transport::RankInWords(const Address& address) {
+  return "rank " + std::to_string(address.rank) + " (host " + address.hostname + ", process " +
+         std::to_string(address.pid) + ")";
+}
+
+std::string Transport::PeerInWords(uint32_t peer) const {
+  if (peer >= size_ || !met_) return "rank " + std::to_string(peer);
+  return RankInWords(peers_[peer].address);
+}
+
+void Transport::Connect(const std::vector<std::string>& addresses, const std::string& secret) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (met_) throw std::invalid_argument("the transport is connected already");
+  if (secret.size() < 16) {
+    throw std::invalid_argument("the job's secret must be 16 bytes or more, received " +
+                                std::to_string(secret.size()));
+  }
+  std::vector<Address> decoded(size_);
+  for (uint32_t r = 0; r < size_; ++r) {
+    const std::string who = "the address of rank " + std::to_string(r);
+    if (!Address::Decode(addresses[r], &decoded[r])) {
+      throw std::invalid_argument(who + " is not an address of this version of smp_tf");
+    }
+    if (decoded[r].rank != r || decoded[r].size != size_) {
+      throw std::invalid_argument(
+          who + " says rank " + std::to_string(decoded[r].rank) + " of " +
+          std::to_string(decoded[r].size) + ", expected rank " + std::to_string(r) + " of " +
+          std::to_string(size_));
+    }
+  }
+  if (addresses[rank_] != encoded_address_) {
+    throw std::invalid_argument("the address of rank " + std::to_string(rank_) +
+                                " is not this process's own: was it exchanged in rank order?");
+  }
+  for (uint32_t r = 0; r < size_; ++r) {
+    PeerState& peer = peers_[r];
+    peer.address = std::move(decoded[r]);
+    peer.same_host = peer.address.host_id == local_.host_id;
+    if (options_.single_host && !peer.same_host) {
+      throw std::invalid_argument(RankInWords(peer.address) + " is on another host than " +
+                                  RankInWords(local_) +
+                                  ": open the transport with single_host off");
+    }
+    peer.send_key = KeyOf(secret, local_, peer.address);
+    peer.receive_key = KeyOf(secret, peer.address, local_);
+    peer.own_proof = HmacSha256(secret, Pair("proof", local_, peer.address));
+    peer.expected_proof = HmacSha256(secret, Pair("proof", peer.address, local_));
+  }
+  met_ = true;
+  Meet();
+  lock.unlock();
+  Wake();
+}
+
+void Transport::Meet() {
+  for (uint32_t r = 0; r < size_; ++r) {
+    PeerState& peer = peers_[r];
+    if (peer.same_host && r != rank_) {
+      peer.pidfd = static_cast<int>(syscall(SYS_pidfd_open, peer.address.pid, 0));
+      if (peer.pidfd >= 0 && ProcessStartTime(peer.address.pid) == peer.address.start_time) {
+        Watch(peer.pidfd, r);
+      } else if (peer.pidfd >= 0 || errno == ESRCH) {
+        peer.gone = gone_pending_ = true;
+        peer.gone_reason = "its process had ended before this rank connected";
+        continue;
+      }
+      // Without pidfd_open (Linux before 5.3) UCX's keepalive finds a dead peer, later.
+    }
+    worker_->Connect(r, peer.address.worker, r == rank_);
+    SendControl(r, MessageKind::kProof, std::string(AsText(peer.own_proof)), 0);
+    if (!peer.early_proof.empty()) CheckProof(r, peer.early_proof);
+  }
+}
+
+int Transport::WaitConnected(double timeout_s, std::string* error) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto missing = [this] {
+    std::string names;
+    for (uint32_t r = 0; r < size_; ++r) {
+      if (peers_[r].verified && peers_[r].ready) continue;
+      names += (names.empty() ? "" : ", ") + PeerInWords(r);
+    }
+    return names;
+  };
+  const auto deadline = Clock::now() + std::chrono::microseconds(int64_t(timeout_s * 1e6));
+  changed_.wait_until(lock, deadline, [&] { return failed_ || missing().empty(); });
+  if (failed_) {
+    std::lock_guard<std::mutex> cause_lock(cause_mutex_);
+    *error = cause_message_;
+    return SMP_ABORTED;
+  }
+  const std::string names = missing();
+  if (names.empty()) return SMP_OK;
+  *error = "rank " + std::to_string(rank_) + " waits for " + names +
+           " to connect and to prove the job's secret" +
+           (refused_ > 0 ? "; " + std::to_string(refused_) + " messages did not prove it" : "");
+  return SMP_DEADLINE_EXCEEDED;
+}
+
+void Transport::CheckProof(uint32_t source, const std::string& proof) {
+  PeerState& peer = peers_[source];
+  Digest received;
+  if (proof.size() != received.size()) return;
+  std::memcpy(received.data(), proof.data(), received.size());
+  if (!SameDigest(received, peer.expected_proof)) {
+    Refuse("its proof of the job's secret is wrong", source);
+    return;
+  }
+  if (peer.verified) return;
+  peer.verified = true;
+  SendControl(source, MessageKind::kReady, "", 0);
+  changed_.notify_all();
+}
+
+void Transport::OnReady(uint32_t peer) {
+  peers_[peer].ready = true;
+  changed_.notify_all();
+}
+
+bool Transport::Refuse(const std::string& why, uint32_t claimed_source) {
+  if (refused_++ == 0) {
+    PrintLine("rank " + std::to_string(rank_) + " (host " + local_.hostname +
+              ") refused a message that claims to come from rank " +
+              std::to_string(claimed_source) + ": " + why +
+              ". It was dropped; more of them are dropped without a word.");
+  }
+  return false;
+}
+
+bool Transport::OnMessage(const void* header, size_t header_bytes, void* data, size_t bytes,
+                          bool rendezvous) {
+  MessageView view;
+  if (!DecodeMessage(header, header_bytes, &view)) {
+    return Refuse("it is no message of this version of smp_tf", size_);
+  }
+  const uint32_t source = view.head.source;
+  if (source >= size_ || view.head.destination != rank_) {
+    return Refuse("its ranks are not those of this pair", source);
+  }
+  PeerState& peer = peers_[source];
+  const bool control = view.head.kind != MessageKind::kData;
+  if (control && (rendezvous || bytes > kMaxControlBytes)) {
+    return Refuse("it is too long for its kind", source);
+  }
+  const std::string payload(control && bytes > 0 ? static_cast<const char*>(data) : "",
+                            control ? bytes : 0);
+  if (view.head.kind == MessageKind::kProof) {
+    if (met_) {
+      CheckProof(source, payload);
+    } else if (payload.size() == sizeof(Digest)) {
+      peer.early_proof = payload;
+    }
+    return false;
+  }
+  if (!peer.verified) return Refuse("its sender has not proved the job's secret", source);
+  if (!VerifyMessage(header, header_bytes, peer.receive_key, payload.data(), payload.size())) {
+    return Refuse("its code is wrong", source);
+  }
+  if (!peer.window.Accept(view.head.sequence)) return Refuse("it came before", source);
+  if (view.head.bytes != bytes) return Refuse("its length is not the one it states", source);
+  switch (view.head.kind) {
+    case MessageKind::kData: return OnData(view, data, bytes, rendezvous);
+    case MessageKind::kReady: OnReady(source); break;
+    case MessageKind::kAbort: OnAbort(payload, static_cast<int>(view.head.argument)); break;
+    case MessageKind::kGoodbye: OnGoodbye(source, payload); break;
+    case MessageKind::kAskStatus: OnAskStatus(source, view.head.argument); break;
+    case MessageKind::kStatus: OnStatus(source, payload); break;
+    default: return Refuse("its kind is unknown", source);
+  }
+  return false;
+}
+
+void Transport::OnPeerError(uint32_t peer, const std::string& reason) {
+  if (peers_[peer].gone) return;
+  peers_[peer].gone = gone_pending_ = true;
+  peers_[peer].gone_reason = "the connection to it failed (" + reason + ")";
+}
+
+void Transport::OnPeerExit(uint32_t peer) {
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, peers_[peer].pidfd, nullptr);
+  if (peers_[peer].gone) return;
+  peers_[peer].gone = gone_pending_ = true;
+  peers_[peer].gone_reason = "its process ended without a word";
+}
+
+void Transport::HandleGonePeers() {
+  gone_pending_ = false;
+  for (uint32_t r = 0; r < size_; ++r) {
+    const PeerState& peer = peers_[r];
+    if (!peer.gone || peer.departed || failed_ || left_) continue;
+    Fail("lost",
+         PeerInWords(r) + " was lost: " + peer.gone_reason + ". Rank " + std::to_string(rank_) +
+             " (host " + local_.hostname + ") was " + activity_.StepInWords(),
+         1, SMP_UNAVAILABLE);
+  }
+}
+
+}  // namespace smp

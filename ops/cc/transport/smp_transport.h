@@ -1,0 +1,223 @@
+/* The C interface of the point-to-point transport between the ranks of a job.
+ *
+ * One transport per process connects a rank to every rank of the job. Messages are named by a key
+ * (source rank, program, step, edge, microbatch), may be sent and awaited in any order, and land in
+ * memory that the receiver provides once it has seen the header. One thread drives the network, one
+ * watches over the process; nothing here blocks except where it says so. There is no TensorFlow in
+ * this library.
+ *
+ *   smp_transport_create ─▶ address bytes ─▶ (the caller exchanges them) ─▶ smp_transport_connect
+ *        ─▶ smp_transport_send / smp_transport_recv ... ─▶ smp_transport_goodbye ─▶ _destroy
+ *
+ * A failure anywhere (a lost peer, an abort, a stall without end) becomes THE cause: the first one
+ * is told to all ranks, printed once per process, ends every operation with an error, and ends the
+ * process when it has not ended by itself after a grace time.
+ *
+ * Every function may be called from any thread. Text is UTF-8.
+ */
+#ifndef SMP_TF_OPS_CC_TRANSPORT_SMP_TRANSPORT_H_
+#define SMP_TF_OPS_CC_TRANSPORT_SMP_TRANSPORT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SMP_API __attribute__((visibility("default")))
+
+/* Version of this interface: checked by callers that load the library at run time. */
+#define SMP_TRANSPORT_ABI 1
+SMP_API int smp_transport_abi(void);
+
+/* Status codes have the numbers of absl::StatusCode. */
+enum {
+  SMP_OK = 0,
+  SMP_CANCELLED = 1,
+  SMP_INVALID_ARGUMENT = 3,
+  SMP_DEADLINE_EXCEEDED = 4,
+  SMP_FAILED_PRECONDITION = 9,
+  SMP_ABORTED = 10,
+  SMP_UNIMPLEMENTED = 12,
+  SMP_INTERNAL = 13,
+  SMP_UNAVAILABLE = 14,
+};
+
+/* Where a buffer lies. Only SMP_MEMORY_HOST is implemented; others end with SMP_UNIMPLEMENTED. */
+enum { SMP_MEMORY_HOST = 0, SMP_MEMORY_CUDA = 1 };
+
+typedef struct smp_transport smp_transport;
+
+typedef struct smp_options {
+  uint64_t struct_bytes;      /* sizeof(smp_options) of the caller */
+  int32_t single_host;        /* 1: shared memory only, no network transport is opened */
+  int32_t local_size;         /* ranks on this host; decides whether the thread may spin */
+  int32_t spin_us;            /* busy waiting before sleep; -1: 20 if there are cores to spare */
+  int32_t watch_launcher;     /* 1: end when the launcher dies */
+  int32_t watch_signals;      /* 1: SIGINT and SIGTERM end all ranks */
+  int32_t end_process;        /* 0: report failures, but never end the process */
+  double stall_report_s;      /* say who waits for whom after this time */
+  double stall_timeout_s;     /* and fail after this time */
+  double grace_s;             /* time a failed process has to end by itself */
+  const char* network_devices; /* UCX_NET_DEVICES between hosts; NULL or "": UCX chooses */
+} smp_options;
+
+/* Fills in the defaults: single host, report 30 s, timeout 1800 s, grace 4 s. */
+SMP_API void smp_options_init(smp_options* options);
+
+/* What a message says of itself, before its data is placed. */
+typedef struct smp_message_info {
+  uint32_t source;
+  int32_t dtype;        /* the sender's own numbering (TensorFlow's DataType for ops) */
+  int32_t ndim;
+  const int64_t* dims;
+  uint64_t bytes;
+  const char* label;    /* the sender's label */
+} smp_message_info;
+
+typedef struct smp_key {
+  uint64_t program; /* programs from SMP_RESERVED_PROGRAMS up are the library's own */
+  int64_t step;
+  uint64_t edge;
+  uint64_t microbatch;
+} smp_key;
+#define SMP_RESERVED_PROGRAMS 0xffffffff00000000ull
+
+typedef struct smp_buffer {
+  void* data;
+  uint64_t bytes;
+  int32_t memory_kind;
+  void* ready_event; /* device event after which data may be touched; NULL for host memory */
+} smp_buffer;
+
+/* Ends an operation, exactly once. Runs on the progress thread or inside smp_transport_send/_recv
+ * with no lock held; must be short and must not block. `message` is valid during the call. */
+typedef void (*smp_done_fn)(void* arg, int code, const char* message);
+
+/* Called exactly once, after done, when the transport no longer touches the buffer. An operation
+ * that ends by cancellation or failure may hold its buffer longer than its status was awaited. */
+typedef void (*smp_release_fn)(void* arg);
+
+/* Provides memory for an arrived message: fills `buffer` (of info->bytes) and returns SMP_OK, or
+ * returns another code with a message in `error` (of `error_bytes`), which ends the receive with
+ * that status and drops the message. Runs under the transport's lock: must not call it. */
+typedef int (*smp_allocate_fn)(void* arg, const smp_message_info* info, smp_buffer* buffer,
+                               char* error, size_t error_bytes);
+
+typedef struct smp_send_params {
+  uint64_t id; /* of smp_transport_new_id */
+  uint32_t destination;
+  smp_key key;
+  int32_t dtype;
+  int32_t ndim;
+  const int64_t* dims; /* copied */
+  const char* label;   /* copied */
+  smp_buffer buffer;   /* must stay valid until release */
+  smp_done_fn done;
+  smp_release_fn release;
+  void* arg;
+} smp_send_params;
+
+typedef struct smp_recv_params {
+  uint64_t id;
+  uint32_t source;
+  smp_key key;
+  const char* label;
+  smp_allocate_fn allocate;
+  smp_done_fn done;
+  smp_release_fn release;
+  void* arg;
+} smp_recv_params;
+
+/* Opens the transport of `rank` out of `size`. NULL on failure, with the reason in `error`. */
+SMP_API smp_transport* smp_transport_create(uint32_t rank, uint32_t size, const smp_options* options,
+                                            char* error, size_t error_bytes);
+
+/* The bytes that peers need to reach this rank. Valid as long as the transport. */
+SMP_API const void* smp_transport_address(smp_transport*, size_t* bytes);
+
+/* Begins to connect to all ranks: `addresses[r]` are the address bytes of rank r, `secret` the job's
+ * random secret, known to the ranks of this job only. Returns a status code. */
+SMP_API int smp_transport_connect(smp_transport*, const void* const* addresses,
+                                  const size_t* address_bytes, size_t count, const void* secret,
+                                  size_t secret_bytes, char* error, size_t error_bytes);
+
+/* Waits until every rank has proved the secret and has verified ours. SMP_OK, or
+ * SMP_DEADLINE_EXCEEDED naming the missing ranks, or SMP_ABORTED with the cause. Blocks. */
+SMP_API int smp_transport_wait_connected(smp_transport*, double timeout_s, char* error,
+                                         size_t error_bytes);
+
+/* A number for one operation, by which it may be cancelled. */
+SMP_API uint64_t smp_transport_new_id(smp_transport*);
+SMP_API void smp_transport_send(smp_transport*, const smp_send_params*);
+SMP_API void smp_transport_recv(smp_transport*, const smp_recv_params*);
+
+/* Ends an operation with SMP_CANCELLED if it has not ended. Its done runs on the progress thread,
+ * never inside this call. */
+SMP_API void smp_transport_cancel(smp_transport*, uint64_t id);
+
+/* Ends every pending operation with SMP_CANCELLED and the given reason. */
+SMP_API void smp_transport_cancel_all(smp_transport*, const char* reason);
+
+/* What this rank is doing, told to peers that wait for it. Cheap. */
+SMP_API void smp_transport_begin_step(smp_transport*, uint64_t program, int64_t step);
+SMP_API void smp_transport_end_step(smp_transport*, uint64_t program);
+SMP_API void smp_transport_set_activity(smp_transport*, const char* activity);
+
+/* Says which ranks take part in a program, so that only their early leaving disturbs its steps.
+ * Without it, all ranks do. */
+SMP_API void smp_transport_set_program_ranks(smp_transport*, uint64_t program,
+                                             const uint32_t* ranks, size_t count);
+
+/* Tells all ranks that this one leaves in good order; waits up to `timeout_s` for it to be sent. A
+ * rank that waits for this one, or is in a step that this one never began, fails. */
+SMP_API int smp_transport_goodbye(smp_transport*, double timeout_s);
+
+/* Makes `cause_json` (an object with at least "message", up to 4 KiB) the cause, unless there is
+ * one; tells all ranks; every process of the job that does not end by itself within the grace time
+ * ends with `exit_code`. Waits up to `timeout_s` for the message to be sent. */
+SMP_API int smp_transport_abort(smp_transport*, const char* cause_json, int exit_code,
+                                double timeout_s);
+
+/* The cause as JSON, or "" while all is well. Returns the bytes needed, with the end. */
+SMP_API size_t smp_transport_cause(smp_transport*, char* out, size_t bytes);
+
+/* Messages and bytes per peer and per edge, lanes, refused messages, CPU time of the progress
+ * thread, as JSON. Returns the bytes needed, with the end. */
+SMP_API size_t smp_transport_stats(smp_transport*, char* out, size_t bytes);
+
+/* Names of the UCX transports in use to a peer, such as "posix". Returns the bytes needed. */
+SMP_API size_t smp_transport_lanes(smp_transport*, uint32_t peer, char* out, size_t bytes);
+
+/* Ends all operations and threads and frees the transport once nobody holds it. */
+SMP_API void smp_transport_destroy(smp_transport*);
+
+/* The process's transport, as the TensorFlow ops find it: the last one that was made current.
+ * acquire returns NULL if there is none; what was acquired must be released. */
+SMP_API void smp_transport_make_current(smp_transport*);
+SMP_API smp_transport* smp_transport_acquire(void);
+SMP_API void smp_transport_release(smp_transport*);
+
+/* Whole messages for callers that wait: start, wait (in slices, as long as they like), take. */
+typedef struct smp_operation smp_operation;
+SMP_API smp_operation* smp_operation_send(smp_transport*, uint32_t destination, smp_key key,
+                                          const char* label, const void* data, uint64_t bytes);
+SMP_API smp_operation* smp_operation_recv(smp_transport*, uint32_t source, smp_key key,
+                                          const char* label);
+/* -1 while it runs, else its status code. Blocks up to `timeout_s`. */
+SMP_API int smp_operation_wait(smp_operation*, double timeout_s);
+SMP_API void smp_operation_cancel(smp_operation*);
+SMP_API const char* smp_operation_message(smp_operation*);
+/* The received bytes; the caller owns them and frees them with smp_bytes_free. */
+SMP_API void* smp_operation_take(smp_operation*, uint64_t* bytes);
+SMP_API void smp_bytes_free(void*);
+/* 1 if the buffer of a send is no longer in use. */
+SMP_API int smp_operation_released(smp_operation*);
+SMP_API void smp_operation_free(smp_operation*);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SMP_TF_OPS_CC_TRANSPORT_SMP_TRANSPORT_H_ */

@@ -1,0 +1,247 @@
+#include "transport/transport.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace smp {
+namespace {
+
+constexpr uint64_t kWakeToken = ~uint64_t{0};
+constexpr uint64_t kUcxToken = kWakeToken - 1;  // smaller tokens are ranks
+
+// While operations wait, the stall watch looks after them this often.
+constexpr auto kCheckInterval = std::chrono::milliseconds(500);
+
+// Rounds of progress after which the lock is offered to others.
+constexpr int kRoundsPerStep = 64;
+
+int UsableCores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+}  // namespace
+
+Transport::Transport(uint32_t rank, uint32_t size, const smp_options& options)
+    : rank_(rank), size_(size), options_(options), local_(MakeLocalAddress(rank, size)) {
+  may_spin_ = options.spin_us > 0 || (options.spin_us < 0 && UsableCores() > options.local_size);
+  spin_ = std::chrono::microseconds(options.spin_us < 0 ? 20 : options.spin_us);
+  peers_.resize(size);
+  UcxOptions ucx;
+  ucx.single_host = options.single_host != 0;
+  if (options.network_devices != nullptr) ucx.network_devices = options.network_devices;
+  worker_ = std::make_unique<UcxWorker>(size, ucx, this);
+  local_.worker = worker_->address();
+  encoded_address_ = local_.Encode();
+
+  epoll_ = epoll_create1(EPOLL_CLOEXEC);
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (epoll_ < 0 || wake_fd_ < 0) {
+    throw std::runtime_error(std::string("opening event descriptors failed: ") +
+                             std::strerror(errno));
+  }
+  Watch(wake_fd_, kWakeToken);
+  Watch(worker_->event_fd(), kUcxToken);
+
+  GuardianOptions guard;
+  guard.watch_launcher = options.watch_launcher != 0;
+  guard.watch_signals = options.watch_signals != 0;
+  guard.end_process = options.end_process != 0;
+  guard.grace_s = options.grace_s;
+  guardian_ = std::make_unique<Guardian>(
+      guard, [this](const std::string& kind, const std::string& what, int exit_code) {
+        Fail(kind, RankInWords(local_) + " ends " + activity_.StepInWords() + ": " + what,
+             exit_code, SMP_ABORTED);
+      });
+
+  last_moved_ = next_check_ = Clock::now();
+  // Signals are for the threads of the program, not for this one.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] {
+    pthread_setname_np(pthread_self(), "smp_progress");
+    Run();
+  });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Transport::~Transport() {
+  Shutdown();
+  for (PeerState& peer : peers_) {
+    if (peer.pidfd >= 0) close(peer.pidfd);
+  }
+  if (epoll_ >= 0) close(epoll_);
+  if (wake_fd_ >= 0) close(wake_fd_);
+}
+
+void Transport::Shutdown() {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (shut_down_) return;
+    shut_down_ = true;
+    RunSubmissions();
+    EndAll(SMP_CANCELLED, "the transport of rank " + std::to_string(rank_) + " was shut down");
+    RunEndings(&lock);
+  }
+  guardian_->Stop();
+  stopping_ = true;
+  Wake();
+  thread_.join();
+  std::unique_lock<std::mutex> lock(mutex_);
+  table_.DropArrived([this](void* descriptor) { worker_->Drop(descriptor); });
+  worker_.reset();
+  // UCX is gone: nobody touches a buffer any more.
+  for (auto& [id, op] : operations_) {
+    if (op->release != nullptr) endings_.push_back({nullptr, op->release, op->arg, SMP_OK, ""});
+  }
+  operations_.clear();
+  RunEndings(&lock);
+}
+
+void Transport::Watch(int fd, uint64_t token) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = token;
+  epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+}
+
+void Transport::Wake() {
+  if (wake_pending_.exchange(true)) return;
+  const uint64_t one = 1;
+  if (write(wake_fd_, &one, sizeof(one)) < 0) {
+    // The counter is full: the thread is awake.
+  }
+}
+
+void Transport::Enqueue(Task task) {
+  {
+    std::lock_guard<std::mutex> lock(queue_mutex_);
+    queue_.push_back({nullptr, std::move(task)});
+  }
+  Wake();
+}
+
+void Transport::Submit(Submission submission) {
+  {
+    std::lock_guard<std::mutex> lock(queue_mutex_);
+    queue_.push_back(std::move(submission));
+  }
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    Wake();
+    return;
+  }
+  RunSubmissions();
+  const bool needs_progress = std::exchange(needs_progress_, false);
+  RunEndings(&lock);
+  lock.unlock();
+  if (needs_progress) Wake();
+}
+
+bool Transport::RunSubmissions() {
+  std::vector<Submission> taken;
+  {
+    std::lock_guard<std::mutex> lock(queue_mutex_);
+    taken.swap(queue_);
+  }
+  for (Submission& submission : taken) {
+    if (submission.operation) {
+      Start(std::move(submission.operation));
+    } else {
+      submission.task();
+    }
+  }
+  return !taken.empty();
+}
+
+// Endings run without the lock: what they call may come back with the next operation.
+bool Transport::RunEndings(std::unique_lock<std::mutex>* lock) {
+  if (endings_.empty()) return false;
+  std::vector<Ending> endings;
+  endings.swap(endings_);
+  lock->unlock();
+  for (const Ending& ending : endings) {
+    if (ending.done != nullptr) ending.done(ending.arg, ending.code, ending.message.c_str());
+    if (ending.release != nullptr) ending.release(ending.arg);
+  }
+  lock->lock();
+  return true;
+}
+
+bool Transport::Step(std::unique_lock<std::mutex>* lock) {
+  wake_pending_ = false;
+  bool moved = RunSubmissions();
+  bool quiet = false;
+  for (int i = 0; i < kRoundsPerStep && !quiet; ++i) {
+    quiet = !worker_->Progress();
+    if (!quiet) moved = true;
+  }
+  // What a peer said before it went counts: nothing of it may be left unread.
+  if (quiet && gone_pending_) HandleGonePeers();
+  const auto now = Clock::now();
+  if (now >= next_check_ && !operations_.empty()) {
+    CheckStalls();
+    next_check_ = now + kCheckInterval;
+  }
+  if (RunEndings(lock)) moved = true;
+  if (moved) last_moved_ = Clock::now();
+  return moved;
+}
+
+void Transport::Run() {
+  while (!stopping_) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (Step(&lock)) continue;
+      if (may_spin_ && Clock::now() - last_moved_ < spin_) {
+        lock.unlock();
+        sched_yield();
+        continue;
+      }
+      if (!worker_->Arm()) continue;
+    }
+    Sleep();
+  }
+}
+
+void Transport::Sleep() {
+  bool waiting;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    waiting = !operations_.empty();
+  }
+  {
+    std::lock_guard<std::mutex> lock(queue_mutex_);
+    if (!queue_.empty()) return;
+  }
+  epoll_event events[32];
+  const int timeout_ms =
+      waiting ? static_cast<int>(
+                    std::chrono::duration_cast<std::chrono::milliseconds>(kCheckInterval).count())
+              : -1;
+  const int count = epoll_wait(epoll_, events, 32, timeout_ms);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t token = events[i].data.u64;
+    if (token == kWakeToken) {
+      uint64_t value;
+      if (read(wake_fd_, &value, sizeof(value)) < 0) {
+        // Somebody else's wake-up was read already.
+      }
+    } else if (token != kUcxToken) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      OnPeerExit(static_cast<uint32_t>(token));
+    }
+  }
+}
+
+}  // namespace smp

@@ -1,0 +1,36 @@
+"""Errors of the transport and its ops."""
+
+from __future__ import annotations
+
+__all__ = [
+    "LibraryError",
+    "NotDifferentiableError",
+    "PeerError",
+    "TransportCancelledError",
+    "TransportError",
+    "TransportTimeoutError",
+]
+
+
+class LibraryError(ImportError):
+    """A compiled library of smp_tf is missing or was built against something else."""
+
+
+class TransportError(RuntimeError):
+    """The transport refused or failed an operation."""
+
+
+class PeerError(TransportError, ConnectionError):
+    """A rank was lost, left early, or ended the job; the message is the first cause."""
+
+
+class TransportTimeoutError(TransportError, TimeoutError):
+    """A peer did not answer within the time given."""
+
+
+class TransportCancelledError(TransportError):
+    """An operation was cancelled before it was done."""
+
+
+class NotDifferentiableError(LookupError):
+    """A gradient was asked for through a send or a receive."""

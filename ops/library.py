@@ -1,0 +1,120 @@
+"""Loads the compiled libraries: the transport (without TensorFlow) and the TensorFlow ops."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from smp_tf.ops.errors import LibraryError
+
+__all__ = ["tf_ops_library", "transport_library"]
+
+HERE = Path(__file__).resolve().parent
+TRANSPORT_ABI = 1
+REBUILD = "Build them again: python ops/build.py (in a checkout), or reinstall smp_tf."
+
+# Read by UCX once, when it is loaded. A crash is left to Python's faulthandler, and a lost peer is
+# reported by smp_tf, in one message. What the user has set in the environment wins.
+UCX_LOAD_SETTINGS = {
+    "UCX_HANDLE_ERRORS": "none",
+    "UCX_LOG_LEVEL": "fatal",
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+}
+
+
+@functools.cache
+def transport_library() -> ctypes.CDLL:
+    """Loads UCX and the transport library.
+
+    Raises:
+        LibraryError: libucx is not installed, or the library is missing or of another version.
+    """
+    path = _existing("_transport.so")
+    try:
+        libucx: Any = importlib.import_module("libucx")
+    except ImportError as error:
+        raise LibraryError(
+            "smp_tf's transport needs UCX, but the package libucx is not installed. "
+            "Run: pip install libucx-cu13"
+        ) from error
+    with _environment(UCX_LOAD_SETTINGS):
+        libucx.load_library()
+        try:
+            library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise LibraryError(f"{path} could not be loaded: {error}. {REBUILD}") from error
+    found = library.smp_transport_abi()
+    if found != TRANSPORT_ABI:
+        raise LibraryError(
+            f"{path} has interface version {found}, expected {TRANSPORT_ABI}. {REBUILD}"
+        )
+    return library
+
+
+@functools.cache
+def tf_ops_library() -> ModuleType:
+    """Loads the TensorFlow ops and returns the module of their raw wrappers.
+
+    Raises:
+        LibraryError: The ops are missing, or were built against another TensorFlow.
+    """
+    import tensorflow as tf
+
+    path = _existing("_tf_ops.so")
+    check_tensorflow_version(tf.__version__, HERE / "_build.json")
+    transport_library()
+    try:
+        module: ModuleType = tf.load_op_library(str(path))
+    except (OSError, tf.errors.OpError) as error:
+        raise LibraryError(f"{path} could not be loaded: {error}. {REBUILD}") from error
+    return module
+
+
+def check_tensorflow_version(running: str, stamp: Path) -> None:
+    """Compares the TensorFlow that runs with the one the ops were built against.
+
+    Args:
+        running: Version of the TensorFlow in this process.
+        stamp: The file that the build wrote beside the ops.
+
+    Raises:
+        LibraryError: They differ, or the stamp cannot be read.
+    """
+    try:
+        built = json.loads(stamp.read_text())["tensorflow"]
+    except (OSError, ValueError, KeyError) as error:
+        raise LibraryError(f"{stamp} does not say what the ops were built against. {REBUILD}") from (
+            error
+        )
+    if built != running:
+        raise LibraryError(
+            f"smp_tf's ops were built against TensorFlow {built}, but TensorFlow {running} is "
+            f"running: their C++ interfaces differ. {REBUILD}"
+        )
+
+
+def _existing(name: str) -> Path:
+    path = HERE / name
+    if not path.exists():
+        raise LibraryError(f"The compiled library {path} is missing. {REBUILD}")
+    return path
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """Sets what is not set, for a while, where C code sees it."""
+    added = [name for name in settings if name not in os.environ]
+    os.environ.update({name: settings[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

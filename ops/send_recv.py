@@ -1,0 +1,182 @@
+"""Sends and receives of tensors between ranks, as TensorFlow ops.
+
+    rank 0:  send(x, step, dest=1, program=p, edge=e, microbatch=m, label="...")
+    rank 1:  y = recv(step, dtype, shape, src=0, program=p, edge=e, microbatch=m, label="...")
+
+Both run asynchronously: no executor thread is held while they wait. They meet under (source rank,
+program, step, edge, microbatch), in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.ops.errors import NotDifferentiableError
+from smp_tf.ops.library import tf_ops_library
+
+__all__ = ["begin_step", "end_step", "recv", "send"]
+
+SENDABLE = frozenset(
+    {
+        tf.bool,
+        tf.int8,
+        tf.uint8,
+        tf.int16,
+        tf.uint16,
+        tf.int32,
+        tf.uint32,
+        tf.int64,
+        tf.uint64,
+        tf.half,
+        tf.bfloat16,
+        tf.float32,
+        tf.float64,
+        tf.complex64,
+        tf.complex128,
+    }
+)
+
+
+def send(
+    tensor: Any, step: Any, *, dest: int, program: int, edge: int, microbatch: int, label: str
+) -> tf.Operation | None:
+    """Sends a tensor to a rank.
+
+    In a graph the op is exempt from automatic control dependencies: chained to each other, sends
+    and receives of two ranks would wait in a circle. It runs once per execution of its function;
+    order it by control dependencies where order matters.
+
+    Args:
+        tensor: Numbers or bools of any shape, empty and scalar included.
+        step: int64 scalar, of `begin_step`.
+        dest: Rank that receives.
+        program: Number of the step function's program, the same on both ranks.
+        edge: Number of the edge in the program's plan.
+        microbatch: Number of the microbatch.
+        label: Words for the tensor in messages.
+
+    Returns:
+        The op, or None in eager mode, where the call returns when the tensor is on its way.
+
+    Raises:
+        TypeError: Tensors of this dtype cannot be sent.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    _check_dtype(tensor.dtype, "sent", label)
+    operation = tf_ops_library().smp_send(
+        tensor=tensor,
+        step=tf.cast(step, tf.int64),
+        dest=dest,
+        program=program,
+        edge=edge,
+        microbatch=microbatch,
+        label=label,
+    )
+    if tf.executing_eagerly():
+        return None
+    _run_independently(operation)
+    return operation
+
+
+def recv(
+    step: Any,
+    dtype: Any,
+    shape: Any,
+    *,
+    src: int,
+    program: int,
+    edge: int,
+    microbatch: int,
+    label: str,
+) -> tf.Tensor:
+    """Receives the tensor that a rank sends under the same names.
+
+    Exempt from automatic control dependencies, as `send` is.
+
+    Args:
+        step: int64 scalar, of `begin_step`.
+        dtype: What the sender sends; another dtype is an InvalidArgumentError naming both sides.
+        shape: Shape as far as known; None for unknown dimensions. Also checked.
+        src: Rank that sends.
+        program: As in `send`.
+        edge: As in `send`.
+        microbatch: As in `send`.
+        label: As in `send`.
+
+    Returns:
+        The tensor, with the static shape given.
+
+    Raises:
+        TypeError: Tensors of this dtype cannot be received.
+    """
+    dtype = tf.as_dtype(dtype)
+    _check_dtype(dtype, "received", label)
+    tensor = tf_ops_library().smp_recv(
+        step=tf.cast(step, tf.int64),
+        T=dtype,
+        shape=tf.TensorShape(shape),
+        src=src,
+        program=program,
+        edge=edge,
+        microbatch=microbatch,
+        label=label,
+    )
+    if not tf.executing_eagerly():
+        _run_independently(tensor.op)
+    return tensor
+
+
+def begin_step(handles: Sequence[Any], program: int) -> tf.Tensor:
+    """Begins a step: the fence in front of everything it does.
+
+    Args:
+        handles: Resource tensors of the variables the step reads or writes. Automatic control
+            dependencies put the fence behind their earlier uses.
+        program: Number of the step function's program.
+
+    Returns:
+        int64 scalar: the step's number, from 0, one more at every execution in this process.
+    """
+    return tf_ops_library().smp_begin(handles=list(handles), program=program)
+
+
+def end_step(handles: Sequence[Any], program: int) -> tf.Operation | None:
+    """Ends a step: the fence behind everything it does.
+
+    Args:
+        handles: As in `begin_step`; later uses of them come behind this fence.
+        program: Number of the step function's program.
+
+    Returns:
+        The op, or None in eager mode.
+    """
+    operation = tf_ops_library().smp_end(handles=list(handles), program=program)
+    return None if tf.executing_eagerly() else operation
+
+
+def _check_dtype(dtype: tf.DType, verb: str, label: str) -> None:
+    if dtype not in SENDABLE:
+        raise TypeError(
+            f"Only numbers and bools can be {verb} between ranks. Received: {label!r} of dtype "
+            f"{dtype.name}. Keep the ops that make and use it on one rank."
+        )
+
+
+def _run_independently(operation: tf.Operation) -> None:
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)
+
+
+def _refuse_gradient(operation: tf.Operation, *_: Any) -> Any:
+    raise NotDifferentiableError(
+        f"{operation.type} {operation.name!r} has no gradient: a gradient does not cross ranks by "
+        "itself. Differentiate before the graph is split, and send the gradient as its own tensor."
+    )
+
+
+for _name in ("SmpSend", "SmpRecv"):
+    tf.RegisterGradient(_name)(_refuse_gradient)

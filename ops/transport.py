@@ -1,0 +1,487 @@
+"""The point-to-point transport of this process, over the C library.
+
+    transport = Transport.open(rank, size)          # every rank
+    addresses = allgather(transport.address)        # the caller's business
+    transport.connect(addresses, secret)            # secret: random bytes, the same on all ranks
+    ...                                             # ops, send_bytes, recv_bytes
+    transport.goodbye(); transport.close()
+
+Settings of UCX itself (`UCX_TLS`, `UCX_NET_DEVICES`, `UCX_KEEPALIVE_INTERVAL`, `UCX_LOG_LEVEL`, ...)
+may be given in the environment and win over the ones chosen here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smp_tf.ops.errors import (
+    PeerError,
+    TransportCancelledError,
+    TransportError,
+    TransportTimeoutError,
+)
+from smp_tf.ops.library import transport_library
+
+__all__ = ["Transport", "TransportOptions"]
+
+# Waiting is done in slices, between which Python handles signals: Ctrl-C works everywhere.
+SLICE_S = 0.1
+MESSAGE_PROGRAM = 0xFFFFFFFF00000000
+MAX_CAUSE_BYTES = 4096
+
+OK, CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED = 0, 1, 3, 4
+ABORTED, UNAVAILABLE = 10, 14
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint64),
+        ("single_host", ctypes.c_int32),
+        ("local_size", ctypes.c_int32),
+        ("spin_us", ctypes.c_int32),
+        ("watch_launcher", ctypes.c_int32),
+        ("watch_signals", ctypes.c_int32),
+        ("end_process", ctypes.c_int32),
+        ("stall_report_s", ctypes.c_double),
+        ("stall_timeout_s", ctypes.c_double),
+        ("grace_s", ctypes.c_double),
+        ("network_devices", ctypes.c_char_p),
+    ]
+
+
+class _Key(ctypes.Structure):
+    _fields_ = [
+        ("program", ctypes.c_uint64),
+        ("step", ctypes.c_int64),
+        ("edge", ctypes.c_uint64),
+        ("microbatch", ctypes.c_uint64),
+    ]
+
+
+@dataclass(frozen=True)
+class TransportOptions:
+    """How the transport behaves.
+
+    Attributes:
+        single_host: All ranks are on one host: only shared memory is opened, no network port.
+        local_size: Ranks on this host. The progress thread spins before it sleeps only when there
+            are more cores than that.
+        spin_us: Microseconds of spinning; -1 for 20 where cores are to spare, else 0.
+        watch_launcher: End when the launcher (or, without one, the parent process) dies.
+        watch_signals: SIGINT and SIGTERM end all ranks, also inside TensorFlow.
+        end_process: End a process that does not end by itself after a failure.
+        stall_report_s: Seconds after which a wait is reported.
+        stall_timeout_s: Seconds after which a wait is a failure.
+        grace_s: Seconds a process has to end by itself after a failure.
+        network_devices: Network devices between hosts, as in UCX_NET_DEVICES; "" lets UCX choose.
+    """
+
+    single_host: bool = True
+    local_size: int = 1
+    spin_us: int = -1
+    watch_launcher: bool = True
+    watch_signals: bool = True
+    end_process: bool = True
+    stall_report_s: float = 30.0
+    stall_timeout_s: float = 1800.0
+    grace_s: float = 4.0
+    network_devices: str = ""
+
+
+class Transport:
+    """Connects this rank to every rank of the job. Thread-safe.
+
+    Example:
+        transport = Transport.open(rank, size)
+        transport.connect(allgather(transport.address), secret)
+        transport.send_bytes(1, tag=7, data=b"hello")
+    """
+
+    def __init__(self, handle: int, rank: int, size: int) -> None:
+        """Wraps an open handle; see `open`."""
+        self._library = _functions()
+        self._handle: int | None = handle
+        self._lock = threading.Lock()
+        self._sent: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._received: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self.rank = rank
+        self.size = size
+
+    @classmethod
+    def open(cls, rank: int, size: int, options: TransportOptions | None = None) -> Transport:
+        """Opens the transport of this process and makes it the one the TensorFlow ops use.
+
+        Args:
+            rank: This rank, from 0.
+            size: Ranks of the job.
+            options: See `TransportOptions`.
+
+        Raises:
+            TransportError: UCX could not be opened; the message says why.
+        """
+        library = _functions()
+        options = options or TransportOptions()
+        c_options = _Options()
+        library.smp_options_init(ctypes.byref(c_options))
+        for name in (
+            "single_host",
+            "local_size",
+            "spin_us",
+            "watch_launcher",
+            "watch_signals",
+            "end_process",
+            "stall_report_s",
+            "stall_timeout_s",
+            "grace_s",
+        ):
+            setattr(c_options, name, getattr(options, name))
+        c_options.network_devices = options.network_devices.encode()
+        error = ctypes.create_string_buffer(1024)
+        handle = library.smp_transport_create(
+            rank, size, ctypes.byref(c_options), error, len(error)
+        )
+        if not handle:
+            raise TransportError(
+                f"rank {rank} could not open its transport: {error.value.decode(errors='replace')}"
+            )
+        library.smp_transport_make_current(handle)
+        return cls(handle, rank, size)
+
+    @property
+    def address(self) -> bytes:
+        """What the other ranks need to reach this one: some hundred bytes."""
+        count = ctypes.c_size_t()
+        data = self._library.smp_transport_address(self._open_handle(), ctypes.byref(count))
+        return ctypes.string_at(data, count.value)
+
+    def connect(self, addresses: Sequence[bytes], secret: bytes, timeout: float = 60.0) -> None:
+        """Connects to all ranks; returns when all of them have proved the secret.
+
+        Args:
+            addresses: The `address` of every rank, in rank order.
+            secret: At least 16 random bytes, drawn for this job and known to its ranks only.
+            timeout: Seconds to wait for all ranks.
+
+        Raises:
+            ValueError: The addresses are not those of this job's ranks, in order.
+            TransportTimeoutError: Some ranks did not connect; the message names them.
+            PeerError: A rank was lost meanwhile.
+        """
+        if len(addresses) != self.size:
+            raise ValueError(
+                f"connect needs one address per rank, {self.size}. Received: {len(addresses)}"
+            )
+        handle = self._open_handle()
+        pointers = (ctypes.c_char_p * self.size)(*addresses)
+        counts = (ctypes.c_size_t * self.size)(*(len(a) for a in addresses))
+        error = ctypes.create_string_buffer(4096)
+        code = self._library.smp_transport_connect(
+            handle, pointers, counts, self.size, secret, len(secret), error, len(error)
+        )
+        if code == INVALID_ARGUMENT:
+            raise ValueError(error.value.decode(errors="replace"))
+        _raise_for(code, error.value)
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, min(SLICE_S, deadline - time.monotonic()))
+            code = self._library.smp_transport_wait_connected(handle, left, error, len(error))
+            if code != DEADLINE_EXCEEDED or time.monotonic() >= deadline:
+                _raise_for(code, error.value)
+                return
+
+    def send_bytes(self, dest: int, tag: int, data: Any, timeout: float | None = None) -> None:
+        """Sends one message and waits until its memory may be reused.
+
+        A large message (above 8000 bytes) waits until the receiver asks for it.
+
+        Args:
+            dest: Rank that calls `recv_bytes`.
+            tag: Any number from 0; messages of one tag arrive in the order they were sent.
+            data: Contiguous bytes-like object of any size, such as bytes or a numpy array.
+            timeout: Seconds, or None to wait as long as the peer lives.
+
+        Raises:
+            PeerError: The peer was lost or left.
+            TransportTimeoutError: The time is over; the message is not taken back, and `data` is
+                held until the peer has it.
+        """
+        with self._lock:
+            sequence = self._sent[dest, tag]
+            self._sent[dest, tag] += 1
+        view = memoryview(data).cast("B")
+        pointer, keep = _pointer_to(view)
+        operation = self._library.smp_operation_send(
+            self._open_handle(), dest, self._message_key(tag, sequence), b"send_bytes", pointer,
+            view.nbytes,
+        )
+        self._finish(operation, timeout, keep, f"sending {view.nbytes} bytes to rank {dest}")
+
+    def recv_bytes(self, src: int, tag: int, timeout: float | None = None) -> memoryview:
+        """Waits for the next message of a tag from a rank.
+
+        Args:
+            src: Rank that calls `send_bytes`.
+            tag: The sender's tag.
+            timeout: Seconds, or None to wait as long as the peer lives.
+
+        Returns:
+            The message, in memory of its own.
+
+        Raises:
+            PeerError: The peer was lost or left.
+            TransportTimeoutError: The time is over; the message can still be received later.
+        """
+        # One receiver at a time per tag would be the caller's lock; here a lost turn is given back.
+        with self._lock:
+            sequence = self._received[src, tag]
+            self._received[src, tag] += 1
+        operation = self._library.smp_operation_recv(
+            self._open_handle(), src, self._message_key(tag, sequence), b"recv_bytes"
+        )
+        try:
+            return self._finish(operation, timeout, None, f"a message of rank {src}, tag {tag}")
+        except (TransportTimeoutError, KeyboardInterrupt):
+            with self._lock:
+                if self._received[src, tag] == sequence + 1:
+                    self._received[src, tag] = sequence
+            raise
+
+    def begin_step(self, program: int, step: int) -> None:
+        """Says that this rank is inside a step, as the op SmpBegin does."""
+        self._library.smp_transport_begin_step(self._open_handle(), program, step)
+
+    def end_step(self, program: int) -> None:
+        """Says that this rank has left its step, as the op SmpEnd does."""
+        self._library.smp_transport_end_step(self._open_handle(), program)
+
+    def set_activity(self, activity: str) -> None:
+        """Says what this rank is doing, for ranks that wait for it; "" when it is over."""
+        self._library.smp_transport_set_activity(self._open_handle(), activity.encode())
+
+    def set_program_ranks(self, program: int, ranks: Iterable[int]) -> None:
+        """Says which ranks take part in a program: only their early leaving disturbs its steps."""
+        numbers = sorted(ranks)
+        array = (ctypes.c_uint32 * len(numbers))(*numbers)
+        self._library.smp_transport_set_program_ranks(
+            self._open_handle(), program, array, len(numbers)
+        )
+
+    def goodbye(self, timeout: float = 2.0) -> None:
+        """Tells all ranks that this one leaves in good order.
+
+        A rank that waits for this one, or is inside a step that this one never began, fails at
+        once with "rank r left the loop early after step s".
+        """
+        self._library.smp_transport_goodbye(self._open_handle(), timeout)
+
+    def abort(self, message: str, *, exit_code: int = 1, timeout: float = 1.0, **details: Any) -> bool:
+        """Makes this the cause of the job's end, unless there is one, and tells all ranks.
+
+        Args:
+            message: What happened, in one line; it is printed on every rank.
+            exit_code: Of every process that does not end by itself.
+            timeout: Seconds to wait until the ranks are told.
+            **details: More fields of the cause, values that JSON knows.
+
+        Returns:
+            False if there was a cause already.
+        """
+        cause = {"kind": "exception", "rank": self.rank, **details, "message": message}
+        text = json.dumps(cause)
+        if len(text.encode()) > MAX_CAUSE_BYTES:
+            text = json.dumps(
+                {"kind": "exception", "rank": self.rank, "message": message[:500] + " ..."}
+            )
+        code = self._library.smp_transport_abort(
+            self._open_handle(), text.encode(), exit_code, timeout
+        )
+        return bool(code == OK)
+
+    @property
+    def cause(self) -> dict[str, Any] | None:
+        """The first cause of the job's end: kind, rank, message, ...; None while all is well."""
+        text = self._text(self._library.smp_transport_cause)
+        if not text:
+            return None
+        try:
+            cause = json.loads(text)
+        except ValueError:
+            return {"kind": "unknown", "message": text}
+        return cause if isinstance(cause, dict) else {"kind": "unknown", "message": text}
+
+    def stats(self) -> dict[str, Any]:
+        """Messages and bytes per peer and per edge, lanes, refused messages, CPU seconds."""
+        stats: dict[str, Any] = json.loads(self._text(self._library.smp_transport_stats))
+        return stats
+
+    def lanes(self, peer: int) -> list[str]:
+        """Names of UCX's transports in use to a rank, such as ["posix"]."""
+        handle = self._open_handle()
+        out = ctypes.create_string_buffer(512)
+        self._library.smp_transport_lanes(handle, peer, out, len(out))
+        return [name for name in out.value.decode().split(",") if name]
+
+    def cancel_all(self, reason: str) -> None:
+        """Ends every pending operation of this rank with a cancelled status."""
+        self._library.smp_transport_cancel_all(self._open_handle(), reason.encode())
+
+    def close(self) -> None:
+        """Ends all operations and frees the transport. A second call does nothing."""
+        with self._lock:
+            handle, self._handle = self._handle, None
+        if handle is not None:
+            self._library.smp_transport_destroy(handle)
+
+    def _open_handle(self) -> int:
+        if self._handle is None:
+            raise TransportError(f"the transport of rank {self.rank} is closed")
+        return self._handle
+
+    def _message_key(self, tag: int, sequence: int) -> _Key:
+        return _Key(MESSAGE_PROGRAM, 0, tag, sequence)
+
+    def _text(self, function: Any) -> str:
+        count = 1 << 16
+        while True:
+            out = ctypes.create_string_buffer(count)
+            needed = function(self._open_handle(), out, count)
+            if needed <= count:
+                return out.value.decode(errors="replace")
+            count = needed
+
+    def _finish(
+        self, operation: int, timeout: float | None, keep: Any, what: str
+    ) -> memoryview:
+        """Waits for an operation and frees it; what it holds of ours is kept as long as it needs."""
+        library = self._library
+        deadline = None if timeout is None else time.monotonic() + timeout
+        code = -1
+        try:
+            while code < 0:
+                left = SLICE_S if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    library.smp_operation_cancel(operation)
+                    # Cancelling may come too late, and then the operation ends well.
+                    while code < 0:
+                        code = library.smp_operation_wait(operation, SLICE_S)
+                    if code == CANCELLED:
+                        raise TransportTimeoutError(f"{what}: not done within {timeout} s")
+                    break
+                code = library.smp_operation_wait(operation, min(left, SLICE_S))
+            _raise_for(code, library.smp_operation_message(operation))
+            count = ctypes.c_uint64()
+            data = library.smp_operation_take(operation, ctypes.byref(count))
+            return _own(data, count.value)
+        except BaseException:
+            library.smp_operation_cancel(operation)
+            raise
+        finally:
+            _free_when_released(operation, keep)
+
+
+def _own(data: int | None, count: int) -> memoryview:
+    if not data or count == 0:
+        if data:
+            transport_library().smp_bytes_free(data)
+        return memoryview(b"")
+    array = (ctypes.c_char * count).from_address(data)
+    weakref.finalize(array, _functions().smp_bytes_free, data)
+    return memoryview(array).cast("B")
+
+
+def _pointer_to(view: memoryview) -> tuple[int, Any]:
+    """The address of a contiguous buffer, and an object that keeps it in place."""
+    if view.nbytes == 0:
+        return 0, None
+    import numpy as np
+
+    array = np.frombuffer(view, dtype=np.uint8)
+    return int(array.ctypes.data), array
+
+
+def _free_when_released(operation: int, keep: Any) -> None:
+    """Frees an operation; a send that was given up keeps its memory until the transport is done."""
+    library = _functions()
+    if keep is None or library.smp_operation_released(operation):
+        library.smp_operation_free(operation)
+        return
+
+    def wait() -> None:
+        held = keep
+        while not library.smp_operation_released(operation):
+            time.sleep(SLICE_S)
+        library.smp_operation_free(operation)
+        del held
+
+    threading.Thread(target=wait, name="smp_release", daemon=True).start()
+
+
+def _raise_for(code: int, message: bytes) -> None:
+    if code == OK:
+        return
+    text = message.decode(errors="replace")
+    if code in (ABORTED, UNAVAILABLE):
+        raise PeerError(text)
+    if code == DEADLINE_EXCEEDED:
+        raise TransportTimeoutError(text)
+    if code == CANCELLED:
+        raise TransportCancelledError(text)
+    raise TransportError(text)
+
+
+_declared = False
+
+
+def _functions() -> ctypes.CDLL:
+    """The library with the types of its functions declared."""
+    global _declared
+    library = transport_library()
+    if _declared:
+        return library
+    handle, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+    u32, u64, i64, real = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_double
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "smp_options_init": (None, [handle]),
+        "smp_transport_create": (handle, [u32, u32, handle, text, size]),
+        "smp_transport_address": (handle, [handle, handle]),
+        "smp_transport_connect": (
+            ctypes.c_int,
+            [handle, handle, handle, size, text, size, text, size],
+        ),
+        "smp_transport_wait_connected": (ctypes.c_int, [handle, real, text, size]),
+        "smp_transport_begin_step": (None, [handle, u64, i64]),
+        "smp_transport_end_step": (None, [handle, u64]),
+        "smp_transport_set_activity": (None, [handle, text]),
+        "smp_transport_set_program_ranks": (None, [handle, u64, handle, size]),
+        "smp_transport_goodbye": (ctypes.c_int, [handle, real]),
+        "smp_transport_abort": (ctypes.c_int, [handle, text, ctypes.c_int, real]),
+        "smp_transport_cause": (size, [handle, text, size]),
+        "smp_transport_stats": (size, [handle, text, size]),
+        "smp_transport_lanes": (size, [handle, u32, text, size]),
+        "smp_transport_cancel_all": (None, [handle, text]),
+        "smp_transport_destroy": (None, [handle]),
+        "smp_transport_make_current": (None, [handle]),
+        "smp_operation_send": (handle, [handle, u32, _Key, text, handle, u64]),
+        "smp_operation_recv": (handle, [handle, u32, _Key, text]),
+        "smp_operation_wait": (ctypes.c_int, [handle, real]),
+        "smp_operation_cancel": (None, [handle]),
+        "smp_operation_message": (text, [handle]),
+        "smp_operation_take": (handle, [handle, handle]),
+        "smp_operation_released": (ctypes.c_int, [handle]),
+        "smp_operation_free": (None, [handle]),
+        "smp_bytes_free": (None, [handle]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    _declared = True
+    return library
