@@ -200,7 +200,7 @@ def _value(hint: Any, value: Any, what: str) -> Any:
         return tuple(_value(parts[0], v, f"an entry of {what}") for v in value)
     if kind is dict and isinstance(value, dict):
         return {k: _value(parts[1], v, f"{k!r} in {what}") for k, v in value.items()}
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _record(kind, value, f"an entry of {what}")
     if kind is float and type(value) is int:
         return float(value)
