@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.node_cost import FUNCTION_OPS, MATRIX_OPS
+from smp_tf.partition.op_kinds import FUNCTION_OPS, MATRIX_OPS
 from smp_tf.partition.op_graph import (
     ARGUMENT,
     CAPTURE,

@@ -35,7 +35,7 @@ from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.randomness import make_stateless
 from smp_tf.partition.split import Delivery
 from smp_tf.partition.tf_internals import leave_unconverted
-from smp_tf.partition.trace import Recorder, trace
+from smp_tf.partition.trace import Recorder, Trace, trace
 from smp_tf.pipeline.executor import StageProgram, build_stage_program, emit, plan_program
 from smp_tf.plan_agreement import agree_on_plan, show_plan
 from smp_tf.step_output import StepOutput
@@ -97,8 +97,12 @@ class _Arguments:
 
 @dataclass(frozen=True)
 class _Program:
-    """A step made ready for one signature: this rank's program and what is needed to call it."""
+    """A step made ready for one signature: this rank's program and what is needed to call it.
 
+    The trace is kept since TensorFlow forgets the functions it holds (loop bodies, fused layers) along with it.
+    """
+
+    trace: Trace
     stage_program: StageProgram
     lowered: Lowered
     arguments: tuple[SplitArgument, ...]
@@ -286,7 +290,8 @@ class Step:
         self._check(graph)
         request = planning.PlacementRequest(stages, microbatches, config.pipeline, config.optimize, slots=2.0)
         proposed = planning.propose(graph, request, _owners_decided(lowered))
-        plan = agree_on_plan(self.__name__, _described(planned), proposed, graph)
+        with tf.init_scope():
+            plan = agree_on_plan(self.__name__, _described(planned), proposed, graph)
         cut = planning.cut(
             graph,
             plan,
@@ -306,11 +311,10 @@ class Step:
         program = build_stage_program(
             cut, stage, ranks, plan_program(cut, config.pipeline, microbatches), _next_number(), mine
         )
-        while _hooks:
-            hook = _hooks.pop(0)
-            with tf.init_scope():
-                hook()
-        return _Program(program, lowered, planned, microbatches)
+        with tf.init_scope():
+            while _hooks:
+                _hooks.pop(0)()
+        return _Program(traced, program, lowered, planned, microbatches)
 
     def _check(self, graph: OpGraph) -> None:
         """Raise where the traced step cannot mean anything sensible when it is split."""
