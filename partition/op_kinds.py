@@ -33,8 +33,8 @@ FREE_OPS = SOURCES | _named(
     PreventGradient Placeholder PlaceholderWithDefault ReadVariableOp VariableShape VarHandleOp
     BroadcastGradientArgs EmptyTensorList TensorListReserve TensorListElementShape TensorListLength
     TensorListSetItem TensorListPushBack TensorListPopBack ConcatOffset Bitcast Assert Print PrintV2
-    StringFormat CheckNumerics ControlTrigger OptionalFromValue OptionalNone OptionalHasValue OptionalGetValue
-    AccumulatorSetGlobalStep Range
+    StringFormat CheckNumerics ControlTrigger OptionalFromValue OptionalNone OptionalHasValue
+    OptionalGetValue Range
     """
 )
 
