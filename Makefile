@@ -5,7 +5,7 @@ IN_VENV := PATH="$(VENV)/bin:$$PATH" VIRTUAL_ENV="$(VENV)"
 PYTEST := $(IN_VENV) python -m pytest
 # Unit tests first, then those that start several processes.
 LAST := tests/examples/ tests/distributed/
-FOLDERS := $(filter-out tests/__pycache__/,$(sort $(wildcard tests/*/)))
+FOLDERS := $(sort $(dir $(wildcard tests/*/test_*.py)))
 TESTS := $(filter-out $(LAST),$(FOLDERS)) $(foreach folder,$(LAST),$(filter $(folder),$(FOLDERS)))
 SOURCES := $(wildcard smp_tf ops partition pipeline examples benchmarks tests tools setup.py)
 # mypy looks at folders, not at setup.py: links give it the package as it is installed.
