@@ -121,11 +121,13 @@ class StepResults:
     Args:
         values: per output one tensor per microbatch; None where another rank keeps them.
         accumulated: per gradient output the sum over microbatches of weight x value; None elsewhere.
+        step: number of the step, an int64 scalar tensor.
         done: an op that has run when the whole program of this rank has.
     """
 
     values: list[list[tf.Tensor] | None]
     accumulated: list[tf.Tensor | None]
+    step: tf.Tensor
     done: tf.Operation
 
 
@@ -196,7 +198,7 @@ class _Emitter:
             per_microbatch = [self.values.get((output.tensor, m)) for m in range(self.program.microbatches)]
             is_sum = output.tensor in self.sums and output.tensor not in self.kept
             values.append(None if is_sum or any(v is None for v in per_microbatch) else per_microbatch)
-        return StepResults(values, accumulated, done)
+        return StepResults(values, accumulated, self.step, done)
 
     def _total(self, output: StepOutputPlan) -> tf.Tensor | None:
         """What this rank has of an output's sum over the microbatches."""

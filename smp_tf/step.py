@@ -20,6 +20,7 @@ from smp_tf import keras_adapter, planning, runtime, variables
 from smp_tf.announce import announce
 from smp_tf.data_parallel import sum_over_replicas
 from smp_tf.errors import StepError
+from smp_tf.input_check import add_input_check
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.microbatching import (
     Slicer,
@@ -102,6 +103,7 @@ class _Program:
     The trace is kept since TensorFlow forgets the functions it holds (loop bodies, fused layers) along with it.
     """
 
+    name: str
     trace: Trace
     stage_program: StageProgram
     lowered: Lowered
@@ -314,7 +316,7 @@ class Step:
         with tf.init_scope():
             while _hooks:
                 _hooks.pop(0)()
-        return _Program(traced, program, lowered, planned, microbatches)
+        return _Program(self.__name__, traced, program, lowered, planned, microbatches)
 
     def _check(self, graph: OpGraph) -> None:
         """Raise where the traced step cannot mean anything sensible when it is split."""
@@ -499,6 +501,11 @@ def _emit(program: _Program, tensors: Sequence[tf.Tensor], options: _Options) ->
 
     keep = frozenset(range(len(program.stage_program.split.outputs))) if options.keep_gradients else frozenset()
     results = emit(program.stage_program, slicer, program.lowered.captures, seed, None if equal else weights, keep)
+    if running.config.check_inputs:
+        stage_program = program.stage_program
+        add_input_check(
+            program.name, program.arguments, tensors, results.step, number, stage_program.ranks, stage_program.stage
+        )
     accumulated, total = results.accumulated, _total(weights)
     if replicas > 1:
         accumulated, total = _over_replicas(accumulated, total, f"smp_gradients_{number}")

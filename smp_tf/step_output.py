@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -166,7 +168,8 @@ def _sum(values: Sequence[Any]) -> Any:
         )
     if values[0].dtype == tf.bool:
         values = [tf.cast(v, tf.int32) for v in values]
-    return tf.add_n(list(values)) if len(values) > 1 else values[0]
+    # One after the other: an n-ary sum may take its inputs in any order, and ranks would differ in the last bit.
+    return functools.reduce(operator.add, values)
 
 
 def _weighted_mean(values: Sequence[Any], weights: Sequence[Any]) -> Any:
