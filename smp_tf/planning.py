@@ -18,7 +18,7 @@ from smp_tf.partition.plan import Plan, StageForecast, make_plan
 from smp_tf.partition.solve_chain import Chain, solve_chain
 from smp_tf.partition.split import Split, split
 from smp_tf.partition.sums import sum_before_sending
-from smp_tf.partition.units import Unit, build_units
+from smp_tf.partition.units import AFTER_MODEL, Unit, build_units
 from smp_tf.pipeline.schedule import in_flight
 
 
@@ -47,6 +47,21 @@ def prune(graph: OpGraph) -> OpGraph:
     return graph.subgraph(graph.ancestors(wanted))
 
 
+def units_of(graph: OpGraph) -> tuple[Unit, ...]:
+    """The units to place: those of the model, the last one with the loss and outputs, which are no stage of their own."""
+    units = build_units(graph)
+    if len(units) < 2 or units[-1].name != AFTER_MODEL:
+        return units
+    *others, last, after = units
+    joined = dataclasses.replace(
+        last,
+        nodes=tuple(sorted(last.nodes + after.nodes)),
+        backward=tuple(sorted(last.backward + after.backward)),
+        variables=tuple(sorted({*last.variables, *after.variables})),
+    )
+    return (*others, joined)
+
+
 def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
     """Place the units of a model over the stages.
 
@@ -61,7 +76,7 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
     Raises:
         PlacementError: the model has too few units, or does not fit.
     """
-    units = _pinned(build_units(graph), owners) if owners else build_units(graph)
+    units = _pinned(units_of(graph), owners)
     costs = estimate(graph, units, slots=request.slots, microbatches=request.microbatches)
     held = in_flight(request.schedule, request.stages, request.microbatches)
     solution = solve_chain(
@@ -121,7 +136,7 @@ def cut(
     Returns:
         The segments and transfers of all stages.
     """
-    units = build_units(graph)
+    units = units_of(graph)
     stages = plan.stages_of(units)
     stage_of = {number: stages[unit.index] for unit in units for number in unit.nodes}
     owners = {v.index: plan.owners[v.name] for v in graph.variables if v.name in plan.owners}
