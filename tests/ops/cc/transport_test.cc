@@ -1,0 +1,322 @@
+// The C interface between forked processes: many messages in any order, and an intruder.
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <ucp/api/ucp.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "transport/address.h"
+#include "transport/message.h"
+#include "transport/smp_transport.h"
+
+namespace {
+
+constexpr uint32_t kSize = 3;
+constexpr int kMessages = 3000;
+const char kSecret[] = "0123456789abcdef0123456789abcdef";
+
+// One end of a pair of sockets, over which the processes of a test agree.
+struct Line {
+  int fd;
+  void Put(const std::string& text) const {
+    const uint32_t size = static_cast<uint32_t>(text.size());
+    CHECK(write(fd, &size, sizeof(size)) == sizeof(size));
+    CHECK(write(fd, text.data(), size) == static_cast<ssize_t>(size));
+  }
+  std::string Take() const {
+    uint32_t size = 0;
+    CHECK(read(fd, &size, sizeof(size)) == sizeof(size));
+    std::string text(size, '\0');
+    size_t at = 0;
+    while (at < size) {
+      const ssize_t got = read(fd, &text[at], size - at);
+      CHECK(got > 0);
+      at += static_cast<size_t>(got);
+    }
+    return text;
+  }
+};
+
+smp_transport* Open(uint32_t rank) {
+  smp_options options;
+  smp_options_init(&options);
+  options.local_size = kSize;
+  options.end_process = 0;
+  options.watch_signals = 0;
+  char error[256] = "";
+  smp_transport* transport = smp_transport_create(rank, kSize, &options, error, sizeof(error));
+  if (transport == nullptr) std::fprintf(stderr, "%s\n", error);
+  CHECK(transport != nullptr);
+  return transport;
+}
+
+std::string AddressOf(smp_transport* transport) {
+  size_t bytes = 0;
+  const void* data = smp_transport_address(transport, &bytes);
+  return {static_cast<const char*>(data), bytes};
+}
+
+void Connect(smp_transport* transport, const std::vector<std::string>& addresses) {
+  std::vector<const void*> data;
+  std::vector<size_t> bytes;
+  for (const std::string& address : addresses) {
+    data.push_back(address.data());
+    bytes.push_back(address.size());
+  }
+  char error[1024] = "";
+  CHECK(smp_transport_connect(transport, data.data(), bytes.data(), data.size(), kSecret,
+                              sizeof(kSecret) - 1, error, sizeof(error)) == SMP_OK);
+  const int code = smp_transport_wait_connected(transport, 20, error, sizeof(error));
+  if (code != SMP_OK) std::fprintf(stderr, "%s\n", error);
+  CHECK(code == SMP_OK);
+}
+
+struct Countdown {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int left;
+  explicit Countdown(int count) : left(count) {}
+  void Tick() {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (--left == 0) changed.notify_all();
+  }
+  bool Wait() {
+    std::unique_lock<std::mutex> lock(mutex);
+    return changed.wait_for(lock, std::chrono::seconds(60), [this] { return left == 0; });
+  }
+};
+
+// Empty, small, and large enough to be fetched by the receiver.
+size_t BytesOf(int i) { return i % 7 == 0 ? 0 : i % 11 == 0 ? 50000 : static_cast<size_t>(i); }
+
+struct Call {
+  std::vector<char> data;
+  int number = 0;
+  int code = -1;
+  Countdown* countdown = nullptr;
+};
+
+int Allocate(void* arg, const smp_message_info* info, smp_buffer* buffer, char*, size_t) {
+  auto* call = static_cast<Call*>(arg);
+  CHECK(info->ndim == 1 && info->dims[0] == call->number && info->dtype == 9);
+  call->data.resize(info->bytes);
+  buffer->data = call->data.data();
+  buffer->bytes = info->bytes;
+  return SMP_OK;
+}
+void Done(void* arg, int code, const char* message) {
+  if (code != SMP_OK) std::fprintf(stderr, "%s\n", message);
+  static_cast<Call*>(arg)->code = code;
+}
+void Release(void* arg) { static_cast<Call*>(arg)->countdown->Tick(); }
+
+// Every rank sends to every rank, itself included, in an order of its own.
+void ManyMessages(smp_transport* transport, uint32_t rank) {
+  Countdown countdown(2 * kMessages);
+  std::vector<Call> sends(kMessages), receives(kMessages);
+  std::vector<int> order(2 * kMessages);
+  for (int i = 0; i < 2 * kMessages; ++i) order[i] = i;
+  std::shuffle(order.begin(), order.end(), std::mt19937(rank));
+  for (int item : order) {
+    const int i = item % kMessages;
+    Call& call = item < kMessages ? sends[i] : receives[i];
+    call.number = i;
+    call.countdown = &countdown;
+    const uint32_t peer = (rank + static_cast<uint32_t>(i)) % kSize;
+    // The same i meets on both sides: rank a sends i to a + i, which receives it from a.
+    if (item < kMessages) {
+      call.data.assign(BytesOf(i), static_cast<char>(i + rank));
+      const int64_t dims[] = {i};
+      smp_send_params params{};
+      params.id = smp_transport_new_id(transport);
+      params.destination = peer;
+      params.key = {1, i / 100, static_cast<uint64_t>(i) << 40, 0};
+      params.dtype = 9;
+      params.ndim = 1;
+      params.dims = dims;
+      params.label = "many";
+      params.buffer = {call.data.data(), call.data.size(), SMP_MEMORY_HOST, nullptr};
+      params.done = &Done;
+      params.release = &Release;
+      params.arg = &call;
+      smp_transport_send(transport, &params);
+    } else {
+      smp_recv_params params{};
+      params.id = smp_transport_new_id(transport);
+      params.source = (rank + kSize * kMessages - static_cast<uint32_t>(i)) % kSize;
+      params.key = {1, i / 100, static_cast<uint64_t>(i) << 40, 0};
+      params.label = "many";
+      params.allocate = &Allocate;
+      params.done = &Done;
+      params.release = &Release;
+      params.arg = &call;
+      smp_transport_recv(transport, &params);
+    }
+  }
+  CHECK(countdown.Wait());
+  for (int i = 0; i < kMessages; ++i) {
+    CHECK(sends[i].code == SMP_OK && receives[i].code == SMP_OK);
+    const uint32_t source = (rank + kSize * kMessages - static_cast<uint32_t>(i)) % kSize;
+    CHECK(receives[i].data == std::vector<char>(BytesOf(i), static_cast<char>(i + source)));
+  }
+}
+
+std::string Stats(smp_transport* transport) {
+  std::string text(smp_transport_stats(transport, nullptr, 0) + 4096, '\0');
+  smp_transport_stats(transport, &text[0], text.size());
+  return text;
+}
+
+void RunRank(uint32_t rank, const Line& line) {
+  smp_transport* transport = Open(rank);
+  line.Put(AddressOf(transport));
+  std::vector<std::string> addresses;
+  for (uint32_t r = 0; r < kSize; ++r) addresses.push_back(line.Take());
+  Connect(transport, addresses);
+  ManyMessages(transport, rank);
+  line.Put("exchanged");
+
+  // Rank 0 is visited by an intruder, who claims to be rank 1.
+  if (rank == 0) {
+    Call call;
+    Countdown countdown(1);
+    call.countdown = &countdown;
+    smp_recv_params params{};
+    params.id = smp_transport_new_id(transport);
+    params.source = 1;
+    params.key = {66, 6, 6, 6};
+    params.label = "forged";
+    params.allocate = &Allocate;
+    params.done = &Done;
+    params.release = &Release;
+    params.arg = &call;
+    smp_transport_recv(transport, &params);
+    CHECK(line.Take() == "the intruder has sent");
+    // Its messages are in rank 0's memory: 2 forged ones, each refused and none delivered.
+    std::string stats;
+    for (int i = 0; i < 20000; ++i) {
+      stats = Stats(transport);
+      if (stats.find("\"refused_messages\": 2,") != std::string::npos) break;
+      usleep(1000);
+    }
+    CHECK(stats.find("\"refused_messages\": 2,") != std::string::npos);
+    CHECK(call.code == -1);
+    smp_transport_cancel(transport, params.id);
+    CHECK(countdown.Wait());
+    CHECK(call.code == SMP_CANCELLED);
+  }
+  line.Put("done");
+  CHECK(line.Take() == "leave");
+  CHECK(smp_transport_goodbye(transport, 5) == SMP_OK);
+  smp_transport_destroy(transport);
+  _exit(0);
+}
+
+// A process that knows rank 0's address but not the secret sends it a well-formed message, once as
+// it is, once with a code under a key of its own.
+void RunIntruder(const std::string& address) {
+  smp::Address target;
+  CHECK(smp::Address::Decode(address, &target));
+  ucp_config_t* config;
+  CHECK(ucp_config_read(nullptr, nullptr, &config) == UCS_OK);
+  CHECK(ucp_config_modify(config, "TLS", "posix,sysv,self") == UCS_OK);
+  CHECK(ucp_config_modify(config, "POSIX_ERROR_HANDLING", "y") == UCS_OK);
+  CHECK(ucp_config_modify(config, "SYSV_ERROR_HANDLING", "y") == UCS_OK);
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  ucp_context_h context;
+  CHECK(ucp_init(&params, config, &context) == UCS_OK);
+  ucp_worker_params_t worker_params{};
+  ucp_worker_h worker;
+  CHECK(ucp_worker_create(context, &worker_params, &worker) == UCS_OK);
+  ucp_ep_params_t ep_params{};
+  ep_params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+  ep_params.address = reinterpret_cast<const ucp_address_t*>(target.worker.data());
+  ep_params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  ucp_ep_h ep;
+  CHECK(ucp_ep_create(worker, &ep_params, &ep) == UCS_OK);
+  const smp::SipKey key{1, 2};
+  for (int i = 0; i < 2; ++i) {
+    smp::MessageHead head{};
+    head.kind = smp::MessageKind::kData;
+    head.source = 1;
+    head.destination = 0;
+    head.sequence = 60000 + static_cast<uint64_t>(i);
+    head.key = {66, 6, 6, 6};
+    head.dtype = 9;
+    head.ndim = 1;
+    head.bytes = 6;
+    const int64_t dims[] = {0};
+    const std::string header =
+        smp::EncodeMessage(head, dims, "forged", i == 0 ? nullptr : &key, nullptr);
+    ucp_request_param_t send{};
+    send.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    send.flags = UCP_AM_SEND_FLAG_EAGER;
+    ucs_status_ptr_t request =
+        ucp_am_send_nbx(ep, 7, header.data(), header.size(), "forged", 6, &send);
+    while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS) {
+      ucp_worker_progress(worker);
+    }
+    CHECK(!UCS_PTR_IS_ERR(request));
+  }
+  ucp_request_param_t flush{};
+  ucs_status_ptr_t request = ucp_ep_flush_nbx(ep, &flush);
+  while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS) {
+    ucp_worker_progress(worker);
+  }
+  _exit(0);
+}
+
+pid_t Fork(const std::function<void()>& child) {
+  const pid_t pid = fork();
+  CHECK(pid >= 0);
+  if (pid == 0) {
+    child();
+    _exit(0);
+  }
+  return pid;
+}
+
+void Join(pid_t pid) {
+  int status = 0;
+  CHECK(waitpid(pid, &status, 0) == pid);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+}  // namespace
+
+int main() {
+  alarm(120);
+  std::vector<Line> lines;
+  std::vector<pid_t> ranks;
+  for (uint32_t r = 0; r < kSize; ++r) {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    lines.push_back({ends[0]});
+    const Line theirs{ends[1]};
+    ranks.push_back(Fork([r, theirs] { RunRank(r, theirs); }));
+    close(ends[1]);
+  }
+  std::vector<std::string> addresses;
+  for (const Line& line : lines) addresses.push_back(line.Take());
+  for (const Line& line : lines) {
+    for (const std::string& address : addresses) line.Put(address);
+  }
+  for (const Line& line : lines) CHECK(line.Take() == "exchanged");
+  Join(Fork([&] { RunIntruder(addresses[0]); }));
+  lines[0].Put("the intruder has sent");
+  for (const Line& line : lines) CHECK(line.Take() == "done");
+  for (const Line& line : lines) line.Put("leave");
+  for (pid_t pid : ranks) Join(pid);
+  std::puts("transport_test: ok");
+  return 0;
+}
