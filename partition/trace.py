@@ -153,6 +153,7 @@ class Trace:
 
     Args:
         graph: the traced FuncGraph.
+        function: the traced function: takes the arguments, returns the tensors in `results`, flattened.
         arguments: the graph's placeholders of the step's tensor arguments, flattened, composites taken apart.
         results: what the step function returned, with symbolic tensors (those the graph returns) in it.
         recorder: what was written down meanwhile.
@@ -160,6 +161,7 @@ class Trace:
     """
 
     graph: Any
+    function: Callable[..., Any]
     arguments: tuple[tf.Tensor, ...]
     results: Any
     recorder: Recorder
@@ -256,4 +258,4 @@ def trace(
         raise TraceError(
             f"Tracing the step {name!r} gave {len(arguments)} argument tensors where {expected} were passed in."
         )
-    return Trace(graph, arguments, kept["results"], kept["recorder"], kept["length"])
+    return Trace(graph, traced, arguments, kept["results"], kept["recorder"], kept["length"])

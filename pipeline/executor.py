@@ -135,7 +135,7 @@ def emit(
     program: StageProgram,
     arguments: Callable[[int, int], tf.Tensor],
     captures: Sequence[tf.Tensor],
-    seed: Callable[[tf.Tensor, int], tf.Tensor],
+    seed: Callable[[int], tf.Tensor],
     weights: Sequence[Any] | None,
     keep: frozenset[int] = frozenset(),
 ) -> StepResults:
@@ -145,7 +145,7 @@ def emit(
         program: this rank's program.
         arguments: gives argument tensor number i of microbatch m.
         captures: the outside tensors of CAPTURE nodes.
-        seed: gives the random seed of a microbatch, from the step number (int64 scalar tensor) and m; int64[2].
+        seed: gives the random seed of microbatch m, int64[2].
         weights: weight of each microbatch in accumulated sums (scalars); None where all weigh 1.
         keep: positions of gradient outputs whose value per microbatch is wanted beside their sum.
 
@@ -160,7 +160,7 @@ class _Emitter:
     program: StageProgram
     arguments: Callable[[int, int], tf.Tensor]
     captures: Sequence[tf.Tensor]
-    seed: Callable[[tf.Tensor, int], tf.Tensor]
+    seed: Callable[[int], tf.Tensor]
     weights: Sequence[Any] | None
     keep: frozenset[int]
     values: dict[tuple[Tensor, int | None], tf.Tensor] = field(default_factory=dict)
@@ -244,7 +244,7 @@ class _Emitter:
             return self.captures[node.source]
         if node.op == SEED:
             if microbatch not in self.seeds:
-                self.seeds[microbatch] = self.seed(self.step, microbatch)
+                self.seeds[microbatch] = self.seed(microbatch)
             return self.seeds[microbatch]
         return self.values[tensor, microbatch]
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 
 from smp_tf import runtime
 from smp_tf.agreement import require_agreement
+from smp_tf.control import allgather_json
 from smp_tf.errors import RankMismatchError
 from smp_tf.partition.fingerprint import difference, outline
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.report import render
-from smp_tf.process_sets import exchange_bytes
 
 
-def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph: OpGraph) -> Plan:
-    """The plan of rank 0, once all ranks are known to have traced the same step.
+#: Highest program number this process has used; numbers are never used twice, since messages bear them.
+_used = 0
+
+
+def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph: OpGraph) -> tuple[Plan, int]:
+    """The plan of rank 0, once all ranks are known to have traced the same step, and a number for the program.
 
     Args:
         step: name of the step function.
@@ -26,23 +29,27 @@ def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph
         graph: the op graph it traced.
 
     Returns:
-        The plan of rank 0.
+        The plan of rank 0, and a number that no rank has used for a program before.
 
     Raises:
         RankMismatchError: a rank traced another step, or was given another batch; the message says which and where.
     """
     running = runtime.current()
+    global _used
     if running.topology.size == 1:
-        return proposed
+        _used += 1
+        return proposed, _used
     rank = running.topology.rank
     said = {
         "step": step,
         "arguments": dict(arguments),
+        "programs": _used,
         "fingerprint": proposed.fingerprint,
         "plan": proposed.to_json() if rank == 0 else None,
     }
-    payloads = exchange_bytes(json.dumps(said).encode(), f"smp_plan_{step}")
-    everyone = [json.loads(payload) for payload in payloads]
+    if running.transport is not None:
+        running.transport.set_activity(f"about to run step {step!r} for the first time on {_in_words(arguments)}")
+    everyone = allgather_json(said, name=f"the plan of step {step!r}")
     require_agreement(
         "which step to run next",
         {number: {"step": other["step"], "arguments": other["arguments"]} for number, other in enumerate(everyone)},
@@ -51,15 +58,13 @@ def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph
     )
     if len({other["fingerprint"] for other in everyone}) > 1:
         _explain_difference(step, graph)
-    return Plan.from_json(everyone[0]["plan"])
+    _used = 1 + max(other["programs"] for other in everyone)
+    return Plan.from_json(everyone[0]["plan"]), _used
 
 
 def _explain_difference(step: str, graph: OpGraph) -> None:
     running = runtime.current()
-    ours = outline(graph)
-    outlines = [
-        tuple(json.loads(payload)) for payload in exchange_bytes(json.dumps(ours).encode(), f"smp_outline_{step}")
-    ]
+    outlines = allgather_json(list(outline(graph)), name=f"what step {step!r} looks like")
     for rank, theirs in enumerate(outlines[1:], start=1):
         where = difference(outlines[0], theirs, "rank 0", running.topology.describe(rank))
         if where:
@@ -67,6 +72,10 @@ def _explain_difference(step: str, graph: OpGraph) -> None:
                 f"The ranks traced different models for step {step!r}. {where} Every rank must build the same model "
                 f"in the same way; nothing in it may depend on the rank."
             )
+
+
+def _in_words(arguments: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {kind}" for name, kind in arguments.items()) or "no arguments"
 
 
 def show_plan(plan: Plan) -> None:

@@ -14,14 +14,16 @@ import secrets
 import shutil
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from smp_tf import runtime
 from smp_tf.errors import StepError
-from smp_tf.messaging import barrier, receive_array, send_array
+from smp_tf.control import barrier, tag_of
 from smp_tf.model import DistributedModel, WrappedModel, save_structure
+from smp_tf.ops.transport import Transport
 from smp_tf.topology import CommGroup
 
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -54,8 +56,8 @@ def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
     elif rank in stage_ranks:
         for number, (variable, owner) in enumerate(zip(weights, owners, strict=True)):
             if stage_ranks[owner] == rank:
-                send_array(variable.numpy(), _WRITER, f"saved value {number}")
-    barrier()
+                _transport().send_bytes(_WRITER, tag_of("saved value", number), _as_bytes(variable))
+    barrier(name=f"saving model {model.name!r}")
 
 
 def _owner(model: DistributedModel, variable: Any) -> int:
@@ -95,13 +97,28 @@ def _write_values(prefix: str, weights: list[Any], holders: list[int]) -> None:
     for number, holder in enumerate(holders):
         if holder == rank:
             continue
-        value = receive_array(holder, f"saved value {number}")
+        value = _from_bytes(_transport().recv_bytes(holder, tag_of("saved value", number)), weights[number])
         shards.append(f"{prefix}-part-{number}")
         tf.raw_ops.SaveV2(prefix=shards[-1], tensor_names=[keys[number]], shape_and_slices=[""], tensors=[value])
     for name in os.listdir(os.path.dirname(prefix)):
         if name.startswith("variables.") and "-part-" not in name:
             os.remove(os.path.join(os.path.dirname(prefix), name))
     tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=shards, destination_prefix=prefix, delete_old_dirs=False)
+
+
+def _transport() -> Transport:
+    transport = runtime.current().transport
+    assert transport is not None, "a weight that another rank holds means there is another rank"
+    return transport
+
+
+def _as_bytes(variable: Any) -> np.ndarray:
+    return np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)
+
+
+def _from_bytes(data: memoryview, variable: Any) -> tf.Tensor:
+    kind = variable.dtype.base_dtype
+    return tf.constant(np.frombuffer(data, kind.as_numpy_dtype).reshape(variable.shape), kind)
 
 
 def _keys(serialized: bytes, count: int) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,13 +36,14 @@ from smp_tf.partition.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.randomness import make_stateless
 from smp_tf.partition.split import Delivery
-from smp_tf.partition.tf_internals import leave_unconverted
+from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
 from smp_tf.partition.trace import Recorder, Trace, trace
 from smp_tf.pipeline.executor import StageProgram, build_stage_program, emit, plan_program
 from smp_tf.plan_agreement import agree_on_plan, show_plan
 from smp_tf.step_output import StepOutput
 from smp_tf.tf_internals import tape_is_recording
 from smp_tf.topology import CommGroup
+from smp_tf.unsplit import UnsplitProgram
 
 # A user's tf.function calls a step and its outputs; AutoGraph has nothing to convert in them.
 leave_unconverted("smp_tf")
@@ -109,6 +111,8 @@ class _Program:
     lowered: Lowered
     arguments: tuple[SplitArgument, ...]
     microbatches: int
+    ordinal: int
+    counter: tf.Variable
 
 
 class _StepTrace:
@@ -150,10 +154,9 @@ class Step:
         self._function = function
         self._options = options
         self._signature = inspect.signature(function)
-        self._programs: dict[Any, _Program] = {}
+        self._programs: dict[Any, _Program | UnsplitProgram] = {}
         self._runners: dict[Any, Any] = {}
         options.check(self._signature, self.__name__)
-        on_reset(self._forget)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -182,8 +185,12 @@ class Step:
         arguments = self._sort(args, kwargs)
         key = self._key(arguments)
         if key not in self._programs:
+            if not self._programs:
+                on_shutdown(self._forget)
             self._programs[key] = self._prepare(arguments)
         program = self._programs[key]
+        if isinstance(program, UnsplitProgram):
+            return program(arguments.tensors)
         if tf.executing_eagerly():
             if key not in self._runners:
                 self._runners[key] = _EagerRunner(program, self._options)
@@ -237,7 +244,7 @@ class Step:
         static = repr(arguments.structure)
         return static, tuple(repr(tf.type_spec_from_value(t)) for t in arguments.tensors)
 
-    def _prepare(self, arguments: _Arguments) -> _Program:
+    def _prepare(self, arguments: _Arguments) -> _Program | UnsplitProgram:
         """The whole way from the function to this rank's program, for one signature."""
         running = runtime.current()
         config = running.config
@@ -288,12 +295,18 @@ class Step:
                 model._smp_store.adopt(variable)
         lowered = lower(traced, _describe)
         graph = make_stateless(lowered.graph, lambda note: announce(note, running.topology.rank))
+        is_random = graph is not lowered.graph
         graph = planning.prune(graph)
         self._check(graph)
+        if stages == microbatches == running.topology.size == 1 and not is_random:
+            _settle(models, lowered, [0] * len(lowered.variables), 0, running.seed)
+            self._run_hooks()
+            body = autograph_convert(self._function) if self._options.autograph else self._function
+            return UnsplitProgram(traced, lowered, lambda given: self._call(body, arguments.structure, given))
         request = planning.PlacementRequest(stages, microbatches, config.pipeline, config.optimize, slots=2.0)
         proposed = planning.propose(graph, request, _owners_decided(lowered))
         with tf.init_scope():
-            plan = agree_on_plan(self.__name__, _described(planned), proposed, graph)
+            plan, number = agree_on_plan(self.__name__, _described(planned), proposed, graph)
         cut = planning.cut(
             graph,
             plan,
@@ -311,12 +324,20 @@ class Step:
             if cut.assignment.owners[index] in (None, stage)
         }
         program = build_stage_program(
-            cut, stage, ranks, plan_program(cut, config.pipeline, microbatches), _next_number(), mine
+            cut, stage, ranks, plan_program(cut, config.pipeline, microbatches), number, mine
         )
+        self._run_hooks()
+        counter = variables.make_script_variable(
+            initial_value=np.int64(0), trainable=False, name=f"{self.__name__}_steps"
+        )
+        return _Program(
+            self.__name__, traced, program, lowered, planned, microbatches, _next_ordinal(), counter
+        )
+
+    def _run_hooks(self) -> None:
         with tf.init_scope():
             while _hooks:
                 _hooks.pop(0)()
-        return _Program(self.__name__, traced, program, lowered, planned, microbatches)
 
     def _check(self, graph: OpGraph) -> None:
         """Raise where the traced step cannot mean anything sensible when it is split."""
@@ -437,19 +458,20 @@ def _part_of(results: Any, name: str) -> Any:
     )
 
 
-_numbers = iter(range(1, 1 << 30))
-_resets: list[Callable[[], None]] = []
+_ordinals = itertools.count()
 
 
-def _next_number() -> int:
-    """Number of the next program: one per step function and trace, in the same order on every rank."""
-    return next(_numbers)
+def _next_ordinal() -> int:
+    """How many programs were made since `smp.init`: the same on every rank and for any number of partitions."""
+    ordinal = next(_ordinals)
+    if ordinal == 0:
+        on_shutdown(_restart_ordinals)
+    return ordinal
 
 
-def on_reset(callback: Callable[[], None]) -> None:
-    """Call back when smp_tf is shut down."""
-    _resets.append(callback)
-    on_shutdown(callback)
+def _restart_ordinals() -> None:
+    global _ordinals
+    _ordinals = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -494,10 +516,11 @@ def _emit(program: _Program, tensors: Sequence[tf.Tensor], options: _Options) ->
     weights: Sequence[Any] = [1] * len(sizes) if equal else list(sizes)
     number = program.stage_program.number
     # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
-    base = (running.seed * 0x9E3779B1 + running.topology.dp_rank * 0x85EBCA77 + number) % (1 << 61)
+    base = (running.seed * 0x9E3779B1 + running.topology.dp_rank * 0x85EBCA77 + program.ordinal) % (1 << 61)
+    done_before = program.counter.assign_add(1, read_value=True) - 1
 
-    def seed(step: tf.Tensor, microbatch: int) -> tf.Tensor:
-        return tf.stack([tf.constant(base, tf.int64), step * (1 << 20) + microbatch])
+    def seed(microbatch: int) -> tf.Tensor:
+        return tf.stack([tf.constant(base, tf.int64), done_before * (1 << 20) + microbatch])
 
     keep = frozenset(range(len(program.stage_program.split.outputs))) if options.keep_gradients else frozenset()
     results = emit(program.stage_program, slicer, program.lowered.captures, seed, None if equal else weights, keep)

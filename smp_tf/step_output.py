@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -168,8 +166,8 @@ def _sum(values: Sequence[Any]) -> Any:
         )
     if values[0].dtype == tf.bool:
         values = [tf.cast(v, tf.int32) for v in values]
-    # One after the other: an n-ary sum may take its inputs in any order, and ranks would differ in the last bit.
-    return functools.reduce(operator.add, values)
+    # Not add_n, nor a chain of sums that TensorFlow may turn into one: their order differs from rank to rank.
+    return tf.reduce_sum(tf.stack(values), axis=0) if len(values) > 1 else values[0]
 
 
 def _weighted_mean(values: Sequence[Any], weights: Sequence[Any]) -> Any:

@@ -1,0 +1,78 @@
+"""A step that needs no splitting: one partition, one microbatch, one replica. It runs as plain Keras would run it.
+
+Inside a `tf.function` the step function is called right there, so the graph holds op for op what it would hold without
+smp_tf; called eagerly, it runs as a `tf.function` of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.model import set_step_being_traced
+from smp_tf.partition.lower import Lowered, OutputSlot
+from smp_tf.partition.trace import Trace
+from smp_tf.step_output import StepOutput
+
+
+class _Calls:
+    """Stands for the step that is running: its models may be called."""
+
+    @contextlib.contextmanager
+    def model_call(self, model: Any) -> Iterator[None]:
+        """Nothing needs to be noted."""
+        yield
+
+
+@dataclass(frozen=True)
+class UnsplitProgram:
+    """A step ready to be run whole.
+
+    Args:
+        trace: the trace of the step function.
+        lowered: what was read off it.
+        call: calls the step function with its real signature, given its tensor arguments.
+    """
+
+    trace: Trace
+    lowered: Lowered
+    call: Callable[[Sequence[Any]], Any]
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        """Run the step.
+
+        Args:
+            tensors: its tensor arguments, composite ones whole.
+
+        Returns:
+            The structure it returns, with a `StepOutput` in place of every tensor.
+        """
+        if tf.executing_eagerly():
+            flat = self.trace.function(*tensors)
+            return tf.nest.map_structure(lambda slot: self._filled(slot, flat), self.lowered.results)
+        before = set_step_being_traced(_Calls())
+        try:
+            results = self.call(tensors)
+        finally:
+            set_step_being_traced(before)
+        return tf.nest.map_structure(_output, results)
+
+    def _filled(self, slot: Any, flat: Sequence[tf.Tensor]) -> Any:
+        if not isinstance(slot, OutputSlot):
+            return slot
+        parts = [flat[position] for position in slot.outputs]
+        if slot.spec is None:
+            return _output(parts[0])
+        return _output(tf.nest.pack_sequence_as(slot.spec, parts, expand_composites=True))
+
+
+def _output(value: Any) -> Any:
+    if isinstance(value, tf.Variable):
+        value = tf.convert_to_tensor(value)
+    if isinstance(value, (tf.Tensor, tf.__internal__.CompositeTensor)):
+        return StepOutput(getattr(value, "name", "tensor") if not tf.executing_eagerly() else "tensor", [value], [1])
+    return value
