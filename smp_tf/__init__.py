@@ -20,6 +20,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from smp_tf.lifecycle import init, is_initialized, shutdown
+    from smp_tf.messaging import (
+        allgather,
+        barrier,
+        broadcast,
+        dp_barrier,
+        mp_barrier,
+        recv_from,
+        send,
+    )
     from smp_tf.ranks import (
         dp_rank,
         dp_size,
@@ -52,6 +61,13 @@ _WHERE: dict[str, str] = {
     "init": "smp_tf.lifecycle",
     "shutdown": "smp_tf.lifecycle",
     "is_initialized": "smp_tf.lifecycle",
+    "allgather": "smp_tf.messaging",
+    "barrier": "smp_tf.messaging",
+    "broadcast": "smp_tf.messaging",
+    "dp_barrier": "smp_tf.messaging",
+    "mp_barrier": "smp_tf.messaging",
+    "recv_from": "smp_tf.messaging",
+    "send": "smp_tf.messaging",
     "rank": "smp_tf.ranks",
     "size": "smp_tf.ranks",
     "local_rank": "smp_tf.ranks",
@@ -78,15 +94,19 @@ _WHERE: dict[str, str] = {
     "RDP_GROUP": "smp_tf.topology:CommGroup.RDP_GROUP",
 }
 
-__all__ = [  # noqa: F822 -- resolved by __getattr__
-    "CommGroup",
+__all__ = [
     "DP_GROUP",
     "MP_GROUP",
     "PP_GROUP",
     "RDP_GROUP",
-    "RankType",
     "TP_GROUP",
     "WORLD",
+    "CommGroup",
+    "RankType",
+    "allgather",
+    "barrier",
+    "broadcast",
+    "dp_barrier",
     "dp_rank",
     "dp_size",
     "get_dp_group",
@@ -95,6 +115,7 @@ __all__ = [  # noqa: F822 -- resolved by __getattr__
     "is_initialized",
     "local_rank",
     "local_size",
+    "mp_barrier",
     "mp_rank",
     "mp_size",
     "pp_rank",
@@ -102,6 +123,8 @@ __all__ = [  # noqa: F822 -- resolved by __getattr__
     "rank",
     "rdp_rank",
     "rdp_size",
+    "recv_from",
+    "send",
     "shutdown",
     "size",
     "tp_rank",
@@ -121,7 +144,7 @@ def _find_rooms_beside_this_folder() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     parent = os.path.dirname(here)
     is_checkout = os.path.isfile(os.path.join(parent, "setup.py")) and os.path.isfile(
-        os.path.join(parent, "ops", "__init__.py")
+        os.path.join(parent, "partition", "__init__.py")
     )
     if is_checkout and parent not in __path__:
         __path__.append(parent)

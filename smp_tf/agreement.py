@@ -7,7 +7,15 @@ from typing import Any
 
 from smp_tf.errors import RankMismatchError
 
-_MISSING = "nothing"
+
+class _Missing:
+    """What a rank has where it has nothing."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_MISSING = _Missing()
 _LONGEST = 200
 _MOST_FIELDS = 5
 
@@ -31,7 +39,7 @@ def require_agreement(
     Raises:
         RankMismatchError: Somebody differs; the message says who, and in which fields.
     """
-    fields = _differing_fields(said)
+    fields = list(_compare("", dict(said)))
     if not fields:
         return
     lines = []
@@ -52,24 +60,17 @@ def require_agreement(
     )
 
 
-def _differing_fields(said: Mapping[int, Any]) -> list[tuple[str, dict[int, Any]]]:
-    return list(_compare("", dict(said)))
-
-
 def _compare(path: str, values: dict[int, Any]) -> Iterator[tuple[str, dict[int, Any]]]:
-    first = next(iter(values.values()))
-    if all(_same(value, first) for value in values.values()):
-        return
-    if all(isinstance(value, Mapping) for value in values.values()):
-        keys = dict.fromkeys(key for value in values.values() for key in value)
-        for key in keys:
+    everyone = list(values.values())
+    if all(isinstance(value, Mapping) for value in everyone):
+        for key in dict.fromkeys(key for value in everyone for key in value):
             inner = {rank: value.get(key, _MISSING) for rank, value in values.items()}
             yield from _compare(f"{path}.{key}" if path else str(key), inner)
-    elif all(_is_list(v) for v in values.values()) and len({len(v) for v in values.values()}) == 1:
-        for index in range(len(first)):
+    elif all(_is_list(value) for value in everyone) and len({len(v) for v in everyone}) == 1:
+        for index in range(len(everyone[0])):
             inner = {rank: value[index] for rank, value in values.items()}
             yield from _compare(f"{path}[{index}]", inner)
-    else:
+    elif not all(_same(value, everyone[0]) for value in everyone):
         yield path, values
 
 
@@ -96,5 +97,5 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if value is not _MISSING else _MISSING
+    text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"

@@ -23,20 +23,20 @@ ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 STRATEGIES = ("cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD")
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """A check's verdict on one value; the caller adds the key's name and the allowed values."""
 
 
 def _integer(least: int, most: int | None = None) -> Callable[[Any], int]:
     def check(value: Any) -> int:
         if isinstance(value, bool):
-            raise _Refused
+            raise _RefusedError
         try:
             number = operator.index(value)
         except TypeError:
-            raise _Refused from None
+            raise _RefusedError from None
         if number < least or (most is not None and number > most):
-            raise _Refused
+            raise _RefusedError
         return number
 
     return check
@@ -48,14 +48,14 @@ def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _boolean(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _Refused
+        raise _RefusedError
     return value
 
 
 def _one_of(*choices: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
-            raise _Refused
+            raise _RefusedError
         return value
 
     return check
@@ -63,18 +63,18 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
 
 def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _Refused
+        raise _RefusedError
     if not (math.isfinite(value) and value > 0):
-        raise _Refused
+        raise _RefusedError
     return float(value)
 
 
 def _path(value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)):
-        raise _Refused
+        raise _RefusedError
     path = os.fspath(value)
     if not isinstance(path, str) or not path:
-        raise _Refused
+        raise _RefusedError
     return path
 
 
@@ -355,7 +355,7 @@ def check_config(values: Mapping[str, Any], source: str) -> Config:
             raise ConfigError(_unknown(name, source))
         try:
             checked_value = key.check(value)
-        except _Refused:
+        except _RefusedError:
             raise ConfigError(
                 f"{name!r} in {source} must be {key.allowed}; this is "
                 f"{type(value).__name__} {value!r}. It sets: {key.meaning}."

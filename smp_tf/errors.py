@@ -2,6 +2,42 @@
 
 from __future__ import annotations
 
+from smp_tf.ops.errors import (
+    LibraryError,
+    NotDifferentiableError,
+    PeerError,
+    TransportCancelledError,
+    TransportError,
+    TransportTimeoutError,
+)
+from smp_tf.partition.errors import GraphError, PartitionError, PlacementError, TraceError
+from smp_tf.pipeline.errors import ProgramError, ScheduleError, TaskTextError
+
+__all__ = [
+    "AlreadyInitializedError",
+    "ConfigError",
+    "EnvironmentSetupError",
+    "GraphError",
+    "LauncherError",
+    "LibraryError",
+    "MessageError",
+    "NotDifferentiableError",
+    "NotInitializedError",
+    "OwnershipError",
+    "PartitionError",
+    "PeerError",
+    "PlacementError",
+    "ProgramError",
+    "RankMismatchError",
+    "ScheduleError",
+    "StepError",
+    "TaskTextError",
+    "TraceError",
+    "TransportCancelledError",
+    "TransportError",
+    "TransportTimeoutError",
+]
+
 
 class EnvironmentSetupError(RuntimeError):
     """The process is not set up for smp_tf: a variable, a version, an import order."""
@@ -25,10 +61,6 @@ class LauncherError(RuntimeError):
 
 class RankMismatchError(RuntimeError):
     """Ranks that must agree differ, or one of them did not answer."""
-
-
-class LostRankError(RuntimeError):
-    """Another rank failed, died or left early."""
 
 
 class MessageError(RuntimeError):

@@ -1,25 +1,42 @@
-"""`smp.init` and `smp.shutdown`: everything that is built before a model, and ended after it."""
+"""`smp.init` and `smp.shutdown`: everything that is built before a model, and ended after it.
+
+init      Horovod ─▶ threads, GPU ─▶ greeting ─▶ transport ─▶ process sets ─▶ seeds ─▶ hooks
+shutdown  callbacks ─▶ barrier ─▶ hooks ─▶ process sets ─▶ goodbye ─▶ transport
+exit      goodbye, unless an exception has ended all ranks
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from smp_tf import runtime
-from smp_tf.announce import announce
 from smp_tf.agreement import require_agreement
+from smp_tf.announce import announce
 from smp_tf.config import Config, load_config
+from smp_tf.control import ControlChannel
 from smp_tf.environment import require_tensorflow
 from smp_tf.errors import AlreadyInitializedError
+from smp_tf.failure import FailureHooks
 from smp_tf.launcher import check_world, is_launched
 from smp_tf.runtime import Runtime
 from smp_tf.topology import Grid, Topology
 
+if TYPE_CHECKING:
+    from smp_tf.ops.transport import Transport
+
+# The secret that proves to other ranks that this process belongs to the job.
+_SECRET_BYTES = 32
+_GOODBYE_TIME = 2.0
+
 _at_shutdown: list[Callable[[], None]] = []
+_hooks: FailureHooks | None = None
 
 
 def init(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> None:
@@ -36,7 +53,7 @@ def init(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> No
     Raises:
         ConfigError: A key or value is not allowed, or partitions and processes do not fit.
         AlreadyInitializedError: smp_tf runs with another configuration.
-        EnvironmentSetupError: TensorFlow, tf_keras or Horovod are missing, unfit or started wrongly.
+        EnvironmentSetupError: TensorFlow, tf_keras or Horovod are missing or unfit.
         LauncherError: A launcher started more processes than Horovod can see.
         RankMismatchError: The ranks were given different configurations.
 
@@ -63,8 +80,31 @@ def shutdown() -> None:
         _at_shutdown.pop()()
     from smp_tf.process_sets import remove_process_sets
 
+    # No rank says goodbye while another still works with it.
+    topology = running.topology
+    running.control.allgather(None, range(topology.size), "smp.shutdown")
     remove_process_sets(running.process_sets)
+    _leave(running)
+
+
+def _leave(running: Runtime) -> None:
+    """Says goodbye and closes the transport, in good order; also runs when Python ends."""
+    global _hooks
+    atexit.unregister(_leave_at_exit)
+    if _hooks is not None:
+        _hooks.remove()
+        _hooks = None
+    if running.transport is not None:
+        running.transport.goodbye(_GOODBYE_TIME)
+        running.transport.close()
     runtime.install(None)
+
+
+def _leave_at_exit() -> None:
+    running = runtime.current_or_none()
+    # After a failure the transport stays: its thread ends a process that does not end by itself.
+    if running is not None and not (_hooks is not None and _hooks.failed):
+        _leave(running)
 
 
 def is_initialized() -> bool:
@@ -73,7 +113,7 @@ def is_initialized() -> bool:
 
 
 def on_shutdown(callback: Callable[[], None]) -> None:
-    """Registers what `smp.shutdown` does first, last registered first."""
+    """Registers what the next `smp.shutdown` does first, last registered first; it runs once."""
     _at_shutdown.append(callback)
 
 
@@ -82,7 +122,9 @@ def _require_same(running: Config, asked: Config) -> None:
         return
     now, then = asked.as_json(), running.as_json()
     changed = ", ".join(
-        f"{name} ({then[name]!r} now, {now[name]!r} asked)" for name in now if now[name] != then[name]
+        f"{name} ({then[name]!r} now, {now[name]!r} asked)"
+        for name in now
+        if now[name] != then[name]
     )
     raise AlreadyInitializedError(
         f"smp_tf is already initialised with another configuration: {changed}. Call "
@@ -121,15 +163,67 @@ def _start(given: Config) -> Runtime:
         hosts=tuple(hello["host"] for hello in hellos),
         pids=tuple(hello["pid"] for hello in hellos),
     )
+    transport = None
+    if world.size > 1:
+        transport = _open_transport(config, topology, hellos, launched)
     seed = hellos[0]["seed"]
     _seed_everything(seed)
+    _watch_over(transport, topology)
     return Runtime(
         given=given,
         config=config,
         topology=topology,
         process_sets=process_sets.add_process_sets(grid, world.rank),
         seed=seed,
+        transport=transport,
+        control=ControlChannel(world.rank, transport, config.stall_timeout, topology.describe),
     )
+
+
+def _open_transport(
+    config: Config, topology: Topology, hellos: Sequence[Mapping[str, Any]], launched: bool
+) -> Transport:
+    """Connects this rank to all others, which prove that they know the job's secret."""
+    from smp_tf.ops.transport import Transport, TransportOptions
+    from smp_tf.process_sets import exchange_bytes
+
+    options = TransportOptions(
+        single_host=len({hello["machine"] for hello in hellos}) == 1,
+        local_size=topology.local_size,
+        watch_launcher=launched,
+        stall_report_s=min(30.0, config.stall_timeout),
+        stall_timeout_s=config.stall_timeout,
+        # Horovod speaks over this interface, and nothing else is to be opened to the network.
+        network_devices=os.environ.get("HOROVOD_GLOO_IFACE", ""),
+    )
+    transport = Transport.open(topology.rank, topology.size, options)
+    try:
+        # Every rank draws a secret, and that of rank 0 is the job's.
+        mine = secrets.token_bytes(_SECRET_BYTES) + transport.address
+        said = exchange_bytes(mine, "smp_tf.addresses")
+        addresses = [text[_SECRET_BYTES:] for text in said]
+        transport.connect(addresses, said[0][:_SECRET_BYTES])
+    except BaseException:
+        transport.close()
+        raise
+    return transport
+
+
+def _watch_over(transport: Transport | None, topology: Topology) -> None:
+    """Tells the other ranks how this one ends, from here on."""
+    global _hooks
+    if transport is None:
+        return
+    _hooks = FailureHooks(transport, topology.describe(topology.rank))
+    _hooks.install()
+    # Horovod's own atexit callback was registered before, so it runs after this one.
+    atexit.register(_leave_at_exit)
+
+
+def _machine() -> str:
+    """Equal on processes of one machine, and on no others."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
 
 
 def _greet(config: Config) -> list[dict[str, Any]]:
@@ -141,6 +235,7 @@ def _greet(config: Config) -> list[dict[str, Any]]:
 
     hello = {
         "host": socket.gethostname(),
+        "machine": _machine(),
         "pid": os.getpid(),
         "seed": config.seed if config.seed is not None else secrets.randbits(32),
         "must agree": {

@@ -9,7 +9,7 @@ import horovod.tensorflow as hvd
 from horovod.common.exceptions import HorovodInternalError
 
 from smp_tf.environment import require_dynamic_process_sets
-from smp_tf.errors import EnvironmentSetupError, LostRankError
+from smp_tf.errors import EnvironmentSetupError, PeerError
 from smp_tf.topology import CommGroup, Grid
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ def start_horovod() -> None:
 def built_with() -> str:
     """What this Horovod was built with, in words."""
     parts = [
-        name
-        for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built()))
-        if built
+        name for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if built
     ]
     return " and ".join(parts) or "neither MPI nor Gloo"
 
@@ -123,7 +121,7 @@ def exchange_bytes(payload: bytes, name: str) -> list[bytes]:
         What the ranks said, in rank order.
 
     Raises:
-        LostRankError: A rank ended meanwhile.
+        PeerError: A rank ended meanwhile.
     """
     import numpy as np
     import tensorflow as tf
@@ -143,7 +141,7 @@ def exchange_bytes(payload: bytes, name: str) -> list[bytes]:
         lengths = allgather(np.array([len(payload)], np.int64), "lengths")
         together = bytes(allgather(np.frombuffer(payload, np.uint8), "bytes"))
     except (tf.errors.OpError, HorovodInternalError) as error:
-        raise LostRankError(
+        raise PeerError(
             f"Another rank ended while the ranks greeted each other ({name}). Its own message, "
             "earlier in the output, says why."
         ) from error

@@ -10,6 +10,8 @@ from smp_tf.errors import NotInitializedError
 from smp_tf.topology import Topology
 
 if TYPE_CHECKING:
+    from smp_tf.control import ControlChannel
+    from smp_tf.ops.transport import Transport
     from smp_tf.process_sets import ProcessSets
 
 
@@ -23,6 +25,8 @@ class Runtime:
         topology: This rank's place in the world.
         process_sets: The Horovod groups of this rank.
         seed: The seed all ranks share: the configured one, or the one rank 0 drew.
+        transport: The connection to all ranks; None in a world of one process.
+        control: Agreements and barriers between ranks.
     """
 
     given: Config
@@ -30,6 +34,8 @@ class Runtime:
     topology: Topology
     process_sets: ProcessSets
     seed: int
+    transport: Transport | None
+    control: ControlChannel
 
 
 _current: Runtime | None = None

@@ -1,0 +1,139 @@
+"""An exception that ends one rank ends all of them, with that exception as the stated cause.
+
+exception nobody catches ──▶ its traceback, as always ──▶ abort: every rank prints the cause
+exception that only follows from another rank's end ──▶ its traceback ──▶ the true cause, last
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from smp_tf.errors import RankMismatchError
+
+if TYPE_CHECKING:
+    from smp_tf.ops.transport import Transport
+
+# How the end of another rank shows itself in Horovod and TensorFlow, which know no cause.
+_FOLLOW_UPS = ("Horovod has been shut down", "HorovodInternalError", "horovod_shutdown")
+# A rank that learns of another's end through Horovod waits this long for the cause.
+_CAUSE_TIME = 3.0
+_TELL_TIME = 2.0
+_LONGEST_MESSAGE = 1500
+_LINES_OF_TRACEBACK = 3
+
+
+class FailureHooks:
+    """Tells all ranks about an exception that ends this one.
+
+    Args:
+        transport: Where failures are told.
+        who: This rank in words, such as "rank 1 (host a, pid 7, stage 1 of replica 0)".
+    """
+
+    def __init__(self, transport: Transport, who: str) -> None:
+        self.failed = False
+        self._transport = transport
+        self._who = who
+        self._previous = sys.excepthook
+        self._previous_in_thread = threading.excepthook
+
+    def install(self) -> None:
+        """Puts the hooks in front of those that are there."""
+        self._previous = sys.excepthook
+        self._previous_in_thread = threading.excepthook
+        sys.excepthook = self._on_exception
+        threading.excepthook = self._on_thread_exception
+
+    def remove(self) -> None:
+        """Puts back what was there, unless somebody has put another hook in front since."""
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._previous
+        if threading.excepthook == self._on_thread_exception:
+            threading.excepthook = self._previous_in_thread
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self._previous(kind, error, trace)
+        self._tell(error, trace)
+
+    def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
+        self._previous_in_thread(args)
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            self._tell(args.exc_value, args.exc_traceback)
+
+    def _tell(self, error: BaseException, trace: TracebackType | None) -> None:
+        self.failed = True
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if follows_from_another(error):
+            _wait_until(lambda: self._transport.cause is not None, _CAUSE_TIME)
+        cause = self._transport.cause
+        if cause is not None:
+            # It was printed when it became known; after a long traceback it is said again, so that
+            # the last line is the one that matters.
+            print(f"smp_tf: {cause.get('message', cause)}", file=sys.stderr, flush=True)
+            return
+        stopped = isinstance(error, KeyboardInterrupt)
+        self._transport.abort(
+            describe(error, trace, self._who),
+            exit_code=130 if stopped else 1,
+            timeout=_TELL_TIME,
+            type=type(error).__name__,
+            traceback=_last_lines(trace),
+        )
+
+
+def follows_from_another(error: BaseException) -> bool:
+    """Whether an exception only says that another rank has ended, as Horovod does."""
+    seen: BaseException | None = error
+    while seen is not None:
+        text = f"{type(seen).__name__}: {seen}"
+        if any(words in text for words in _FOLLOW_UPS):
+            return True
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return False
+
+
+def describe(error: BaseException, trace: TracebackType | None, who: str) -> str:
+    """The cause in words, in one line.
+
+    Args:
+        error: What ended this rank.
+        trace: Its traceback.
+        who: This rank in words.
+
+    Returns:
+        Who failed, with which exception, and where in the code.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return f"{who} was ended by Ctrl-C"
+    text = " ".join(str(error).split())
+    if isinstance(error, RankMismatchError):
+        # It names the ranks that differ; the one that happened to end first is not to blame.
+        return _cut(text)
+    what = f"{type(error).__name__}: {_cut(text)}" if text else type(error).__name__
+    lines = _last_lines(trace)
+    return f"{who} failed: {what}" + (f" (at {lines[-1]})" if lines else "")
+
+
+def _last_lines(trace: TracebackType | None) -> list[str]:
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith("<frozen ")]
+    return [f"{f.filename}:{f.lineno} in {f.name}" for f in frames[-_LINES_OF_TRACEBACK:]]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."
+
+
+def _wait_until(happened: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not happened() and time.monotonic() < deadline:
+        pause.wait(0.02)

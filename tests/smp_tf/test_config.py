@@ -1,0 +1,260 @@
+"""Every key, where it is read from, and what is refused, in which words."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from smp_tf.config import ENVIRONMENT_VARIABLE, KEYS, Config, check_config, load_config
+from smp_tf.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+
+
+def test_defaults():
+    config = load_config()
+    assert config.as_json() == {
+        "partitions": None,
+        "microbatches": 1,
+        "pipeline": "interleaved",
+        "optimize": "memory",
+        "placement_strategy": "cluster",
+        "auto_partition": True,
+        "default_partition": 0,
+        "contiguous": True,
+        "horovod": None,
+        "partition_file": None,
+        "load_partition": False,
+        "chunks_per_rank": 1,
+        "memory_limit": None,
+        "seed": None,
+        "stall_timeout": 1800.0,
+        "check_inputs": True,
+        "intra_op_threads": None,
+        "xla": False,
+    }
+
+
+def test_the_table_and_the_fields_have_the_same_defaults():
+    fields = {field.name: field.default for field in dataclasses.fields(Config)}
+    fields.pop("notes")
+    assert fields == {name: key.default for name, key in KEYS.items()}
+    for name, key in KEYS.items():
+        assert key.check(key.default) == key.default, name
+        assert key.supported(key.default), name
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load_config().partitions = 2
+
+
+def test_mapping_with_an_integer_of_numpy():
+    config = load_config({"partitions": np.int64(2), "microbatches": 4})
+    assert (config.partitions, config.microbatches) == (2, 4)
+    assert json.dumps(config.as_json())
+
+
+def test_json_file_and_yaml_file(tmp_path):
+    (tmp_path / "a.json").write_text('{"partitions": 2, "optimize": "speed"}')
+    (tmp_path / "a.yaml").write_text("partitions: 2\noptimize: speed\n")
+    assert load_config(tmp_path / "a.json") == load_config(str(tmp_path / "a.yaml"))
+    assert load_config(str(tmp_path / "a.json")).optimize == "speed"
+
+
+def test_an_empty_yaml_file_is_the_defaults(tmp_path):
+    (tmp_path / "a.yml").write_text("# nothing\n")
+    assert load_config(tmp_path / "a.yml") == Config()
+
+
+def test_environment_variable_only_when_nothing_is_passed(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, '{"microbatches": 8}')
+    assert load_config().microbatches == 8
+    assert load_config({}).microbatches == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        ('{"partitions": 2', "a.json", "is not JSON: .* at line 1, column 17"),
+        ("[1]", "a.json", "must hold a mapping of keys to values; it holds a list"),
+        ('{"partitions": 2, "partitions": 4}', "a.json", "'partitions' is given 2 times"),
+        ("partitions: 2\npartitions: 4\n", "a.yaml", "'partitions' is given 2 times"),
+        ("{partitions: 2", "a.yaml", "is not YAML"),
+        ("partitions = 2", "a.toml", "must end in .json, .yaml or .yml"),
+    ],
+)
+def test_a_file_that_cannot_be_read(tmp_path, content, name, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=message) as raised:
+        load_config(tmp_path / name)
+    assert str(tmp_path / name) in str(raised.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match=r"b\.json does not exist"):
+        load_config(tmp_path / "b.json")
+
+
+def test_the_environment_variable_is_named(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "partitions=2")
+    with pytest.raises(ConfigError, match="environment variable SM_HP_MP_PARAMETERS is not JSON"):
+        load_config()
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("partition", "partitions"),
+        ("micro_batches", "microbatches"),
+        ("Pipeline", "pipeline"),
+        ("optimise", "optimize"),
+        ("placement", "placement_strategy"),
+        ("pipeline_parallel", "pipeline_parallel_degree"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_one(name, near):
+    with pytest.raises(ConfigError) as raised:
+        load_config({name: 2})
+    assert f"{name!r} in smp.init is not a key. Did you mean {near!r}?" in str(raised.value)
+    assert "The keys are: auto_partition, check_inputs," in str(raised.value)
+
+
+def test_an_unknown_key_like_no_other():
+    with pytest.raises(ConfigError, match=r"'zzz' in smp.init is not a key\. The keys are"):
+        load_config({"zzz": 1})
+
+
+def test_a_key_of_pytorch():
+    with pytest.raises(ConfigError, match="data parallelism is the key 'horovod' here"):
+        load_config({"ddp": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("partitions", 0),
+        ("partitions", True),
+        ("partitions", 2.0),
+        ("partitions", "2"),
+        ("microbatches", None),
+        ("microbatches", -1),
+        ("pipeline", "1f1b"),
+        ("pipeline", ["simple"]),
+        ("optimize", 1),
+        ("placement_strategy", "DP"),
+        ("placement_strategy", "dpt"),
+        ("auto_partition", 1),
+        ("default_partition", -1),
+        ("contiguous", "true"),
+        ("horovod", 0),
+        ("partition_file", 3),
+        ("partition_file", ""),
+        ("load_partition", None),
+        ("chunks_per_rank", 0),
+        ("memory_limit", "8GB"),
+        ("seed", -1),
+        ("seed", 2**32),
+        ("stall_timeout", 0),
+        ("stall_timeout", float("nan")),
+        ("stall_timeout", float("inf")),
+        ("stall_timeout", True),
+        ("check_inputs", "no"),
+        ("intra_op_threads", 0),
+        ("xla", "auto"),
+    ],
+)
+def test_a_value_that_is_not_allowed(name, value):
+    with pytest.raises(ConfigError) as raised:
+        load_config({name: value})
+    message = str(raised.value)
+    assert message.startswith(f"{name!r} in smp.init must be {KEYS[name].allowed}; this is ")
+    assert repr(value) in message
+
+
+@pytest.mark.parametrize("strategy", ["cluster", "spread", "DPT", "PDT", "TPD", "PTD"])
+def test_placement_strategies(strategy):
+    assert load_config({"placement_strategy": strategy}).placement_strategy == strategy
+
+
+def test_not_a_mapping():
+    with pytest.raises(ConfigError, match=r"takes a mapping, the path .* this is a int: 2"):
+        load_config(2)
+
+
+def test_alias():
+    assert load_config({"pipeline_parallel_degree": 4}).partitions == 4
+    assert load_config({"pipeline_parallel_degree": 4, "partitions": 4}).partitions == 4
+    with pytest.raises(
+        ConfigError, match=r"'partitions' and 'pipeline_parallel_degree' .* 2 and 4"
+    ):
+        load_config({"partitions": 2, "pipeline_parallel_degree": 4})
+
+
+def test_an_ignored_key_is_said():
+    config = load_config({"fork": True})
+    assert config.notes == ("The key 'fork' in smp.init is ignored: smp_tf never forks.",)
+    assert config == Config()
+
+
+def test_what_is_not_supported_yet_is_refused_and_its_default_is_not():
+    unsupported = {name: key for name, key in KEYS.items() if not key.supported(_other(key))}
+    assert unsupported, "the test needs a key that is not supported yet"
+    for name, key in unsupported.items():
+        with pytest.raises(ConfigError, match=f"{name} = .* is not supported yet"):
+            check_config({name: _other(key)}, "smp.init")
+        assert check_config({name: key.default}, "smp.init") == Config()
+
+
+def _other(key):
+    """Returns a legal value that is not the default, or the default if there is none here."""
+    for value in (not key.default, 7, "/a/path"):
+        try:
+            if key.check(value) != key.default:
+                return value
+        except Exception:
+            continue
+    return key.default
+
+
+class TestForWorld:
+    def test_partitions_are_all_processes_by_default(self):
+        config = Config().for_world(4)
+        assert (config.partitions, config.horovod) == (4, False)
+
+    def test_replicas_turn_data_parallelism_on(self):
+        config = Config(partitions=2).for_world(8)
+        assert (config.partitions, config.horovod) == (2, True)
+
+    def test_one_process_without_launcher_is_said(self):
+        config = Config(partitions=4, microbatches=8).for_world(1, launched=False)
+        assert (config.partitions, config.microbatches) == (1, 8)
+        assert len(config.notes) == 1
+        assert "partitions is 1 instead of 4" in config.notes[0]
+        assert "horovodrun -np 4" in config.notes[0]
+
+    def test_one_process_that_asked_for_one_partition_says_nothing(self):
+        assert Config(partitions=1).for_world(1, launched=False).notes == ()
+        assert Config().for_world(1, launched=False).notes == ()
+
+    def test_one_launched_process_keeps_its_word(self):
+        with pytest.raises(ConfigError, match="2 does not divide 1"):
+            Config(partitions=2).for_world(1, launched=True)
+
+    def test_partitions_that_do_not_divide(self):
+        with pytest.raises(ConfigError) as raised:
+            Config(partitions=4).for_world(6)
+        assert "4 does not divide 6. With 6 processes it can be 1, 2, 3, 6" in str(raised.value)
+
+    def test_replicas_without_data_parallelism(self):
+        with pytest.raises(ConfigError, match="8 processes and 2 partitions make 4 replicas"):
+            Config(partitions=2, horovod=False).for_world(8)
+        assert Config(partitions=2, horovod=False).for_world(2).horovod is False
+
+    def test_default_partition_must_exist(self):
+        with pytest.raises(ConfigError, match=r"default_partition is 2, .* below 2"):
+            Config(partitions=2, default_partition=2).for_world(2)

@@ -1,0 +1,117 @@
+"""What an exception that ends a rank is told as, and which exceptions only follow from another."""
+
+import sys
+import threading
+
+import pytest
+
+from smp_tf.errors import RankMismatchError
+from smp_tf.failure import FailureHooks, describe, follows_from_another
+
+
+class Recorder:
+    """Stands for the transport, whose `abort` ends the process that calls it."""
+
+    def __init__(self, cause=None):
+        self.cause = cause
+        self.aborts = []
+
+    def abort(self, message, **details):
+        self.aborts.append((message, details))
+
+
+def caught(error):
+    try:
+        raise error
+    except type(error) as raised:
+        return raised
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    printed = []
+    monkeypatch.setattr(sys, "excepthook", lambda *args: printed.append(args[1]))
+    monkeypatch.setattr(threading, "excepthook", lambda args: printed.append(args.exc_value))
+
+    def make(cause=None):
+        recorder = Recorder(cause)
+        made = FailureHooks(recorder, "rank 1 (host a)")
+        made.install()
+        return made, recorder, printed
+
+    return make
+
+
+def test_an_exception_is_told_after_its_own_traceback(hooks):
+    made, recorder, printed = hooks()
+    error = caught(ValueError("bad\n  thing"))
+    sys.excepthook(ValueError, error, error.__traceback__)
+    assert printed == [error]
+    assert made.failed
+    ((message, details),) = recorder.aborts
+    assert message.startswith("rank 1 (host a) failed: ValueError: bad thing (at ")
+    assert message.endswith("in caught)")
+    assert details["exit_code"] == 1
+    assert details["type"] == "ValueError"
+    assert len(details["traceback"]) == 1
+
+
+def test_ctrl_c(hooks):
+    _, recorder, _ = hooks()
+    error = caught(KeyboardInterrupt())
+    sys.excepthook(KeyboardInterrupt, error, error.__traceback__)
+    ((message, details),) = recorder.aborts
+    assert (message, details["exit_code"]) == ("rank 1 (host a) was ended by Ctrl-C", 130)
+
+
+def test_a_cause_that_is_known_has_the_last_word(hooks, capsys):
+    _, recorder, printed = hooks({"message": "rank 0 failed: OSError: disk full"})
+    error = caught(RuntimeError("Horovod has been shut down."))
+    sys.excepthook(RuntimeError, error, error.__traceback__)
+    assert printed == [error]
+    assert recorder.aborts == []
+    assert capsys.readouterr().err == "smp_tf: rank 0 failed: OSError: disk full\n"
+
+
+def test_an_exception_in_a_thread_is_told(hooks):
+    _, recorder, printed = hooks()
+
+    def fail():
+        raise OSError("no space")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    assert [str(error) for error in printed] == ["no space"]
+    assert "failed: OSError: no space" in recorder.aborts[0][0]
+
+
+def test_removed_hooks_tell_nothing(hooks):
+    made, recorder, _ = hooks()
+    made.remove()
+    error = caught(ValueError("x"))
+    sys.excepthook(ValueError, error, error.__traceback__)
+    assert recorder.aborts == []
+
+
+def test_a_disagreement_blames_the_rank_it_names():
+    error = caught(RankMismatchError("The ranks do not agree on x:\n  rank 2 has 3"))
+    assert describe(error, error.__traceback__, "rank 0") == (
+        "The ranks do not agree on x: rank 2 has 3"
+    )
+
+
+def test_long_messages_are_cut():
+    assert len(describe(ValueError("x" * 10_000), None, "rank 0")) < 1600
+
+
+def test_which_exceptions_follow_from_another_rank():
+    assert follows_from_another(RuntimeError("Horovod has been shut down. This was caused by ..."))
+    assert not follows_from_another(RuntimeError("something else"))
+    try:
+        try:
+            raise OSError("Horovod has been shut down")
+        except OSError as inner:
+            raise ValueError("outer") from inner
+    except ValueError as outer:
+        assert follows_from_another(outer)

@@ -1,0 +1,96 @@
+"""`import smp_tf` is cheap, sets what must be set, and offers exactly its public names."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(code, **environment):
+    """Runs Python code in a fresh process and returns what it printed, or its error's last line."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("TF_USE_LEGACY_KERAS", "HOROVOD_DYNAMIC_PROCESS_SETS")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**clean, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout.strip() if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+
+def test_import_loads_neither_tensorflow_nor_horovod():
+    code = """
+import sys, smp_tf, smp_tf.pipeline.schedule, smp_tf.topology, smp_tf.config
+print([name for name in ("tensorflow", "tf_keras", "horovod", "numpy") if name in sys.modules])
+"""
+    assert run(code) == "[]"
+
+
+def test_import_sets_the_environment():
+    code = """
+import os, smp_tf
+print(os.environ["TF_USE_LEGACY_KERAS"], os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"])
+"""
+    assert run(code) == "1 1"
+    assert run(code, TF_USE_LEGACY_KERAS="0") == "0 1"
+
+
+def test_every_public_name_resolves_and_no_other():
+    code = """
+import smp_tf
+assert sorted(smp_tf.__all__) == sorted(smp_tf._WHERE)
+assert set(smp_tf.__all__) <= set(dir(smp_tf))
+for name in smp_tf.__all__:
+    getattr(smp_tf, name)
+print(hasattr(smp_tf, "no_such_name"))
+"""
+    assert run(code) == "False"
+
+
+def test_type_checkers_see_the_public_names():
+    import ast
+
+    tree = ast.parse((ROOT / "smp_tf/__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = set()
+    for node in block.body:
+        if isinstance(node, ast.ImportFrom):
+            seen |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            seen |= {target.id for target in node.targets}
+    import smp_tf
+
+    assert seen == set(smp_tf.__all__)
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "expected"),
+    [
+        ("import tensorflow, smp_tf; smp_tf.init()", {}, "above `import tensorflow as tf`"),
+        ("import smp_tf; smp_tf.init()", {"TF_USE_LEGACY_KERAS": "0"}, "TF_USE_LEGACY_KERAS=0"),
+        ("import smp_tf; smp_tf.rank()", {}, "Call smp.init() first"),
+        (
+            "import horovod.tensorflow as hvd; hvd.init(); import smp_tf; smp_tf.init()",
+            {"TF_USE_LEGACY_KERAS": "1"},
+            "Put `import smp_tf as smp` above `hvd.init()`",
+        ),
+        ("import smp_tf; smp_tf.init()", {"PMI_SIZE": "2"}, "but Horovod sees only this one"),
+    ],
+)
+def test_a_wrong_start_is_told_with_its_fix(code, environment, expected):
+    assert expected in run(code, **environment)
+
+
+def test_tensorflow_first_is_fine_with_the_variable_set():
+    code = "import tensorflow, smp_tf; smp_tf.init(); print(smp_tf.size(), smp_tf.mp_size())"
+    assert run(code, TF_USE_LEGACY_KERAS="1") == "1 1"
