@@ -1,5 +1,8 @@
 """The script every rank of a case launch runs: each case between init and shutdown.
 
+A case that raises ends its process, as an exception ends any script, unless it brought no
+configuration and so never started smp_tf.
+
 Its argument is a folder with `launch.json`: the module of the cases, and their list. For each
 case it calls the module's function with the case's arguments and writes what it returned, or the
 traceback, as `<index>-<rank>.json` with the arrays beside it in an `.npz` file.
@@ -52,10 +55,10 @@ def run_case(module: Any, case: dict[str, Any]) -> dict[str, Any]:
     import smp_tf as smp
 
     smp.init(case["config"])
-    try:
-        return getattr(module, case["function"])(**case["arguments"])
-    finally:
-        smp.shutdown()
+    value = getattr(module, case["function"])(**case["arguments"])
+    smp.shutdown()
+    forget_last_case()
+    return value
 
 
 def main() -> None:
@@ -68,16 +71,19 @@ def main() -> None:
         began = time.monotonic()
         result: dict[str, Any] = {"value": None, "error": None}
         arrays: dict[str, np.ndarray] = {}
+        failure = None
         try:
             result["value"] = pack(run_case(module, case), arrays)
-        except Exception:
+        except Exception as error:
+            failure = error
             result["error"] = traceback.format_exc()
-            print(result["error"], flush=True)
-        if case["config"] is not None:
-            forget_last_case()
         result["seconds"] = time.monotonic() - began
         np.savez(folder / f"{index}-{rank}.npz", **arrays)
         (folder / f"{index}-{rank}.json").write_text(json.dumps(result))
+        if failure is not None and case["config"] is not None:
+            # As in any script: the other ranks are told why by smp_tf. The next cases get new
+            # processes.
+            raise failure
         print(f"{END}{index}", flush=True)
 
 

@@ -135,6 +135,10 @@ def _read_rank(folder: Path, index: int, rank: int) -> RankResult | None:
         return RankResult(_unpack(told["value"], arrays), told["error"], told["seconds"])
 
 
+def _ended_by(case: Case, ranks: Sequence[RankResult]) -> bool:
+    return case.config is not None and any(rank.error for rank in ranks)
+
+
 def _launch_once(
     size: int, module: str, cases: Sequence[Case], environment: Mapping[str, str], deadline: float
 ) -> list[CaseResult]:
@@ -163,7 +167,7 @@ def _launch_once(
             lost = f"this rank did not finish the case\n{outcome.report()}"
             known = [rank or RankResult(None, lost, 0.0) for rank in ranks]
             results.append(CaseResult(case, known, output, outcome.left_behind))
-            if progress.started and None in ranks:
+            if progress.started and (None in ranks or _ended_by(case, known)):
                 break
         return results
     finally:
