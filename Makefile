@@ -43,7 +43,7 @@ OLDEST_VENV := $(CURDIR)/.venv-oldest
 test-oldest: ## Run the tests on the oldest supported TensorFlow (in .venv-oldest)
 	@mkdir -p $(OLDEST)
 	@find $(OLDEST) -name '*.py' -delete
-	@tar $(addprefix --exclude=,./.git './.venv*' ./.setup './.*_cache' ./.hypothesis ./build \
+	@tar $(addprefix --exclude=,./.git './.venv*' ./.setup './.*_cache' ./.hypothesis ./build './bazel-*' \
 		'*.so' _build.json __pycache__) -cf - . \
 		| tar -xf - -C $(OLDEST)
 	@$(PYTHON) $(OLDEST)/tools/setup_env.py --tensorflow=oldest --venv=$(OLDEST_VENV)
