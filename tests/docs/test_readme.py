@@ -1,0 +1,78 @@
+"""What README.md says is so: its script prints what it shows, and its lists are complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from smp_tf.config import KEYS, Key
+from tests.distributed.harness import ONE_THREAD, Outcome, launch_script
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "CONTRIBUTING.md")
+SAVED = '"digits_model"'
+
+
+def page(name: str = "README.md") -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(language: str, text: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def keys_in(table: str) -> set[str]:
+    """What the first column of a table names."""
+    return set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+
+
+def script(folder: Path) -> Path:
+    """README's script, saving in another folder."""
+    [text] = blocks("python", page())
+    assert text.count(SAVED) == 1
+    path = folder / "train.py"
+    path.write_text(text.replace(SAVED, repr(str(folder / "saved"))), encoding="utf-8")
+    return path
+
+
+def lines_that_start(outcome: Outcome, rank: int, start: str) -> list[str]:
+    return [line for line in outcome.output(rank).splitlines() if line.startswith(start)]
+
+
+@pytest.mark.distributed
+def test_the_script_runs_and_prints_what_is_shown(tmp_path: Path) -> None:
+    path = script(tmp_path)
+    split = launch_script(2, path, environment=ONE_THREAD).expect_clean()
+    shown = next(block for block in blocks("text", page()) if "2 partitions" in block)
+    table = shown[: shown.index("step 50")]
+    assert table in split.output(0) + "\n"
+    losses = lines_that_start(split, 0, "step ")
+    assert losses == [line for line in shown.splitlines() if line.startswith("step ")]
+    assert lines_that_start(split, 1, "step ") == []
+    assert (tmp_path / "saved" / "saved_model.pb").is_file()
+
+    whole = launch_script(1, path, environment=ONE_THREAD, launched=False).expect_clean()
+    assert lines_that_start(whole, 0, "step ") == losses
+
+
+def test_every_configuration_key_is_listed_once() -> None:
+    usable, refused = page().split("These configuration keys exist with their default only")
+    assert keys_in(refused) == {n for n, key in KEYS.items() if key.supported is not Key.supported}
+    assert keys_in(usable) == set(KEYS) - keys_in(refused)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_to_a_file(name: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page(name))
+    assert links
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_make_command_exists(name: str) -> None:
+    rules = set(re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE))
+    said = set(re.findall(r"(?:`|^ {4})(?:\w+=\S+ )?make ([a-z-]+)", page(name), re.MULTILINE))
+    assert {"test"} <= said <= rules
