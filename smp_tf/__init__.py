@@ -14,12 +14,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from smp_tf.lifecycle import init, is_initialized, shutdown
+    from smp_tf.manual_placement import partition
     from smp_tf.messaging import (
         allgather,
         barrier,
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
         tp_rank,
         tp_size,
     )
+    from smp_tf.model import DistributedModel
+    from smp_tf.step import register_post_partition_hook, step
+    from smp_tf.step_output import StepOutput
     from smp_tf.topology import CommGroup, RankType
 
     WORLD = CommGroup.WORLD
@@ -68,6 +73,11 @@ _WHERE: dict[str, str] = {
     "mp_barrier": "smp_tf.messaging",
     "recv_from": "smp_tf.messaging",
     "send": "smp_tf.messaging",
+    "DistributedModel": "smp_tf.model",
+    "StepOutput": "smp_tf.step_output",
+    "partition": "smp_tf.manual_placement",
+    "register_post_partition_hook": "smp_tf.step",
+    "step": "smp_tf.step",
     "rank": "smp_tf.ranks",
     "size": "smp_tf.ranks",
     "local_rank": "smp_tf.ranks",
@@ -118,6 +128,7 @@ __all__ = [
     "mp_barrier",
     "mp_rank",
     "mp_size",
+    "partition",
     "pp_rank",
     "pp_size",
     "rank",
@@ -125,14 +136,33 @@ __all__ = [
     "rdp_size",
     "recv_from",
     "send",
+    "register_post_partition_hook",
     "shutdown",
     "size",
+    "step",
     "tp_rank",
     "tp_size",
 ]
 
 # Names that a user can only use with tf_keras behind tf.keras.
-_NEED_TF_KERAS = frozenset({"DistributedModel"})
+_NEED_TF_KERAS = frozenset({"DistributedModel", "step"})
+
+# Public names that a submodule bears too: `smp.step` and `smp.partition` are what a script calls.
+_NAMED_LIKE_SUBMODULES = ("partition", "step")
+
+
+class _PublicModule(types.ModuleType):
+    """This module, in which importing a submodule does not hide the public name it shares."""
+
+
+def _public_property(name: str) -> property:
+    # Importing smp_tf.step makes Python set the attribute `step` to that module: it is not kept.
+    return property(lambda module: __getattr__(name), lambda module, submodule: None)
+
+
+for _name in _NAMED_LIKE_SUBMODULES:
+    setattr(_PublicModule, _name, _public_property(_name))
+sys.modules[__name__].__class__ = _PublicModule
 
 
 def _find_rooms_beside_this_folder() -> None:
@@ -169,8 +199,7 @@ def __getattr__(name: str) -> Any:
     value: Any = importlib.import_module(module_name)
     for part in (path or name).split("."):
         value = getattr(value, part)
-    # Bypasses __getattr__ next time. Submodules share some public names (`smp_tf.step`): setting
-    # the attribute here also makes the public one win over the module of that name.
+    # Bypasses __getattr__ next time.
     setattr(sys.modules[__name__], name, value)
     return value
 
