@@ -105,14 +105,16 @@ _WHERE: dict[str, str] = {
 }
 
 __all__ = [
+    "CommGroup",
     "DP_GROUP",
+    "DistributedModel",
     "MP_GROUP",
     "PP_GROUP",
     "RDP_GROUP",
+    "RankType",
+    "StepOutput",
     "TP_GROUP",
     "WORLD",
-    "CommGroup",
-    "RankType",
     "allgather",
     "barrier",
     "broadcast",
@@ -135,8 +137,8 @@ __all__ = [
     "rdp_rank",
     "rdp_size",
     "recv_from",
-    "send",
     "register_post_partition_hook",
+    "send",
     "shutdown",
     "size",
     "step",
