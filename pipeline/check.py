@@ -101,9 +101,7 @@ def _expected_compute(program: Program, present: Mapping[Task, int]) -> Iterator
                 yield Task(Kind.T, chunk, microbatch, sweep=sweep)
 
 
-def _expected_transfers(
-    program: Program, edges: Sequence[Edge] | None, placement: Sequence[int]
-) -> Iterator[Task]:
+def _expected_transfers(program: Program, edges: Sequence[Edge] | None, placement: Sequence[int]) -> Iterator[Task]:
     for edge in edges or ():
         if placement[edge.src_chunk] == placement[edge.dst_chunk]:
             continue
@@ -127,8 +125,7 @@ def _check_order_on_each_rank(
                     )
                 if position_of.get(need, -1) > position:
                     raise _error(
-                        f"A task comes after what it depends on. Received: {task} before {need} "
-                        f"on rank {rank}",
+                        f"A task comes after what it depends on. Received: {task} before {need} on rank {rank}",
                         program,
                         {rank: position},
                     )
@@ -164,8 +161,7 @@ def _check_nobody_waits_forever(
         return
     lines = [f"  {_reason(program, stuck, rank_of)}" for stuck in result.stuck]
     raise _error(
-        f"Ranks wait for each other forever (with {send_buffers} send buffers per edge):\n"
-        + "\n".join(lines),
+        f"Ranks wait for each other forever (with {send_buffers} send buffers per edge):\n" + "\n".join(lines),
         program,
         {stuck.rank: stuck.position for stuck in result.stuck},
     )
@@ -198,10 +194,7 @@ def marked(program: Program, marks: Mapping[int, int]) -> str:
         middle = marks.get(rank, 0)
         first = max(0, middle - _SHOWN_AROUND_MARK)
         last = middle + _SHOWN_AROUND_MARK + 1
-        words = [
-            f">{task}<" if marks.get(rank) == position else str(task)
-            for position, task in enumerate(tasks)
-        ]
+        words = [f">{task}<" if marks.get(rank) == position else str(task) for position, task in enumerate(tasks)]
         shown = [*(["..."] if first else []), *words[first:last]]
         shown += ["..."] if last < len(words) else []
         lines.append(f"  rank {rank}: {' '.join(shown)}")

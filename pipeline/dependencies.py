@@ -18,9 +18,7 @@ from smp_tf.pipeline.errors import ProgramError
 from smp_tf.pipeline.task import Edge, Kind, Program, Task, goes_down
 
 
-def dependencies(
-    program: Program, edges: Sequence[Edge] | None = None
-) -> Mapping[Task, tuple[Task, ...]]:
+def dependencies(program: Program, edges: Sequence[Edge] | None = None) -> Mapping[Task, tuple[Task, ...]]:
     """Returns the tasks that each task of a program needs finished before it starts.
 
     Args:
@@ -46,7 +44,8 @@ class _Dependencies:
         for tasks in program.ranks:
             for task in tasks:
                 if task.kind.is_compute:
-                    assert task.sweep is not None and task.microbatch is not None
+                    assert task.sweep is not None
+                    assert task.microbatch is not None
                     self.pieces[task.chunk, task.sweep, task.microbatch].append(task)
         placement = program.placement()
         self.read: dict[tuple[int, int], list[Edge]] = defaultdict(list)
@@ -62,11 +61,7 @@ class _Dependencies:
                 self.step_results[edge.dst_chunk].append(edge)
 
     def all(self) -> dict[Task, tuple[Task, ...]]:
-        return {
-            task: tuple(self._of(rank, task))
-            for rank, tasks in enumerate(self.program.ranks)
-            for task in tasks
-        }
+        return {task: tuple(self._of(rank, task)) for rank, tasks in enumerate(self.program.ranks) for task in tasks}
 
     def _of(self, rank: int, task: Task) -> Iterator[Task]:
         if task.kind.is_compute:
@@ -78,7 +73,8 @@ class _Dependencies:
 
     def _of_compute(self, task: Task) -> Iterator[Task]:
         sweep, microbatch = task.sweep, task.microbatch
-        assert sweep is not None and microbatch is not None
+        assert sweep is not None
+        assert microbatch is not None
         if task.kind is Kind.W:
             yield Task(Kind.I, task.chunk, microbatch)
             return
@@ -109,8 +105,7 @@ class _Dependencies:
         edge = self.edge_of.get(task.edge)
         if edge is None:
             raise ProgramError(
-                f"A transfer names one of the edges {sorted(self.edge_of)}. Received: task {task} "
-                f"on rank {rank}"
+                f"A transfer names one of the edges {sorted(self.edge_of)}. Received: task {task} on rank {rank}"
             )
         if task.kind is Kind.SEND:
             yield from self._makers(edge, task.microbatch)
@@ -118,7 +113,7 @@ class _Dependencies:
             yield Task(Kind.SEND, edge.src_chunk, task.microbatch, edge=edge.index)
 
     def _of_update(self, task: Task) -> Iterator[Task]:
-        """Weights of a chunk: all gradients, those from other ranks too, then REDUCE, then APPLY."""
+        """An update comes after all gradients, those of other ranks too; APPLY after REDUCE."""
         for microbatch in range(self.program.microbatches):
             yield from self._finished(task.chunk, self.program.sweeps - 1, microbatch)
         for edge in self.step_results[task.chunk]:

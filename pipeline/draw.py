@@ -30,10 +30,7 @@ def draw(timeline: Timeline, unit: float | None = None) -> str:
         rank 1  .. F0 B0 F1 B1 ..
     """
     name_chunks = timeline.program.chunks > timeline.program.stages
-    rows = [
-        [span for span in spans if span.task.kind.is_compute and span.end > span.start]
-        for spans in timeline.spans
-    ]
+    rows = [[span for span in spans if span.task.kind.is_compute and span.end > span.start] for spans in timeline.spans]
     spans = [span for row in rows for span in row]
     if not spans:
         return "\n".join(f"rank {rank}" for rank in range(timeline.program.stages))

@@ -1,11 +1,11 @@
-"""Replays a program: when does each task run, and which ranks get stuck.
+r"""Replays a program: when does each task run, and which ranks get stuck.
 
 Every rank goes through its list. A compute task starts when the rank is free and all it depends on
 is finished. SEND and RECV take the rank no time: they open one end of a transfer, which moves when
 both ends are open (a rendezvous) and is finished a latency later:
 
     rank 0   |--- F0 ---| S0.0 opens
-                              \\ latency
+                              \ latency
     rank 1   |-- B --| R0.0 opened earlier, finished here, its reader may start
 
 With a limit on send buffers, a rank does not pass a SEND before one of the buffers of that edge is
@@ -103,9 +103,7 @@ class _Replayer:
                 while self._advance(rank):
                     progress = True
         spans = tuple(
-            tuple(
-                Span(task, self.start[task], self.end[task]) for task in tasks if task in self.end
-            )
+            tuple(Span(task, self.start[task], self.end[task]) for task in tasks if task in self.end)
             for tasks in self.program.ranks
         )
         return Replay(spans, tuple(self._stuck()))

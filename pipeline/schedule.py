@@ -15,9 +15,11 @@ that of stages - r. To add a schedule, write one pure function and enter it in `
 from __future__ import annotations
 
 import difflib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from smp_tf.pipeline.errors import ProgramError, ScheduleError
 from smp_tf.pipeline.task import Edge, Kind, Program, Task, goes_down
@@ -55,9 +57,7 @@ SCHEDULES: Mapping[str, Order] = MappingProxyType({"simple": simple, "interleave
 """Every schedule by the name a configuration calls it."""
 
 
-def build(
-    kind: str, stages: int, microbatches: int, *, backward: bool = True, sweeps: int = 2
-) -> Program:
+def build(kind: str, stages: int, microbatches: int, *, backward: bool = True, sweeps: int = 2) -> Program:
     """Returns what every rank computes in one step, in order.
 
     Args:
@@ -83,9 +83,7 @@ def build(
     if order is None:
         nearest = difflib.get_close_matches(str(kind), SCHEDULES, n=1, cutoff=0.4)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        raise ScheduleError(
-            f"A schedule is one of {', '.join(map(repr, SCHEDULES))}. Received: {kind!r}.{hint}"
-        )
+        raise ScheduleError(f"A schedule is one of {', '.join(map(repr, SCHEDULES))}. Received: {kind!r}.{hint}")
     _require_at_least(1, "stages", stages)
     _require_at_least(1, "microbatches", microbatches)
     _require_at_least(2, "sweeps", sweeps)
@@ -103,19 +101,18 @@ def build(
         for tasks in ranks:
             own = sorted({task.chunk for task in tasks}, reverse=goes_down(sweep))
             tasks.extend(
-                Task(Kind.T, chunk, microbatch, sweep=sweep)
-                for microbatch in range(microbatches)
-                for chunk in own
+                Task(Kind.T, chunk, microbatch, sweep=sweep) for microbatch in range(microbatches) for chunk in own
             )
     return Program(tuple(map(tuple, ranks)), microbatches, chunks, sweeps)
 
 
-def _require_at_least(least: int, name: str, value: int) -> None:
+def _require_at_least(least: int, name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        nearest = max(least, math.ceil(value)) if is_number else least
         raise ScheduleError(
             f"{name} is a whole number, {least} or more. Received: {value!r} (of type "
-            f"{type(value).__name__}). The nearest legal value is "
-            f"{max(least, round(value)) if isinstance(value, (int, float)) else least}"
+            f"{type(value).__name__}). The nearest legal value is {nearest}"
         )
 
 
@@ -174,7 +171,7 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
     """Returns the program with a SEND and a RECV for every transfer edge and microbatch.
 
     A SEND stands straight after the task that makes the tensor. A RECV stands `prefetch` compute
-    tasks before the task that is to find the tensor there, so that the message travels while
+    tasks before the receiving chunk's task of that sweep, so that the message travels while
     another task computes. Both only start a transfer; what waits for a message is its reader. For
     2 stages and 2 microbatches, edge 0 from F to F, edge 1 from B to B:
 
@@ -185,12 +182,12 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
     holds at most prefetch + 1 tensors of an edge that are not read yet, however many microbatches
     there are.
 
-    The task that is to find the tensor there is the receiving chunk's next one of that microbatch
-    in the order of the sweeps. That is the reader, unless it comes a sweep later (then the tensor
-    is part of the receiver's stash meanwhile) or there is none, as for a result of the step. Where
-    no sweep follows either, the RECV stands behind the chunk's last task of that microbatch. So a
-    sender never has to keep more than one tensor of an edge: no number of microbatches makes ranks
-    that run out of send buffers wait for each other.
+    Where the receiving chunk does its task of the maker's sweep before the maker, as the chunks
+    before the last one do when it sends its loss, the RECV stands straight behind that task. The
+    reader comes a sweep later, and the tensor is part of the receiver's stash until then; a result
+    of the step has no reader at all, and is kept to the end. So every receive is open when its
+    tensor is made or soon after, and a sender that can hold one tensor of each edge suffices: no
+    number of microbatches makes ranks wait for each other because their buffers are full.
 
     A tensor sent once per step goes before its reader's first microbatch, or behind its maker's
     last one; as a result it is received at the end.
@@ -214,8 +211,7 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
         for task in tasks:
             if not task.kind.is_compute:
                 raise ProgramError(
-                    "Transfers are added to a program of compute tasks, once. Received: task "
-                    f"{task} on rank {rank}"
+                    f"Transfers are added to a program of compute tasks, once. Received: task {task} on rank {rank}"
                 )
     _check_edges(program, edges)
     where = _positions(program)
@@ -230,13 +226,10 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
             send = Task(Kind.SEND, edge.src_chunk, microbatch, edge=edge.index)
             sends[source][_made_by(program, where, edge, microbatch)].append(send)
             receive = Task(Kind.RECV, edge.dst_chunk, microbatch, edge=edge.index)
-            finder = _found_by(program, where, edge, microbatch)
-            receives[target][max(0, finder - prefetch)].append((finder, receive))
+            position, meant_for = _opened_at(program, where, edge, microbatch, prefetch)
+            receives[target][position].append((meant_for, receive))
     return Program(
-        tuple(
-            tuple(_merge(tasks, receives[rank], sends[rank]))
-            for rank, tasks in enumerate(program.ranks)
-        ),
+        tuple(tuple(_merge(tasks, receives[rank], sends[rank])) for rank, tasks in enumerate(program.ranks)),
         program.microbatches,
         program.chunks,
         program.sweeps,
@@ -251,7 +244,8 @@ def _positions(program: Program) -> _Positions:
     where: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for tasks in program.ranks:
         for position, task in enumerate(tasks):
-            assert task.sweep is not None and task.microbatch is not None
+            assert task.sweep is not None
+            assert task.microbatch is not None
             where[task.chunk, task.sweep, task.microbatch].append(position)
     return where
 
@@ -262,27 +256,30 @@ def _made_by(program: Program, where: _Positions, edge: Edge, microbatch: int | 
         return -1
     key = edge.src_chunk, edge.src_sweep
     if microbatch is None:
-        return max(where[*key, each][-1] for each in range(program.microbatches))
+        return max(where[(*key, each)][-1] for each in range(program.microbatches))
     # Of a backward in two pieces, I makes what a chunk before needs, W may make all else.
-    pieces = where[*key, microbatch]
+    pieces = where[(*key, microbatch)]
     return pieces[0] if edge.dst_sweep == edge.src_sweep else pieces[-1]
 
 
-def _found_by(program: Program, where: _Positions, edge: Edge, microbatch: int | None) -> int:
-    """Position of the task that is to find the edge's tensor received."""
+def _opened_at(
+    program: Program, where: _Positions, edge: Edge, microbatch: int | None, prefetch: int
+) -> tuple[int, int]:
+    """Position of the task before which the edge's RECV stands, and of the one it is meant for."""
     if microbatch is None:
         if edge.dst_sweep is None:
-            return len(program.ranks[program.placement()[edge.dst_chunk]])
+            end = len(program.ranks[program.placement()[edge.dst_chunk]])
+            return end, end
         key = edge.dst_chunk, edge.dst_sweep
-        return min(where[*key, each][0] for each in range(program.microbatches))
+        meant_for = min(where[(*key, each)][0] for each in range(program.microbatches))
+        return max(0, meant_for - prefetch), meant_for
     sweep = edge.src_sweep
     assert sweep is not None
     made_at = program.place_in_step(sweep, edge.src_chunk)
+    own = where[edge.dst_chunk, sweep, microbatch][0]
     if program.place_in_step(sweep, edge.dst_chunk) < made_at:
-        sweep += 1
-    if sweep == program.sweeps:
-        return where[edge.dst_chunk, sweep - 1, microbatch][-1] + 1
-    return where[edge.dst_chunk, sweep, microbatch][0]
+        return own + 1, own + 1
+    return max(0, own - prefetch), own
 
 
 def _merge(
@@ -307,24 +304,18 @@ def _check_edges(program: Program, edges: Sequence[Edge]) -> None:
         seen.add(edge.index)
         for chunk in (edge.src_chunk, edge.dst_chunk):
             if not 0 <= chunk < program.chunks:
-                raise ProgramError(
-                    f"An edge joins two of the chunks 0 to {program.chunks - 1}. Received: {edge}"
-                )
+                raise ProgramError(f"An edge joins two of the chunks 0 to {program.chunks - 1}. Received: {edge}")
         for sweep in (edge.src_sweep, edge.dst_sweep):
             if sweep is not None and not 0 <= sweep < program.sweeps:
                 raise ProgramError(
-                    f"An edge starts and ends in one of the sweeps 0 to {program.sweeps - 1}. "
-                    f"Received: {edge}"
+                    f"An edge starts and ends in one of the sweeps 0 to {program.sweeps - 1}. Received: {edge}"
                 )
         if edge.src_chunk == edge.dst_chunk:
-            raise ProgramError(
-                f"An edge joins two chunks; within one, no transfer is needed. Received: {edge}"
-            )
+            raise ProgramError(f"An edge joins two chunks; within one, no transfer is needed. Received: {edge}")
         if edge.src_sweep is None:
             if edge.per == "microbatch" or edge.dst_sweep is None:
                 raise ProgramError(
-                    "What is there when the step starts is sent once per step, and to a reader. "
-                    f"Received: {edge}"
+                    f"What is there when the step starts is sent once per step, and to a reader. Received: {edge}"
                 )
         elif edge.dst_sweep is not None and edge.per == "microbatch":
             made_at = program.place_in_step(edge.src_sweep, edge.src_chunk)

@@ -78,8 +78,7 @@ class Timeline:
     def busy(self) -> tuple[float, ...]:
         """Time each rank computes."""
         return tuple(
-            sum(span.end - span.start for span in spans if not span.task.kind.is_transfer)
-            for spans in self.spans
+            sum(span.end - span.start for span in spans if not span.task.kind.is_transfer) for spans in self.spans
         )
 
     @property
@@ -125,7 +124,7 @@ Times = ChunkTimes | Sequence[ChunkTimes]
 
 def simulate(
     program: Program,
-    times: Times = ChunkTimes(),  # noqa: B008 - frozen
+    times: Times = ChunkTimes(),
     edges: Sequence[Edge] | None = None,
     *,
     comm: float | Mapping[int, float] = 0.0,
@@ -216,8 +215,7 @@ def lower_bound(
     ranks = tuple(range(len(times))) if placement is None else tuple(placement)
     if len(ranks) != len(times):
         raise ScheduleError(
-            f"A placement names the rank of every chunk. Received: {len(ranks)} ranks for "
-            f"{len(times)} chunks"
+            f"A placement names the rank of every chunk. Received: {len(ranks)} ranks for {len(times)} chunks"
         )
     work = [each.forward + each.backward for each in times]
     bounds = [0.0 if cores is None else microbatches * sum(work) / cores]
@@ -245,8 +243,5 @@ def _per_chunk(times: Times, chunks: int) -> Sequence[ChunkTimes]:
     if isinstance(times, ChunkTimes):
         return [times] * chunks
     if len(times) != chunks:
-        raise ScheduleError(
-            f"Times are given for each of the {chunks} chunks, or once for all. Received: "
-            f"{len(times)}"
-        )
+        raise ScheduleError(f"Times are given for each of the {chunks} chunks, or once for all. Received: {len(times)}")
     return times

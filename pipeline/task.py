@@ -108,13 +108,9 @@ class Task:
             object.__setattr__(self, "sweep", expected_sweep)
         if kind is Kind.T:
             if self.sweep is None or self.sweep < 2:
-                raise ProgramError(
-                    f"A T task belongs to a sweep after backward, 2 or more. Received: {self.sweep}"
-                )
+                raise ProgramError(f"A T task belongs to a sweep after backward, 2 or more. Received: {self.sweep}")
         elif self.sweep != expected_sweep:
-            raise ProgramError(
-                f"A task of kind {kind.name} has sweep {expected_sweep}. Received: {self.sweep}"
-            )
+            raise ProgramError(f"A task of kind {kind.name} has sweep {expected_sweep}. Received: {self.sweep}")
         if kind.is_transfer != (self.edge is not None):
             raise ProgramError(
                 "SEND and RECV tasks, and only they, name a transfer edge. "
@@ -238,7 +234,7 @@ class Program:
         return tuple(rank_of[chunk] for chunk in range(self.chunks))
 
     def place_in_step(self, sweep: int, chunk: int) -> tuple[int, int]:
-        """Returns a key that sorts (sweep, chunk) in the order in which a microbatch visits them."""
+        """Returns a key that sorts visits of a microbatch in the order in which they happen."""
         return sweep, (self.chunks - 1 - chunk if goes_down(sweep) else chunk)
 
     def text(self) -> str:
@@ -270,8 +266,7 @@ def parse_program(text: str) -> Program:
     compute = [task for tasks in ranks for task in tasks if task.kind.is_compute]
     if not compute:
         raise TaskTextError(
-            "A program holds at least one compute task, such as 0F0, one rank per line. "
-            f"Received: {text!r}"
+            f"A program holds at least one compute task, such as 0F0, one rank per line. Received: {text!r}"
         )
     return Program(
         ranks,
@@ -307,7 +302,4 @@ class Edge:
     def __str__(self) -> str:
         source = "start" if self.src_sweep is None else f"sweep {self.src_sweep}"
         target = "result" if self.dst_sweep is None else f"sweep {self.dst_sweep}"
-        return (
-            f"edge {self.index} (chunk {self.src_chunk} {source} -> chunk {self.dst_chunk} "
-            f"{target}, per {self.per})"
-        )
+        return f"edge {self.index} (chunk {self.src_chunk} {source} -> chunk {self.dst_chunk} {target}, per {self.per})"

@@ -1,0 +1,227 @@
+"""What the checker lets pass, and what it says about each way to break a program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smp_tf.pipeline.check import check, marked
+from smp_tf.pipeline.errors import ProgramError
+from smp_tf.pipeline.schedule import SCHEDULES, add_transfers, build
+from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse_program
+
+
+def chain(stages: int) -> list[Edge]:
+    up = [Edge(chunk, chunk, 0, chunk + 1, 0) for chunk in range(stages - 1)]
+    down = [Edge(stages + chunk, chunk + 1, 1, chunk, 1) for chunk in range(stages - 1)]
+    return up + down
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7, 16])
+def test_every_schedule_runs(kind: str, stages: int) -> None:
+    around = {1, 2, 3, stages - 1, stages, stages + 1, 2 * stages, 64} - {0}
+    runs_with_and_without_transfers(kind, stages, sorted(around))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("stages", range(1, 17))
+def test_every_schedule_runs_for_every_size(kind: str, stages: int) -> None:
+    runs_with_and_without_transfers(kind, stages, range(1, 65))
+
+
+def runs_with_and_without_transfers(kind: str, stages: int, sizes: Iterable[int]) -> None:
+    edges = chain(stages)
+    for microbatches in sizes:
+        program = build(kind, stages, microbatches)
+        check(program)
+        check(add_transfers(program, edges), edges)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from(sorted(SCHEDULES)),
+    st.integers(1, 16),
+    st.integers(1, 64),
+    st.booleans(),
+    st.integers(2, 5),
+    st.integers(0, 3),
+)
+def test_every_variant_runs(
+    kind: str, stages: int, microbatches: int, backward: bool, sweeps: int, prefetch: int
+) -> None:
+    edges = chain(stages) if backward else chain(stages)[: stages - 1]
+    edges += [Edge(90 + to, stages - 1, 0, to, None) for to in range(stages - 1)]
+    program = build(kind, stages, microbatches, backward=backward, sweeps=sweeps if backward else 2)
+    check(program)
+    check(add_transfers(program, edges, prefetch=prefetch), edges)
+
+
+def test_two_pieces_chunks_in_a_v_and_updates_run() -> None:
+    check(parse_program("0F0 3F0 3I0 0I0 3W0 0W0 0REDUCE 0APPLY\n1F0 2F0 2I0 1I0 2W0 1W0"))
+
+
+def fails(program: Program | str, *words: str, edges: list[Edge] | None = None) -> None:
+    if isinstance(program, str):
+        program = parse_program(program)
+    with pytest.raises(ProgramError) as error:
+        check(program, edges)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_task_twice() -> None:
+    fails("0F0 0B0 0F0", "Each task is done once. Received: 0F0 on rank 0", "0F0 0B0 >0F0<")
+
+
+def test_a_task_missing() -> None:
+    fails("0F0 0F1 0B0", "a program without 0B1, which belongs on rank 0")
+    fails("0F0 0I0", "a program without 0W0")
+
+
+def test_a_missing_last_microbatch_does_not_go_unnoticed() -> None:
+    ranks = build("simple", 1, 2).ranks
+    fails(Program(ranks, microbatches=3, chunks=1, sweeps=2), "a program without 0F2")
+
+
+def test_backward_in_one_piece_and_in_two() -> None:
+    fails("0F0 0B0 0I0 0W0", "does B, or I and W, once each", "0F0 >0B0< 0I0 0W0")
+
+
+def test_a_task_of_a_microbatch_that_does_not_exist() -> None:
+    ranks = ((Task(Kind.F, 0, 0), Task(Kind.B, 0, 0), Task(Kind.F, 0, 1)),)
+    fails(Program(ranks, microbatches=1, chunks=1, sweeps=2), "Received: 0F1 on rank 0", ">0F1<")
+
+
+def test_a_task_on_another_rank() -> None:
+    fails("0F0 0B0\n1F0 1B0 0REDUCE", "done by the rank of its chunk. Received: 0REDUCE on rank 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "mark"),
+    [
+        ("0B0 0F0", "0B0 before 0F0 on rank 0", ">0B0< 0F0"),
+        ("0F0 0W0 0I0", "0W0 before 0I0 on rank 0", "0F0 >0W0< 0I0"),
+        ("0F0 0T2.0 0B0", "0T2.0 before 0B0 on rank 0", "0F0 >0T2.0< 0B0"),
+        ("0F0 0REDUCE 0B0", "0REDUCE before 0B0 on rank 0", "0F0 >0REDUCE< 0B0"),
+        ("0F0 0B0 0APPLY 0REDUCE", "0APPLY before 0REDUCE on rank 0", "0B0 >0APPLY< 0REDUCE"),
+        ("0F0 1F0 0B0 1B0", "0B0 before 1B0 on rank 0", "1F0 >0B0< 1B0"),
+    ],
+)
+def test_out_of_order_on_one_rank(text: str, words: str, mark: str) -> None:
+    fails(text, "A task comes after what it depends on", words, mark)
+
+
+def test_microbatches_out_of_order() -> None:
+    fails("0F0 0F1 0B1 0B0", "Received: 0B0 after microbatch 1 on rank 0", "0B1 >0B0<")
+
+
+def test_ranks_that_wait_for_each_other() -> None:
+    fails(
+        """
+        0F0 0B0 0F1 0B1
+        1F0 1F1 1B0 1B1
+        """,
+        "Ranks wait for each other forever",
+        "rank 0 stands before 0B0 and waits for 1B0 of rank 1",
+        "rank 1 stands before 1F1 and waits for 0F1 of rank 0",
+        "rank 0: 0F0 >0B0< 0F1 0B1",
+        "rank 1: 1F0 >1F1< 1B0 1B1",
+    )
+
+
+UP, DOWN = Edge(0, 0, 0, 1, 0), Edge(1, 1, 1, 0, 1)
+BOTH = [UP, DOWN]
+
+
+def test_a_send_behind_the_task_that_waits_for_its_effect() -> None:
+    fails(
+        """
+        0F0 0R1.0 0B0 0S0.0
+        1R0.0 1F0 1B0 1S1.0
+        """,
+        "rank 0 stands before 0B0 and waits for 0R1.0 of rank 0",
+        "rank 1 stands before 1F0 and waits for 1R0.0 of rank 1",
+        ">0B0<",
+        ">1F0<",
+        edges=BOTH,
+    )
+
+
+def test_a_sender_out_of_buffers() -> None:
+    # Rank 1 asks for the first tensor of edge 2 only after F1, for which rank 0 has to send edge 0,
+    # and rank 0 wants to send the second tensor of edge 2 before that.
+    edges = [*BOTH, Edge(2, 0, 0, 1, 1)]
+    program = parse_program(
+        """
+        0F0 0S0.0 0S2.0 0F1 0S2.1 0S0.1 0R1.0 0B0 0R1.1 0B1
+        1R0.0 1F0 1R0.1 1F1 1R2.0 1B0 1S1.0 1R2.1 1B1 1S1.1
+        """
+    )
+    fails(
+        program,
+        "with 1 send buffers per edge",
+        "rank 0 stands before 0S2.1 and waits for the buffer of 0S2.0 of rank 0",
+        "rank 1 stands before 1F1 and waits for 1R0.1 of rank 1",
+        ">0S2.1<",
+        edges=edges,
+    )
+    check(program, edges, send_buffers=2)
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ("0S0.0", "a program without 0S0.0, which belongs on rank 0"),
+        ("1R0.0", "a program without 1R0.0, which belongs on rank 1"),
+    ],
+)
+def test_one_end_of_a_transfer_missing(lost: str, words: str) -> None:
+    text = add_transfers(build("interleaved", 2, 2), BOTH).text()
+    fails(re.sub(rf"{re.escape(lost)} ?", "", text, count=1), words, edges=BOTH)
+
+
+def test_a_receive_behind_its_reader() -> None:
+    fails(
+        "0F0 0S0.0 0R1.0 0B0\n1F0 1R0.0 1B0 1S1.0",
+        "1F0 before 1R0.0 on rank 1",
+        "rank 1: >1F0< 1R0.0",
+        edges=BOTH,
+    )
+
+
+def test_a_send_before_its_maker() -> None:
+    fails("0S0.0 0F0 0R1.0 0B0\n1R0.0 1F0 1B0 1S1.0", "0S0.0 before 0F0", ">0S0.0<", edges=BOTH)
+
+
+def test_transfers_need_their_edges() -> None:
+    text = "0F0 0S0.0 0R1.0 0B0\n1R0.0 1F0 1B0 1S1.0"
+    fails(text, "Received: task 0S0.0 on rank 0, and no edges")
+    fails(text, "the transfers of its edges. Received: 0R1.0 on rank 0", edges=[UP])
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_single_task_lost_is_noticed(data: st.DataObject) -> None:
+    program = add_transfers(
+        build(data.draw(st.sampled_from(sorted(SCHEDULES))), 3, data.draw(st.integers(1, 5))),
+        chain(3),
+    )
+    rank = data.draw(st.integers(0, 2))
+    lost = data.draw(st.integers(0, len(program.ranks[rank]) - 1))
+    ranks = [list(tasks) for tasks in program.ranks]
+    del ranks[rank][lost]
+    broken = Program(tuple(map(tuple, ranks)), program.microbatches, 3, 2)
+    with pytest.raises(ProgramError):
+        check(broken, chain(3))
+
+
+def test_of_a_long_list_what_is_around_the_mark_is_shown() -> None:
+    program = build("simple", 1, 30)
+    line = marked(program, {0: 30})
+    assert line == ("  rank 0: ... 0F22 0F23 0F24 0F25 0F26 0F27 0F28 0F29 >0B0< 0B1 0B2 0B3 0B4 0B5 0B6 0B7 0B8 ...")

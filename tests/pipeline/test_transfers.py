@@ -1,0 +1,207 @@
+"""Where sends and receives stand, against literal lists and as properties."""
+
+from __future__ import annotations
+
+from collections import Counter
+from textwrap import dedent
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smp_tf.pipeline.check import check
+from smp_tf.pipeline.errors import ProgramError, ScheduleError
+from smp_tf.pipeline.schedule import SCHEDULES, add_transfers, build
+from smp_tf.pipeline.task import Edge, Kind, Program, parse_program
+
+UP = Edge(0, 0, 0, 1, 0)
+DOWN = Edge(1, 1, 1, 0, 1)
+
+
+def chain(stages: int, backward: bool = True) -> list[Edge]:
+    """An activation up and its gradient down between neighbours."""
+    up = [Edge(chunk, chunk, 0, chunk + 1, 0) for chunk in range(stages - 1)]
+    down = [Edge(stages + chunk, chunk + 1, 1, chunk, 1) for chunk in range(stages - 1)]
+    return up + down if backward else up
+
+
+def is_text(program: Program, text: str) -> None:
+    assert program.text() == dedent(text).strip()
+
+
+def test_a_chain_of_two() -> None:
+    is_text(
+        add_transfers(build("interleaved", 2, 3), [UP, DOWN]),
+        """
+        0F0 0S0.0 0R1.0 0F1 0S0.1 0B0 0R1.1 0F2 0S0.2 0R1.2 0B1 0B2
+        1R0.0 1F0 1R0.1 1B0 1S1.0 1F1 1R0.2 1B1 1S1.1 1F2 1B2 1S1.2
+        """,
+    )
+
+
+def test_without_prefetch_a_receive_stands_before_its_reader() -> None:
+    is_text(
+        add_transfers(build("interleaved", 2, 2), [UP, DOWN], prefetch=0),
+        """
+        0F0 0S0.0 0F1 0S0.1 0R1.0 0B0 0R1.1 0B1
+        1R0.0 1F0 1B0 1S1.0 1R0.1 1F1 1B1 1S1.1
+        """,
+    )
+
+
+def test_a_result_can_come_as_soon_as_the_receiver_has_done_its_part() -> None:
+    is_text(
+        add_transfers(build("interleaved", 2, 2), [UP, DOWN, Edge(2, 1, 0, 0, None)]),
+        """
+        0F0 0S0.0 0R2.0 0R1.0 0F1 0S0.1 0R2.1 0R1.1 0B0 0B1
+        1R0.0 1F0 1S2.0 1R0.1 1B0 1S1.0 1F1 1S2.1 1B1 1S1.1
+        """,
+    )
+
+
+def test_a_result_of_the_last_sweep() -> None:
+    is_text(
+        add_transfers(build("simple", 2, 2, backward=False), [UP, Edge(2, 1, 0, 0, None)]),
+        """
+        0F0 0S0.0 0R2.0 0F1 0S0.1 0R2.1
+        1R0.0 1R0.1 1F0 1S2.0 1F1 1S2.1
+        """,
+    )
+
+
+def test_a_tensor_that_only_a_later_sweep_reads_is_received_on_the_way_there() -> None:
+    is_text(
+        add_transfers(build("simple", 2, 2), [UP, DOWN, Edge(2, 0, 0, 1, 1)]),
+        """
+        0F0 0S0.0 0S2.0 0R1.0 0F1 0S0.1 0S2.1 0R1.1 0B0 0B1
+        1R0.0 1R2.0 1R0.1 1R2.1 1F0 1F1 1B0 1S1.0 1B1 1S1.1
+        """,
+    )
+
+
+def test_a_shared_weight_goes_once_and_its_gradient_comes_back_once() -> None:
+    value = Edge(2, 0, None, 1, 0, per="step")
+    gradient = Edge(3, 1, 1, 0, None, per="step")
+    is_text(
+        add_transfers(build("interleaved", 2, 2), [UP, DOWN, value, gradient]),
+        """
+        0S2 0F0 0S0.0 0R1.0 0F1 0S0.1 0R1.1 0B0 0B1 0R3
+        1R0.0 1R2 1F0 1R0.1 1B0 1S1.0 1F1 1B1 1S1.1 1S3
+        """,
+    )
+
+
+def test_extra_sweeps_go_up_and_down() -> None:
+    edges = [Edge(0, 0, 2, 1, 2), Edge(1, 1, 3, 0, 3)]
+    is_text(
+        add_transfers(build("simple", 2, 1, sweeps=4), edges),
+        """
+        0F0 0B0 0R1.0 0T2.0 0S0.0 0T3.0
+        1F0 1R0.0 1B0 1T2.0 1T3.0 1S1.0
+        """,
+    )
+
+
+def test_the_first_piece_of_backward_feeds_the_chunk_before() -> None:
+    program = parse_program("0F0 0I0 0W0\n1F0 1I0 1W0")
+    is_text(
+        add_transfers(program, [DOWN, Edge(2, 1, 1, 0, None)]),
+        """
+        0R1.0 0R2.0 0F0 0I0 0W0
+        1F0 1I0 1S1.0 1W0 1S2.0
+        """,
+    )
+
+
+def test_chunks_of_one_rank_need_no_transfer() -> None:
+    program = parse_program("0F0 3F0 3B0 0B0\n1F0 2F0 2B0 1B0")
+    is_text(
+        add_transfers(program, [Edge(0, 0, 0, 1, 0), Edge(1, 1, 0, 2, 0)]),
+        """
+        0F0 0S0.0 3F0 3B0 0B0
+        1R0.0 1F0 2F0 2B0 1B0
+        """,
+    )
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 8), st.integers(1, 20), st.integers(0, 3))
+def test_unread_tensors_of_an_edge_are_bounded(kind: str, stages: int, microbatches: int, prefetch: int) -> None:
+    edges = {edge.index: edge for edge in chain(stages)}
+    program = add_transfers(build(kind, stages, microbatches), list(edges.values()), prefetch=prefetch)
+    for tasks in program.ranks:
+        unread: Counter[int] = Counter()
+        for task in tasks:
+            if task.kind is Kind.RECV:
+                assert task.edge is not None
+                unread[task.edge] += 1
+                assert unread[task.edge] <= prefetch + 1
+            for edge in edges.values():
+                if (task.chunk, task.sweep) == (edge.dst_chunk, edge.dst_sweep):
+                    unread[edge.index] -= 1
+                    assert unread[edge.index] >= 0
+
+
+@st.composite
+def programs_with_edges(draw: st.DrawFn) -> tuple[Program, list[Edge], int]:
+    stages = draw(st.integers(2, 6))
+    sweeps = draw(st.integers(2, 4))
+    kind = draw(st.sampled_from(sorted(SCHEDULES)))
+    program = build(kind, stages, draw(st.integers(1, 12)), sweeps=sweeps)
+    edges = chain(stages)
+    visits = st.tuples(st.integers(0, sweeps - 1), st.integers(0, stages - 1))
+    for index in range(draw(st.integers(0, 6))):
+        a, b = sorted(
+            draw(st.lists(visits, min_size=2, max_size=2, unique_by=lambda visit: visit[1])),
+            key=lambda visit: program.place_in_step(*visit),
+        )
+        dst_sweep = None if draw(st.booleans()) else b[0]
+        edges.append(Edge(100 + index, a[1], a[0], b[1], dst_sweep))
+    return program, draw(st.permutations(edges)), draw(st.integers(0, 3))
+
+
+@settings(deadline=None)
+@given(programs_with_edges())
+def test_any_edges_run_with_one_send_buffer(case: tuple[Program, list[Edge], int]) -> None:
+    program, edges, prefetch = case
+    with_transfers = add_transfers(program, edges, prefetch=prefetch)
+    check(with_transfers, edges)
+    for rank in range(program.stages):
+        assert with_transfers.compute(rank) == program.ranks[rank]
+
+
+@pytest.mark.parametrize(
+    ("edge", "words"),
+    [
+        (
+            Edge(0, 0, 0, 2, 0),
+            r"two of the chunks 0 to 1. Received: edge 0 \(chunk 0 sweep 0 -> chunk 2",
+        ),
+        (Edge(0, 0, 0, 1, 2), "one of the sweeps 0 to 1"),
+        (Edge(0, 1, 0, 1, 1), "within one, no transfer is needed"),
+        (Edge(0, 0, None, 1, 0), "sent once per step, and to a reader"),
+        (Edge(0, 0, None, 1, None, "step"), "sent once per step, and to a reader"),
+        (Edge(0, 1, 0, 0, 0), "order of the sweeps.*whose reader runs before its maker"),
+        (Edge(0, 0, 1, 1, 1), "order of the sweeps.*whose reader runs before its maker"),
+        (Edge(0, 0, 1, 1, 0), "order of the sweeps.*whose reader runs before its maker"),
+    ],
+)
+def test_edges_that_cannot_be(edge: Edge, words: str) -> None:
+    with pytest.raises(ProgramError, match=words):
+        add_transfers(build("simple", 2, 2), [edge])
+
+
+def test_an_index_names_one_edge() -> None:
+    with pytest.raises(ProgramError, match=r"different indices.*edge 0 .* twice"):
+        add_transfers(build("simple", 2, 2), [UP, UP])
+
+
+def test_transfers_are_added_once() -> None:
+    program = add_transfers(build("simple", 2, 1), [UP])
+    with pytest.raises(ProgramError, match=r"compute tasks, once. Received: task 0S0\.0 on rank 0"):
+        add_transfers(program, [UP])
+
+
+def test_prefetch_is_not_negative() -> None:
+    with pytest.raises(ScheduleError, match=r"prefetch is a whole number, 0 or more. Received: -1"):
+        add_transfers(build("simple", 2, 1), [UP], prefetch=-1)
