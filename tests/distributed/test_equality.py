@@ -76,7 +76,8 @@ def launched_case(setting: Setting, eager: bool = False) -> LaunchedCase:
         "pipeline": setting.schedule,
         "seed": 1,
     }
-    name = "-".join(map(str, setting)) + ("-eager" if eager else "")
+    model, partitions, microbatches, schedule = setting
+    name = f"{model}-P{partitions}-M{microbatches}-{schedule}" + ("-eager" if eager else "")
     arguments = {"model": setting.model, "eager": eager}
     case = Case(name, "train", arguments, config)
     return LaunchedCase(setting.partitions, CASES, case, deadline=DEADLINE)

@@ -1,0 +1,108 @@
+"""However one rank ends, all of them end soon, cleanly, and say why."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.distributed.harness import LAUNCHER, Job, Line, Outcome, launch_script
+
+SCRIPT = "tests/distributed/scripts/endings.py"
+# From the first rank's end to the last one's.
+SECONDS = 10.0
+
+
+def run(way: str, **options: object) -> Outcome:
+    outcome = launch_script(2, SCRIPT, [way], deadline=60.0, **options)  # type: ignore[arg-type]
+    assert not outcome.timed_out, outcome.report()
+    assert outcome.left_behind == [], outcome.report()
+    ends = [end for end in outcome.ended_at if end is not None]
+    assert len(ends) == 2, outcome.report()
+    assert max(ends) - min(ends) < SECONDS, outcome.report()
+    return outcome
+
+
+def last_words(outcome: Outcome, rank: int) -> str:
+    said = [line for line in outcome.output(rank).splitlines() if line.startswith("smp_tf: ")]
+    assert said, outcome.report()
+    return said[-1]
+
+
+@pytest.mark.parametrize(
+    ("way", "cause"),
+    [
+        ("raise_an_exception", "failed: ValueError: the data are not there (at "),
+        ("wait_in_horovod", "failed: ValueError: never came to the sum (at "),
+        ("raise_in_a_thread", "failed: ZeroDivisionError: "),
+    ],
+)
+def test_an_exception_on_one_rank_is_the_cause_on_all(way: str, cause: str) -> None:
+    outcome = run(way)
+    assert outcome.returncode != 0
+    for rank in range(2):
+        assert "rank 1 (host " in last_words(outcome, rank), outcome.report()
+        assert cause in last_words(outcome, rank), outcome.report()
+    error = cause.split(": ")[1]
+    assert f"{error}: " in outcome.output(1)
+    assert "Traceback (most recent call last)" in outcome.output(1)
+    assert 0 not in outcome.exit_codes, outcome.report()
+    if way != "raise_in_a_thread":
+        assert outcome.exit_codes[1] == 1
+
+
+def test_the_last_line_is_the_cause_and_not_horovods_words() -> None:
+    outcome = run("wait_in_horovod")
+    lines = [line for line in outcome.output(0).splitlines() if line.strip()]
+    assert lines[-1].startswith("smp_tf: "), outcome.report()
+    assert "never came to the sum" in lines[-1]
+
+
+def test_a_killed_rank_is_named() -> None:
+    outcome = run("die")
+    words = last_words(outcome, 0)
+    assert "rank 1" in words
+    assert outcome.exit_codes[0] != 0
+
+
+def test_leaving_early_is_noticed() -> None:
+    outcome = run("leave_early")
+    words = last_words(outcome, 0)
+    assert "rank 1" in words
+    assert "left" in words
+    assert outcome.returncode != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("target", [0, 1, LAUNCHER])
+def test_signals_end_all(number: signal.Signals, target: int) -> None:
+    waiting: set[int] = set()
+
+    def send_when_all_wait(job: Job, line: Line) -> None:
+        if "@@ waiting" in line.text:
+            waiting.add(line.rank)
+            if waiting == {0, 1}:
+                job.kill(target, number)
+
+    outcome = run("wait", on_line=send_when_all_wait)
+    assert outcome.returncode != 0
+    assert waiting == {0, 1}
+    if target != LAUNCHER:
+        assert f"rank {target} " in last_words(outcome, 1 - target), outcome.report()
+
+
+def test_ranks_configured_apart_are_told_so() -> None:
+    outcome = run("configure_apart")
+    for rank in range(2):
+        words = outcome.output(rank)
+        assert "The ranks do not agree on what smp.init was given:" in words
+        assert "configuration.microbatches: rank 1 (host " in words
+        assert "has 2; rank 0 has 1" in words
+
+
+def test_a_job_that_ends_well_says_nothing_of_ends() -> None:
+    outcome = run("finish").expect_clean()
+    for rank in range(2):
+        assert outcome.line_with("@@ finished", rank)
+        assert "failed" not in outcome.output(rank)
+        assert "Error" not in outcome.output(rank)
