@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.op_kinds import FUNCTION_OPS, MATRIX_OPS
 from smp_tf.partition.op_graph import (
     ARGUMENT,
     CAPTURE,
@@ -35,7 +34,9 @@ from smp_tf.partition.op_graph import (
     Node,
     OpGraph,
 )
+from smp_tf.partition.op_kinds import FUNCTION_OPS, MATRIX_OPS
 from smp_tf.partition.units import weight_derived
+
 
 class Role(enum.Enum):
     """How an op is placed; the module's docstring says what each means."""
@@ -123,12 +124,8 @@ class _Assigner:
             self.after_backward.append(after)
             self.places.append(self._place(number, node, after, first_user))
         sweeps = 1 + max((p.sweep for p in self.places if p.role is Role.HOME), default=0)
-        places = tuple(
-            Place(p.role, None, max(2, sweeps)) if p.role is Role.REPLICATED else p for p in self.places
-        )
-        owners = tuple(
-            self.owners.get(v.index, 0) if v.in_model else None for v in self.graph.variables
-        )
+        places = tuple(Place(p.role, None, max(2, sweeps)) if p.role is Role.REPLICATED else p for p in self.places)
+        owners = tuple(self.owners.get(v.index, 0) if v.in_model else None for v in self.graph.variables)
         return Assignment(self.graph, self.stages, places, sweeps, owners)
 
     def _decide_owners(self) -> None:
@@ -186,9 +183,7 @@ class _Assigner:
             return False
         return not any(t.dtype in UNSENDABLE_DTYPES for t in node.outputs)
 
-    def _stage(
-        self, number: int, node: Node, inputs: list[Place], after: bool, first_user: Mapping[int, int]
-    ) -> int:
+    def _stage(self, number: int, node: Node, inputs: list[Place], after: bool, first_user: Mapping[int, int]) -> int:
         if number in self.stage_of:
             return self.stage_of[number]
         if node.backward and node.forward_of is not None:

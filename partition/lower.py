@@ -26,7 +26,9 @@ from smp_tf.partition.op_graph import (
 from smp_tf.partition.trace import GradientFunctionSpan, Trace
 
 #: Stateful by registration, yet without any effect that another op or a person could see.
-_WITHOUT_EFFECT = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+_WITHOUT_EFFECT = frozenset(
+    {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +161,9 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
     results = tf.nest.map_structure(slot, trace.results)
     by_handle = {id(v.handle): index for index, v in enumerate(variable_objects)}
     gradients = tuple(
-        Gradient(by_handle[id(g.variable.handle)], tuple(Tensor(number_of[t.op.name], t.value_index) for t in g.tensors))
+        Gradient(
+            by_handle[id(g.variable.handle)], tuple(Tensor(number_of[t.op.name], t.value_index) for t in g.tensors)
+        )
         for g in recorder.gradients
         if id(g.variable.handle) in by_handle and all(getattr(t, "graph", None) is graph for t in g.tensors)
     )
@@ -324,9 +328,7 @@ def _touched(
 def _has_effect(op: tf.Operation, reads: tuple[int, ...], writes: tuple[int, ...]) -> bool:
     if writes:
         return True
-    if op.type in _WITHOUT_EFFECT or not tf_internals.is_stateful(op.type):
-        return False
-    return True
+    return op.type not in _WITHOUT_EFFECT and tf_internals.is_stateful(op.type)
 
 
 def _pair_function_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:

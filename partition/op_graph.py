@@ -254,9 +254,7 @@ class OpGraph:
             for g in self.gradients
             if all(t.node in new_number for t in g.tensors)
         )
-        return replace(
-            self, nodes=tuple(nodes), outputs=tuple(moved(t) for t in self.outputs), gradients=gradients
-        )
+        return replace(self, nodes=tuple(nodes), outputs=tuple(moved(t) for t in self.outputs), gradients=gradients)
 
     def validate(self) -> None:
         """Check the rules every pass relies on.
@@ -271,7 +269,9 @@ class OpGraph:
         for number, node in enumerate(self.nodes):
             for tensor in node.inputs:
                 if not 0 <= tensor.node < number:
-                    raise GraphError(f"Node {node.name!r} takes an input from node {tensor.node}, which is not before it.")
+                    raise GraphError(
+                        f"Node {node.name!r} takes an input from node {tensor.node}, which is not before it."
+                    )
                 if not 0 <= tensor.index < len(self.nodes[tensor.node].outputs):
                     raise GraphError(
                         f"Node {node.name!r} takes output {tensor.index} of {self.nodes[tensor.node].name!r}, "
@@ -295,9 +295,7 @@ class OpGraph:
             inputs = ", ".join(f"{t.node}:{t.index}" for t in node.inputs)
             waits = "".join(f" ^{c}" for c in node.control)
             types = ", ".join(f"{t.dtype}{list(t.shape) if t.shape is not None else '?'}" for t in node.outputs)
-            marks = "".join(
-                mark for mark, on in ((" backward", node.backward), (" stateful", node.stateful)) if on
-            )
+            marks = "".join(mark for mark, on in ((" backward", node.backward), (" stateful", node.stateful)) if on)
             yield f"{number} {node.op}({inputs}){waits} -> {types}  # {node.name} [{self.calls[node.call].path}]{marks}"
 
     def text(self) -> str:

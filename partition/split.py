@@ -377,10 +377,10 @@ class _Splitter:
                     if stage != output.stage:
                         first_need.setdefault((output.tensor, stage), None)
         found: list[Transfer] = []
-        for (tensor, stage), sweep in sorted(first_need.items(), key=lambda item: (item[0][0], item[0][1])):
-            output = next((o for o in outputs if o.tensor == tensor and o.delivery is Delivery.SENT_TO_ALL), None)
-            source, src_sweep = self._home(tensor) if output is None else self._made_at(output)
-            found.append(Transfer(len(found), tensor, None, source, src_sweep, stage, sweep))
+        for (tensor, stage), first in sorted(first_need.items(), key=lambda item: (item[0][0], item[0][1])):
+            sent = next((o for o in outputs if o.tensor == tensor and o.delivery is Delivery.SENT_TO_ALL), None)
+            source, src_sweep = self._home(tensor) if sent is None else self._made_at(sent)
+            found.append(Transfer(len(found), tensor, None, source, src_sweep, stage, first))
         for output in outputs:
             for summand in output.summands:
                 source, sweep = self._home(summand)

@@ -55,7 +55,7 @@ def watch_gradient_functions(note: Callable[[Sequence[Any], Sequence[Any], str, 
 
 @contextlib.contextmanager
 def watch_symbolic_gradients(note: Callable[[Callable[[], Any], Any], Any]) -> Iterator[None]:
-    """Within this context, pass every computation of symbolic gradients (`tf.gradients`, and what builds on it) to `note`.
+    """Within this context, pass every computation of symbolic gradients (`tf.gradients`, `get_gradients`) to `note`.
 
     Args:
         note: called with (compute, sources); it must return what `compute()` returns.

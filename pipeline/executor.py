@@ -209,7 +209,8 @@ class _Emitter:
         return tf.add_n([self.accumulated[t] for t in output.summands])
 
     def _compute(self, task: Task) -> None:
-        assert task.sweep is not None and task.microbatch is not None
+        assert task.sweep is not None
+        assert task.microbatch is not None
         function = self.program.functions.get(task.sweep)
         if function is None:
             return

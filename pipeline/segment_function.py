@@ -56,7 +56,7 @@ def build_segment_function(
         The function with the list of what to pass it.
     """
     sources = [Tensor(n, 0) for n in segment.sources if graph.nodes[n].op != VARIABLE]
-    handles = {n: graph.nodes[n].source for n in segment.sources if graph.nodes[n].op == VARIABLE}
+    handles = {n: _variable_of(graph, n) for n in segment.sources if graph.nodes[n].op == VARIABLE}
     arguments = (*sources, *segment.inputs)
     body = segment_graph(graph, segment, variables)
     for definition in body.library.function:
@@ -72,7 +72,6 @@ def build_segment_function(
         for variable, value in zip(segment.remote_values, tensors[len(arguments) :], strict=True):
             given[remote_value_name(graph, variable)] = value
         for number, variable in handles.items():
-            assert variable is not None
             handle = tf_internals.capture(current, variables[variable].handle)
             given[tensor_name(graph, Tensor(number, 0))] = handle
         wanted = [tensor_name(graph, t) for t in segment.outputs]
@@ -95,9 +94,15 @@ def build_segment_function(
         segment=segment,
         arguments=arguments,
         remote_values=segment.remote_values,
-        variables=tuple(v for v in handles.values() if v is not None),
+        variables=tuple(handles.values()),
         function=traced.get_concrete_function(*specs),
     )
+
+
+def _variable_of(graph: OpGraph, number: int) -> int:
+    variable = graph.nodes[number].source
+    assert variable is not None
+    return variable
 
 
 def _with_port(name: str) -> str:

@@ -23,7 +23,13 @@ _EDGE = 1 << 24
 
 
 def add_input_check(
-    name: str, arguments: Sequence[SplitArgument], values: Sequence[Any], step: tf.Tensor, number: int, ranks: Sequence[int], stage: int
+    name: str,
+    arguments: Sequence[SplitArgument],
+    values: Sequence[Any],
+    step: tf.Tensor,
+    number: int,
+    ranks: Sequence[int],
+    stage: int,
 ) -> None:
     """Write the check into the current graph.
 
@@ -56,8 +62,9 @@ def add_input_check(
                         tf.equal(own[index], theirs[index]),
                         [
                             f"smp_tf: all ranks of a replica need the same batch in the same order. In step {name!r}, "
-                            f"argument {argument!r} on rank {ranks[other]} differs from that on rank {ranks[0]}. Shuffle "
-                            f"with the same seed on all ranks, or switch this check off with check_inputs=False. Step:",
+                            f"argument {argument!r} on rank {ranks[other]} differs from that on rank {ranks[0]}. "
+                            f"Shuffle with the same seed on all ranks, or switch this check off with "
+                            f"check_inputs=False. Step:",
                             step,
                         ],
                     )

@@ -1,4 +1,4 @@
-"""All that smp_tf knows of Keras: layer tags, deferred creation, filtering in optimizers. Here for tf_keras (Keras 2)."""
+"""What smp_tf does to Keras: tag layer calls, and keep optimizers to the variables this rank stores. For tf_keras."""
 
 from __future__ import annotations
 
@@ -107,5 +107,3 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(optimizer, kept, *args, **kwargs)
 
     return apply_gradients
-
-

@@ -59,7 +59,7 @@ def note_construction(layer: Any) -> None:
 
 
 def stage_of(layer: Any) -> int | None:
-    """The partition asked for a call of this layer: that of the context around the call, else around its construction."""
+    """The partition asked for a call of this layer: by the context around the call, else around its construction."""
     if _stack():
         return _stack()[-1]
     return _constructed.get(layer)

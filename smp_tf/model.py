@@ -91,6 +91,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make the model and the store of its variables, which is there before `__init__` runs."""
         model = super().__new__(cls, *args, **kwargs)
         object.__setattr__(model, "_smp_store", VariableStore(cls.__name__))
         return model

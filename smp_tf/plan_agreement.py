@@ -14,7 +14,6 @@ from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.report import render
 
-
 #: Highest program number this process has used; numbers are never used twice, since messages bear them.
 _used = 0
 

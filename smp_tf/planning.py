@@ -1,7 +1,7 @@
 """From a pruned step to a cut one: place the units, agree on the plan with all ranks, cut.
 
-Ownership is decided once per model, by the first step that uses it. A later step (evaluation, another batch shape) keeps
-every variable where it is, and places its ops around them.
+Ownership is decided once per model, by the first step that uses it. A later step (evaluation, another batch shape)
+keeps every variable where it is, and places its ops around them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def prune(graph: OpGraph) -> OpGraph:
 
 
 def units_of(graph: OpGraph) -> tuple[Unit, ...]:
-    """The units to place: those of the model, the last one with the loss and outputs, which are no stage of their own."""
+    """The units to place: those of the model, and with the last of them the loss, which is no stage of its own."""
     units = build_units(graph)
     if len(units) < 2 or units[-1].name != AFTER_MODEL:
         return units

@@ -1,10 +1,10 @@
 """Save a whole model from its parts: the structure by Keras, the values streamed to one rank, one tensor at a time.
 
-    writer                                     owners of other stages
-    structure without values ──▶ folder
-    own values ──▶ shard 0
-    recv one, write its shard, free it  ◀────  send one
-    merge the shards' indices, rename the folder
+writer                                     owners of other stages
+structure without values ──▶ folder
+own values ──▶ shard 0
+recv one, write its shard, free it  ◀────  send one
+merge the shards' indices, rename the folder
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import tf_keras
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from smp_tf import runtime
-from smp_tf.errors import StepError
 from smp_tf.control import barrier, tag_of
+from smp_tf.errors import StepError
 from smp_tf.model import DistributedModel, WrappedModel, save_structure
 from smp_tf.ops.transport import Transport
 from smp_tf.topology import CommGroup
@@ -137,5 +137,3 @@ def _put_in_place(building: str, path: str) -> None:
         shutil.rmtree(old)
     else:
         os.rename(building, path)
-
-

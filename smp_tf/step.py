@@ -1,7 +1,7 @@
 """`@smp.step`: trace one microbatch, plan, cut, and run the pipeline in the caller's graph.
 
 Read from top to bottom: `Step.__call__` sorts the arguments, `_prepare` goes the whole way from the function to this
-rank's program (trace, lower, place, cut, build), `_emit` writes the program into the graph.
+rank's program (trace, lower, place, cut, build), and `SplitProgram` writes the program into the graph.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ import tensorflow as tf
 
 from smp_tf import keras_adapter, planning, runtime, variables
 from smp_tf.announce import announce
-from smp_tf.data_parallel import sum_over_replicas
 from smp_tf.errors import StepError
-from smp_tf.input_check import add_input_check
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.microbatching import (
-    Slicer,
     SplitArgument,
     microbatch_spec,
     plan_arguments,
@@ -35,12 +32,12 @@ from smp_tf.model import DistributedModel, set_step_being_traced
 from smp_tf.partition.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.randomness import make_stateless
-from smp_tf.partition.split import Delivery
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
-from smp_tf.partition.trace import Recorder, Trace, trace
-from smp_tf.pipeline.executor import StageProgram, build_stage_program, emit, plan_program
+from smp_tf.partition.trace import Recorder, trace
+from smp_tf.pipeline.executor import build_stage_program, plan_program
 from smp_tf.plan_agreement import agree_on_plan, show_plan
-from smp_tf.step_output import StepOutput
+from smp_tf.split_program import SplitProgram
+from smp_tf.step_arguments import Arguments, fill, sort_arguments
 from smp_tf.tf_internals import tape_is_recording
 from smp_tf.topology import CommGroup
 from smp_tf.unsplit import UnsplitProgram
@@ -72,47 +69,6 @@ def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
         raise TypeError(f"A post-partition hook is a function without arguments. Received: {hook!r}")
     _hooks.append(hook)
     return hook
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """Place of a tensor argument in the structure of a call's arguments."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class _Arguments:
-    """A call's arguments, sorted.
-
-    Args:
-        structure: positional and keyword arguments, each tensor replaced by a `_Slot`.
-        tensors: the tensors, composite ones whole.
-        names: full name of each tensor, for messages.
-        roots: name of the parameter each belongs to.
-    """
-
-    structure: Any
-    tensors: tuple[Any, ...]
-    names: tuple[str, ...]
-    roots: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Program:
-    """A step made ready for one signature: this rank's program and what is needed to call it.
-
-    The trace is kept since TensorFlow forgets the functions it holds (loop bodies, fused layers) along with it.
-    """
-
-    name: str
-    trace: Trace
-    stage_program: StageProgram
-    lowered: Lowered
-    arguments: tuple[SplitArgument, ...]
-    microbatches: int
-    ordinal: int
-    counter: tf.Variable
 
 
 class _StepTrace:
@@ -151,26 +107,28 @@ class Step:
 
     def __init__(self, function: Callable[..., Any], options: _Options) -> None:
         functools.update_wrapper(self, function)
+        self.name: str = getattr(getattr(function, "func", function), "__name__", "step")
         self._function = function
         self._options = options
         self._signature = inspect.signature(function)
-        self._programs: dict[Any, _Program | UnsplitProgram] = {}
-        self._runners: dict[Any, Any] = {}
-        options.check(self._signature, self.__name__)
+        self._programs: dict[Any, SplitProgram | UnsplitProgram] = {}
+        options.check(self._signature, self.name)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        bound = self.__dict__.setdefault("_bound", {})
-        if id(instance) not in bound:
-            bound[id(instance)] = Step(functools.partial(self._function, instance), self._options)
-        return bound[id(instance)]
+        # Kept in the instance, past any __setattr__ of its own, so that both live equally long.
+        kept = f"_smp_step_{self.name}"
+        if kept not in instance.__dict__:
+            instance.__dict__[kept] = Step(functools.partial(self._function, instance), self._options)
+        return instance.__dict__[kept]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step on a batch.
 
         Args:
-            args, kwargs: the arguments of the function, tensors of the whole batch.
+            *args: the positional arguments of the function, tensors of the whole batch.
+            **kwargs: its keyword arguments.
 
         Returns:
             What the function returns, with a `StepOutput` in place of every tensor.
@@ -178,73 +136,26 @@ class Step:
         runtime.current()
         if tape_is_recording():
             raise StepError(
-                f"Step {self.__name__!r} was called under a tf.GradientTape. Gradients cannot be taken through a step "
+                f"Step {self.name!r} was called under a tf.GradientTape. Gradients cannot be taken through a step "
                 f"from outside, since its ops are spread over ranks: open the tape inside the step function and "
                 f"return the gradients from it."
             )
         arguments = self._sort(args, kwargs)
-        key = self._key(arguments)
+        key = arguments.key
         if key not in self._programs:
             if not self._programs:
-                on_shutdown(self._forget)
+                on_shutdown(self._programs.clear)
             self._programs[key] = self._prepare(arguments)
-        program = self._programs[key]
-        if isinstance(program, UnsplitProgram):
-            return program(arguments.tensors)
-        if tf.executing_eagerly():
-            if key not in self._runners:
-                self._runners[key] = _EagerRunner(program, self._options)
-            return self._runners[key](arguments.tensors)
-        return _results(program, _emit(program, arguments.tensors, self._options))
+        return self._programs[key](arguments.tensors)
 
-    def _forget(self) -> None:
-        self._programs.clear()
-        self._runners.clear()
-
-    def _sort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments:
+    def _sort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"Step {self.__name__!r}: {error}") from None
-        signature = self._options.input_signature
-        tensors: list[tf.Tensor] = []
-        names: list[str] = []
-        roots: list[str] = []
+            raise TypeError(f"Step {self.name!r}: {error}") from None
+        return sort_arguments(bound, self._options.input_signature)
 
-        def keep(root: str, path: str, tensor: Any) -> _Slot:
-            tensors.append(tensor)
-            names.append(path)
-            roots.append(root)
-            return _Slot(len(tensors) - 1)
-
-        def place(root: str, path: str, value: Any, spec: Any = None) -> Any:
-            if isinstance(value, (tf.Tensor, np.ndarray, np.generic)) or (spec is not None and value is not None):
-                tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
-                if spec is not None and tensor.dtype != spec.dtype:
-                    tensor = tf.cast(tensor, spec.dtype)
-                return keep(root, path, tensor)
-            if isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable):
-                return keep(root, path, value)
-            if isinstance(value, Mapping):
-                return type(value)({k: place(root, f"{path}[{k!r}]", v) for k, v in value.items()})
-            if isinstance(value, tuple) and hasattr(value, "_fields"):
-                return type(value)(*(place(root, f"{path}.{f}", v) for f, v in zip(value._fields, value, strict=True)))
-            if isinstance(value, (list, tuple)):
-                return type(value)(place(root, f"{path}[{i}]", v) for i, v in enumerate(value))
-            return value
-
-        specs = list(signature) if signature is not None else []
-        structure: dict[str, Any] = {}
-        for position, (name, value) in enumerate(bound.arguments.items()):
-            spec = specs[position] if position < len(specs) and isinstance(specs[position], tf.TensorSpec) else None
-            structure[name] = place(name, name, value, spec)
-        return _Arguments(structure, tuple(tensors), tuple(names), tuple(roots))
-
-    def _key(self, arguments: _Arguments) -> Any:
-        static = repr(arguments.structure)
-        return static, tuple(repr(tf.type_spec_from_value(t)) for t in arguments.tensors)
-
-    def _prepare(self, arguments: _Arguments) -> _Program | UnsplitProgram:
+    def _prepare(self, arguments: Arguments) -> SplitProgram | UnsplitProgram:
         """The whole way from the function to this rank's program, for one signature."""
         running = runtime.current()
         config = running.config
@@ -282,12 +193,12 @@ class Step:
             lambda body, tensors: self._call(body, arguments.structure, tensors),
             scopes=scopes,
             autograph=self._options.autograph,
-            name=self.__name__,
+            name=self.name,
         )
         models = step_traces[-1].models
         if not models:
             raise StepError(
-                f"Step {self.__name__!r} calls no distributed model, so there is nothing to split. Call an instance "
+                f"Step {self.name!r} calls no distributed model, so there is nothing to split. Call an instance "
                 f"of a subclass of smp.DistributedModel inside it."
             )
         for model in models:
@@ -306,7 +217,7 @@ class Step:
         request = planning.PlacementRequest(stages, microbatches, config.pipeline, config.optimize, slots=2.0)
         proposed = planning.propose(graph, request, _owners_decided(lowered))
         with tf.init_scope():
-            plan, number = agree_on_plan(self.__name__, _described(planned), proposed, graph)
+            plan, number = agree_on_plan(self.name, _described(planned), proposed, graph)
         cut = planning.cut(
             graph,
             plan,
@@ -323,15 +234,19 @@ class Step:
             for index, variable in enumerate(lowered.variables)
             if cut.assignment.owners[index] in (None, stage)
         }
-        program = build_stage_program(
-            cut, stage, ranks, plan_program(cut, config.pipeline, microbatches), number, mine
-        )
+        program = build_stage_program(cut, stage, ranks, plan_program(cut, config.pipeline, microbatches), number, mine)
         self._run_hooks()
-        counter = variables.make_script_variable(
-            initial_value=np.int64(0), trainable=False, name=f"{self.__name__}_steps"
-        )
-        return _Program(
-            self.__name__, traced, program, lowered, planned, microbatches, _next_ordinal(), counter
+        counter = variables.make_script_variable(initial_value=np.int64(0), trainable=False, name=f"{self.name}_steps")
+        return SplitProgram(
+            name=self.name,
+            trace=traced,
+            lowered=lowered,
+            stage_program=program,
+            arguments=planned,
+            microbatches=microbatches,
+            ordinal=_next_ordinal(),
+            counter=counter,
+            keep_gradients=self._options.keep_gradients,
         )
 
     def _run_hooks(self) -> None:
@@ -346,14 +261,14 @@ class Step:
                 variable = graph.variables[index]
                 if variable.trainable and variable.in_model:
                     raise StepError(
-                        f"Step {self.__name__!r} assigns the trainable weight {variable.name!r} (op {node.name!r}). "
+                        f"Step {self.name!r} assigns the trainable weight {variable.name!r} (op {node.name!r}). "
                         f"Within a step, later microbatches would see other weights than earlier ones. Return the "
                         f"gradients and apply them after the step."
                     )
         wanted = graph.ancestors(t.node for t in graph.outputs)
         if not any(graph.nodes[number].call for number in wanted):
             raise StepError(
-                f"Nothing that step {self.__name__!r} returns depends on the model. Return the loss, the gradients "
+                f"Nothing that step {self.name!r} returns depends on the model. Return the loss, the gradients "
                 f"or the predictions."
             )
 
@@ -362,29 +277,16 @@ class Step:
             return wanted
         if not self._programs:
             raise StepError(
-                f"The first batch of step {self.__name__!r} has {batch} samples, fewer than the {wanted} microbatches "
+                f"The first batch of step {self.name!r} has {batch} samples, fewer than the {wanted} microbatches "
                 f"it is to be cut into. Use batches of at least {wanted} samples, or fewer microbatches."
             )
         return batch
 
     def _call(self, body: Callable[..., Any], structure: Mapping[str, Any], tensors: Sequence[Any]) -> Any:
-        filled = {name: _fill(value, tensors) for name, value in structure.items()}
+        filled = {name: fill(value, tensors) for name, value in structure.items()}
         bound = self._signature.bind_partial()
         bound.arguments.update(filled)
         return body(*bound.args, **bound.kwargs)
-
-
-def _fill(value: Any, tensors: Sequence[Any]) -> Any:
-    """A structure of arguments with tensors in place of slots."""
-    if isinstance(value, _Slot):
-        return tensors[value.index]
-    if isinstance(value, Mapping):
-        return type(value)({k: _fill(v, tensors) for k, v in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_fill(v, tensors) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_fill(v, tensors) for v in value)
-    return value
 
 
 def _describe(variable: tf.Variable) -> tuple[str, bool]:
@@ -472,144 +374,6 @@ def _next_ordinal() -> int:
 def _restart_ordinals() -> None:
     global _ordinals
     _ordinals = itertools.count()
-
-
-@dataclass(frozen=True)
-class _Flat:
-    """What a program gave, by output.
-
-    Args:
-        values: one tensor per microbatch, or None.
-        accumulated: the sum over microbatches (and replicas) of weight x value, or None.
-        weights: weight of each microbatch of this replica.
-        total_weight: sum of the weights behind `accumulated`.
-    """
-
-    values: list[list[tf.Tensor] | None]
-    accumulated: list[tf.Tensor | None]
-    weights: Sequence[Any]
-    total_weight: Any
-
-    def tensors(self) -> list[tf.Tensor]:
-        """All tensors, for a function to return."""
-        found = [tensor for values in self.values if values is not None for tensor in values]
-        found += [tensor for tensor in self.accumulated if tensor is not None]
-        return found + [w for w in (*self.weights, self.total_weight) if isinstance(w, tf.Tensor)]
-
-    def filled(self, tensors: Iterable[tf.Tensor]) -> _Flat:
-        """The same with other tensors, in the order of `tensors()`."""
-        left = iter(tensors)
-        values = [None if v is None else [next(left) for _ in v] for v in self.values]
-        accumulated = [None if t is None else next(left) for t in self.accumulated]
-        weights = [next(left) if isinstance(w, tf.Tensor) else w for w in self.weights]
-        total = next(left) if isinstance(self.total_weight, tf.Tensor) else self.total_weight
-        return _Flat(values, accumulated, weights, total)
-
-
-def _emit(program: _Program, tensors: Sequence[tf.Tensor], options: _Options) -> _Flat:
-    """Write a program into the current graph."""
-    running = runtime.current()
-    slicer = Slicer(program.arguments, tensors, program.microbatches)
-    replicas = running.topology.dp_size
-    sizes = slicer.sizes
-    equal = replicas == 1 and all(isinstance(s, int) for s in sizes) and len(set(sizes)) == 1
-    weights: Sequence[Any] = [1] * len(sizes) if equal else list(sizes)
-    number = program.stage_program.number
-    # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
-    base = (running.seed * 0x9E3779B1 + running.topology.dp_rank * 0x85EBCA77 + program.ordinal) % (1 << 61)
-    done_before = program.counter.assign_add(1, read_value=True) - 1
-
-    def seed(microbatch: int) -> tf.Tensor:
-        return tf.stack([tf.constant(base, tf.int64), done_before * (1 << 20) + microbatch])
-
-    keep = frozenset(range(len(program.stage_program.split.outputs))) if options.keep_gradients else frozenset()
-    results = emit(program.stage_program, slicer, program.lowered.captures, seed, None if equal else weights, keep)
-    if running.config.check_inputs:
-        stage_program = program.stage_program
-        add_input_check(
-            program.name, program.arguments, tensors, results.step, number, stage_program.ranks, stage_program.stage
-        )
-    accumulated, total = results.accumulated, _total(weights)
-    if replicas > 1:
-        accumulated, total = _over_replicas(accumulated, total, f"smp_gradients_{number}")
-    return _Flat(results.values, accumulated, weights, total)
-
-
-def _total(weights: Sequence[Any]) -> Any:
-    if all(isinstance(w, int) for w in weights):
-        return sum(weights)
-    return tf.add_n([tf.cast(w, tf.int64) for w in weights])
-
-
-def _over_replicas(
-    accumulated: Sequence[tf.Tensor | None], total: Any, name: str
-) -> tuple[list[tf.Tensor | None], tf.Tensor]:
-    """Sums over microbatches and their weight, summed over the replicas."""
-    present = [t for t in accumulated if t is not None]
-    *sums, total = sum_over_replicas([*present, tf.cast(total, tf.float64)], name)
-    left = iter(sums)
-    return [None if t is None else next(left) for t in accumulated], total
-
-
-def _results(program: _Program, flat: _Flat) -> Any:
-    """The structure the step function returned, with step outputs in it."""
-    plans = program.stage_program.split.outputs
-    graph = program.lowered.graph
-    replicas = runtime.current().topology.dp_size
-
-    def output(slot: Any) -> Any:
-        if not isinstance(slot, OutputSlot):
-            return slot
-        plan = plans[slot.outputs[0]]
-        name = graph.nodes[graph.outputs[slot.outputs[0]].node].name
-        if slot.spec is not None and plan.is_gradient and replicas > 1:
-            raise StepError(
-                f"{name} is a sparse gradient; averaging sparse gradients over replicas is not supported yet. Return "
-                f"tf.convert_to_tensor(gradient) from the step, or train with one replica."
-            )
-        return StepOutput(
-            name,
-            _packed(slot, [flat.values[i] for i in slot.outputs]),
-            flat.weights,
-            total=flat.accumulated[slot.outputs[0]] if slot.spec is None else None,
-            total_weight=flat.total_weight,
-            owner=plan.stage,
-            is_local=plan.delivery is not Delivery.LOCAL or plan.stage == program.stage_program.stage,
-            is_gradient=plan.is_gradient,
-        )
-
-    return tf.nest.map_structure(output, program.lowered.results)
-
-
-def _packed(slot: OutputSlot, parts: Sequence[list[tf.Tensor] | None]) -> list[Any] | None:
-    """Values per microbatch, composite tensors put together."""
-    if any(part is None for part in parts):
-        return None
-    if slot.spec is None:
-        return parts[0]
-    return [
-        tf.nest.pack_sequence_as(slot.spec, list(tensors), expand_composites=True)
-        for tensors in zip(*parts, strict=True)  # type: ignore[arg-type]
-    ]
-
-
-class _EagerRunner:
-    """Runs a program that was called eagerly: a tf.function of its own, and step outputs from what it returns."""
-
-    def __init__(self, program: _Program, options: _Options) -> None:
-        self._program = program
-        self._layout: _Flat | None = None
-
-        def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            self._layout = _emit(program, tensors, options)
-            return self._layout.tensors()
-
-        self._function = tf.function(run, autograph=False)
-
-    def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
-        flat = self._function(*tensors)
-        assert self._layout is not None
-        return _results(self._program, self._layout.filled(flat))
 
 
 @dataclass(frozen=True)

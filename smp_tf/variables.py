@@ -47,13 +47,17 @@ class VariableState:
     is_filled: bool = False
 
 
-_tracing = threading.local()
+class _Tracing(threading.local):
+    depth = 0
+
+
+_tracing = _Tracing()
 
 
 @contextlib.contextmanager
 def tracing_step() -> Iterator[None]:
     """Within this context variables without storage may be read: nothing runs, a graph is being written."""
-    before = getattr(_tracing, "depth", 0)
+    before = _tracing.depth
     _tracing.depth = before + 1
     try:
         yield
@@ -63,7 +67,7 @@ def tracing_step() -> Iterator[None]:
 
 def _check_readable(variable: Any, doing: str) -> None:
     state: VariableState = variable.smp_state
-    if state.is_filled or getattr(_tracing, "depth", 0):
+    if state.is_filled or _tracing.depth:
         return
     if state.owner is None:
         raise OwnershipError(
@@ -112,7 +116,7 @@ class _Guarded:
         return super().assign_sub(*args, **kwargs)  # type: ignore[misc]
 
 
-class DeferredVariable(_Guarded, tf_internals.UninitializedVariable):  # type: ignore[misc]
+class DeferredVariable(_Guarded, tf_internals.UninitializedVariable):
     """A resource variable whose storage appears only on the rank that owns it.
 
     Args:
@@ -125,7 +129,7 @@ class DeferredVariable(_Guarded, tf_internals.UninitializedVariable):  # type: i
         super().__init__(**kwargs)
 
 
-class FreedVariable(_Guarded, tf_internals.ResourceVariable):  # type: ignore[misc]
+class FreedVariable(_Guarded, tf_internals.ResourceVariable):
     """A variable that was built with its value, on a rank that does not own it: freed once the plan existed."""
 
 

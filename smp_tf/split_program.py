@@ -1,0 +1,187 @@
+"""A step that is split: called with a batch, it runs this rank's program and gives the step's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import runtime
+from smp_tf.data_parallel import sum_over_replicas
+from smp_tf.errors import StepError
+from smp_tf.input_check import add_input_check
+from smp_tf.microbatching import Slicer, SplitArgument
+from smp_tf.partition.lower import Lowered, OutputSlot
+from smp_tf.partition.split import Delivery
+from smp_tf.partition.trace import Trace
+from smp_tf.pipeline.executor import StageProgram, emit
+from smp_tf.step_output import StepOutput
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """What a program gave, by output.
+
+    Args:
+        values: one tensor per microbatch, or None.
+        accumulated: the sum over microbatches (and replicas) of weight x value, or None.
+        weights: weight of each microbatch of this replica.
+        total_weight: sum of the weights behind `accumulated`.
+    """
+
+    values: list[list[tf.Tensor] | None]
+    accumulated: list[tf.Tensor | None]
+    weights: Sequence[Any]
+    total_weight: Any
+
+    def tensors(self) -> list[tf.Tensor]:
+        """All tensors, for a function to return."""
+        found = [tensor for values in self.values if values is not None for tensor in values]
+        found += [tensor for tensor in self.accumulated if tensor is not None]
+        return found + [w for w in (*self.weights, self.total_weight) if isinstance(w, tf.Tensor)]
+
+    def filled(self, tensors: Iterable[tf.Tensor]) -> _Flat:
+        """The same with other tensors, in the order of `tensors()`."""
+        left = iter(tensors)
+        values = [None if v is None else [next(left) for _ in v] for v in self.values]
+        accumulated = [None if t is None else next(left) for t in self.accumulated]
+        weights = [next(left) if isinstance(w, tf.Tensor) else w for w in self.weights]
+        total = next(left) if isinstance(self.total_weight, tf.Tensor) else self.total_weight
+        return _Flat(values, accumulated, weights, total)
+
+
+@dataclass
+class SplitProgram:
+    """A step made ready for one signature: this rank's program and what is needed to call it.
+
+    The trace is kept since TensorFlow forgets the functions it holds (loop bodies, fused layers) along with it.
+
+    Args:
+        name: name of the step function.
+        trace: its trace.
+        lowered: what was read off the trace.
+        stage_program: what this rank runs.
+        arguments: how the step's tensor arguments are cut.
+        microbatches: number of microbatches.
+        ordinal: how many programs were made since `smp.init` before this one.
+        counter: counts the steps, for random masks.
+        keep_gradients: keep gradients per microbatch beside their sum.
+    """
+
+    name: str
+    trace: Trace
+    lowered: Lowered
+    stage_program: StageProgram
+    arguments: tuple[SplitArgument, ...]
+    microbatches: int
+    ordinal: int
+    counter: tf.Variable
+    keep_gradients: bool
+    _eager: Any = field(default=None, init=False)
+    _layout: _Flat | None = field(default=None, init=False)
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        """Run the step: in the graph being traced, or, called eagerly, as a `tf.function` of its own.
+
+        Args:
+            tensors: its tensor arguments, of the whole batch, composite ones whole.
+
+        Returns:
+            The structure the step function returns, with a `StepOutput` in place of every tensor.
+        """
+        if not tf.executing_eagerly():
+            return self._results(self._emit(tensors))
+        if self._eager is None:
+            self._eager = tf.function(self._emit_tensors, autograph=False)
+        flat = self._eager(*tensors)
+        assert self._layout is not None
+        return self._results(self._layout.filled(flat))
+
+    def _emit_tensors(self, *tensors: Any) -> list[tf.Tensor]:
+        self._layout = self._emit(tensors)
+        return self._layout.tensors()
+
+    def _emit(self, tensors: Sequence[Any]) -> _Flat:
+        """Write the program into the current graph."""
+        running = runtime.current()
+        program = self.stage_program
+        slicer = Slicer(self.arguments, tensors, self.microbatches)
+        replicas = running.topology.dp_size
+        sizes = slicer.sizes
+        equal = replicas == 1 and all(isinstance(s, int) for s in sizes) and len(set(sizes)) == 1
+        weights: Sequence[Any] = [1] * len(sizes) if equal else list(sizes)
+        # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
+        base = (running.seed * 0x9E3779B1 + running.topology.dp_rank * 0x85EBCA77 + self.ordinal) % (1 << 61)
+        done_before = self.counter.assign_add(1, read_value=True) - 1
+
+        def seed(microbatch: int) -> tf.Tensor:
+            return tf.stack([tf.constant(base, tf.int64), done_before * (1 << 20) + microbatch])
+
+        keep = frozenset(range(len(program.split.outputs))) if self.keep_gradients else frozenset()
+        results = emit(program, slicer, self.lowered.captures, seed, None if equal else weights, keep)
+        if running.config.check_inputs:
+            add_input_check(
+                self.name, self.arguments, tensors, results.step, program.number, program.ranks, program.stage
+            )
+        accumulated, total = results.accumulated, _total(weights)
+        if replicas > 1:
+            accumulated, total = _over_replicas(accumulated, total, f"smp_gradients_{program.number}")
+        return _Flat(results.values, accumulated, weights, total)
+
+    def _results(self, flat: _Flat) -> Any:
+        """The structure the step function returned, with step outputs in it."""
+        return tf.nest.map_structure(
+            lambda slot: self._output(slot, flat) if isinstance(slot, OutputSlot) else slot, self.lowered.results
+        )
+
+    def _output(self, slot: OutputSlot, flat: _Flat) -> StepOutput:
+        first = slot.outputs[0]
+        plan = self.stage_program.split.outputs[first]
+        graph = self.lowered.graph
+        name = graph.nodes[graph.outputs[first].node].name
+        if slot.spec is not None and plan.is_gradient and runtime.current().topology.dp_size > 1:
+            raise StepError(
+                f"{name} is a sparse gradient; averaging sparse gradients over replicas is not supported yet. Return "
+                f"tf.convert_to_tensor(gradient) from the step, or train with one replica."
+            )
+        return StepOutput(
+            name,
+            _packed(slot, [flat.values[i] for i in slot.outputs]),
+            flat.weights,
+            total=flat.accumulated[first] if slot.spec is None else None,
+            total_weight=flat.total_weight,
+            owner=plan.stage,
+            is_local=plan.delivery is not Delivery.LOCAL or plan.stage == self.stage_program.stage,
+            is_gradient=plan.is_gradient,
+        )
+
+
+def _total(weights: Sequence[Any]) -> Any:
+    if all(isinstance(w, int) for w in weights):
+        return sum(weights)
+    return tf.add_n([tf.cast(w, tf.int64) for w in weights])
+
+
+def _over_replicas(
+    accumulated: Sequence[tf.Tensor | None], total: Any, name: str
+) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+    """Sums over microbatches and their weight, summed over the replicas."""
+    present = [t for t in accumulated if t is not None]
+    *sums, total = sum_over_replicas([*present, tf.cast(total, tf.float64)], name)
+    left = iter(sums)
+    return [None if t is None else next(left) for t in accumulated], total
+
+
+def _packed(slot: OutputSlot, parts: Sequence[list[tf.Tensor] | None]) -> list[Any] | None:
+    """Values per microbatch, composite tensors put together."""
+    present = [part for part in parts if part is not None]
+    if len(present) < len(parts):
+        return None
+    if slot.spec is None:
+        return present[0]
+    return [
+        tf.nest.pack_sequence_as(slot.spec, list(tensors), expand_composites=True)
+        for tensors in zip(*present, strict=True)
+    ]
