@@ -87,16 +87,13 @@ def tensorflow_paths() -> TensorFlowPaths:
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or not spec.submodule_search_locations:
         raise BuildError(
-            "TensorFlow is needed to build smp_tf's ops, but it is not installed. "
-            "Run: pip install tensorflow-cpu"
+            "TensorFlow is needed to build smp_tf's ops, but it is not installed. Run: pip install tensorflow-cpu"
         )
     folder = Path(spec.submodule_search_locations[0])
     frameworks = sorted(folder.glob("libtensorflow_framework.so.*"))
     if not (folder / "include").is_dir() or not frameworks:
         raise BuildError(f"The TensorFlow in {folder} has no headers or no framework library.")
-    return TensorFlowPaths(
-        installed_tensorflow_version(), folder / "include", folder, frameworks[0].name
-    )
+    return TensorFlowPaths(installed_tensorflow_version(), folder / "include", folder, frameworks[0].name)
 
 
 def installed_tensorflow_version() -> str:
@@ -243,9 +240,7 @@ def _ucx_version() -> str:
 
 def _fingerprint(target: Target, tensorflow_version: str) -> str:
     digest = hashlib.sha256()
-    digest.update(
-        json.dumps([target.compile_flags, target.link_flags, os.environ.get("CXX", "g++")]).encode()
-    )
+    digest.update(json.dumps([target.compile_flags, target.link_flags, os.environ.get("CXX", "g++")]).encode())
     if target.name == "_tf_ops.so":
         digest.update(tensorflow_version.encode())
     digest.update(_ucx_version().encode())

@@ -42,8 +42,7 @@ def transport_library() -> ctypes.CDLL:
         libucx: Any = importlib.import_module("libucx")
     except ImportError as error:
         raise LibraryError(
-            "smp_tf's transport needs UCX, but the package libucx is not installed. "
-            "Run: pip install libucx-cu13"
+            "smp_tf's transport needs UCX, but the package libucx is not installed. Run: pip install libucx-cu13"
         ) from error
     with _environment(UCX_LOAD_SETTINGS):
         libucx.load_library()
@@ -53,9 +52,7 @@ def transport_library() -> ctypes.CDLL:
             raise LibraryError(f"{path} could not be loaded: {error}. {REBUILD}") from error
     found = library.smp_transport_abi()
     if found != TRANSPORT_ABI:
-        raise LibraryError(
-            f"{path} has interface version {found}, expected {TRANSPORT_ABI}. {REBUILD}"
-        )
+        raise LibraryError(f"{path} has interface version {found}, expected {TRANSPORT_ABI}. {REBUILD}")
     return library
 
 
@@ -91,9 +88,7 @@ def check_tensorflow_version(running: str, stamp: Path) -> None:
     try:
         built = json.loads(stamp.read_text())["tensorflow"]
     except (OSError, ValueError, KeyError) as error:
-        raise LibraryError(f"{stamp} does not say what the ops were built against. {REBUILD}") from (
-            error
-        )
+        raise LibraryError(f"{stamp} does not say what the ops were built against. {REBUILD}") from (error)
     if built != running:
         raise LibraryError(
             f"smp_tf's ops were built against TensorFlow {built}, but TensorFlow {running} is "

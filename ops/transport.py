@@ -12,6 +12,7 @@ may be given in the environment and win over the ones chosen here.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import threading
@@ -145,15 +146,13 @@ class Transport:
             setattr(c_options, name, getattr(options, name))
         c_options.network_devices = options.network_devices.encode()
         error = ctypes.create_string_buffer(1024)
-        handle = library.smp_transport_create(
-            rank, size, ctypes.byref(c_options), error, len(error)
-        )
+        handle = library.smp_transport_create(rank, size, ctypes.byref(c_options), error, len(error))
         if not handle:
-            raise TransportError(
-                f"rank {rank} could not open its transport: {error.value.decode(errors='replace')}"
-            )
+            raise TransportError(f"rank {rank} could not open its transport: {error.value.decode(errors='replace')}")
         library.smp_transport_make_current(handle)
-        return cls(handle, rank, size)
+        transport = cls(handle, rank, size)
+        atexit.register(transport._leave_at_exit)
+        return transport
 
     @property
     def address(self) -> bytes:
@@ -176,9 +175,7 @@ class Transport:
             PeerError: A rank was lost meanwhile.
         """
         if len(addresses) != self.size:
-            raise ValueError(
-                f"connect needs one address per rank, {self.size}. Received: {len(addresses)}"
-            )
+            raise ValueError(f"connect needs one address per rank, {self.size}. Received: {len(addresses)}")
         handle = self._open_handle()
         pointers = (ctypes.c_char_p * self.size)(*addresses)
         counts = (ctypes.c_size_t * self.size)(*(len(a) for a in addresses))
@@ -219,7 +216,11 @@ class Transport:
         view = memoryview(data).cast("B")
         pointer, keep = _pointer_to(view)
         operation = self._library.smp_operation_send(
-            self._open_handle(), dest, self._message_key(tag, sequence), b"send_bytes", pointer,
+            self._open_handle(),
+            dest,
+            self._message_key(tag, sequence),
+            b"send_bytes",
+            pointer,
             view.nbytes,
         )
         self._finish(operation, timeout, keep, f"sending {view.nbytes} bytes to rank {dest}")
@@ -270,9 +271,7 @@ class Transport:
         """Says which ranks take part in a program: only their early leaving disturbs its steps."""
         numbers = sorted(ranks)
         array = (ctypes.c_uint32 * len(numbers))(*numbers)
-        self._library.smp_transport_set_program_ranks(
-            self._open_handle(), program, array, len(numbers)
-        )
+        self._library.smp_transport_set_program_ranks(self._open_handle(), program, array, len(numbers))
 
     def goodbye(self, timeout: float = 2.0) -> None:
         """Tells all ranks that this one leaves in good order.
@@ -297,12 +296,8 @@ class Transport:
         cause = {"kind": "exception", "rank": self.rank, **details, "message": message}
         text = json.dumps(cause)
         if len(text.encode()) > MAX_CAUSE_BYTES:
-            text = json.dumps(
-                {"kind": "exception", "rank": self.rank, "message": message[:500] + " ..."}
-            )
-        code = self._library.smp_transport_abort(
-            self._open_handle(), text.encode(), exit_code, timeout
-        )
+            text = json.dumps({"kind": "exception", "rank": self.rank, "message": message[:500] + " ..."})
+        code = self._library.smp_transport_abort(self._open_handle(), text.encode(), exit_code, timeout)
         return bool(code == OK)
 
     @property
@@ -338,7 +333,14 @@ class Transport:
         with self._lock:
             handle, self._handle = self._handle, None
         if handle is not None:
+            atexit.unregister(self._leave_at_exit)
             self._library.smp_transport_destroy(handle)
+
+    def _leave_at_exit(self) -> None:
+        """Says goodbye, or why not, when Python ends with an open transport."""
+        if self._handle is not None:
+            self.goodbye()
+            self.close()
 
     def _open_handle(self) -> int:
         if self._handle is None:
@@ -357,9 +359,7 @@ class Transport:
                 return out.value.decode(errors="replace")
             count = needed
 
-    def _finish(
-        self, operation: int, timeout: float | None, keep: Any, what: str
-    ) -> memoryview:
+    def _finish(self, operation: int, timeout: float | None, keep: Any, what: str) -> memoryview:
         """Waits for an operation and frees it; what it holds of ours is kept as long as it needs."""
         library = self._library
         deadline = None if timeout is None else time.monotonic() + timeout

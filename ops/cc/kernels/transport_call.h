@@ -103,6 +103,8 @@ class TransportCall {
     // Try: the blocking form would wait for the cancellation that may have caused this end.
     if (call->manager_ != nullptr) call->manager_->TryDeregisterCallback(call->token_);
     if (code != SMP_OK) {
+      // TensorFlow takes Unavailable for its own network's and replaces status and message.
+      if (code == SMP_UNAVAILABLE) code = SMP_ABORTED;
       call->context_->CtxFailure(absl::Status(static_cast<absl::StatusCode>(code), message));
     }
     auto done = std::move(call->done_);

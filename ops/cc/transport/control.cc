@@ -13,6 +13,9 @@ namespace {
 // How long a peer has to say what it is doing before a stall is reported without its word.
 constexpr auto kAnswerTime = std::chrono::seconds(3);
 
+// A message on its way is given time for its size before it counts as stalled.
+constexpr double kSlowestBytesPerSecond = 50e6;
+
 std::string InSeconds(double seconds) {
   std::ostringstream text;
   text << seconds;
@@ -24,7 +27,7 @@ std::string InSeconds(double seconds) {
 void Transport::SendControl(uint32_t peer, MessageKind kind, std::string payload,
                             int64_t argument) {
   PeerState& state = peers_[peer];
-  if (!worker_->IsConnected(peer) || state.gone) return;
+  if (!worker_ || !worker_->IsConnected(peer) || state.gone) return;
   const bool keyed = kind != MessageKind::kProof;
   MessageHead head{};
   head.kind = kind;
@@ -66,6 +69,11 @@ bool Transport::Fail(const std::string& kind, const std::string& message, int ex
                            ", \"step\": " + std::to_string(activity_.step()) +
                            ", \"message\": " + JsonString(message) + "}";
   return SetCause(json, exit_code, code, true);
+}
+
+void Transport::FailHere(const std::string& kind, const std::string& what, int exit_code) {
+  Fail(kind, RankInWords(local_) + " ends " + activity_.StepInWords() + ": " + what, exit_code,
+       SMP_ABORTED);
 }
 
 bool Transport::SetCause(const std::string& json, int exit_code, int code, bool tell_others) {
@@ -115,6 +123,10 @@ void Transport::SetProgramRanks(uint64_t program, std::set<uint32_t> ranks) {
 }
 
 bool Transport::Goodbye(double timeout_s) {
+  // Who leaves because of a signal does not leave in good order.
+  int exit_code = 0;
+  const std::string signal = guardian_->PendingSignal(&exit_code);
+  if (!signal.empty()) FailHere("signal", signal, exit_code);
   Enqueue([this] {
     if (left_ || failed_) return;
     left_ = true;
@@ -207,7 +219,8 @@ void Transport::CheckStalls() {
   for (const auto& [r, op] : by_peer) {
     const std::chrono::duration<double> age = now - op->posted;
     PeerState& peer = peers_[r];
-    if (age.count() < options_.stall_report_s || peer.stall_reported) continue;
+    const double transfer_s = static_cast<double>(op->buffer.bytes) / kSlowestBytesPerSecond;
+    if (age.count() < options_.stall_report_s + transfer_s || peer.stall_reported) continue;
     if (!peer.stall_asked) {
       peer.stall_asked = true;
       peer.stall_asked_at = now;
@@ -215,7 +228,7 @@ void Transport::CheckStalls() {
                         " for the " + Describe(*op);
       SendControl(r, MessageKind::kAskStatus, "", 0);
     } else if (now - peer.stall_asked_at > kAnswerTime) {
-      ReportStall(r, "does not answer: its process is stopped or out of reach");
+      ReportStall(r, "does not answer: its process is stopped, out of reach, or has no processor time");
     }
   }
   if (oldest == nullptr) return;

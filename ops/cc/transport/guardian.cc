@@ -32,10 +32,13 @@ constexpr auto kSignalHandlerTime = std::chrono::milliseconds(500);
 constexpr auto kTellTime = std::chrono::seconds(1);
 
 std::atomic<int> signal_pipe{-1};
+std::atomic<int> first_signal{0};
 struct sigaction previous_actions[NSIG];
 
 void HandleSignal(int number, siginfo_t* info, void* context) {
   const int saved = errno;
+  int none = 0;
+  first_signal.compare_exchange_strong(none, number);
   const auto byte = static_cast<unsigned char>(number);
   const int fd = signal_pipe.load();
   if (fd >= 0 && write(fd, &byte, 1) < 0) {
@@ -48,6 +51,10 @@ void HandleSignal(int number, siginfo_t* info, void* context) {
     previous.sa_handler(number);
   }
   errno = saved;
+}
+
+std::string SignalInWords(int number) {
+  return std::string("was ended by ") + (number == SIGINT ? "SIGINT (Ctrl-C)" : "SIGTERM");
 }
 
 bool HasHandler(int number) {
@@ -221,9 +228,7 @@ struct Guardian::State {
       if (now >= signal_deadline) {
         const int number = signal_number;
         lock.unlock();
-        Tell("signal", std::string("was ended by ") + (number == SIGINT ? "SIGINT (Ctrl-C)"
-                                                                         : "SIGTERM"),
-             128 + number);
+        Tell("signal", SignalInWords(number), 128 + number);
         lock.lock();
         if (!failed) return -1;  // stopped meanwhile
         return 0;
@@ -275,6 +280,7 @@ Guardian::Guardian(const GuardianOptions& options, OnEvent on_event)
   }
   if (options.watch_launcher) state_->launchers = WatchLaunchers();
   if (options.watch_signals) {
+    first_signal = 0;
     signal_pipe = state_->signals[1];
     for (int number : kSignals) {
       struct sigaction current{};
@@ -316,6 +322,12 @@ void Guardian::Told() {
   std::lock_guard<std::mutex> lock(state_->mutex);
   state_->told = true;
   state_->Wake();
+}
+
+std::string Guardian::PendingSignal(int* exit_code) const {
+  const int number = state_->options.watch_signals ? first_signal.load() : 0;
+  *exit_code = 128 + number;
+  return number == 0 ? "" : SignalInWords(number);
 }
 
 void Guardian::Stop() {

@@ -34,6 +34,8 @@ class Guardian {
   void Failed(const std::string& line, int exit_code);
   // All ranks have been told: a process that a signal is to end need wait no longer.
   void Told();
+  // Words for a signal that came and that the guardian is about to act on; "" if none came.
+  std::string PendingSignal(int* exit_code) const;
   // Calls on_event no more. After Failed the watch over the process's end goes on.
   void Stop();
 

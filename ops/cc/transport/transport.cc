@@ -59,8 +59,7 @@ Transport::Transport(uint32_t rank, uint32_t size, const smp_options& options)
   guard.grace_s = options.grace_s;
   guardian_ = std::make_unique<Guardian>(
       guard, [this](const std::string& kind, const std::string& what, int exit_code) {
-        Fail(kind, RankInWords(local_) + " ends " + activity_.StepInWords() + ": " + what,
-             exit_code, SMP_ABORTED);
+        FailHere(kind, what, exit_code);
       });
 
   last_moved_ = next_check_ = Clock::now();

@@ -171,6 +171,8 @@ class Transport : public UcxEvents {
   bool WaitControlSent(double timeout_s);
   // Makes this the cause unless there is one.
   bool Fail(const std::string& kind, const std::string& message, int exit_code, int code);
+  // The same for something that happened to this process.
+  void FailHere(const std::string& kind, const std::string& what, int exit_code);
   bool SetCause(const std::string& json, int exit_code, int code, bool tell_others);
   void OnAbort(const std::string& json, int exit_code);
   void OnGoodbye(uint32_t peer, const std::string& payload);

@@ -1,0 +1,205 @@
+"""One rank of a test: opens the transport, meets the others, then plays its part.
+
+Run as `python rank_process.py <part> <rank> <size> <options as JSON> <fd to tell>`; commands come
+as lines on stdin, what it tells goes out as JSON lines. See `rank_fleet.py` for the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smp_tf.ops.errors import TransportError
+from smp_tf.ops.transport import Transport, TransportOptions
+
+SECRET = b"the secret of this job: 32 bytes"
+PROGRAM = 1
+
+
+class Rank:
+    """What a part is played with."""
+
+    def __init__(self, transport: Transport, tell_fd: int) -> None:
+        self.transport = transport
+        self.rank = transport.rank
+        self.size = transport.size
+        self._out = os.fdopen(tell_fd, "w", buffering=1)
+
+    def tell(self, event: str, **values: Any) -> None:
+        self._out.write(json.dumps({"event": event, **values}) + "\n")
+
+    def ask(self) -> Any:
+        """Waits for a command, as a main thread that is stuck would, without end."""
+        line = sys.stdin.readline()
+        return json.loads(line) if line else None
+
+    def tell_error(self, function: Callable[[], Any]) -> None:
+        try:
+            function()
+        except TransportError as error:
+            self.tell("error", type=type(error).__name__, message=str(error))
+        else:
+            self.tell("no error")
+
+
+def wait_in_step(rank: Rank) -> None:
+    """All are in step 7; rank 0 waits for rank 1, the others sit in something that never ends."""
+    rank.transport.begin_step(PROGRAM, 7)
+    rank.tell("ready", pid=os.getpid())
+    if rank.rank == 0:
+        rank.tell_error(lambda: rank.transport.recv_bytes(1, tag=1))
+    rank.ask()
+
+
+def abort_on_command(rank: Rank) -> None:
+    """A rank that is told to aborts; the others find the cause."""
+    rank.transport.begin_step(PROGRAM, 3)
+    rank.tell("ready")
+    if rank.ask() == "abort":
+        rank.transport.abort("rank 1: ValueError: the loss is not a number\nin line 5", exit_code=3)
+        rank.transport.abort("a second cause", exit_code=4)
+    else:
+        rank.tell_error(lambda: rank.transport.recv_bytes(1, tag=1))
+    rank.tell("cause", cause=rank.transport.cause)
+    rank.ask()
+
+
+def leave_early(rank: Rank) -> None:
+    """Rank 1 leaves after step 4; rank 0 enters step 5 and waits for it."""
+    transport = rank.transport
+    transport.begin_step(PROGRAM, 4)
+    transport.end_step(PROGRAM)
+    rank.tell("ready")
+    how = rank.ask()
+    if rank.rank == 1:
+        transport.goodbye()
+        rank.tell("left")
+        rank.ask()
+        return
+    transport.begin_step(PROGRAM, 5)
+    rank.tell("in step 5")
+    if how == "receive":
+        rank.tell_error(lambda: transport.recv_bytes(1, tag=1))
+    elif how == "send":
+        rank.ask()
+        rank.tell_error(lambda: transport.send_bytes(1, 1, b"x" * 100_000))
+    rank.ask()
+
+
+def leave_in_order(rank: Rank) -> None:
+    """Rank 1 ends its last step first, sends what is still needed, leaves and exits."""
+    transport = rank.transport
+    transport.begin_step(PROGRAM, 0)
+    if rank.rank == 1:
+        transport.send_bytes(0, 1, b"the last word")
+        transport.end_step(PROGRAM)
+        transport.goodbye()
+        transport.close()
+        return
+    rank.tell("ready")
+    rank.ask()
+    rank.tell("got", data=bytes(transport.recv_bytes(1, 1, timeout=10)).decode())
+    transport.end_step(PROGRAM)
+    transport.goodbye()
+    transport.close()
+
+
+def stall(rank: Rank) -> None:
+    """Rank 0 waits while rank 1 does something else for a while."""
+    transport = rank.transport
+    transport.begin_step(PROGRAM, 2)
+    if rank.rank == 1:
+        transport.set_activity("writing a checkpoint")
+        rank.tell("ready")
+        if rank.ask() == "send":
+            transport.send_bytes(0, 9, b"late")
+        rank.ask()
+        return
+    rank.tell("ready")
+    rank.ask()
+    try:
+        rank.tell("got", data=bytes(transport.recv_bytes(1, 9)).decode())
+    except TransportError as error:
+        rank.tell("error", message=str(error))
+    rank.ask()
+
+
+def bytes_both_ways(rank: Rank) -> None:
+    """Messages between two ranks: order per tag, timeouts, sizes, statistics, idle time."""
+    transport = rank.transport
+    peer = 1 - rank.rank
+    for i in range(20):
+        transport.send_bytes(peer, 5, bytes([i]) * i)
+    got = [bytes(transport.recv_bytes(peer, 5)) for _ in range(20)]
+    rank.tell("order", right=got == [bytes([i]) * i for i in range(20)])
+
+    rank.tell_error(lambda: transport.recv_bytes(peer, 6, timeout=0.2))
+    big = bytes(range(256)) * (64 << 12)
+    if rank.rank == 0:
+        transport.send_bytes(1, 6, big)
+    else:
+        rank.tell("big", right=bytes(transport.recv_bytes(0, 6)) == big)
+
+    before = transport.stats()["progress_cpu_seconds"]
+    rank.tell_error(lambda: transport.recv_bytes(peer, 7, timeout=2.0))
+    rank.tell("idle", cpu=transport.stats()["progress_cpu_seconds"] - before)
+    rank.tell("stats", stats=transport.stats(), lanes=transport.lanes(peer))
+    rank.tell("network", sockets=network_sockets())
+    rank.ask()
+    transport.goodbye()
+    transport.close()
+
+
+def network_sockets() -> list[str]:
+    """The TCP and UDP sockets that this process has open."""
+    opened = {os.readlink(f.path) for f in os.scandir("/proc/self/fd") if os.path.lexists(f.path)}
+    found = []
+    for kind in ("tcp", "tcp6", "udp", "udp6"):
+        path = Path("/proc/self/net") / kind
+        for line in path.read_text().splitlines()[1:] if path.exists() else []:
+            if f"socket:[{line.split()[9]}]" in opened:
+                found.append(f"{kind} {line}")
+    return found
+
+
+PARTS: dict[str, Callable[[Rank], None]] = {
+    part.__name__: part
+    for part in (
+        abort_on_command,
+        bytes_both_ways,
+        leave_early,
+        leave_in_order,
+        stall,
+        wait_in_step,
+    )
+}
+
+
+def main() -> None:
+    name, rank_text, size_text, options, tell_fd = sys.argv[1:]
+    if name.startswith("tf_"):
+        from tests.ops import tensor_parts
+
+        PARTS.update(tensor_parts.PARTS)
+    settings = json.loads(options)
+    secret = settings.pop("secret", SECRET.decode()).encode()
+    transport = Transport.open(int(rank_text), int(size_text), TransportOptions(local_size=int(size_text), **settings))
+    rank = Rank(transport, int(tell_fd))
+    rank.tell("address", address=transport.address.hex())
+    addresses = [bytes.fromhex(text) for text in rank.ask()]
+    try:
+        transport.connect(addresses, secret, timeout=5)
+    except TransportError as error:
+        rank.tell("not connected", message=str(error))
+        rank.ask()
+        return
+    rank.tell("connected")
+    PARTS[name](rank)
+
+
+if __name__ == "__main__":
+    main()

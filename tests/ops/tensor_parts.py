@@ -1,0 +1,238 @@
+"""Parts that ranks play with TensorFlow: cases run one after the other on a command."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from smp_tf.ops.send_recv import SENDABLE, begin_step, end_step, recv, send
+from tests.ops.rank_process import PROGRAM, Rank
+
+Case = Callable[[Rank], Any]
+
+
+def exchange(rank: Rank, tensor: tf.Tensor, shape: Any = None, **names: int) -> tf.Tensor:
+    """Sends a tensor to the other rank and receives its counterpart."""
+    peer = 1 - rank.rank
+    key = {"program": 2, "edge": 0, "microbatch": 0, "step": 0, **names}
+    step = key.pop("step")
+
+    # A function of its own: the transport must overlap both, whatever their size.
+    @tf.function
+    def both() -> tf.Tensor:
+        send(tensor, step, dest=peer, label="there", **key)
+        return recv(step, tensor.dtype, shape, src=peer, label="back", **key)
+
+    return both()
+
+
+def dtypes(rank: Rank) -> Any:
+    wrong = []
+    for i, dtype in enumerate(sorted(SENDABLE, key=lambda d: d.name)):
+        value = tf.cast(tf.constant([[0, 1, 2], [3, 4, 5 + rank.rank]]), dtype)
+        expected = tf.cast(tf.constant([[0, 1, 2], [3, 4, 6 - rank.rank]]), dtype)
+        got = exchange(rank, value, [2, 3], edge=i)
+        if got.dtype != dtype or not np.array_equal(got.numpy(), expected.numpy()):
+            wrong.append(dtype.name)
+    return {"count": len(SENDABLE), "wrong": wrong}
+
+
+def shapes(rank: Rank) -> Any:
+    result = []
+    for i, shape in enumerate([[], [0], [3, 0, 2], [1], [7, 5], [1] * 12, [300, 1000]]):
+        value = tf.fill(shape, float(rank.rank + 1))
+        got = exchange(rank, value, [None] * len(shape), program=3, edge=i)
+        same = got.shape == shape and bool(tf.reduce_all(got == 2.0 - rank.rank))
+        result.append([shape, same])
+    return result
+
+
+def dynamic_shape(rank: Rank) -> Any:
+    """One function, another batch size every time; the static shape is the one asked for."""
+    peer = 1 - rank.rank
+    static: list[str] = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4])])
+    def step_fn(x: tf.Tensor) -> tf.Tensor:
+        step = begin_step([], 4)
+        names = {"program": 4, "edge": 0, "microbatch": 0}
+        send(x, step, dest=peer, label="x", **names)
+        y = recv(step, tf.float32, [None, 4], src=peer, label="x", **names)
+        static.append(str(y.shape))
+        end_step([], 4)
+        return tf.concat([step[None], tf.shape(y, tf.int64)], 0)
+
+    got = [step_fn(tf.zeros([n, 4])).numpy().tolist() for n in (1, 5, 2)]
+    return {"got": got, "static": static}
+
+
+def many(rank: Rank) -> Any:
+    """Hundreds each way in one function, in an order of each rank's own."""
+    peer = 1 - rank.rank
+    count = 150
+
+    @tf.function
+    def step_fn() -> tf.Tensor:
+        received: dict[int, tf.Tensor] = {}
+        order = [(kind, i) for kind in "sr" for i in range(count)]
+        random.Random(rank.rank).shuffle(order)
+        for kind, i in order:
+            names = {"program": 5, "edge": i // 10, "microbatch": i % 10, "label": f"number {i}"}
+            if kind == "s":
+                value = tf.fill([1 + (i % 3) * 2000], i + 10000 * rank.rank)
+                send(value, 0, dest=peer, **names)
+            else:
+                received[i] = recv(0, tf.int32, [None], src=peer, **names)
+        return tf.stack([received[i][-1] for i in range(count)])
+
+    got = step_fn().numpy()
+    return bool(np.array_equal(got, np.arange(count) + 10000 * peer))
+
+
+def mismatch(rank: Rank) -> Any:
+    """The receiver's error names both sides; the sender's rank goes on."""
+    messages = []
+    cases = [("dtype", tf.float64, [2]), ("shape", tf.float32, [3]), ("rank", tf.float32, [2, 1])]
+    for i, (_, dtype, shape) in enumerate(cases):
+        names = {"program": 6, "edge": i, "microbatch": 4}
+        if rank.rank == 0:
+            send(tf.ones([2]), 8, dest=1, label="activation", **names)
+            continue
+        try:
+            recv(8, dtype, shape, src=0, label="expected", **names)
+        except tf.errors.InvalidArgumentError as error:
+            messages.append(error.message)
+    return messages
+
+
+def cancelled(rank: Rank) -> Any:
+    """An op that fails takes the receive beside it along instead of leaving it waiting."""
+    peer = 1 - rank.rank
+
+    @tf.function
+    def step_fn(x: tf.Tensor) -> tf.Tensor:
+        y = recv(0, tf.float32, [], src=peer, program=7, edge=0, microbatch=0, label="never sent")
+        return y + tf.debugging.check_numerics(x, "not a number")
+
+    try:
+        step_fn(tf.constant(float("nan")))
+    except tf.errors.OpError as error:
+        return {"error": type(error).__name__, "pending": _pending(rank)}
+    return None
+
+
+def _pending(rank: Rank) -> int:
+    return int(rank.transport.stats()["pending_operations"])
+
+
+def left_send(rank: Rank) -> Any:
+    """A large send that nobody takes ends with its cancelled step."""
+    if rank.rank == 1:
+        return None
+
+    @tf.function
+    def step_fn(x: tf.Tensor) -> tf.Tensor:
+        send(tf.zeros([1 << 20]), 0, dest=1, program=8, edge=0, microbatch=0, label="large")
+        return tf.debugging.check_numerics(x, "not a number")
+
+    try:
+        step_fn(tf.constant(float("nan")))
+    except tf.errors.OpError as error:
+        return type(error).__name__
+    return None
+
+
+def twice(rank: Rank) -> Any:
+    """Two receives under one key: the second is refused."""
+    peer = 1 - rank.rank
+
+    @tf.function
+    def step_fn() -> tf.Tensor:
+        names = {"program": 9, "edge": 0, "microbatch": 0, "label": "doubled"}
+        return recv(0, tf.int32, [], src=peer, **names) + recv(0, tf.int32, [], src=peer, **names)
+
+    try:
+        step_fn()
+    except tf.errors.InvalidArgumentError as error:
+        return error.message
+    return None
+
+
+def fences(rank: Rank) -> Any:
+    """Steps count per program, and come in order behind the variables they are given."""
+    variable = tf.Variable(0, dtype=tf.int64)
+
+    @tf.function
+    def step_fn() -> tf.Tensor:
+        step = begin_step([variable.handle], 10)
+        with tf.control_dependencies([step]):
+            variable.assign_add(step)
+        end_step([variable.handle], 10)
+        return step
+
+    steps = [int(step_fn()) for _ in range(4)]
+    return {"steps": steps, "sum": int(variable), "other": int(begin_step([], 11))}
+
+
+def large(rank: Rank) -> Any:
+    """More than 2 GiB in one tensor."""
+    count = (1 << 31) + 4097
+    names = {"program": 12, "edge": 0, "microbatch": 0, "label": "large"}
+    if rank.rank == 0:
+        send(tf.ones([count], tf.uint8), 0, dest=1, **names)
+        return None
+    got = recv(0, tf.uint8, [None], src=0, **names)
+    return {"size": int(tf.size(got, tf.int64)), "ones": int(np.count_nonzero(got.numpy()))}
+
+
+CASES: dict[str, Case] = {
+    case.__name__: case
+    for case in (
+        cancelled,
+        dtypes,
+        dynamic_shape,
+        fences,
+        large,
+        left_send,
+        many,
+        mismatch,
+        shapes,
+        twice,
+    )
+}
+
+
+def tf_cases(rank: Rank) -> None:
+    """Runs the cases it is told to, until there are no more."""
+    rank.tell("ready")
+    while (name := rank.ask()) is not None:
+        rank.tell("done", case=name, result=CASES[name](rank))
+    rank.transport.goodbye()
+    rank.transport.close()
+
+
+def tf_wait_in_op(rank: Rank) -> None:
+    """The main thread sits in a function that waits for rank 1."""
+
+    @tf.function
+    def step_fn() -> tf.Tensor:
+        step = begin_step([], PROGRAM)
+        names = {"program": PROGRAM, "edge": 3, "microbatch": 2, "label": "activation"}
+        with tf.control_dependencies([tf.py_function(lambda: rank.tell("ready"), [], [])]):
+            step = tf.identity(step)
+        return recv(step, tf.float32, [], src=1, **names)
+
+    try:
+        step_fn()
+    except tf.errors.OpError as error:
+        rank.tell("error", type=type(error).__name__, message=error.message)
+        os._exit(9) if rank.ask() == "exit" else None
+    rank.ask()
+
+
+PARTS = {"tf_cases": tf_cases, "tf_wait_in_op": tf_wait_in_op}

@@ -1,0 +1,108 @@
+"""SmpSend, SmpRecv, SmpBegin and SmpEnd between two processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.ops.rank_fleet import RankFleet
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RankFleet]:
+    with RankFleet("tf_cases", 2) as ranks:
+        ranks.expect("ready")
+        yield ranks
+        for rank in ranks.ranks:
+            assert rank.process.stdin is not None
+            rank.process.stdin.close()
+        assert [rank.wait(timeout=30) for rank in ranks.ranks] == [0, 0]
+        assert ranks[0].messages() == ranks[1].messages() == []
+
+
+def run(pair: RankFleet, case: str) -> list[Any]:
+    pair.command(case)
+    return [told["result"] for told in pair.expect("done")]
+
+
+def test_dtypes(pair: RankFleet) -> None:
+    assert run(pair, "dtypes") == [{"count": 15, "wrong": []}] * 2
+
+
+def test_shapes(pair: RankFleet) -> None:
+    for result in run(pair, "shapes"):
+        assert len(result) == 7
+        assert [shape for shape, same in result if not same] == []
+
+
+def test_dynamic_shape(pair: RankFleet) -> None:
+    expected = {"got": [[0, 1, 4], [1, 5, 4], [2, 2, 4]], "static": ["(None, 4)"]}
+    assert run(pair, "dynamic_shape") == [expected] * 2
+
+
+def test_hundreds_each_way_in_any_order(pair: RankFleet) -> None:
+    assert run(pair, "many") == [True, True]
+
+
+def test_mismatch_names_both_sides(pair: RankFleet) -> None:
+    _, (dtype, shape, rank) = run(pair, "mismatch")
+    for message, expected in ((dtype, "double[2]"), (shape, "float[3]"), (rank, "float[2,1]")):
+        assert f"SmpRecv 'expected' expects {expected} but rank 0 sent 'activation'" in message
+        assert "as float[2] (step 8, edge" in message
+        assert "microbatch 4)" in message
+
+
+def test_a_failing_step_cancels_its_receives(pair: RankFleet) -> None:
+    for result in run(pair, "cancelled"):
+        assert result == {"error": "InvalidArgumentError", "pending": 0}
+
+
+def test_a_failing_step_does_not_wait_for_its_sends(pair: RankFleet) -> None:
+    assert run(pair, "left_send") == ["InvalidArgumentError", None]
+
+
+def test_a_key_is_used_once(pair: RankFleet) -> None:
+    for message in run(pair, "twice"):
+        assert "is already waiting: keys are used once" in message
+
+
+def test_fences_count_steps(pair: RankFleet) -> None:
+    assert run(pair, "fences") == [{"steps": [0, 1, 2, 3], "sum": 6, "other": 0}] * 2
+
+
+@pytest.mark.large
+def test_more_than_2_gib(pair: RankFleet) -> None:
+    count = (1 << 31) + 4097
+    assert run(pair, "large") == [None, {"size": count, "ones": count}]
+
+
+def test_a_lost_rank_is_an_error_of_the_op() -> None:
+    with RankFleet(["tf_wait_in_op", "wait_in_step"], 2, grace_s=1.0) as ranks:
+        ranks.expect("ready")
+        os.kill(ranks[1].pid, signal.SIGKILL)
+        told = ranks[0].expect("error", timeout=10)
+        assert told["type"] == "AbortedError", told
+        pattern = (
+            r"receive of 'activation' \(step 0, edge 3, microbatch 2\) from rank 1 "
+            r"\(host \S+, process \d+\) ended: rank 1 \(host \S+, process \d+\) was lost"
+        )
+        assert re.search(pattern, told["message"])
+        assert ranks[0].wait(timeout=10) == 1
+        assert len(ranks[0].messages()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_rank_inside_tensorflow(number: signal.Signals) -> None:
+    with RankFleet(["tf_wait_in_op", "wait_in_step"], 2, grace_s=1.0) as ranks:
+        ranks.expect("ready")
+        os.kill(ranks[0].pid, number)
+        assert ranks[0].wait(timeout=10) != 0
+        assert ranks[1].wait(timeout=10) == 128 + number
+        (line,) = ranks[1].messages()
+        assert f"was ended by {number.name}" in line
+        assert "rank 0 (host" in line

@@ -1,0 +1,63 @@
+"""What the ops refuse while a graph is built: no processes needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
+
+from smp_tf.ops.errors import LibraryError, NotDifferentiableError
+from smp_tf.ops.library import check_tensorflow_version
+from smp_tf.ops.send_recv import begin_step, recv, send
+
+NAMES = {"program": 1, "edge": 0, "microbatch": 0, "label": "tokens"}
+
+
+def test_strings_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"Only numbers and bools.*'tokens' of dtype string"):
+        send(tf.constant(["a"]), 0, dest=1, **NAMES)
+    with pytest.raises(TypeError, match=r"received between ranks.*dtype variant"):
+        recv(0, tf.variant, [], src=1, **NAMES)
+
+
+def test_their_gradient_is_an_error_with_words() -> None:
+    with tf.Graph().as_default():
+        y = recv(0, tf.float32, [], src=1, **NAMES)
+        gradient = tf_ops.get_gradient_function(y.op)
+        with pytest.raises(NotDifferentiableError, match="does not cross ranks by itself"):
+            gradient(y.op, tf.ones([]))
+
+
+def test_sends_are_not_chained_by_automatic_control_dependencies() -> None:
+    @tf.function
+    def step_fn(x: tf.Tensor) -> tf.Tensor:
+        step = begin_step([], 1)
+        y = recv(step, tf.float32, [2], src=1, **NAMES)
+        send(x, step, dest=1, **NAMES)
+        return y
+
+    graph = step_fn.get_concrete_function(tf.TensorSpec([2])).graph
+    (sender,) = [op for op in graph.get_operations() if op.type == "SmpSend"]
+    (receiver,) = [op for op in graph.get_operations() if op.type == "SmpRecv"]
+    assert sender.control_inputs == []
+    assert receiver.control_inputs == []
+    assert sender in graph.control_outputs
+    assert receiver.outputs[0].shape == [2]
+
+
+def test_without_a_transport_the_op_says_what_to_do() -> None:
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"call smp\.init\(\)"):
+        send(tf.ones([]), 0, dest=1, **NAMES)
+
+
+def test_ops_of_another_tensorflow_are_refused(tmp_path: Path) -> None:
+    stamp = tmp_path / "_build.json"
+    stamp.write_text(json.dumps({"tensorflow": "2.16.2"}))
+    check_tensorflow_version("2.16.2", stamp)
+    with pytest.raises(LibraryError, match=r"built against TensorFlow 2\.16\.2, but TensorFlow 2\.21"):
+        check_tensorflow_version("2.21.0", stamp)
+    with pytest.raises(LibraryError, match="does not say what the ops were built against"):
+        check_tensorflow_version("2.21.0", tmp_path / "missing.json")

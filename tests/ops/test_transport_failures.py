@@ -1,0 +1,194 @@
+"""Errors, never hangs: lost ranks, aborts, early leaving, stalls, signals, dead launchers."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.ops.rank_fleet import ROOT, RankFleet
+
+
+def test_kill_9_ends_every_rank_with_one_message_that_names_it() -> None:
+    with RankFleet("wait_in_step", 3, grace_s=1.0) as ranks:
+        ranks.expect("ready")
+        pids = [rank.pid for rank in ranks.ranks]
+        os.kill(ranks[1].pid, signal.SIGKILL)
+        start = time.monotonic()
+        error = ranks[0].expect("error", timeout=10)
+        assert error["type"] == "PeerError"
+        assert "rank 1 (host " in error["message"]
+        # Neither ends by itself: rank 0 sits in a read after its error, rank 2 always did.
+        for survivor in (ranks[0], ranks[2]):
+            assert survivor.wait(timeout=10) == 1
+            (line,) = survivor.messages()
+            assert re.search(rf"rank 1 \(host \S+, process {pids[1]}\) was lost", line), line
+            assert "in step 7" in line
+        assert time.monotonic() - start < 10
+        assert [f for f in os.listdir("/dev/shm") if "ucx" in f.lower()] == []
+        segments = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+        assert [s for s in segments if int(s.split()[4]) in pids] == []
+
+
+def test_abort_reaches_all_with_the_first_cause_and_its_exit_code() -> None:
+    with RankFleet("abort_on_command", 3, grace_s=0.5) as ranks:
+        ranks.expect("ready")
+        for r, command in enumerate(["wait", "abort", "wait"]):
+            ranks[r].command(command)
+        for r in (0, 2):
+            assert "the loss is not a number" in ranks[r].expect("error")["message"]
+        causes = [told["cause"] for told in ranks.expect("cause")]
+        assert causes[0] == causes[1] == causes[2]
+        assert causes[0]["rank"] == 1
+        for rank in ranks.ranks:
+            assert rank.wait(timeout=10) == 3
+            (line,) = rank.messages()
+            assert "rank 1: ValueError: the loss is not a number in line 5" in line
+
+
+@pytest.mark.parametrize("how", ["receive", "send", "inside a step"])
+def test_leaving_early_is_noticed_at_once(how: str) -> None:
+    with RankFleet("leave_early", 2, grace_s=0.5) as ranks:
+        ranks.expect("ready")
+        ranks[0].command(how)
+        ranks[0].expect("in step 5")
+        ranks[1].command("leave")
+        ranks[1].expect("left")
+        if how == "send":
+            # It is inside a step that rank 1 never began: the failure is there before the send.
+            ranks[0].command("go on")
+        if how != "inside a step":
+            assert "left the loop early after step 4" in ranks[0].expect("error")["message"]
+        assert ranks[0].wait(timeout=10) == 1
+        (line,) = ranks[0].messages()
+        assert "rank 1 (host" in line
+        assert "left the loop early after step 4" in line
+
+
+def test_leaving_in_order_disturbs_nobody() -> None:
+    with RankFleet("leave_in_order", 2) as ranks:
+        ranks[0].expect("ready")
+        assert ranks[1].wait(timeout=20) == 0
+        ranks[0].command("go on")
+        assert ranks[0].expect("got")["data"] == "the last word"
+        assert ranks[0].wait(timeout=20) == 0
+        assert ranks[0].messages() == ranks[1].messages() == []
+
+
+def test_a_stall_is_reported_once_and_the_job_goes_on() -> None:
+    with RankFleet("stall", 2, stall_report_s=0.7) as ranks:
+        ranks.expect("ready")
+        ranks[0].command("wait")
+        text = ranks[0].stderr_until("The job goes on", timeout=20)
+        ranks[1].command("send")
+        assert ranks[0].expect("got")["data"] == "late"
+        assert "rank 0 (host" in text
+        assert "receive of 'recv_bytes'" in text
+        assert "Rank 1 is alive and has been in step 2 for" in text
+        assert "doing 'writing a checkpoint'" in text
+        os.kill(ranks[0].pid, signal.SIGKILL)
+        assert len(ranks[0].messages()) == 1
+
+
+def test_a_stopped_peer_is_reported_without_its_answer() -> None:
+    with RankFleet("stall", 2, stall_report_s=0.5) as ranks:
+        ranks.expect("ready")
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        ranks[0].command("wait")
+        text = ranks[0].stderr_until("The job goes on", timeout=20)
+        assert "Rank 1 does not answer: its process is stopped" in text
+        assert ranks[0].process.poll() is None
+
+
+def test_stall_timeout_is_an_error() -> None:
+    with RankFleet("stall", 2, stall_timeout_s=1.0, grace_s=0.5) as ranks:
+        ranks.expect("ready")
+        ranks[0].command("wait")
+        message = ranks[0].expect("error", timeout=20)["message"]
+        assert "gave up in step 2 after stall_timeout = 1 s" in message
+        assert ranks[0].wait(timeout=10) == ranks[1].wait(timeout=10) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_rank_ends_all(number: signal.Signals) -> None:
+    with RankFleet("wait_in_step", 3, grace_s=1.0) as ranks:
+        ranks.expect("ready")
+        os.kill(ranks[2].pid, number)
+        assert number.name in ranks[0].expect("error", timeout=10)["message"]
+        ends = [rank.wait(timeout=10) for rank in ranks.ranks]
+        assert ends[0] == ends[1] == 128 + number
+        assert ends[2] in (-number, 128 + number)
+        (line,) = ranks[1].messages()
+        assert "rank 2 (host" in line
+        assert f"was ended by {number.name}" in line
+
+
+def test_a_dead_launcher_ends_its_ranks() -> None:
+    launcher = (
+        "import os, subprocess, sys\n"
+        "from tests.ops.rank_fleet import RankFleet\n"
+        "ranks = RankFleet('wait_in_step', 2, grace_s=0.5)\n"
+        "ranks.expect('ready')\n"
+        "print(*[rank.pid for rank in ranks.ranks], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", launcher],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    pids = [int(word) for word in process.stdout.readline().split()]
+    ends = [os.pidfd_open(pid) for pid in pids]
+    process.kill()
+    process.communicate()
+    alive = []
+    for pid, end in zip(pids, ends, strict=True):
+        if not select.select([end], [], [], 10)[0]:
+            alive.append(pid)
+            os.kill(pid, signal.SIGKILL)
+        os.close(end)
+    assert len(pids) == 2
+    assert alive == []
+
+
+def test_without_the_secret_nobody_connects() -> None:
+    with RankFleet("wait_in_step", 2, connect=False, per_rank={1: {"secret": "not the secret of this job"}}) as ranks:
+        told = ranks[0].expect("not connected", timeout=30)
+        assert "rank 0 waits for rank 1 (host" in told["message"]
+        assert "prove the job's secret" in told["message"]
+        assert "refused a message that claims to come from rank 1" in ranks[0].stderr_until("refused")
+        ranks[1].expect("not connected", timeout=30)
+
+
+def test_messages_lanes_and_idle_cost() -> None:
+    with RankFleet("bytes_both_ways", 2) as ranks:
+        for rank in ranks.ranks:
+            assert rank.expect("order")["right"]
+            assert rank.expect("error")["type"] == "TransportTimeoutError"
+        assert ranks[1].expect("big")["right"]
+        for r, rank in enumerate(ranks.ranks):
+            assert rank.expect("error")["type"] == "TransportTimeoutError"
+            assert rank.expect("idle")["cpu"] < 0.02  # of 2 s: 1 %
+            told = rank.expect("stats")
+            assert told["lanes"]
+            assert set(told["lanes"]) <= {"posix", "sysv"}
+            peer = told["stats"]["peers"][1 - r]
+            assert peer["sent_messages"] == (21 if r == 0 else 20)
+            assert peer["received_messages"] == (20 if r == 0 else 21)
+            assert peer["sent_bytes"] == sum(range(20)) + ((64 << 20) if r == 0 else 0)
+            assert told["stats"]["refused_messages"] == 0
+            assert rank.expect("network")["sockets"] == []
+        ranks.command("leave")
+        assert [rank.wait(timeout=10) for rank in ranks.ranks] == [0, 0]
+        assert ranks[0].messages() == ranks[1].messages() == []
