@@ -25,8 +25,9 @@ def check(program: Program, edges: Sequence[Edge] | None = None, *, send_buffers
         program: the program of one step, of all ranks.
         edges: the edges its SEND and RECV tasks name; None for a program without transfers, whose
             chunks are taken to form a chain.
-        send_buffers: how many tensors of one edge a sender can hold. A send is over only when its
-            receive is open, so a rank with all buffers in use stops at its next SEND.
+        send_buffers: how many tensors of one edge a sender can hold, times the chunks the edge
+            crosses. A send is over only when its receive is open, so a rank with all buffers of
+            an edge in use stops at its next SEND.
 
     Raises:
         ProgramError: a task is missing, repeated, unknown or on the wrong rank, comes before what
@@ -41,7 +42,7 @@ def check(program: Program, edges: Sequence[Edge] | None = None, *, send_buffers
     needs = dependencies(program, edges)
     _check_order_on_each_rank(program, needs, rank_of)
     _check_microbatches_in_order(program)
-    _check_nobody_waits_forever(program, needs, rank_of, send_buffers)
+    _check_nobody_waits_forever(program, edges, needs, rank_of, send_buffers)
 
 
 def _check_each_task_once(program: Program, edges: Sequence[Edge] | None) -> Mapping[Task, int]:
@@ -152,16 +153,19 @@ def _check_microbatches_in_order(program: Program) -> None:
 
 def _check_nobody_waits_forever(
     program: Program,
+    edges: Sequence[Edge] | None,
     needs: Mapping[Task, tuple[Task, ...]],
     rank_of: Mapping[Task, int],
     send_buffers: int,
 ) -> None:
-    result = replay(program, needs, lambda _: 1.0, lambda _: 0.0, send_buffers)
+    buffers = {edge.index: send_buffers * edge.crosses for edge in edges or ()}
+    result = replay(program, needs, lambda _: 1.0, lambda _: 0.0, buffers)
     if not result.stuck:
         return
     lines = [f"  {_reason(program, stuck, rank_of)}" for stuck in result.stuck]
     raise _error(
-        f"Ranks wait for each other forever (with {send_buffers} send buffers per edge):\n" + "\n".join(lines),
+        f"Ranks wait for each other forever (with {send_buffers} send buffers per edge and chunk crossed):\n"
+        + "\n".join(lines),
         program,
         {stuck.rank: stuck.position for stuck in result.stuck},
     )

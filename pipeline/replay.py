@@ -55,7 +55,7 @@ def replay(
     needs: Mapping[Task, tuple[Task, ...]],
     duration: Callable[[Task], float],
     latency: Callable[[Task], float],
-    send_buffers: int | None = None,
+    send_buffers: Mapping[int, int] | None = None,
 ) -> Replay:
     """Runs the program on paper.
 
@@ -65,7 +65,7 @@ def replay(
         duration: time a rank is busy with a task that is not a transfer.
         latency: time between a task and a dependent of it on another rank; asked about SEND tasks,
             and about compute tasks that another rank's compute task depends on.
-        send_buffers: how many tensors of one edge a sender can hold; None for any number.
+        send_buffers: how many tensors of an edge a sender can hold, by edge; None for any number.
 
     Returns:
         The spans of the tasks that ran, and where ranks got stuck.
@@ -80,7 +80,7 @@ class _Replayer:
         needs: Mapping[Task, tuple[Task, ...]],
         duration: Callable[[Task], float],
         latency: Callable[[Task], float],
-        send_buffers: int | None,
+        send_buffers: Mapping[int, int] | None,
     ) -> None:
         self.program = program
         self.needs = needs
@@ -136,10 +136,11 @@ class _Replayer:
 
     def _holder(self, task: Task) -> Task | None:
         """The earlier SEND whose buffer this one needs."""
-        earlier = self.sent[task.edge]
         if task.kind is not Kind.SEND or self.send_buffers is None:
             return None
-        return earlier[-self.send_buffers] if len(earlier) >= self.send_buffers else None
+        assert task.edge is not None
+        earlier, buffers = self.sent[task.edge], self.send_buffers[task.edge]
+        return earlier[-buffers] if len(earlier) >= buffers else None
 
     def _reaches(self, rank: int, need: Task) -> float:
         elsewhere = not need.kind.is_transfer and self.rank_of[need] != rank

@@ -186,8 +186,10 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
     before the last one do when it sends its loss, the RECV stands straight behind that task. The
     reader comes a sweep later, and the tensor is part of the receiver's stash until then; a result
     of the step has no reader at all, and is kept to the end. So every receive is open when its
-    tensor is made or soon after, and a sender that can hold one tensor of each edge suffices: no
-    number of microbatches makes ranks wait for each other because their buffers are full.
+    tensor is made or soon after. A rank runs ahead of another by at most as many microbatches as
+    there are chunks between them, so a sender that can hold one tensor of an edge per chunk that
+    the edge crosses suffices: no number of microbatches makes ranks wait for each other because
+    their buffers are full.
 
     A tensor sent once per step goes before its reader's first microbatch, or behind its maker's
     last one; as a result it is received at the end.

@@ -128,7 +128,6 @@ def simulate(
     edges: Sequence[Edge] | None = None,
     *,
     comm: float | Mapping[int, float] = 0.0,
-    send_buffers: int | None = None,
 ) -> Timeline:
     """Returns what would run when.
 
@@ -138,7 +137,6 @@ def simulate(
         edges: the edges its SEND and RECV tasks name; None for a program without transfers, whose
             chunks are taken to form a chain.
         comm: how long a message takes, in the unit of `times`: one number, or one per edge index.
-        send_buffers: how many tensors of one edge a sender can hold; None for any number.
 
     Returns:
         The timeline.
@@ -172,7 +170,6 @@ def simulate(
         dependencies(program, edges),
         lambda task: per_chunk[task.chunk].of(task),
         latency,
-        send_buffers,
     )
     if result.stuck:
         stuck = result.stuck[0]

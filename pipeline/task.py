@@ -299,6 +299,11 @@ class Edge:
     dst_sweep: int | None
     per: Literal["microbatch", "step"] = "microbatch"
 
+    @property
+    def crosses(self) -> int:
+        """From how many chunks to the next the tensor goes: 1 between neighbours."""
+        return abs(self.dst_chunk - self.src_chunk)
+
     def __str__(self) -> str:
         source = "start" if self.src_sweep is None else f"sweep {self.src_sweep}"
         target = "result" if self.dst_sweep is None else f"sweep {self.dst_sweep}"

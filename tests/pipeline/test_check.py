@@ -165,7 +165,7 @@ def test_a_sender_out_of_buffers() -> None:
     )
     fails(
         program,
-        "with 1 send buffers per edge",
+        "with 1 send buffers per edge and chunk crossed",
         "rank 0 stands before 0S2.1 and waits for the buffer of 0S2.0 of rank 0",
         "rank 1 stands before 1F1 and waits for 1R0.1 of rank 1",
         ">0S2.1<",

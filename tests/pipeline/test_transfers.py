@@ -162,7 +162,7 @@ def programs_with_edges(draw: st.DrawFn) -> tuple[Program, list[Edge], int]:
 
 @settings(deadline=None)
 @given(programs_with_edges())
-def test_any_edges_run_with_one_send_buffer(case: tuple[Program, list[Edge], int]) -> None:
+def test_any_edges_run_with_one_send_buffer_per_chunk_crossed(case: tuple[Program, list[Edge], int]) -> None:
     program, edges, prefetch = case
     with_transfers = add_transfers(program, edges, prefetch=prefetch)
     check(with_transfers, edges)
