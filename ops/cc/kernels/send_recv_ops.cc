@@ -22,8 +22,8 @@ namespace tf = tensorflow;
 using tf::shape_inference::InferenceContext;
 using tf::shape_inference::ShapeHandle;
 
-#define SMP_SENDABLE_TYPES                                                              \
-  "{bool, int8, uint8, int16, uint16, int32, uint32, int64, uint64, half, bfloat16, "  \
+#define SMP_SENDABLE_TYPES                                                            \
+  "{bool, int8, uint8, int16, uint16, int32, uint32, int64, uint64, half, bfloat16, " \
   "float, double, complex64, complex128}"
 
 absl::Status ScalarStep(InferenceContext* c, int input) {
@@ -158,8 +158,8 @@ class SmpRecvOp : public tf::AsyncOpKernel {
           "SmpRecv '" + message_.label + "' expects " + tf::DataTypeString(dtype_) +
           shape_.DebugString() + " but rank " + std::to_string(message_.peer) + " sent '" +
           info.label + "' as " + tf::DataTypeString(sent_type) + sent.DebugString() + " (step " +
-          std::to_string(call->step) + ", edge " + std::to_string(message_.edge) +
-          ", microbatch " + std::to_string(message_.microbatch) +
+          std::to_string(call->step) + ", edge " + std::to_string(message_.edge) + ", microbatch " +
+          std::to_string(message_.microbatch) +
           "): both ranks must run the same plan on the same batch shape");
     }
     tf::Tensor* output = nullptr;

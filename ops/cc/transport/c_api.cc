@@ -18,7 +18,8 @@ struct smp_transport {
       : transport(rank, size, options) {}
 };
 
-// A whole message that somebody waits for. Two hold it: the caller, and the transport until release.
+// A whole message that somebody waits for. Two hold it: the caller, and the transport until
+// release.
 struct smp_operation {
   smp_transport* owner;
   uint64_t id;
@@ -118,8 +119,8 @@ smp_transport* smp_transport_create(uint32_t rank, uint32_t size, const smp_opti
       return nullptr;
     }
     if (rank >= size) {
-      CopyText("rank " + std::to_string(rank) + " is not below size " + std::to_string(size),
-               error, error_bytes);
+      CopyText("rank " + std::to_string(rank) + " is not below size " + std::to_string(size), error,
+               error_bytes);
       return nullptr;
     }
     return new smp_transport(rank, size, *options);

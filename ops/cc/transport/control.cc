@@ -61,8 +61,7 @@ bool Transport::WaitControlSent(double timeout_s) {
 
 // --- causes
 
-bool Transport::Fail(const std::string& kind, const std::string& message, int exit_code,
-                     int code) {
+bool Transport::Fail(const std::string& kind, const std::string& message, int exit_code, int code) {
   const std::string json = "{\"kind\": " + JsonString(kind) +
                            ", \"rank\": " + std::to_string(rank_) +
                            ", \"host\": " + JsonString(local_.hostname) +
@@ -228,7 +227,8 @@ void Transport::CheckStalls() {
                         " for the " + Describe(*op);
       SendControl(r, MessageKind::kAskStatus, "", 0);
     } else if (now - peer.stall_asked_at > kAnswerTime) {
-      ReportStall(r, "does not answer: its process is stopped, out of reach, or has no processor time");
+      ReportStall(
+          r, "does not answer: its process is stopped, out of reach, or has no processor time");
     }
   }
   if (oldest == nullptr) return;

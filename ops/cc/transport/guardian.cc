@@ -82,9 +82,8 @@ int ParentOf(int pid) {
 // The launcher's name if this process is one: the program itself, or a script that an interpreter
 // runs.
 std::string LauncherName(int pid) {
-  static const char* const kLaunchers[] = {"horovodrun", "mpirun", "mpiexec", "orterun",
-                                           "prterun",    "srun",   "hydra_pmi_proxy",
-                                           "slurmstepd"};
+  static const char* const kLaunchers[] = {"horovodrun", "mpirun", "mpiexec",         "orterun",
+                                           "prterun",    "srun",   "hydra_pmi_proxy", "slurmstepd"};
   const std::vector<std::string> words = CommandLine(pid);
   for (size_t i = 0; i < std::min<size_t>(words.size(), 4); ++i) {
     const std::string name = words[i].substr(words[i].rfind('/') + 1);

@@ -50,11 +50,21 @@ std::string ReadString(std::string_view text, size_t* at) {
     }
     if (++i >= text.size()) break;
     switch (text[i]) {
-      case 'n': out.push_back('\n'); break;
-      case 't': out.push_back('\t'); break;
-      case 'r': out.push_back('\r'); break;
-      case 'b': out.push_back('\b'); break;
-      case 'f': out.push_back('\f'); break;
+      case 'n':
+        out.push_back('\n');
+        break;
+      case 't':
+        out.push_back('\t');
+        break;
+      case 'r':
+        out.push_back('\r');
+        break;
+      case 'b':
+        out.push_back('\b');
+        break;
+      case 'f':
+        out.push_back('\f');
+        break;
       case 'u': {
         int32_t code = HexAt(text, i + 1);
         if (code < 0) break;
@@ -69,7 +79,8 @@ std::string ReadString(std::string_view text, size_t* at) {
         AppendUtf8(static_cast<uint32_t>(code), &out);
         break;
       }
-      default: out.push_back(text[i]);
+      default:
+        out.push_back(text[i]);
     }
   }
   *at = i + 1;

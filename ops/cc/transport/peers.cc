@@ -66,10 +66,9 @@ void Transport::Connect(const std::vector<std::string>& addresses, const std::st
       throw std::invalid_argument(who + " is not an address of this version of smp_tf");
     }
     if (decoded[r].rank != r || decoded[r].size != size_) {
-      throw std::invalid_argument(
-          who + " says rank " + std::to_string(decoded[r].rank) + " of " +
-          std::to_string(decoded[r].size) + ", expected rank " + std::to_string(r) + " of " +
-          std::to_string(size_));
+      throw std::invalid_argument(who + " says rank " + std::to_string(decoded[r].rank) + " of " +
+                                  std::to_string(decoded[r].size) + ", expected rank " +
+                                  std::to_string(r) + " of " + std::to_string(size_));
     }
   }
   if (addresses[rank_] != encoded_address_) {
@@ -203,13 +202,25 @@ bool Transport::OnMessage(const void* header, size_t header_bytes, void* data, s
   if (!peer.window.Accept(view.head.sequence)) return Refuse("it came before", source);
   if (view.head.bytes != bytes) return Refuse("its length is not the one it states", source);
   switch (view.head.kind) {
-    case MessageKind::kData: return OnData(view, data, bytes, rendezvous);
-    case MessageKind::kReady: OnReady(source); break;
-    case MessageKind::kAbort: OnAbort(payload, static_cast<int>(view.head.argument)); break;
-    case MessageKind::kGoodbye: OnGoodbye(source, payload); break;
-    case MessageKind::kAskStatus: OnAskStatus(source, view.head.argument); break;
-    case MessageKind::kStatus: OnStatus(source, payload); break;
-    default: return Refuse("its kind is unknown", source);
+    case MessageKind::kData:
+      return OnData(view, data, bytes, rendezvous);
+    case MessageKind::kReady:
+      OnReady(source);
+      break;
+    case MessageKind::kAbort:
+      OnAbort(payload, static_cast<int>(view.head.argument));
+      break;
+    case MessageKind::kGoodbye:
+      OnGoodbye(source, payload);
+      break;
+    case MessageKind::kAskStatus:
+      OnAskStatus(source, view.head.argument);
+      break;
+    case MessageKind::kStatus:
+      OnStatus(source, payload);
+      break;
+    default:
+      return Refuse("its kind is unknown", source);
   }
   return false;
 }

@@ -50,16 +50,16 @@ enum { SMP_MEMORY_HOST = 0, SMP_MEMORY_CUDA = 1 };
 typedef struct smp_transport smp_transport;
 
 typedef struct smp_options {
-  uint64_t struct_bytes;      /* sizeof(smp_options) of the caller */
-  int32_t single_host;        /* 1: shared memory only, no network transport is opened */
-  int32_t local_size;         /* ranks on this host; decides whether the thread may spin */
-  int32_t spin_us;            /* busy waiting before sleep; -1: 20 if there are cores to spare */
-  int32_t watch_launcher;     /* 1: end when the launcher dies */
-  int32_t watch_signals;      /* 1: SIGINT and SIGTERM end all ranks */
-  int32_t end_process;        /* 0: report failures, but never end the process */
-  double stall_report_s;      /* say who waits for whom after this time */
-  double stall_timeout_s;     /* and fail after this time */
-  double grace_s;             /* time a failed process has to end by itself */
+  uint64_t struct_bytes;       /* sizeof(smp_options) of the caller */
+  int32_t single_host;         /* 1: shared memory only, no network transport is opened */
+  int32_t local_size;          /* ranks on this host; decides whether the thread may spin */
+  int32_t spin_us;             /* busy waiting before sleep; -1: 20 if there are cores to spare */
+  int32_t watch_launcher;      /* 1: end when the launcher dies */
+  int32_t watch_signals;       /* 1: SIGINT and SIGTERM end all ranks */
+  int32_t end_process;         /* 0: report failures, but never end the process */
+  double stall_report_s;       /* say who waits for whom after this time */
+  double stall_timeout_s;      /* and fail after this time */
+  double grace_s;              /* time a failed process has to end by itself */
   const char* network_devices; /* UCX_NET_DEVICES between hosts; NULL or "": UCX chooses */
 } smp_options;
 
@@ -69,11 +69,11 @@ SMP_API void smp_options_init(smp_options* options);
 /* What a message says of itself, before its data is placed. */
 typedef struct smp_message_info {
   uint32_t source;
-  int32_t dtype;        /* the sender's own numbering (TensorFlow's DataType for ops) */
+  int32_t dtype; /* the sender's own numbering (TensorFlow's DataType for ops) */
   int32_t ndim;
   const int64_t* dims;
   uint64_t bytes;
-  const char* label;    /* the sender's label */
+  const char* label; /* the sender's label */
 } smp_message_info;
 
 typedef struct smp_key {
@@ -131,14 +131,15 @@ typedef struct smp_recv_params {
 } smp_recv_params;
 
 /* Opens the transport of `rank` out of `size`. NULL on failure, with the reason in `error`. */
-SMP_API smp_transport* smp_transport_create(uint32_t rank, uint32_t size, const smp_options* options,
-                                            char* error, size_t error_bytes);
+SMP_API smp_transport* smp_transport_create(uint32_t rank, uint32_t size,
+                                            const smp_options* options, char* error,
+                                            size_t error_bytes);
 
 /* The bytes that peers need to reach this rank. Valid as long as the transport. */
 SMP_API const void* smp_transport_address(smp_transport*, size_t* bytes);
 
-/* Begins to connect to all ranks: `addresses[r]` are the address bytes of rank r, `secret` the job's
- * random secret, known to the ranks of this job only. Returns a status code. */
+/* Begins to connect to all ranks: `addresses[r]` are the address bytes of rank r, `secret` the
+ * job's random secret, known to the ranks of this job only. Returns a status code. */
 SMP_API int smp_transport_connect(smp_transport*, const void* const* addresses,
                                   const size_t* address_bytes, size_t count, const void* secret,
                                   size_t secret_bytes, char* error, size_t error_bytes);

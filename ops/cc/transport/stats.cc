@@ -21,12 +21,12 @@ std::string Transport::Stats() {
       clock_gettime(clock, &time) == 0) {
     cpu_seconds = static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
   }
-  std::string json = "{\"rank\": " + std::to_string(rank_) + ", \"size\": " +
-                     std::to_string(size_) + ", \"refused_messages\": " +
-                     std::to_string(refused_) + ", \"pending_operations\": " +
-                     std::to_string(operations_.size()) + ", \"unmatched_messages\": " +
-                     std::to_string(table_.arrived()) + ", \"progress_cpu_seconds\": " +
-                     std::to_string(cpu_seconds) + ", \"peers\": [";
+  std::string json =
+      "{\"rank\": " + std::to_string(rank_) + ", \"size\": " + std::to_string(size_) +
+      ", \"refused_messages\": " + std::to_string(refused_) +
+      ", \"pending_operations\": " + std::to_string(operations_.size()) +
+      ", \"unmatched_messages\": " + std::to_string(table_.arrived()) +
+      ", \"progress_cpu_seconds\": " + std::to_string(cpu_seconds) + ", \"peers\": [";
   for (uint32_t r = 0; r < size_; ++r) {
     const PeerState& peer = peers_[r];
     json += std::string(r == 0 ? "" : ", ") + "{\"rank\": " + std::to_string(r) +

@@ -15,12 +15,16 @@ std::string Transport::Describe(const Operation& op) const {
 
 int Transport::CodeOf(ucs_status_t status) {
   switch (status) {
-    case UCS_OK: return SMP_OK;
-    case UCS_ERR_CANCELED: return SMP_CANCELLED;
+    case UCS_OK:
+      return SMP_OK;
+    case UCS_ERR_CANCELED:
+      return SMP_CANCELLED;
     case UCS_ERR_UNREACHABLE:
     case UCS_ERR_CONNECTION_RESET:
-    case UCS_ERR_ENDPOINT_TIMEOUT: return SMP_UNAVAILABLE;
-    default: return SMP_INTERNAL;
+    case UCS_ERR_ENDPOINT_TIMEOUT:
+      return SMP_UNAVAILABLE;
+    default:
+      return SMP_INTERNAL;
   }
 }
 
@@ -165,8 +169,8 @@ bool Transport::OnData(const MessageView& view, void* data, size_t bytes, bool r
   Fail("duplicate",
        PeerInWords(view.head.source) + " sent '" + view.label + "' (step " +
            std::to_string(view.head.key.step) + ", edge " + std::to_string(view.head.key.edge) +
-           ", microbatch " + std::to_string(view.head.key.microbatch) +
-           ") twice to rank " + std::to_string(rank_),
+           ", microbatch " + std::to_string(view.head.key.microbatch) + ") twice to rank " +
+           std::to_string(rank_),
        1, SMP_INTERNAL);
   return false;
 }

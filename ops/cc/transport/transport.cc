@@ -57,10 +57,9 @@ Transport::Transport(uint32_t rank, uint32_t size, const smp_options& options)
   guard.watch_signals = options.watch_signals != 0;
   guard.end_process = options.end_process != 0;
   guard.grace_s = options.grace_s;
-  guardian_ = std::make_unique<Guardian>(
-      guard, [this](const std::string& kind, const std::string& what, int exit_code) {
-        FailHere(kind, what, exit_code);
-      });
+  guardian_ =
+      std::make_unique<Guardian>(guard, [this](const std::string& kind, const std::string& what,
+                                               int exit_code) { FailHere(kind, what, exit_code); });
 
   last_moved_ = next_check_ = Clock::now();
   // Signals are for the threads of the program, not for this one.

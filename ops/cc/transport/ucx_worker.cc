@@ -134,9 +134,8 @@ ucs_status_t UcxWorker::Send(uint32_t peer, const std::string& header, const voi
                 UCP_AM_SEND_FLAG_COPY_HEADER;
   auto* pending = new Pending{events_, operation};
   param.user_data = pending;
-  const ucs_status_t status =
-      Started(ucp_am_send_nbx(peers_[peer].ep, kMessageId, header.data(), header.size(), data,
-                              bytes, &param));
+  const ucs_status_t status = Started(ucp_am_send_nbx(peers_[peer].ep, kMessageId, header.data(),
+                                                      header.size(), data, bytes, &param));
   if (status != UCS_INPROGRESS) delete pending;
   return status;
 }
@@ -144,8 +143,8 @@ ucs_status_t UcxWorker::Send(uint32_t peer, const std::string& header, const voi
 ucs_status_t UcxWorker::FetchRendezvous(void* descriptor, void* data, size_t bytes,
                                         uint64_t operation) {
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                       UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.cb.recv_am = &UcxWorker::HandleFetched;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   auto* pending = new Pending{events_, operation};
@@ -159,8 +158,7 @@ ucs_status_t UcxWorker::FetchRendezvous(void* descriptor, void* data, size_t byt
 void UcxWorker::Drop(void* descriptor) { ucp_am_data_release(worker_, descriptor); }
 
 ucs_status_t UcxWorker::HandleMessage(void* arg, const void* header, size_t header_bytes,
-                                      void* data, size_t bytes,
-                                      const ucp_am_recv_param_t* param) {
+                                      void* data, size_t bytes, const ucp_am_recv_param_t* param) {
   auto* self = static_cast<UcxWorker*>(arg);
   const bool rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
   const bool kept = self->events_->OnMessage(header, header_bytes, data, bytes, rendezvous);

@@ -95,7 +95,8 @@ void TestSequenceWindow() {
 
 void TestJson() {
   CHECK(JsonString("a\"b\\c\n") == "\"a\\\"b\\\\c\\u000a\"");
-  const std::string object = "{\"rank\": 1, \"kind\": \"message\", \"message\": \"a\\n\\u00e9\\ud83d\\ude00\"}";
+  const std::string object =
+      "{\"rank\": 1, \"kind\": \"message\", \"message\": \"a\\n\\u00e9\\ud83d\\ude00\"}";
   CHECK(JsonField(object, "message") == "a\n\xc3\xa9\xf0\x9f\x98\x80");
   CHECK(JsonField(object, "rank").empty());
   CHECK(JsonField("{\"message\": \"no end", "message") == "no end");
