@@ -34,7 +34,6 @@ def last_words(outcome: Outcome, rank: int) -> str:
     [
         ("raise_an_exception", "failed: ValueError: the data are not there (at "),
         ("wait_in_horovod", "failed: ValueError: never came to the sum (at "),
-        ("raise_in_a_thread", "failed: ZeroDivisionError: "),
     ],
 )
 def test_an_exception_on_one_rank_is_the_cause_on_all(way: str, cause: str) -> None:
@@ -43,19 +42,12 @@ def test_an_exception_on_one_rank_is_the_cause_on_all(way: str, cause: str) -> N
     for rank in range(2):
         assert "rank 1 (host " in last_words(outcome, rank), outcome.report()
         assert cause in last_words(outcome, rank), outcome.report()
-    error = cause.split(": ")[1]
-    assert f"{error}: " in outcome.output(1)
+    # A rank that waited prints its own error, and after it the cause again.
+    assert [line for line in outcome.output(0).splitlines() if line][-1] == last_words(outcome, 0)
     assert "Traceback (most recent call last)" in outcome.output(1)
-    assert 0 not in outcome.exit_codes, outcome.report()
-    if way != "raise_in_a_thread":
-        assert outcome.exit_codes[1] == 1
-
-
-def test_the_last_line_is_the_cause_and_not_horovods_words() -> None:
-    outcome = run("wait_in_horovod")
-    lines = [line for line in outcome.output(0).splitlines() if line.strip()]
-    assert lines[-1].startswith("smp_tf: "), outcome.report()
-    assert "never came to the sum" in lines[-1]
+    assert "ValueError: " in outcome.output(1)
+    # The launcher sends SIGTERM to the slower of the two.
+    assert set(outcome.exit_codes) <= {1, 128 + signal.SIGTERM}, outcome.report()
 
 
 def test_a_killed_rank_is_named() -> None:
@@ -73,8 +65,7 @@ def test_leaving_early_is_noticed() -> None:
     assert outcome.returncode != 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("target", [0, 1, LAUNCHER])
+@pytest.mark.parametrize(("number", "target"), [(signal.SIGINT, LAUNCHER), (signal.SIGINT, 0), (signal.SIGTERM, 1)])
 def test_signals_end_all(number: signal.Signals, target: int) -> None:
     waiting: set[int] = set()
 
@@ -98,11 +89,3 @@ def test_ranks_configured_apart_are_told_so() -> None:
         assert "The ranks do not agree on what smp.init was given:" in words
         assert "configuration.microbatches: rank 1 (host " in words
         assert "has 2; rank 0 has 1" in words
-
-
-def test_a_job_that_ends_well_says_nothing_of_ends() -> None:
-    outcome = run("finish").expect_clean()
-    for rank in range(2):
-        assert outcome.line_with("@@ finished", rank)
-        assert "failed" not in outcome.output(rank)
-        assert "Error" not in outcome.output(rank)

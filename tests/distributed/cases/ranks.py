@@ -44,10 +44,7 @@ def draw() -> dict[str, Any]:
 
 
 def exchange_objects() -> dict[str, Any]:
-    gathered = {
-        kind.name: smp.allgather({"rank": smp.rank(), "kind": kind.name}, kind)
-        for kind in smp.CommGroup
-    }
+    gathered = {kind.name: smp.allgather({"rank": smp.rank(), "kind": kind.name}, kind) for kind in smp.CommGroup}
     received = None
     if smp.rank() == 0:
         smp.broadcast(("to all", np.arange(3)))
@@ -70,6 +67,8 @@ def exchange_objects() -> dict[str, Any]:
 
 
 def refused_messages() -> dict[str, Any]:
+    wrong: Any = "MP_RANK"
+
     def refusal(call: Any) -> str:
         try:
             call()
@@ -81,8 +80,8 @@ def refused_messages() -> dict[str, Any]:
         "unpicklable": refusal(lambda: smp.send(lambda: 0, (smp.rank() + 1) % smp.size())),
         "itself": refusal(lambda: smp.send(1, smp.rank())),
         "nobody": refusal(lambda: smp.recv_from(99)),
-        "group": refusal(lambda: smp.barrier("world")),
-        "rank type": refusal(lambda: smp.send(1, 0, "MP_RANK")),
+        "group": refusal(lambda: smp.barrier(wrong)),
+        "rank type": refusal(lambda: smp.send(1, 0, wrong)),
     }
 
 
@@ -130,7 +129,7 @@ def initialise_again() -> dict[str, Any]:
     except AlreadyInitializedError as error:
         refused = str(error)
     smp.shutdown()
-    seen = [smp.is_initialized()]
+    seen: list[Any] = [smp.is_initialized()]
     smp.init({"partitions": 1, "seed": 5})
     seen += [smp.is_initialized(), smp.dp_size(), smp.allgather(smp.rank()), draw()]
     smp.shutdown()

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 
 import smp_tf as smp
 
@@ -16,13 +15,6 @@ def wait_for(other: int) -> None:
 def raise_an_exception() -> None:
     if smp.rank() == 1:
         raise ValueError("the data are\nnot there")
-    wait_for(1)
-
-
-def raise_in_a_thread() -> None:
-    if smp.rank() == 1:
-        threading.Thread(target=lambda: 1 // 0, name="loader").start()
-        wait_for(0)
     wait_for(1)
 
 
@@ -51,16 +43,12 @@ def wait_in_horovod() -> None:
     hvd.allreduce(tf.constant([1.0]), name="sum", process_set=hvd.global_process_set)
 
 
-def finish() -> None:
-    smp.barrier()
-    print("@@ finished", flush=True)
-
-
 def main() -> None:
     config = {"partitions": 2}
     if sys.argv[1] == "configure_apart":
         config["microbatches"] = 1 + int(os.environ["HOROVOD_RANK"])
     smp.init(config)
+    smp.barrier()
     globals()[sys.argv[1]]()
 
 
