@@ -1,0 +1,158 @@
+"""Processes that take turns: each sleeps until it is told what to do, and all end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+class TrainerError(RuntimeError):
+    """A process ended, or did not answer in time; the message holds the end of its output."""
+
+
+@dataclass
+class Member:
+    """One process: its rank, how long it took to start, and what is said between us."""
+
+    rank: int
+    pid: int
+    start_seconds: float
+    lines: Any
+
+
+class Crew:
+    """The processes of one way to train; a context manager that ends them.
+
+    Args:
+        way: "a", "b" or "c".
+        arguments: what `trainer.py` takes after it, without the socket.
+        processes: how many; more than one are started by horovodrun.
+        patience: seconds in which every answer must come.
+    """
+
+    def __init__(self, way: str, arguments: Sequence[str], processes: int, patience: float) -> None:
+        self.way = way
+        self._patience = patience
+        self._folder = tempfile.TemporaryDirectory(prefix="step-time-")
+        self._log = Path(self._folder.name) / "output"
+        path = str(Path(self._folder.name) / "socket")
+        command = [sys.executable, str(HERE / "trainer.py"), way, *arguments, path]
+        if processes > 1:
+            launcher = Path(sys.executable).with_name("horovodrun")
+            command = [str(launcher), "-np", str(processes), *command]
+        with socket.socket(socket.AF_UNIX) as listener, self._log.open("w") as log:
+            listener.bind(path)
+            listener.listen()
+            listener.settimeout(1.0)
+            self._launcher = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment(),
+                start_new_session=True,
+            )
+            self.members: list[Member] = []
+            try:
+                self._greet(listener, processes)
+            except BaseException:
+                self.end()
+                raise
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _greet(self, listener: socket.socket, processes: int) -> None:
+        deadline = time.monotonic() + self._patience
+        while len(self.members) < processes:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                if self._launcher.poll() is None and time.monotonic() < deadline:
+                    continue
+                raise self._failure(f"{len(self.members)} of {processes} processes came") from None
+            connection.settimeout(self._patience)
+            lines = connection.makefile("rw")
+            connection.close()
+            told = json.loads(lines.readline())
+            self.members.append(Member(lines=lines, **told))
+        self.members.sort(key=lambda member: member.rank)
+
+    def ask(self, what: str, *, ranks: Sequence[int] | None = None, **arguments: Any) -> list[Any]:
+        """Lets some ranks do something at the same time.
+
+        Args:
+            what: a method of `Trainer`.
+            ranks: which ones; None for all.
+            arguments: of the method.
+
+        Returns:
+            What each returned.
+
+        Raises:
+            TrainerError: one ended, or did not answer in time.
+        """
+        chosen = [member for member in self.members if ranks is None or member.rank in ranks]
+        for member in chosen:
+            member.lines.write(json.dumps({"do": what, **arguments}) + "\n")
+            member.lines.flush()
+        return [self._answer(member, what) for member in chosen]
+
+    def _answer(self, member: Member, what: str) -> Any:
+        try:
+            line = member.lines.readline()
+        except TimeoutError:
+            raise self._failure(f"rank {member.rank} has not finished {what!r} after {self._patience:.0f} s") from None
+        if not line:
+            raise self._failure(f"rank {member.rank} ended while it was to {what!r}")
+        return json.loads(line)
+
+    def _failure(self, what: str) -> TrainerError:
+        words = self._log.read_text(errors="replace").splitlines()[-40:]
+        return TrainerError("\n".join([f"({self.way}): {what}. The end of its output:", *words]))
+
+    def cpu_seconds(self) -> float:
+        """Processor time that all its processes have used so far."""
+        ticks = 0
+        for member in self.members:
+            fields = Path(f"/proc/{member.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def end(self) -> None:
+        """Ends all processes, which leave in good order when nobody speaks to them any more."""
+        for member in self.members:
+            member.lines.close()
+        try:
+            self._launcher.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._launcher.pid, signal.SIGKILL)
+            self._launcher.wait()
+        self._folder.cleanup()
+
+
+def environment() -> dict[str, str]:
+    """The caller's environment, with what every process of the benchmark needs."""
+    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
+    return {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **os.environ,
+        "TF_USE_LEGACY_KERAS": "1",
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,241 @@
+"""Measures a training step of a GPT: in one process, accumulated in one process, and split.
+
+    python benchmarks/step_time.py --sizes small,medium,large --json out.json
+
+    (a) one process, the whole batch at once             plain Keras, all threads
+    (b) one process, the same microbatches accumulated   plain Keras, all threads
+    (c) a pipeline of --partitions ranks                 smp_tf, the threads shared out
+
+The processes of all three are started once and then take turns of about --turn seconds, the others
+asleep: a b c, stages, stages, c b a, and so on. So whatever slows the machine for a while slows all
+of them, and ratios within one repetition are fair.
+
+The lower bound on a pipeline's step comes from the times of each stage's forward and backward
+segment, measured in the same repetition: alone (the other ranks asleep: no schedule could be
+faster), and all ranks at once (what shared memory bandwidth and cores cost is then in the bound).
+
+The first step in its parts: start (imports, smp.init), trace (the step, for one microbatch), plan
+(placing, agreeing, cutting), build (this rank's functions, its initial weights), graph (writing
+the program and the optimizer into the training function; for (a) and (b) all of its tracing), and
+the first execution.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from fleet import HERE, Crew, TrainerError
+from report import WAYS, print_tables, spread, summary
+from rich.console import Console
+
+sys.path.append(str(HERE.parent))
+from smp_tf.pipeline.simulate import ChunkTimes, lower_bound
+
+NAMES = ("tiny", "small", "medium", "large")
+PACKAGES = ("tensorflow-cpu", "tensorflow", "tf-keras", "horovod", "libucx-cu13", "numpy")
+# Beginnings of the environment variables that change how fast things are.
+SETTINGS = ("TF_ENABLE_", "TF_NUM_", "OMP_", "UCX_", "HOROVOD_CYCLE")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="small,medium,large", help=f"of the model, from {', '.join(NAMES)}")
+    parser.add_argument("--repetitions", type=int, default=7, help="turns of every way")
+    parser.add_argument("--microbatches", type=int, default=8, help="parts a batch is cut into")
+    parser.add_argument("--partitions", type=int, default=2, help="ranks of the pipeline")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="threads per operation of (a) and (b); a rank of (c) has its share (default: cores)",
+    )
+    parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn, about")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
+    parser.add_argument("--json", type=Path, help="file to write all measurements to")
+    given = parser.parse_args()
+    given.sizes = given.sizes.split(",")
+    unknown = [size for size in given.sizes if size not in NAMES]
+    if unknown:
+        parser.error(f"sizes are {', '.join(NAMES)}. Received: {', '.join(unknown)}")
+    if given.repetitions < 1 or given.microbatches not in (1, 2, 4, 8):
+        parser.error("repetitions are 1 or more; microbatches 1, 2, 4 or 8, which divide the batch")
+    return given
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    installed = {
+        dist.metadata["Name"].lower().replace("_", "-"): dist.version for dist in importlib.metadata.distributions()
+    }
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
+    return {
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_before": os.getloadavg()[0],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: installed[name] for name in PACKAGES if name in installed},
+        "commit": commit.stdout.strip() or None,
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)},
+    }
+
+
+def take_turn(crew: Crew, others: list[Crew], steps: int) -> dict[str, float]:
+    """Lets one crew run some steps.
+
+    Args:
+        crew: the processes of one way.
+        others: those that sleep meanwhile.
+        steps: how many.
+
+    Returns:
+        Seconds per step from the first rank's beginning to the last one's end, the last loss, and
+        the processor time of the others per second: what their sleep costs.
+    """
+    before = sum(other.cpu_seconds() for other in others)
+    answers = crew.ask("steps", count=steps)
+    used = sum(other.cpu_seconds() for other in others) - before
+    began = min(answer["began"] for answer in answers)
+    ended = max(answer["ended"] for answer in answers)
+    return {
+        "seconds": (ended - began) / steps,
+        "loss": answers[0]["loss"],
+        "others_cpu_share": used / (ended - began),
+    }
+
+
+def stage_times(crew: Crew, calls: int) -> dict[str, list[dict[str, float]]]:
+    """Returns seconds of every stage's segments, alone and with the others at work."""
+    return {
+        "alone": [crew.ask("segments", ranks=[m.rank], calls=calls)[0] for m in crew.members],
+        "together": crew.ask("segments", calls=calls),
+    }
+
+
+def bound(times: list[dict[str, float]], microbatches: int, cores: int) -> float:
+    """Returns the lower bound on a step of these stages, in seconds."""
+    chunks = [ChunkTimes(each["forward"], each["backward"], 0.0) for each in times]
+    return lower_bound(chunks, microbatches, cores=cores)
+
+
+def measure(given: argparse.Namespace, size: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measures one size of model; returns its figures."""
+    with contextlib.ExitStack() as stack:
+        crews: dict[str, Crew] = {}
+        first: dict[str, list[Any]] = {}
+        for way in WAYS:
+            processes = given.partitions if way == "c" else 1
+            threads = max(1, given.threads // processes)
+            say(f"{size}: starting ({way}), {processes} × {threads} threads")
+            asked = [size, str(given.microbatches), str(threads)]
+            crews[way] = stack.enter_context(Crew(way, asked, processes, given.patience))
+            first[way] = crews[way].ask("prepare")
+        require_same_loss({way: answers[0]["loss"] for way, answers in first.items()})
+        return {
+            "first_step_seconds": {
+                way: [
+                    {"start": member.start_seconds, **answer["seconds"]}
+                    for member, answer in zip(crews[way].members, answers, strict=True)
+                ]
+                for way, answers in first.items()
+            },
+            **repeat(given, size, first["a"][0]["tokens"], crews, say),
+        }
+
+
+def repeat(
+    given: argparse.Namespace,
+    size: str,
+    tokens: int,
+    crews: dict[str, Crew],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Lets all crews take turns; returns the figures of what they measured."""
+    warm = {way: take_turn(crew, [], 2) for way, crew in crews.items()}
+    memory = {way: crew.ask("memory") for way, crew in crews.items()}
+    steps = max(1, round(given.turn / warm["b"]["seconds"]))
+    calls = max(2, steps * given.microbatches // 4)
+    turns: dict[str, list[dict[str, float]]] = {way: [] for way in crews}
+    stages = []
+    for repetition in range(given.repetitions):
+        say(f"{size}: repetition {repetition + 1} of {given.repetitions}, {steps} steps a turn")
+        order = list(crews) if repetition % 2 == 0 else list(reversed(crews))
+        for way in order:
+            others = [other for name, other in crews.items() if name != way]
+            turns[way].append(take_turn(crews[way], others, steps))
+        stages.append(stage_times(crews["c"], calls))
+    bounds = [
+        {name: bound(times, given.microbatches, given.threads) for name, times in each.items()} for each in stages
+    ]
+    seconds = {way: [each["seconds"] for each in turns[way]] for way in turns}
+    return {
+        **summary({"tokens": tokens, "turns": seconds, "bounds": bounds}),
+        "steps_per_turn": steps,
+        "stage_seconds": {
+            name: [
+                {part: spread([e[name][rank][part] for e in stages]) for part in stages[0][name][rank]}
+                for rank in range(given.partitions)
+            ]
+            for name in ("alone", "together")
+        },
+        "memory": memory,
+        "last_loss": {way: turns[way][-1]["loss"] for way in turns},
+        "others_cpu_share": {way: spread([each["others_cpu_share"] for each in turns[way]]) for way in turns},
+    }
+
+
+def require_same_loss(losses: dict[str, float]) -> None:
+    """Ends the benchmark where the three ways do not compute the same thing."""
+    if max(losses.values()) - min(losses.values()) > 1e-3 * abs(losses["a"]):
+        raise SystemExit(f"the ways to train must give the same first loss, but they give {losses}")
+
+
+def main() -> None:
+    given = arguments()
+    progress = Console(stderr=True)
+    result: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": machine(),
+        "settings": {
+            "microbatches": given.microbatches,
+            "partitions": given.partitions,
+            "repetitions": given.repetitions,
+            "intra_op_threads": {
+                "a": given.threads,
+                "b": given.threads,
+                "c": max(1, given.threads // given.partitions),
+            },
+            "schedule": "interleaved",
+            "optimizer": "Adam",
+            "dtype": "float32",
+        },
+        "sizes": {},
+    }
+    try:
+        for size in given.sizes:
+            result["sizes"][size] = measure(given, size, lambda text: progress.print(text))
+    except TrainerError as error:
+        raise SystemExit(f"step_time: {error}") from None
+    result["machine"]["load_after"] = os.getloadavg()[0]
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    print_tables(result, Console(width=max(120, Console().width)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""One process of the benchmark: it trains in one of three ways, and only when it is its turn.
+
+    python trainer.py WAY SIZE MICROBATCHES THREADS SOCKET
+
+`step_time.py` starts these processes and tells them over a socket, one JSON object a line, what to
+do. Between its turns a process waits for the next line and computes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+SEED = 1
+
+
+def resident(kind: str) -> int:
+    """Bytes of memory this process has ("VmRSS") or had at most ("VmHWM")."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(kind):
+            return 1024 * int(line.split()[1])
+    raise LookupError(f"/proc/self/status has no {kind}")
+
+
+def count_tensor_memory() -> None:
+    """Makes TensorFlow's CPU allocator count, tensors under 256 KiB excepted; before the first op."""
+    import tensorflow as tf
+
+    library = ctypes.CDLL(str(next(Path(tf.sysconfig.get_lib()).glob("libtensorflow_framework.so*"))))
+    library._ZN3tsl23EnableCPUAllocatorStatsEv()
+
+
+class Stopwatch:
+    """Adds up the time that named functions of a module take, and keeps what they return."""
+
+    def __init__(self, module: Any, phases: dict[str, tuple[str, ...]]) -> None:
+        self.seconds = dict.fromkeys(phases, 0.0)
+        self.returned: dict[str, Any] = {}
+        for phase, names in phases.items():
+            for name in names:
+                owner_path, _, attribute = name.rpartition(".")
+                owner = functools.reduce(getattr, owner_path.split("."), module) if owner_path else module
+                setattr(owner, attribute, self._timed(phase, name, getattr(owner, attribute)))
+
+    def _timed(self, phase: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            try:
+                self.returned[name] = function(*args, **kwargs)
+            finally:
+                self.seconds[phase] += time.monotonic() - began
+            return self.returned[name]
+
+        return timed
+
+
+class Trainer:
+    """What all ways of training have in common.
+
+    Args:
+        size: of the model.
+        microbatches: how many parts a batch is cut into.
+    """
+
+    def __init__(self, size: Any, microbatches: int) -> None:
+        import gpt
+        import tf_keras
+
+        self.size = size
+        self.microbatches = microbatches
+        self.baseline = resident("VmRSS")
+        tf_keras.utils.set_random_seed(SEED)
+        self.batch = gpt.batch_of(size)
+        self.optimizer = tf_keras.optimizers.Adam(1e-3)
+
+    def train(self, *batch: Any) -> Any:
+        """Runs one optimizer step; a `tf.function` that returns the loss."""
+        raise NotImplementedError
+
+    def phases(self) -> dict[str, float]:
+        """Seconds of the named parts of tracing."""
+        return {}
+
+    def prepare(self) -> dict[str, Any]:
+        """Runs the first step; returns how long its parts took, and its loss."""
+        began = time.monotonic()
+        self.train.get_concrete_function(*self.batch)
+        traced = time.monotonic()
+        loss = float(self.train(*self.batch))
+        done = time.monotonic()
+        phases = self.phases()
+        graph = traced - began - sum(phases.values())
+        seconds = {**phases, "graph": graph, "first execution": done - traced}
+        return {"seconds": seconds, "loss": loss, "tokens": self.size.tokens}
+
+    def steps(self, count: int) -> dict[str, Any]:
+        """Runs some steps; returns when they began and ended."""
+        began = time.monotonic()
+        for _ in range(count):
+            loss = self.train(*self.batch)
+        loss = float(loss)
+        return {"began": began, "ended": time.monotonic(), "loss": loss}
+
+    def memory(self) -> dict[str, Any]:
+        """Bytes that this process had at most, and those it had before the model was there."""
+        import tensorflow as tf
+
+        return {
+            "resident_peak": resident("VmHWM"),
+            "resident_before_model": self.baseline,
+            "tensors_peak": tf.config.experimental.get_memory_info("CPU:0")["peak"],
+        }
+
+
+class WholeBatch(Trainer):
+    """(a) One process, the whole batch at once: plain Keras."""
+
+    def __init__(self, size: Any, microbatches: int) -> None:
+        super().__init__(size, microbatches)
+        import gpt
+        import tensorflow as tf
+        import tf_keras
+
+        model = gpt.build(tf_keras.Model, size)
+
+        @tf.function
+        def train(tokens: Any, following: Any) -> Any:
+            gradients, loss = gpt.forward_backward(model, tokens, following)
+            self.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        self.train = train
+
+
+class Accumulating(Trainer):
+    """(b) One process, microbatch after microbatch, gradients added up: plain Keras."""
+
+    def __init__(self, size: Any, microbatches: int) -> None:
+        super().__init__(size, microbatches)
+        import gpt
+        import tensorflow as tf
+        import tf_keras
+
+        model = gpt.build(tf_keras.Model, size)
+        one = tf.function(functools.partial(gpt.forward_backward, model))
+
+        @tf.function
+        def train(tokens: Any, following: Any) -> Any:
+            totals: list[Any] = []
+            losses: list[Any] = []
+            for part in range(microbatches):
+                of_part = slice(part * size.batch // microbatches, (part + 1) * size.batch // microbatches)
+                # One after the other: only one microbatch's activations are there at a time.
+                with tf.control_dependencies(totals):
+                    gradients, loss = one(tokens[of_part], following[of_part])
+                totals = [a + b for a, b in zip(totals, gradients, strict=True)] if totals else gradients
+                losses.append(loss)
+            mean = [total / microbatches for total in totals]
+            self.optimizer.apply_gradients(zip(mean, model.trainable_variables, strict=True))
+            return tf.add_n(losses) / microbatches
+
+        self.train = train
+
+
+class Split(Trainer):
+    """(c) This process is one rank of a pipeline."""
+
+    def __init__(self, size: Any, microbatches: int) -> None:
+        import gpt
+        import tensorflow as tf
+
+        import smp_tf as smp
+
+        super().__init__(size, microbatches)
+        self.stopwatch = Stopwatch(
+            importlib.import_module("smp_tf.step"),
+            {
+                "trace": ("trace", "lower", "make_stateless", "planning.prune"),
+                "plan": ("planning.propose", "agree_on_plan", "planning.cut", "planning.with_exact_transfers"),
+                "build": ("plan_program", "build_stage_program", "_settle"),
+            },
+        )
+        model = gpt.build(smp.DistributedModel, size)
+
+        @smp.step
+        def step(tokens: Any, following: Any) -> Any:
+            return gpt.forward_backward(model, tokens, following)
+
+        @tf.function
+        def train(tokens: Any, following: Any) -> Any:
+            gradients, loss = step(tokens, following)
+            gradients = [gradient.accumulate() for gradient in gradients]
+            self.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss.reduce_mean()
+
+        self.train = train
+
+    def phases(self) -> dict[str, float]:
+        """Seconds of tracing the step, planning and cutting, and building this rank's functions."""
+        return self.stopwatch.seconds
+
+    def memory(self) -> dict[str, Any]:
+        """As of any process, and what the plan foretold."""
+        import smp_tf as smp
+
+        plan = self.stopwatch.returned["planning.with_exact_transfers"]
+        stage = plan.forecast[smp.mp_rank()]
+        forecast = {
+            "weights": stage.weight_bytes,
+            "gradients": stage.gradient_bytes,
+            "slots": stage.slot_bytes,
+            "stash": stage.stash_bytes,
+            "all": stage.stored_bytes,
+        }
+        return {**super().memory(), "forecast": forecast}
+
+    def segments(self, calls: int) -> dict[str, float]:
+        """Runs this rank's segments with nothing to wait for; returns seconds per microbatch."""
+        seconds = {}
+        for name, (function, given) in self._calls.items():
+            began = time.monotonic()
+            for _ in range(calls):
+                function(*given)
+            seconds[name] = (time.monotonic() - began) / calls
+        return seconds
+
+    @functools.cached_property
+    def _calls(self) -> dict[str, tuple[Callable[..., Any], list[Any]]]:
+        """The forward and the backward segment as functions, each with what to pass it."""
+        import tensorflow as tf
+
+        from smp_tf.partition.op_graph import ARGUMENT
+
+        program = self.stopwatch.returned["build_stage_program"]
+        graph = program.split.graph
+        known: dict[Any, Any] = {}
+        part = self.size.batch // self.microbatches
+
+        def anything(kind: Any) -> Any:
+            dtype = tf.dtypes.as_dtype(kind.dtype)
+            if dtype.is_floating:
+                return tf.cast(np.random.default_rng(1).normal(0, 0.02, kind.shape), dtype)
+            return tf.zeros(kind.shape, dtype)
+
+        def value_of(tensor: Any) -> Any:
+            node = graph.nodes[tensor.node]
+            if node.op == ARGUMENT:
+                return self.batch[node.source][:part]
+            # The stash is what the forward segment made; what comes from elsewhere is made up.
+            return known[tensor] if tensor in known else anything(graph.type_of(tensor))
+
+        calls = {}
+        for sweep, name in enumerate(("forward", "backward")):
+            segment = program.functions[sweep]
+            given = [value_of(tensor) for tensor in segment.arguments]
+            given += [anything(graph.variables[v].type) for v in segment.remote_values]
+            known.update(zip(segment.segment.outputs, segment.function(*given), strict=True))
+            calls[name] = (segment.function, given)
+        return calls
+
+
+WAYS: dict[str, type[Trainer]] = {"a": WholeBatch, "b": Accumulating, "c": Split}
+
+
+def main() -> None:
+    way, size_name, microbatches, threads, path = sys.argv[1:]
+    if way == "c":
+        import smp_tf as smp
+
+        count_tensor_memory()
+        smp.init({"microbatches": int(microbatches), "intra_op_threads": int(threads), "seed": SEED})
+        rank = smp.rank()
+    else:
+        import tensorflow as tf
+
+        count_tensor_memory()
+        tf.config.threading.set_intra_op_parallelism_threads(int(threads))
+        rank = 0
+    import gpt
+
+    trainer = WAYS[way](gpt.SIZES[size_name], int(microbatches))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        lines = connection.makefile("rw")
+
+        def say(value: Any) -> None:
+            lines.write(json.dumps(value) + "\n")
+            lines.flush()
+
+        seconds = time.time() - psutil.Process().create_time()
+        say({"rank": rank, "pid": os.getpid(), "start_seconds": seconds})
+        for line in lines:
+            told = json.loads(line)
+            say(getattr(trainer, told.pop("do"))(**told))
+
+
+if __name__ == "__main__":
+    main()
