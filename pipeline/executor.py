@@ -15,8 +15,7 @@ variables orders the step against what the caller does before and after it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,9 +185,8 @@ class _Emitter:
         }
         handles = [v.handle for v in self.program.variables.values()]
         self.step = send_recv.begin_step(handles, self.program.number)
-        with _independent(self.all_ops):
-            for task in self.program.tasks:
-                emitters[task.kind](task)
+        for task in self.program.tasks:
+            emitters[task.kind](task)
         with tf.control_dependencies(self.all_ops):
             done = send_recv.end_step(handles, self.program.number)
         values: list[list[tf.Tensor] | None] = []
@@ -220,6 +218,7 @@ class _Emitter:
         with tf.control_dependencies(self._after()), tf.name_scope(str(task)):
             results = function.function(*inputs)
         call = _call_op(function.segment, results)
+        tf_internals.run_independently(call)
         self.last_compute = call
         self.all_ops.append(call)
         for tensor, result in zip(function.segment.outputs, results, strict=True):
@@ -324,15 +323,6 @@ class _Emitter:
 def _call_op(segment: Segment, results: Any) -> tf.Operation:
     """The op of a function call that was just made: the maker of its results, or the newest op where it has none."""
     if segment.outputs:
-        op = results[0].op
-        # An output that merely passes an input through still comes out of the call.
-        return op
-    return tf_internals.current_graph().get_operations()[-1]
-
-
-@contextlib.contextmanager
-def _independent(ops: list[tf.Operation]) -> Iterator[None]:
-    """Exempt the ops collected in the list from automatic control dependencies when the context ends."""
-    yield
-    for op in ops:
-        tf_internals.run_independently(op)
+        return results[0].op
+    made = reversed(tf_internals.current_graph().get_operations())
+    return next(op for op in made if op.type in ("PartitionedCall", "StatefulPartitionedCall"))
