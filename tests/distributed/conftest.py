@@ -57,8 +57,6 @@ def launch_cache() -> LaunchCache:
 
 
 @pytest.fixture
-def case_result(
-    launched: LaunchedCase, launch_cache: LaunchCache, request: pytest.FixtureRequest
-) -> CaseResult:
+def case_result(launched: LaunchedCase, launch_cache: LaunchCache, request: pytest.FixtureRequest) -> CaseResult:
     """The result of the case that the test is parametrised with."""
     return launch_cache.get(launched, request.session.items)

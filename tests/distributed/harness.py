@@ -203,9 +203,7 @@ def launch(
     return results
 
 
-def on_marker(
-    text: str, act: Callable[[Job, Line], None], rank: int | None = None
-) -> Callable[[Job, Line], None]:
+def on_marker(text: str, act: Callable[[Job, Line], None], rank: int | None = None) -> Callable[[Job, Line], None]:
     """Returns an `on_line` that acts once, when the text is first printed (by one rank, or any)."""
     waiting = [True]
 

@@ -187,9 +187,7 @@ class Job:
                 left_behind.MARK: self.mark,
                 "SMP_TF_TEST_FOLDER": str(self.folder),
                 "TMPDIR": str(self.folder / "tmp"),
-                "PYTHONPATH": os.pathsep.join(
-                    [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-                ),
+                "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
                 "PYTHONUNBUFFERED": "1",
                 "TF_USE_LEGACY_KERAS": "1",
                 "TF_ENABLE_ONEDNN_OPTS": "0",

@@ -101,9 +101,7 @@ def shared_memory_left(before: set[str]) -> list[str]:
     """
     new = shared_memory_files() - before
     new -= _in_use(new)
-    return [
-        f"shared-memory file {SHARED_MEMORY / name}" for name in sorted(new & shared_memory_files())
-    ]
+    return [f"shared-memory file {SHARED_MEMORY / name}" for name in sorted(new & shared_memory_files())]
 
 
 def sysv_segments_left(creators: set[int]) -> list[str]:
@@ -116,8 +114,4 @@ def sysv_segments_left(creators: set[int]) -> list[str]:
 
 def sockets_left(folder: Path) -> list[str]:
     """Returns the socket files below a folder."""
-    return [
-        f"socket {path}"
-        for path in sorted(folder.rglob("*"))
-        if stat.S_ISSOCK(path.lstat().st_mode)
-    ]
+    return [f"socket {path}" for path in sorted(folder.rglob("*")) if stat.S_ISSOCK(path.lstat().st_mode)]

@@ -59,9 +59,7 @@ class ZooModel:
         tf_keras.utils.set_random_seed(SEED)
 
 
-def forward_backward(
-    entry: ZooModel, model: tf_keras.Model, batch: Sequence[tf.Tensor]
-) -> tuple[tf.Tensor, list[Any]]:
+def forward_backward(entry: ZooModel, model: tf_keras.Model, batch: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[Any]]:
     """The body of the training step: loss and gradients of one microbatch."""
     with tf.GradientTape() as tape:
         loss = entry.loss(model, batch)
@@ -111,9 +109,7 @@ def classification(model: tf_keras.Model, batch: Sequence[tf.Tensor]) -> tf.Tens
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits))
 
 
-def classification_with_model_losses(
-    model: tf_keras.Model, batch: Sequence[tf.Tensor]
-) -> tf.Tensor:
+def classification_with_model_losses(model: tf_keras.Model, batch: Sequence[tf.Tensor]) -> tf.Tensor:
     """Cross-entropy plus what layers added with `add_loss` and their regularizers."""
     return classification(model, batch) + tf.add_n(model.losses)
 
@@ -299,9 +295,7 @@ def _two_branches_loss(model: tf_keras.Model, batch: Sequence[tf.Tensor]) -> tf.
 
 def resnet50(base: type) -> tf_keras.Model:
     """ResNet50 as Keras ships it."""
-    return tf_keras.applications.ResNet50(
-        weights=None, input_shape=(32, 32, 3), classes=5, classifier_activation=None
-    )
+    return tf_keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=5, classifier_activation=None)
 
 
 def mobilenet_v2(base: type) -> tf_keras.Model:
@@ -331,9 +325,7 @@ def conditional(base: type) -> tf_keras.Model:
             for layer in self.before:
                 x = layer(x)
             x = tf.cond(tf.reduce_sum(x) > 0, lambda: self.yes(x), lambda: self.no(x))
-            _, x = tf.while_loop(
-                lambda count, _: count < 3, lambda count, y: (count + 1, self.again(y)), (0, x)
-            )
+            _, x = tf.while_loop(lambda count, _: count < 3, lambda count, y: (count + 1, self.again(y)), (0, x))
             return self.head(x)
 
     return Conditional()

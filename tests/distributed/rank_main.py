@@ -16,9 +16,7 @@ HELLO = "@@rank started, pid "
 
 
 def main() -> None:
-    pipe = (
-        Path(os.environ["SMP_TF_TEST_FOLDER"]) / f"rank-{os.environ.get('HOROVOD_RANK', '0')}.pipe"
-    )
+    pipe = Path(os.environ["SMP_TF_TEST_FOLDER"]) / f"rank-{os.environ.get('HOROVOD_RANK', '0')}.pipe"
     descriptor = os.open(pipe, os.O_WRONLY)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

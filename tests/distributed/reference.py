@@ -35,9 +35,7 @@ def weighted_mean(values: Sequence[Any], weights: Sequence[int]) -> Any:
         return None
     total = sum(weights)
     if isinstance(values[0], tf.IndexedSlices):
-        scaled = [
-            v.values * tf.cast(w / total, v.dtype) for v, w in zip(values, weights, strict=True)
-        ]
+        scaled = [v.values * tf.cast(w / total, v.dtype) for v, w in zip(values, weights, strict=True)]
         indices = tf.concat([v.indices for v in values], 0)
         return tf.IndexedSlices(tf.concat(scaled, 0), indices, values[0].dense_shape)
     terms = [v * tf.cast(w, v.dtype) for v, w in zip(values, weights, strict=True)]
@@ -56,9 +54,7 @@ def train(entry: ZooModel, counts: Sequence[int]) -> dict[int, dict[str, np.ndar
     batch = entry.batch(0)
     # One trace for all sizes of microbatches.
     signature = [tf.TensorSpec((None, *a.shape[1:]), a.dtype) for a in batch]
-    body = tf.function(
-        lambda *microbatch: forward_backward(entry, model, microbatch), input_signature=signature
-    )
+    body = tf.function(lambda *microbatch: forward_backward(entry, model, microbatch), input_signature=signature)
     body.get_concrete_function()  # makes the variables
     initial = [v.numpy() for v in model.variables]
     results = {}
@@ -72,9 +68,7 @@ def train(entry: ZooModel, counts: Sequence[int]) -> dict[int, dict[str, np.ndar
             sizes = [len(part[0]) for part in parts]
             told = [body(*map(tf.constant, part)) for part in parts]
             losses.append(weighted_mean([loss for loss, _ in told], sizes).numpy())
-            gradients = [
-                weighted_mean(values, sizes) for values in zip(*(g for _, g in told), strict=True)
-            ]
+            gradients = [weighted_mean(values, sizes) for values in zip(*(g for _, g in told), strict=True)]
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         inputs = tuple(map(tf.constant, batch[: len(batch) // 2]))
         predictions = model(inputs[0] if len(inputs) == 1 else list(inputs), training=False)

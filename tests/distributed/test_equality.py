@@ -50,9 +50,7 @@ class Setting(NamedTuple):
 
 def settings_of(model: str) -> list[Setting]:
     """The settings of a model that run by default, first, and then the others."""
-    grid = [
-        Setting(model, *rest) for rest in itertools.product(PARTITIONS, MICROBATCHES, SCHEDULES)
-    ]
+    grid = [Setting(model, *rest) for rest in itertools.product(PARTITIONS, MICROBATCHES, SCHEDULES)]
     return sorted(grid, key=lambda setting: not by_default(setting))
 
 
@@ -118,9 +116,7 @@ class References:
 
 
 @pytest.fixture(scope="session")
-def references(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> References:
+def references(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> References:
     """The references of all settings that this session selected."""
     wanted = {
         (spec.params["setting"].model, spec.params["setting"].microbatches)
@@ -146,9 +142,7 @@ def compare(setting: Setting, ranks: list[dict], reference: dict[str, np.ndarray
     for index, rank in enumerate(ranks):
         losses = np.abs(rank["losses"] - reference["losses"]) / np.abs(reference["losses"])
         if not losses.max() <= tolerance:
-            wrong.append(
-                f"losses of rank {index}: {rank['losses']}, plain Keras {reference['losses']}"
-            )
+            wrong.append(f"losses of rank {index}: {rank['losses']}, plain Keras {reference['losses']}")
         if rank["iterations"] != STEPS:
             wrong.append(f"optimizer.iterations of rank {index} is {rank['iterations']}")
         for number, values in enumerate(rank["predictions"]):
@@ -166,11 +160,7 @@ def compare_weights(ranks: list[dict], reference: dict, tolerance: float, entry)
     for index, rank in enumerate(ranks):
         for position in rank["variables"]:
             owners.setdefault(int(position), []).append(index)
-    wrong = [
-        f"rank {i} has {r['count']} variables"
-        for i, r in enumerate(ranks)
-        if r["count"] != len(names)
-    ]
+    wrong = [f"rank {i} has {r['count']} variables" for i, r in enumerate(ranks) if r["count"] != len(names)]
     for position, name in enumerate(names):
         if len(owners.get(position, [])) != 1:
             wrong.append(f"{name} is stored by ranks {owners.get(position, [])}, not by one")
@@ -199,9 +189,7 @@ def compare_weights(ranks: list[dict], reference: dict, tolerance: float, entry)
 
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("setting", "launched"), list(grid()))
-def test_split_training_equals_one_process(
-    setting: Setting, case_result: CaseResult, references: References
-) -> None:
+def test_split_training_equals_one_process(setting: Setting, case_result: CaseResult, references: References) -> None:
     ranks = case_result.values()
     wrong = compare(setting, ranks, references.of(setting.model, setting.microbatches))
     assert not wrong, "\n".join([f"{setting}:", *wrong])

@@ -11,9 +11,7 @@ CASES = "tests.distributed.cases.ranks"
 TWO = {"partitions": 2, "microbatches": 2}
 
 
-def on(
-    size: int, name: str, function: str, config: dict[str, object] | None = None
-) -> LaunchedCase:
+def on(size: int, name: str, function: str, config: dict[str, object] | None = None) -> LaunchedCase:
     return LaunchedCase(size, CASES, Case(name, function, {}, config or TWO))
 
 
@@ -36,9 +34,7 @@ def test_ranks_cluster(case_result: CaseResult) -> None:
     assert ranks[3]["rest"] == [1, 2, 0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    "launched", [on(4, "spread", "numbers", {**TWO, "placement_strategy": "spread"})], ids=["4"]
-)
+@pytest.mark.parametrize("launched", [on(4, "spread", "numbers", {**TWO, "placement_strategy": "spread"})], ids=["4"])
 def test_ranks_spread(case_result: CaseResult) -> None:
     ranks = case_result.values()
     assert [rank["mp"][0] for rank in ranks] == [0, 0, 1, 1]
@@ -53,9 +49,7 @@ def test_each_group_has_a_process_set_of_its_own(case_result: CaseResult) -> Non
     assert [int(rank["dp"]) for rank in ranks] == [101, 1010, 101, 1010]
 
 
-@pytest.mark.parametrize(
-    "launched", [on(2, "reduce", "reduce_over_groups", {"partitions": 1})], ids=["2"]
-)
+@pytest.mark.parametrize("launched", [on(2, "reduce", "reduce_over_groups", {"partitions": 1})], ids=["2"])
 def test_a_group_of_all_is_horovods_own_and_a_group_of_one_has_none(
     case_result: CaseResult,
 ) -> None:
@@ -74,9 +68,7 @@ def test_ranks_draw_alike_without_a_seed(case_result: CaseResult) -> None:
 def test_objects(case_result: CaseResult) -> None:
     ranks = case_result.values()
     for rank, value in enumerate(ranks):
-        groups = {
-            kind: [said["rank"] for said in value["gathered"][kind]] for kind in value["gathered"]
-        }
+        groups = {kind: [said["rank"] for said in value["gathered"][kind]] for kind in value["gathered"]}
         replica, stage = (rank // 2) * 2, rank % 2
         assert groups == {
             "WORLD": [0, 1, 2, 3],

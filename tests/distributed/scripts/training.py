@@ -1,0 +1,107 @@
+"""Trains a small model, and lets one rank misbehave as the command line says.
+
+    training.py MODE [--steps 8] [--rank 1] [--at 3]
+
+Each rank prints a line when something has happened: "imported", "initialised", "tracing",
+"step 0 done" and so on, "saving", "finished". MODE says what the rank `--rank` does at step `--at`:
+
+    well     nothing special
+    raise    raises an exception
+    leave    leaves the loop and ends, as if its data had run out
+    exit     calls sys.exit(3)
+    shape    passes a batch of another size
+    data     passes other numbers
+    model    has built a model of another width, from the start
+    pause    waits forever before the step, so that the others wait inside TensorFlow
+"""
+
+import argparse
+import sys
+import tempfile
+import threading
+
+import smp_tf as smp
+
+# isort: split
+import numpy as np
+import tensorflow as tf
+from tensorflow.keras import layers
+
+print("imported", flush=True)
+parser = argparse.ArgumentParser()
+parser.add_argument("mode")
+parser.add_argument("--steps", type=int, default=8)
+parser.add_argument("--rank", type=int, default=1)
+parser.add_argument("--at", type=int, default=3)
+parser.add_argument("--save", action="store_true")
+parser.add_argument("--stall-timeout", type=float, default=1800.0)
+args = parser.parse_args()
+
+smp.init({"microbatches": 4, "seed": 1, "stall_timeout": args.stall_timeout})
+print("initialised", flush=True)
+odd = smp.rank() == args.rank
+
+
+class Net(smp.DistributedModel):
+    def __init__(self, width):
+        super().__init__()
+        self.hidden = [layers.Dense(width, activation="tanh") for _ in range(5)]
+        self.head = layers.Dense(3)
+
+    def call(self, x):
+        for layer in self.hidden:
+            x = layer(x)
+        return self.head(x)
+
+
+net = Net(20 if odd and args.mode == "model" else 16)
+optimizer = tf.keras.optimizers.Adam(0.01)
+
+
+@smp.step
+def forward_backward(x, y):
+    print("tracing", flush=True)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((net(x) - y) ** 2)
+    return loss, tape.gradient(loss, net.trainable_variables)
+
+
+@tf.function
+def train_step(x, y):
+    loss, gradients = forward_backward(x, y)
+    sums = [gradient.accumulate() for gradient in gradients]
+    optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+    return loss.reduce_mean()
+
+
+def batch_of(step, misbehaves):
+    random = np.random.default_rng(step)
+    samples = 12 if misbehaves and args.mode == "shape" else 16
+    x = random.standard_normal((samples, 8)).astype("float32")
+    y = random.standard_normal((samples, 3)).astype("float32")
+    if misbehaves and args.mode == "data":
+        x[0, 0] += 1.0
+    return tf.constant(x), tf.constant(y)
+
+
+def main():
+    for step in range(args.steps):
+        misbehaves = odd and step == args.at
+        if misbehaves and args.mode == "raise":
+            raise LookupError(f"there is no sample number {step * 16}")
+        if misbehaves and args.mode == "leave":
+            return
+        if misbehaves and args.mode == "exit":
+            sys.exit(3)
+        if misbehaves and args.mode == "pause":
+            print("pausing", flush=True)
+            threading.Event().wait()
+        train_step(*batch_of(step, misbehaves)).numpy()
+        print(f"step {step} done", flush=True)
+    if args.save:
+        print("saving", flush=True)
+        net.save_model(tempfile.mkdtemp() + "/model")
+    print("finished", flush=True)
+
+
+main()

@@ -1,0 +1,64 @@
+"""Mistakes in a script give an error that says the rule, what was received and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.conftest import LaunchedCase
+from tests.distributed.harness import Case, CaseResult, launch_script
+
+CASES = "tests.distributed.cases.bad_input"
+
+# Per mistake: a built-in error it can be caught as, and words that must be in the message.
+MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "first_batch_too_small": ("ValueError", ("3 samples", "4 microbatches")),
+    "more_partitions_than_layers": ("ValueError", ("partitions=2",)),
+    "partitions_do_not_divide_the_world": ("ValueError", ("3", "2")),
+    "model_called_outside_a_step": ("ValueError", ("outside a step", "@smp.step")),
+    "step_that_ignores_the_model": ("ValueError", ("step",)),
+    "step_without_a_model": ("ValueError", ("step", "model")),
+    "step_that_returns_nothing": ("ValueError", ("step", "return")),
+    "argument_that_cannot_be_split": ("ValueError", ("'x'", "axis 2")),
+    "scalar_argument": ("ValueError", ("scale", "non_split_inputs")),
+    "arguments_of_different_batch_size": ("ValueError", ("16", "12")),
+    "tape_outside_the_step": ("ValueError", ("GradientTape", "inside")),
+    "unknown_key": ("ValueError", ("partitons", "partitions")),
+    "wrong_type": ("ValueError", ("microbatches", "four")),
+    "not_initialised": ("RuntimeError", ("smp.init",)),
+}
+
+
+def launched_cases() -> list[object]:
+    return [pytest.param(name, LaunchedCase(2, CASES, Case(name, name, {}, None)), id=name) for name in MISTAKES]
+
+
+@pytest.mark.parametrize(("mistake", "launched"), launched_cases())
+def test_a_mistake_gets_a_clear_error_on_every_rank(mistake: str, case_result: CaseResult) -> None:
+    base, words = MISTAKES[mistake]
+    for error in case_result.values():
+        assert error["type"] is not None, "no error was raised"
+        assert base in error["bases"], error
+        assert all(word in error["words"] for word in words), error["words"]
+
+
+def test_keras_3_in_place_of_tf_keras_is_named() -> None:
+    outcome = launch_script(
+        1,
+        "tests/distributed/scripts/tensorflow_first.py",
+        environment={"TF_USE_LEGACY_KERAS": "0"},
+        launched=False,
+    )
+    assert outcome.exit_codes == [1], outcome.report()
+    assert "TF_USE_LEGACY_KERAS=1" in outcome.output(0), outcome.report()
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"])
+def test_n_worlds_of_one_are_noticed(variable: str) -> None:
+    outcome = launch_script(
+        1,
+        "tests/distributed/scripts/tensorflow_first.py",
+        environment={variable: "2"},
+        launched=False,
+    )
+    assert outcome.exit_codes == [1], outcome.report()
+    assert variable in outcome.output(0), outcome.report()
