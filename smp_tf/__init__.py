@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         recv_from,
         send,
     )
+    from smp_tf.model import DistributedModel
     from smp_tf.ranks import (
         dp_rank,
         dp_size,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
         tp_rank,
         tp_size,
     )
-    from smp_tf.model import DistributedModel
     from smp_tf.step import register_post_partition_hook, step
     from smp_tf.step_output import StepOutput
     from smp_tf.topology import CommGroup, RankType
@@ -105,16 +105,16 @@ _WHERE: dict[str, str] = {
 }
 
 __all__ = [
-    "CommGroup",
     "DP_GROUP",
-    "DistributedModel",
     "MP_GROUP",
     "PP_GROUP",
     "RDP_GROUP",
-    "RankType",
-    "StepOutput",
     "TP_GROUP",
     "WORLD",
+    "CommGroup",
+    "DistributedModel",
+    "RankType",
+    "StepOutput",
     "allgather",
     "barrier",
     "broadcast",

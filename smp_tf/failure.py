@@ -6,6 +6,7 @@ exception that only follows from another rank's end ──▶ its traceback ─�
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -40,6 +41,7 @@ class FailureHooks:
         self.failed = False
         self._transport = transport
         self._who = who
+        self._process = os.getpid()
         self._previous = sys.excepthook
         self._previous_in_thread = threading.excepthook
 
@@ -57,9 +59,7 @@ class FailureHooks:
         if threading.excepthook == self._on_thread_exception:
             threading.excepthook = self._previous_in_thread
 
-    def _on_exception(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._previous(kind, error, trace)
         self._tell(error, trace)
 
@@ -69,6 +69,8 @@ class FailureHooks:
             self._tell(args.exc_value, args.exc_traceback)
 
     def _tell(self, error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() != self._process:
+            return  # a child that the script forked: it is no rank, and has no transport
         self.failed = True
         sys.stdout.flush()
         sys.stderr.flush()

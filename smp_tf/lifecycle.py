@@ -8,10 +8,12 @@ exit      goodbye, unless an exception has ended all ranks
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import json
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,8 +104,10 @@ def _leave(running: Runtime) -> None:
 
 def _leave_at_exit() -> None:
     running = runtime.current_or_none()
+    if running is None or os.getpid() != running.topology.pids[running.topology.rank]:
+        return  # ended already, or a child that the script forked
     # After a failure the transport stays: its thread ends a process that does not end by itself.
-    if running is not None and not (_hooks is not None and _hooks.failed):
+    if _hooks is None or not _hooks.failed:
         _leave(running)
 
 
@@ -121,11 +125,7 @@ def _require_same(running: Config, asked: Config) -> None:
     if running == asked:
         return
     now, then = asked.as_json(), running.as_json()
-    changed = ", ".join(
-        f"{name} ({then[name]!r} now, {now[name]!r} asked)"
-        for name in now
-        if now[name] != then[name]
-    )
+    changed = ", ".join(f"{name} ({then[name]!r} now, {now[name]!r} asked)" for name in now if now[name] != then[name])
     raise AlreadyInitializedError(
         f"smp_tf is already initialised with another configuration: {changed}. Call "
         "smp.shutdown() before smp.init() with new values."
@@ -216,6 +216,9 @@ def _watch_over(transport: Transport | None, topology: Topology) -> None:
         return
     _hooks = FailureHooks(transport, topology.describe(topology.rank))
     _hooks.install()
+    # A crash in native code shows where it happened, in Python's terms.
+    if not faulthandler.is_enabled() and sys.__stderr__ is not None:
+        faulthandler.enable(file=sys.__stderr__)
     # Horovod's own atexit callback was registered before, so it runs after this one.
     atexit.register(_leave_at_exit)
 

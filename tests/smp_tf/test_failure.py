@@ -1,5 +1,6 @@
 """What an exception that ends a rank is told as, and which exceptions only follow from another."""
 
+import os
 import sys
 import threading
 
@@ -96,9 +97,17 @@ def test_removed_hooks_tell_nothing(hooks):
 
 def test_a_disagreement_blames_the_rank_it_names():
     error = caught(RankMismatchError("The ranks do not agree on x:\n  rank 2 has 3"))
-    assert describe(error, error.__traceback__, "rank 0") == (
-        "The ranks do not agree on x: rank 2 has 3"
-    )
+    assert describe(error, error.__traceback__, "rank 0") == ("The ranks do not agree on x: rank 2 has 3")
+
+
+def test_a_forked_child_tells_nobody(hooks):
+    _, recorder, _ = hooks()
+    error = caught(ValueError("in the child"))
+    child = os.fork()
+    if child == 0:
+        sys.excepthook(ValueError, error, error.__traceback__)
+        os._exit(len(recorder.aborts))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_long_messages_are_cut():
@@ -108,10 +117,13 @@ def test_long_messages_are_cut():
 def test_which_exceptions_follow_from_another_rank():
     assert follows_from_another(RuntimeError("Horovod has been shut down. This was caused by ..."))
     assert not follows_from_another(RuntimeError("something else"))
+    with pytest.raises(ValueError, match="outer") as raised:
+        chain()
+    assert follows_from_another(raised.value)
+
+
+def chain():
     try:
-        try:
-            raise OSError("Horovod has been shut down")
-        except OSError as inner:
-            raise ValueError("outer") from inner
-    except ValueError as outer:
-        assert follows_from_another(outer)
+        raise OSError("Horovod has been shut down")
+    except OSError as inner:
+        raise ValueError("outer") from inner
