@@ -26,6 +26,7 @@ from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
 from smp_tf.partition.segment_graph import tensor_name
 from smp_tf.partition.split import Segment, Split, StepOutputPlan, Transfer
+from smp_tf.pipeline.check import check
 from smp_tf.pipeline.schedule import add_transfers, build
 from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
@@ -65,7 +66,7 @@ def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
         microbatches: number of microbatches.
 
     Returns:
-        One task list per stage.
+        One task list per stage, which was checked to have every task once, in order, and to end.
     """
     edges = [
         Edge(
@@ -76,7 +77,9 @@ def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
     ]  # fmt: skip
     sweeps = max(2, split.sweeps)
     kind = schedule if any(sweep == 1 for _, sweep in split.segments) else "simple"
-    return add_transfers(build(kind, split.stages, microbatches, sweeps=sweeps), edges)
+    program = add_transfers(build(kind, split.stages, microbatches, sweeps=sweeps), edges)
+    check(program, edges)
+    return program
 
 
 def build_stage_program(
