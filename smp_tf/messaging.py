@@ -141,13 +141,13 @@ def _transport() -> Transport:
     return transport
 
 
-def _require_group(group: CommGroup) -> None:
+def _require_group(group: object) -> None:
     if not isinstance(group, CommGroup):
         names = ", ".join(f"smp.{kind.name}" for kind in CommGroup)
         raise TypeError(f"A group is one of {names}. Received: {group!r}")
 
 
-def _other(doing: str, number: int, rank_type: RankType) -> int:
+def _other(doing: str, number: int, rank_type: Any) -> int:
     if not isinstance(rank_type, RankType):
         names = ", ".join(f"smp.RankType.{kind.name}" for kind in RankType)
         raise TypeError(f"rank_type is one of {names}. Received: {rank_type!r}")
