@@ -61,6 +61,19 @@ def _mib(count: float) -> str:
     return f"{count / MIB:,.0f}"
 
 
+def _settings_line(result: Mapping[str, Any]) -> str:
+    settings, machine = result["settings"], result["machine"]
+    threads = ", ".join(f"({way}) {count}" for way, count in settings["intra_op_threads"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return (
+        f"{settings['partitions']} partitions, {settings['microbatches']} microbatches, "
+        f"{settings['schedule']}, balanced by {settings['optimize']}; {settings['optimizer']}, "
+        f"{settings['dtype']}; threads per operation of each process: {threads}; "
+        f"{settings['repetitions']} repetitions\n"
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, {versions}"
+    )
+
+
 def print_tables(result: Mapping[str, Any], console: Console) -> None:
     """Prints what was measured.
 
@@ -68,6 +81,7 @@ def print_tables(result: Mapping[str, Any], console: Console) -> None:
         result: what `step_time.py` writes as JSON.
         console: where to.
     """
+    console.print(_settings_line(result), highlight=False)
     console.print(_speed_table(result["sizes"]))
     console.print(_bound_table(result["sizes"]))
     console.print(_memory_table(result["sizes"]))

@@ -56,6 +56,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=8, help="parts a batch is cut into")
     parser.add_argument("--partitions", type=int, default=2, help="ranks of the pipeline")
     parser.add_argument(
+        "--optimize",
+        choices=("speed", "memory"),
+        default="speed",
+        help="what (c) balances its stages by (default: speed)",
+    )
+    parser.add_argument(
         "--threads",
         type=int,
         default=len(os.sched_getaffinity(0)),
@@ -142,7 +148,7 @@ def measure(given: argparse.Namespace, size: str, say: Callable[[str], None]) ->
             processes = given.partitions if way == "c" else 1
             threads = max(1, given.threads // processes)
             say(f"{size}: starting ({way}), {processes} × {threads} threads")
-            asked = [size, str(given.microbatches), str(threads)]
+            asked = [size, str(given.microbatches), str(threads), given.optimize]
             crews[way] = stack.enter_context(Crew(way, asked, processes, given.patience))
             first[way] = crews[way].ask("prepare")
         require_same_loss({way: answers[0]["loss"] for way, answers in first.items()})
@@ -221,6 +227,7 @@ def main() -> None:
                 "c": max(1, given.threads // given.partitions),
             },
             "schedule": "interleaved",
+            "optimize": given.optimize,
             "optimizer": "Adam",
             "dtype": "float32",
         },

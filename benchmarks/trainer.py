@@ -1,6 +1,6 @@
 """One process of the benchmark: it trains in one of three ways, and only when it is its turn.
 
-    python trainer.py WAY SIZE MICROBATCHES THREADS SOCKET
+    python trainer.py WAY SIZE MICROBATCHES THREADS BALANCE SOCKET
 
 `step_time.py` starts these processes and tells them over a socket, one JSON object a line, what to
 do. Between its turns a process waits for the next line and computes nothing.
@@ -276,12 +276,19 @@ WAYS: dict[str, type[Trainer]] = {"a": WholeBatch, "b": Accumulating, "c": Split
 
 
 def main() -> None:
-    way, size_name, microbatches, threads, path = sys.argv[1:]
+    way, size_name, microbatches, threads, balance, path = sys.argv[1:]
     if way == "c":
         import smp_tf as smp
 
         count_tensor_memory()
-        smp.init({"microbatches": int(microbatches), "intra_op_threads": int(threads), "seed": SEED})
+        smp.init(
+            {
+                "microbatches": int(microbatches),
+                "optimize": balance,
+                "intra_op_threads": int(threads),
+                "seed": SEED,
+            }
+        )
         rank = smp.rank()
     else:
         import tensorflow as tf

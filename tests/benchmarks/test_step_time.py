@@ -50,7 +50,7 @@ def test_a_process_that_ends_is_an_error_with_its_last_words() -> None:
     from fleet import Crew, TrainerError
 
     with pytest.raises(TrainerError, match="KeyError: 'no such way'"):
-        Crew("no such way", ["tiny", "2", "1"], 1, patience=60.0)
+        Crew("no such way", ["tiny", "2", "1", "speed"], 1, patience=60.0)
 
 
 @pytest.mark.distributed
