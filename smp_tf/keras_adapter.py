@@ -10,6 +10,7 @@ from typing import Any
 import tf_keras
 
 from smp_tf import manual_placement, variables
+from smp_tf.errors import StepError
 from smp_tf.partition.trace import Recorder
 
 
@@ -97,10 +98,27 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
     return build
 
 
+def _refuse_what_needs_all_gradients(optimizer: Any) -> None:
+    """Raise where an optimizer would decide by the gradients of this rank alone, and so differently on each rank."""
+    if getattr(optimizer, "global_clipnorm", None) is not None:
+        raise StepError(
+            f"The optimizer clips by the norm of all gradients (global_clipnorm={optimizer.global_clipnorm}), of which "
+            f"this rank has only its partition's. Clip inside the step instead, where all gradients are seen: "
+            f"gradients, _ = tf.clip_by_global_norm(gradients, {optimizer.global_clipnorm})."
+        )
+    if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
+        raise StepError(
+            "A LossScaleOptimizer skips a step when any gradient is not finite, and this rank has only its "
+            "partition's gradients. Loss scaling over partitions is not supported yet; mixed_bfloat16 needs none."
+        )
+
+
 def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
         kept = [(gradient, variable) for gradient, variable in pairs if _stored_here(variable)]
+        if len(kept) < len(pairs):
+            _refuse_what_needs_all_gradients(optimizer)
         if pairs and len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept):
             # Nothing to apply on this rank: only the step counter moves, as on every other rank.
             return optimizer.iterations.assign_add(1)
