@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ __all__ = ["Transport", "TransportOptions"]
 # Waiting is done in slices, between which Python handles signals: Ctrl-C works everywhere.
 SLICE_S = 0.1
 MESSAGE_PROGRAM = 0xFFFFFFFF00000000
-MAX_CAUSE_BYTES = 4096
+MAX_CONTROL_BYTES = 4096
 
 OK, CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED = 0, 1, 3, 4
 ABORTED, UNAVAILABLE = 10, 14
@@ -225,13 +225,21 @@ class Transport:
         )
         self._finish(operation, timeout, keep, f"sending {view.nbytes} bytes to rank {dest}")
 
-    def recv_bytes(self, src: int, tag: int, timeout: float | None = None) -> memoryview:
+    def recv_bytes(
+        self,
+        src: int,
+        tag: int,
+        timeout: float | None = None,
+        while_waiting: Callable[[], None] | None = None,
+    ) -> memoryview:
         """Waits for the next message of a tag from a rank.
 
         Args:
             src: Rank that calls `send_bytes`.
             tag: The sender's tag.
             timeout: Seconds, or None to wait as long as the peer lives.
+            while_waiting: Called several times a second meanwhile; what it raises ends the wait,
+                and the message can still be received later.
 
         Returns:
             The message, in memory of its own.
@@ -248,8 +256,10 @@ class Transport:
             self._open_handle(), src, self._message_key(tag, sequence), b"recv_bytes"
         )
         try:
-            return self._finish(operation, timeout, None, f"a message of rank {src}, tag {tag}")
-        except (TransportTimeoutError, KeyboardInterrupt):
+            return self._finish(operation, timeout, None, f"a message of rank {src}, tag {tag}", while_waiting)
+        except BaseException as error:
+            if isinstance(error, TransportError) and not isinstance(error, TransportTimeoutError):
+                raise  # It has used the message up.
             with self._lock:
                 if self._received[src, tag] == sequence + 1:
                     self._received[src, tag] = sequence
@@ -295,7 +305,7 @@ class Transport:
         """
         cause = {"kind": "exception", "rank": self.rank, **details, "message": message}
         text = json.dumps(cause)
-        if len(text.encode()) > MAX_CAUSE_BYTES:
+        if len(text.encode()) > MAX_CONTROL_BYTES:
             text = json.dumps({"kind": "exception", "rank": self.rank, "message": message[:500] + " ..."})
         code = self._library.smp_transport_abort(self._open_handle(), text.encode(), exit_code, timeout)
         return bool(code == OK)
@@ -311,6 +321,26 @@ class Transport:
         except ValueError:
             return {"kind": "unknown", "message": text}
         return cause if isinstance(cause, dict) else {"kind": "unknown", "message": text}
+
+    def ask(self, rank: int, timeout: float = 1.0) -> dict[str, Any] | None:
+        """Asks a rank what it is doing; it answers even while its main thread is stuck.
+
+        Args:
+            rank: Who is asked; this rank itself answers at once.
+            timeout: Seconds to wait for the answer.
+
+        Returns:
+            `rank`, `in_step`, `program`, `step` (-1 before the first), `step_seconds` since it
+            began or ended, `activity` (see `set_activity`), `activity_seconds`, and `waits`: for
+            each rank it waits for the oldest operation, with `peer`, `is_send`, `label`, `program`,
+            `step`, `microbatch`, `seconds`. None if no answer came in time.
+        """
+        out = ctypes.create_string_buffer(MAX_CONTROL_BYTES + 1)
+        code = self._library.smp_transport_ask(self._open_handle(), rank, timeout, out, len(out))
+        if code != OK:
+            return None
+        status: dict[str, Any] = json.loads(out.value.decode(errors="replace"))
+        return status
 
     def stats(self) -> dict[str, Any]:
         """Messages and bytes per peer and per edge, lanes, refused messages, CPU seconds."""
@@ -359,7 +389,14 @@ class Transport:
                 return out.value.decode(errors="replace")
             count = needed
 
-    def _finish(self, operation: int, timeout: float | None, keep: Any, what: str) -> memoryview:
+    def _finish(
+        self,
+        operation: int,
+        timeout: float | None,
+        keep: Any,
+        what: str,
+        while_waiting: Callable[[], None] | None = None,
+    ) -> memoryview:
         """Waits for an operation and frees it; what it holds of ours is kept as long as it needs."""
         library = self._library
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -376,6 +413,8 @@ class Transport:
                         raise TransportTimeoutError(f"{what}: not done within {timeout} s")
                     break
                 code = library.smp_operation_wait(operation, min(left, SLICE_S))
+                if code < 0 and while_waiting is not None:
+                    while_waiting()
             _raise_for(code, library.smp_operation_message(operation))
             count = ctypes.c_uint64()
             data = library.smp_operation_take(operation, ctypes.byref(count))
@@ -466,6 +505,7 @@ def _functions() -> ctypes.CDLL:
         "smp_transport_cause": (size, [handle, text, size]),
         "smp_transport_stats": (size, [handle, text, size]),
         "smp_transport_lanes": (size, [handle, u32, text, size]),
+        "smp_transport_ask": (ctypes.c_int, [handle, u32, real, text, size]),
         "smp_transport_cancel_all": (None, [handle, text]),
         "smp_transport_destroy": (None, [handle]),
         "smp_transport_make_current": (None, [handle]),

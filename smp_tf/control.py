@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smp_tf.agreement import require_agreement
+from smp_tf.deadlock import DeadlockWatch
 from smp_tf.errors import RankMismatchError
 from smp_tf.runtime import current
 from smp_tf.topology import CommGroup
@@ -36,7 +37,12 @@ Group = CommGroup | Sequence[int]
 
 
 def allgather_json(
-    value: Any, group: Group = CommGroup.WORLD, *, name: str, timeout: float | None = None
+    value: Any,
+    group: Group = CommGroup.WORLD,
+    *,
+    name: str,
+    doing: str = "",
+    timeout: float | None = None,
 ) -> list[Any]:
     """Gives every rank of a group what every rank of it says.
 
@@ -44,17 +50,19 @@ def allgather_json(
         value: What this rank says: anything that JSON holds.
         group: The kind of group, or its world ranks; this rank is one of them.
         name: What the exchange is about, in words; the same on all ranks.
+        doing: What this rank is doing, after "rank 1 is"; by default "at" the name.
         timeout: Seconds to wait for a rank; by default the configured `stall_timeout`.
 
     Returns:
         What the ranks said, in group order.
 
     Raises:
-        RankMismatchError: A rank did not come in time, or came for another exchange.
+        RankMismatchError: A rank did not come in time, came for another exchange, or waits in a
+            step for a message that this rank will not send.
         PeerError: A rank of the group ended.
     """
     channel, members = _here(group)
-    return channel.allgather(value, members, name, timeout)
+    return channel.allgather(value, members, name, timeout, doing)
 
 
 def broadcast_json(
@@ -85,9 +93,7 @@ def broadcast_json(
     return channel.broadcast(value, root, members, name, timeout)
 
 
-def barrier(
-    group: Group = CommGroup.WORLD, *, name: str = "a barrier", timeout: float | None = None
-) -> None:
+def barrier(group: Group = CommGroup.WORLD, *, name: str = "a barrier", timeout: float | None = None) -> None:
     """Returns when all ranks of a group have called it.
 
     Args:
@@ -174,14 +180,17 @@ class ControlChannel:
         self._stall_timeout = stall_timeout
 
     def allgather(
-        self, value: Any, members: Sequence[int], name: str, timeout: float | None = None
+        self,
+        value: Any,
+        members: Sequence[int],
+        name: str,
+        timeout: float | None = None,
+        doing: str = "",
     ) -> list[Any]:
         """See `allgather_json`; `members` are world ranks in group order."""
-        return self._exchange(value, members, name, timeout, lambda said: said)
+        return self._exchange(value, members, name, timeout, lambda said: said, doing)
 
-    def broadcast(
-        self, value: Any, root: int, members: Sequence[int], name: str, timeout: float | None = None
-    ) -> Any:
+    def broadcast(self, value: Any, root: int, members: Sequence[int], name: str, timeout: float | None = None) -> Any:
         """See `broadcast_json`; `members` are world ranks in group order."""
         if root not in members:
             raise ValueError(f"{name}: the root, rank {root}, is not in the group {list(members)}.")
@@ -196,15 +205,19 @@ class ControlChannel:
         name: str,
         timeout: float | None,
         conclude: Callable[[list[Any]], Any],
+        doing: str = "",
     ) -> Any:
         text = _encode({"version": PROTOCOL_VERSION, "name": name, "value": value}, name)
         if len(members) == 1:
             return conclude([json.loads(text)["value"]])
         seconds = self._stall_timeout if timeout is None else timeout
         assert self._transport is not None, "a group of several ranks has a transport"
-        self._transport.set_activity(f"at {name}")
+        doing = doing or f"at {name}"
+        others = [rank for rank in members if rank != self._rank]
+        watch = DeadlockWatch(self._transport, others, doing, self.describe)
+        self._transport.set_activity(doing)
         try:
-            verdict = self._verdict(text, members, name, seconds, conclude)
+            verdict = self._verdict(text, members, name, seconds, conclude, watch)
         finally:
             self._transport.set_activity("")
         if "error" in verdict:
@@ -218,20 +231,21 @@ class ControlChannel:
         name: str,
         seconds: float,
         conclude: Callable[[list[Any]], Any],
+        watch: DeadlockWatch,
     ) -> dict[str, Any]:
         """Collects what all say, or hears what the first rank has collected."""
         if self._rank == members[0]:
-            verdict = self._collect(text, members, name, seconds, conclude)
+            verdict = self._collect(text, members, name, seconds, conclude, watch)
             told = _encode(verdict, name)
             for other in members[1:]:
                 if other not in verdict.get("missing", ()):
                     self._send(other, members, told)
             return verdict
         self._send(members[0], members, text)
-        told = self._receive(members[0], members, seconds + _PATIENCE)
-        if told is None:
+        heard = self._receive(members[0], members, seconds + _PATIENCE, watch)
+        if heard is None:
             return {"error": self._too_late(name, [members[0]], seconds + _PATIENCE)}
-        return _decode(told, name)
+        return _decode(heard, name)
 
     def _collect(
         self,
@@ -240,6 +254,7 @@ class ControlChannel:
         name: str,
         seconds: float,
         conclude: Callable[[list[Any]], Any],
+        watch: DeadlockWatch,
     ) -> dict[str, Any]:
         """Receives what the others say and decides what all are told."""
         deadline = time.monotonic() + seconds
@@ -247,7 +262,7 @@ class ControlChannel:
         missing = []
         for other in members[1:]:
             left = max(0.1, deadline - time.monotonic())
-            told = self._receive(other, members, left)
+            told = self._receive(other, members, left, watch)
             if told is None:
                 missing.append(other)
             else:
@@ -281,12 +296,13 @@ class ControlChannel:
         assert self._transport is not None, "a group of several ranks has a transport"
         self._transport.send_bytes(to, tag_of("control", tuple(members)), text)
 
-    def _receive(self, source: int, members: Sequence[int], seconds: float) -> bytes | None:
+    def _receive(self, source: int, members: Sequence[int], seconds: float, watch: DeadlockWatch) -> bytes | None:
         """Returns a message, or None if it has not come in time."""
         assert self._transport is not None, "a group of several ranks has a transport"
         try:
             tag = tag_of("control", tuple(members))
-            return bytes(self._transport.recv_bytes(source, tag, timeout=seconds))
+            told = self._transport.recv_bytes(source, tag, seconds, while_waiting=watch.look)
+            return bytes(told)
         except TimeoutError:
             return None
 

@@ -46,9 +46,8 @@ def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph
         "fingerprint": proposed.fingerprint,
         "plan": proposed.to_json() if rank == 0 else None,
     }
-    if running.transport is not None:
-        running.transport.set_activity(f"about to run step {step!r} for the first time on {_in_words(arguments)}")
-    everyone = allgather_json(said, name=f"the plan of step {step!r}")
+    doing = f"about to run step {step!r} for the first time on {_in_words(arguments)}"
+    everyone = allgather_json(said, name=f"the plan of step {step!r}", doing=doing)
     require_agreement(
         "which step to run next",
         {number: {"step": other["step"], "arguments": other["arguments"]} for number, other in enumerate(everyone)},

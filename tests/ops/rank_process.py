@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,35 @@ def stall(rank: Rank) -> None:
     rank.ask()
 
 
+def answer_while_stuck(rank: Rank) -> None:
+    """Rank 1 receives without end in step 7, then sits at a read; rank 0 asks it what it does."""
+    transport = rank.transport
+    if rank.rank == 0:
+        rank.tell("before", status=transport.ask(1))
+        rank.ask()
+        deadline = time.monotonic() + 10
+        status = transport.ask(1)
+        while not (status and status["waits"]) and time.monotonic() < deadline:
+            status = transport.ask(1)
+        rank.tell("stuck", status=status, own=transport.ask(0))
+        transport.send_bytes(1, 9, b"at last")
+        rank.ask()
+        rank.tell("free", status=transport.ask(1))
+        rank.ask()
+        rank.tell("stopped", status=transport.ask(1, timeout=0.3))
+        rank.ask()
+        return
+    rank.ask()
+    transport.begin_step(PROGRAM, 7)
+    transport.set_activity('about to "wait"')
+    rank.tell("in step")
+    rank.tell("got", data=bytes(transport.recv_bytes(0, 9)).decode())
+    transport.end_step(PROGRAM)
+    transport.set_activity("")
+    rank.tell("out of step")
+    rank.ask()
+
+
 def bytes_both_ways(rank: Rank) -> None:
     """Messages between two ranks: order per tag, timeouts, sizes, statistics, idle time."""
     transport = rank.transport
@@ -170,6 +200,7 @@ PARTS: dict[str, Callable[[Rank], None]] = {
     part.__name__: part
     for part in (
         abort_on_command,
+        answer_while_stuck,
         bytes_both_ways,
         leave_early,
         leave_in_order,

@@ -107,6 +107,31 @@ def test_a_stopped_peer_is_reported_without_its_answer() -> None:
         assert ranks[0].process.poll() is None
 
 
+def test_a_rank_answers_what_it_does_while_its_main_thread_is_stuck() -> None:
+    with RankFleet("answer_while_stuck", 2) as ranks:
+        before = ranks[0].expect("before")["status"]
+        assert (before["rank"], before["in_step"], before["step"], before["waits"]) == (1, False, -1, [])
+        ranks[1].command("begin")
+        ranks[1].expect("in step")
+        ranks[0].command("ask")
+        told = ranks[0].expect("stuck")
+        assert (told["own"]["rank"], told["own"]["in_step"]) == (0, False)
+        status = told["status"]
+        assert (status["in_step"], status["program"], status["step"]) == (True, 1, 7)
+        assert status["activity"] == 'about to "wait"'
+        (wait,) = status["waits"]
+        assert (wait["peer"], wait["is_send"], wait["label"]) == (0, False, "recv_bytes")
+        assert 0 <= wait["seconds"] <= status["step_seconds"] + 0.1
+        assert ranks[1].expect("got")["data"] == "at last"
+        ranks[1].expect("out of step")
+        ranks[0].command("ask")
+        free = ranks[0].expect("free")["status"]
+        assert (free["in_step"], free["step"], free["activity"], free["waits"]) == (False, 7, "", [])
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        ranks[0].command("ask")
+        assert ranks[0].expect("stopped")["status"] is None
+
+
 def test_stall_timeout_is_an_error() -> None:
     with RankFleet("stall", 2, stall_timeout_s=1.0, grace_s=0.5) as ranks:
         ranks.expect("ready")

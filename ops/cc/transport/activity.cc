@@ -5,10 +5,13 @@
 namespace smp {
 namespace {
 
+double Elapsed(std::chrono::steady_clock::time_point since) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
+}
+
 std::string Seconds(std::chrono::steady_clock::time_point since) {
   char text[32];
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - since;
-  std::snprintf(text, sizeof(text), "%.1f s", elapsed.count());
+  std::snprintf(text, sizeof(text), "%.1f s", Elapsed(since));
   return text;
 }
 
@@ -17,6 +20,7 @@ std::string Seconds(std::chrono::steady_clock::time_point since) {
 void Activity::BeginStep(uint64_t program, int64_t step) {
   std::lock_guard<std::mutex> lock(mutex_);
   programs_[program] = {step, true};
+  program_ = program;
   step_ = step;
   inside_ = true;
   since_ = Clock::now();
@@ -63,6 +67,11 @@ std::string Activity::InWords() const {
 std::map<uint64_t, Activity::Program> Activity::Programs() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return programs_;
+}
+
+Activity::Moment Activity::Now() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return {inside_, program_, step_, Elapsed(since_), text_, Elapsed(text_since_)};
 }
 
 }  // namespace smp

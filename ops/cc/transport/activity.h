@@ -28,11 +28,23 @@ class Activity {
   };
   std::map<uint64_t, Program> Programs() const;
 
+  // All of it at one moment. `step_seconds`: since the step began, or ended if not inside.
+  struct Moment {
+    bool inside = false;
+    uint64_t program = 0;
+    int64_t step = -1;
+    double step_seconds = 0;
+    std::string text;
+    double text_seconds = 0;
+  };
+  Moment Now() const;
+
  private:
   using Clock = std::chrono::steady_clock;
 
   mutable std::mutex mutex_;
   std::map<uint64_t, Program> programs_;
+  uint64_t program_ = 0;
   int64_t step_ = -1;
   bool inside_ = false;
   Clock::time_point since_ = Clock::now();

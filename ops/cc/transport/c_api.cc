@@ -191,6 +191,15 @@ int smp_transport_abort(smp_transport* t, const char* cause_json, int exit_code,
   return t->transport.Abort(cause_json, exit_code, timeout_s) ? SMP_OK : SMP_FAILED_PRECONDITION;
 }
 
+int smp_transport_ask(smp_transport* t, uint32_t rank, double timeout_s, char* out, size_t bytes) {
+  t->references.fetch_add(1);
+  std::string answer;
+  const bool answered = t->transport.Ask(rank, timeout_s, &answer);
+  CopyText(answer, out, bytes);
+  smp_transport_release(t);
+  return answered ? SMP_OK : SMP_DEADLINE_EXCEEDED;
+}
+
 size_t smp_transport_cause(smp_transport* t, char* out, size_t bytes) {
   return GiveText(t->transport.CauseJson(), out, bytes);
 }

@@ -193,13 +193,7 @@ std::string Transport::StatusInWords() const {
   return words;
 }
 
-void Transport::OnAskStatus(uint32_t peer, int64_t argument) {
-  Enqueue([this, peer, argument] {
-    SendControl(peer, MessageKind::kStatus, StatusInWords().substr(0, 1000), argument);
-  });
-}
-
-void Transport::OnStatus(uint32_t peer, const std::string& text) {
+void Transport::OnStallAnswer(uint32_t peer, const std::string& text) {
   if (peers_[peer].stall_asked && !peers_[peer].stall_reported) {
     ReportStall(peer, "is alive and " + text);
   }

@@ -22,8 +22,8 @@ enum class MessageKind : uint8_t {
   kReady = 3,      // the sender has verified the receiver's proof
   kAbort = 4,      // payload: the cause as JSON; argument: the exit code
   kGoodbye = 5,    // payload: the last step begun of each program
-  kAskStatus = 6,  // "what are you doing?"; argument: an id
-  kStatus = 7,     // payload: the answer as text; argument: that id
+  kAskStatus = 6,  // "what are you doing?"; argument: the question's id, 0 for words
+  kStatus = 7,     // payload: the answer, JSON or, to id 0, words; argument: that id
 };
 
 // Names one tensor of one microbatch: with the source rank, unique in a job's life.

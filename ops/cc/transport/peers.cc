@@ -217,7 +217,7 @@ bool Transport::OnMessage(const void* header, size_t header_bytes, void* data, s
       OnAskStatus(source, view.head.argument);
       break;
     case MessageKind::kStatus:
-      OnStatus(source, payload);
+      OnStatus(source, payload, view.head.argument);
       break;
     default:
       return Refuse("its kind is unknown", source);

@@ -110,6 +110,8 @@ class Transport : public UcxEvents {
   bool Goodbye(double timeout_s);
   bool Abort(const std::string& cause_json, int exit_code, double timeout_s);
   std::string CauseJson();
+  // What a rank is doing, as JSON; false if it does not answer in time or is not there.
+  bool Ask(uint32_t peer, double timeout_s, std::string* answer);
   std::string Stats();
   std::string Lanes(uint32_t peer);
 
@@ -166,7 +168,7 @@ class Transport : public UcxEvents {
   std::string PeerInWords(uint32_t peer) const;
   static std::string RankInWords(const Address& address);
 
-  // --- control.cc: causes, goodbyes, questions
+  // --- control.cc: causes, goodbyes, stalls
   void SendControl(uint32_t peer, MessageKind kind, std::string payload, int64_t argument);
   bool WaitControlSent(double timeout_s);
   // Makes this the cause unless there is one.
@@ -178,10 +180,14 @@ class Transport : public UcxEvents {
   void OnGoodbye(uint32_t peer, const std::string& payload);
   bool LeftEarly(uint32_t peer, std::string* message) const;
   std::string StatusInWords() const;
-  void OnAskStatus(uint32_t peer, int64_t argument);
-  void OnStatus(uint32_t peer, const std::string& text);
+  void OnStallAnswer(uint32_t peer, const std::string& text);
   void CheckStalls();
   void ReportStall(uint32_t peer, const std::string& what_it_does);
+
+  // --- questions.cc: what are you doing?
+  void OnAskStatus(uint32_t peer, int64_t question);
+  void OnStatus(uint32_t peer, const std::string& answer, int64_t question);
+  std::string StatusJson(uint32_t asker) const;
 
   const uint32_t rank_;
   const uint32_t size_;
@@ -207,6 +213,7 @@ class Transport : public UcxEvents {
   std::vector<Ending> endings_;
   std::unordered_map<uint64_t, std::string> controls_;  // payloads UCX still needs
   std::condition_variable changed_;                     // peers became ready, controls were sent
+  std::unordered_map<int64_t, std::string> questions_;  // asked, with the answer once it is there
   bool gone_pending_ = false;
   bool needs_progress_ = false;  // something was started that did not complete at once
   std::map<uint64_t, std::set<uint32_t>> program_ranks_;

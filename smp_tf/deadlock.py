@@ -1,0 +1,104 @@
+"""Notices that ranks wait for each other in different places, which would never end.
+
+    rank 1: waits in an exchange for rank 0 ──────────────▶ rank 0: in a step, and waits for a
+            (about to run another step)     ◀──────────────         message of that step from rank 1
+
+A rank in an exchange is in no step, so it sends nothing of any step until the exchange ends. If a
+rank that the exchange needs waits for such a message, neither will ever go on: an error. A rank that
+only needs long, for a save or at a breakpoint, waits for no message, and nothing is said of it here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from smp_tf.errors import RankMismatchError
+
+if TYPE_CHECKING:
+    from smp_tf.ops.transport import Transport
+
+# Seconds in an exchange until the others are asked, and between two rounds of questions.
+PATIENCE = 10.0
+INTERVAL = 2.0
+# Seconds a message must have been waited for: longer than any message is on its way.
+STUCK = 5.0
+_ANSWER_TIME = 1.0
+
+
+class DeadlockWatch:
+    """Asks the other ranks of an exchange what they wait for, while this rank waits for them.
+
+    Args:
+        transport: How they are asked.
+        others: World ranks of the exchange, without this one.
+        doing: What this rank is doing, after "rank 1 is".
+        describe: Names a rank for messages.
+        patience: Seconds until they are asked for the first time.
+        interval: Seconds between two rounds of questions.
+        stuck: Seconds after which a message that has not come is not merely on its way.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        others: Sequence[int],
+        doing: str,
+        describe: Callable[[int], str],
+        patience: float = PATIENCE,
+        interval: float = INTERVAL,
+        stuck: float = STUCK,
+    ) -> None:
+        self._transport = transport
+        self._others = others
+        self._doing = doing
+        self._describe = describe
+        self._interval = interval
+        self._stuck = stuck
+        self._next = time.monotonic() + patience
+        self._suspects: dict[int, tuple[Any, ...]] = {}
+
+    def look(self) -> None:
+        """Asks the others, if it is time to; cheap otherwise.
+
+        Raises:
+            RankMismatchError: One of them waits for a message that this rank will never send.
+        """
+        if time.monotonic() < self._next:
+            return
+        own = self._transport.ask(self._transport.rank)
+        if own is not None and not own["in_step"]:
+            for rank in self._others:
+                self._look_at(rank)
+        self._next = time.monotonic() + self._interval
+
+    def _look_at(self, rank: int) -> None:
+        status = self._transport.ask(rank, _ANSWER_TIME)
+        wait = None if status is None else self._wait_for_us(status)
+        if status is None or wait is None:
+            self._suspects.pop(rank, None)
+            return
+        # Seen twice, so that the end of this exchange was not on its way to us when it was seen.
+        seen = (wait["program"], wait["step"], wait["microbatch"], wait["label"])
+        if self._suspects.get(rank) != seen:
+            self._suspects[rank] = seen
+            return
+        us = self._describe(self._transport.rank)
+        waits = (
+            f"waits until {us} takes {wait['label']!r}" if wait["is_send"] else f"waits for {wait['label']!r} from {us}"
+        )
+        raise RankMismatchError(
+            f"{us[:1].upper()}{us[1:]} is {self._doing}, while {self._describe(rank)} is in step {status['step']} and "
+            f"{waits}. Every rank must call the same steps in the same order, with batches of the same shapes."
+        )
+
+    def _wait_for_us(self, status: dict[str, Any]) -> dict[str, Any] | None:
+        """What the step of another rank has waited for from this rank for long, if anything."""
+        if not status["in_step"]:
+            return None
+        for wait in status["waits"]:
+            of_step = wait["peer"] == self._transport.rank and wait["program"] == status["program"]
+            if of_step and wait["seconds"] > self._stuck:
+                return dict(wait)
+        return None

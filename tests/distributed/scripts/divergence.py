@@ -1,0 +1,60 @@
+"""Trains on two ranks, until rank `--odd` does what MODE says at step 3.
+
+shape    passes a batch of another size
+step     calls another step function
+"""
+
+import argparse
+
+import smp_tf as smp
+
+# isort: split
+import numpy as np
+import tensorflow as tf
+from tensorflow.keras import layers
+
+parser = argparse.ArgumentParser()
+parser.add_argument("mode")
+parser.add_argument("--odd", type=int, default=1)
+args = parser.parse_args()
+
+smp.init({"partitions": 2, "microbatches": 4, "seed": 1})
+
+
+class Net(smp.DistributedModel):
+    def __init__(self):
+        super().__init__()
+        self.hidden = [layers.Dense(16, activation="tanh") for _ in range(4)]
+        self.head = layers.Dense(3)
+
+    def call(self, x):
+        for layer in self.hidden:
+            x = layer(x)
+        return self.head(x)
+
+
+net = Net()
+
+
+@smp.step
+def train(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(net(x) ** 2)
+    return loss, tape.gradient(loss, net.trainable_variables)
+
+
+@smp.step
+def evaluate(x):
+    return tf.reduce_mean(net(x))
+
+
+for number in range(6):
+    misbehaves = smp.rank() == args.odd and number == 3
+    samples = 12 if misbehaves and args.mode == "shape" else 16
+    x = tf.constant(np.random.default_rng(number).standard_normal((samples, 8)), tf.float32)
+    if misbehaves and args.mode == "step":
+        evaluate(x)
+    else:
+        loss, _ = train(x)
+        loss.reduce_mean().numpy()
+    print(f"@@ step {number} done", flush=True)
