@@ -116,17 +116,16 @@ def main():
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        console=Console(force_terminal=terminal, width=80),
-        disable=smp.rank() != 0,
+        TextColumn("{task.fields[loss]}"),
+        console=Console(force_terminal=terminal, width=120, quiet=smp.rank() != 0),
     )
     with progress:
-        bar = progress.add_task("", total=args.epochs * len(batches), loss=float("nan"))
+        bar = progress.add_task("", total=args.epochs * len(batches), loss="planning ...")
         for epoch in range(args.epochs):
             losses = []
             for images, labels in batches:
                 losses.append(float(train_step(images, labels)))
-                progress.update(bar, advance=1, loss=losses[-1])
+                progress.update(bar, advance=1, loss=f"loss {losses[-1]:.4f}")
             progress.console.print(f"epoch {epoch + 1:2d}: mean loss {np.mean(losses):.4f}")
 
     accuracy = np.mean(predict(test_images).numpy() == test_labels)

@@ -118,17 +118,16 @@ def main():
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f} (unigrams: " + f"{entropy:.3f})"),
-        console=Console(force_terminal=terminal, width=80),
-        disable=smp.rank() != 0,
+        TextColumn("{task.fields[loss]}"),
+        console=Console(force_terminal=terminal, width=120, quiet=smp.rank() != 0),
     )
     losses = []
     with progress:
-        bar = progress.add_task("", total=args.steps, loss=float("nan"))
+        bar = progress.add_task("", total=args.steps, loss="planning ...")
         for step in range(1, args.steps + 1):
             tokens, following = batch_of(numbers, random, args.batch_size, args.length)
             losses.append(float(train_step(tf.constant(tokens), tf.constant(following))))
-            progress.update(bar, advance=1, loss=losses[-1])
+            progress.update(bar, advance=1, loss=f"loss {losses[-1]:.3f} (unigrams: {entropy:.3f})")
             if step % 50 == 0:
                 progress.console.print(f"step {step:4d}: loss {np.mean(losses[-50:]):.3f}")
     if smp.rank() == 0:

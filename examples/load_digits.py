@@ -19,10 +19,8 @@ def main():
 
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).reshape(-1, 8, 8, 1).astype("float32")
-    _, images, _, labels = train_test_split(
-        images, labels, test_size=0.2, random_state=0, stratify=labels
-    )
-    model = tf_keras.models.load_model(args.model)
+    _, images, _, labels = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
+    model = tf_keras.models.load_model(args.model, compile=False)
     accuracy = np.mean(np.argmax(model(images, training=False), axis=1) == labels)
     print(f"test accuracy {accuracy:.4f}, loaded from {args.model}")
 

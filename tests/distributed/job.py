@@ -189,6 +189,7 @@ class Job:
                 "TMPDIR": str(self.folder / "tmp"),
                 "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
                 "PYTHONUNBUFFERED": "1",
+                "TERM": "dumb",
                 "TF_USE_LEGACY_KERAS": "1",
                 "TF_ENABLE_ONEDNN_OPTS": "0",
                 "TF_CPP_MIN_LOG_LEVEL": "2",

@@ -73,8 +73,13 @@ def kill_all(mark: str) -> None:
 
 
 def shared_memory_files() -> set[str]:
-    """Returns the names of the shared-memory files that exist now."""
-    return {entry.name for entry in SHARED_MEMORY.iterdir()}
+    """Returns the names of the shared-memory files that exist now.
+
+    Left out are the semaphores that Python's multiprocessing makes and removes at once: any
+    launcher that starts at this moment makes some, and no rank does.
+    """
+    names = {entry.name for entry in SHARED_MEMORY.iterdir()}
+    return {name for name in names if not name.startswith("sem.mp-")}
 
 
 def _in_use(names: set[str]) -> set[str]:

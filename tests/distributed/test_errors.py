@@ -161,7 +161,7 @@ def test_ranks_end_when_the_launcher_is_killed() -> None:
 
 def test_a_late_rank_is_ended_only_after_the_stall_timeout() -> None:
     outcome = run(2, "pause", "--stall-timeout", "40", deadline=120)
-    report = outcome.line_with("waits", rank=0)
+    report = outcome.line_with("has waited", rank=0)
     assert report is not None, outcome.report()
     assert "rank 1" in report.text
     assert outcome.ended_at[0] - report.at > 5.0, "it was ended with the first report"

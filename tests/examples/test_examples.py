@@ -1,0 +1,70 @@
+"""The examples, run as a user runs them, on real data."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.harness import Outcome, launch_script
+
+
+def losses_of(outcome: Outcome) -> list[str]:
+    return re.findall(r"epoch +\d+: mean loss ([\d.]+)", outcome.output(0))
+
+
+def accuracy_of(outcome: Outcome) -> float:
+    found = re.search(r"test accuracy ([\d.]+)", outcome.output(0))
+    assert found, outcome.report()
+    return float(found[1])
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
+    """The digits example on two processes, and the folder it saved to."""
+    folder = tmp_path_factory.mktemp("digits") / "model"
+    return launch_script(2, "examples/digits.py", ["--save", str(folder)], deadline=240), folder
+
+
+def test_digits_learns_to_read(digits: tuple[Outcome, Path]) -> None:
+    outcome, _ = digits
+    outcome.expect_clean()
+    assert accuracy_of(outcome) >= 0.97
+
+
+def test_digits_prints_the_plan_on_rank_0_only(digits: tuple[Outcome, Path]) -> None:
+    outcome, _ = digits
+    for word in ("stage", "parameters", "weights", "stash", "time", "sent"):
+        assert word in outcome.output(0), outcome.report()
+    assert outcome.output(1).strip() == "", outcome.report()
+
+
+def test_the_saved_digits_model_loads_without_smp_tf(digits: tuple[Outcome, Path]) -> None:
+    outcome, folder = digits
+    loaded = launch_script(1, "examples/load_digits.py", ["--model", str(folder)], launched=False).expect_clean()
+    assert accuracy_of(loaded) == accuracy_of(outcome)
+
+
+def test_digits_in_one_process_prints_the_same_losses(digits: tuple[Outcome, Path], tmp_path: Path) -> None:
+    outcome, _ = digits
+    arguments = ["--save", str(tmp_path / "model")]
+    alone = launch_script(1, "examples/digits.py", arguments, deadline=240, launched=False)
+    alone.expect_clean()
+    assert len(losses_of(alone)) == 12
+    assert losses_of(alone) == losses_of(outcome)
+    assert accuracy_of(alone) == accuracy_of(outcome)
+
+
+def test_the_language_model_falls_well_below_the_unigram_entropy() -> None:
+    outcome = launch_script(2, "examples/language_model.py", ["--steps", "150"], deadline=240)
+    outcome.expect_clean()
+    found = re.search(r"loss ([\d.]+) nats .* entropy of the text ([\d.]+)", outcome.output(0))
+    assert found, outcome.report()
+    assert float(found[1]) < 0.8 * float(found[2])
+
+
+@pytest.mark.parametrize("name", ["digits", "language_model", "load_digits"])
+def test_help_is_given_in_one_process(name: str) -> None:
+    outcome = launch_script(1, f"examples/{name}.py", ["--help"], launched=False).expect_clean()
+    assert "--" in outcome.output(0)
