@@ -173,6 +173,7 @@ def repeat(
 ) -> dict[str, Any]:
     """Lets all crews take turns; returns the figures of what they measured."""
     warm = {way: take_turn(crew, [], 2) for way, crew in crews.items()}
+    require_same_loss({way: each["loss"] for way, each in warm.items()})
     memory = {way: crew.ask("memory") for way, crew in crews.items()}
     steps = max(1, round(given.turn / warm["b"]["seconds"]))
     calls = max(2, steps * given.microbatches // 4)
@@ -208,7 +209,7 @@ def repeat(
 def require_same_loss(losses: dict[str, float]) -> None:
     """Ends the benchmark where the three ways do not compute the same thing."""
     if max(losses.values()) - min(losses.values()) > 1e-3 * abs(losses["a"]):
-        raise SystemExit(f"the ways to train must give the same first loss, but they give {losses}")
+        raise SystemExit(f"all ways to train must give the same losses, but these differ: {losses}")
 
 
 def main() -> None:
