@@ -181,7 +181,7 @@ class _Assigner:
         read = [self.graph.variables[v] for v in node.reads]
         if read and (node.op != "ReadVariableOp" or any(v.in_model or not v.read_only for v in read)):
             return False
-        return not any(t.dtype in UNSENDABLE_DTYPES for t in node.outputs)
+        return not any(t.dtype in UNSENDABLE_DTYPES - {"string"} for t in node.outputs)
 
     def _stage(self, number: int, node: Node, inputs: list[Place], after: bool, first_user: Mapping[int, int]) -> int:
         if number in self.stage_of:

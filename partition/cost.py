@@ -274,13 +274,9 @@ def _weights(
     gradient_bytes: dict[int, float] = {}
     for gradient in graph.gradients:
         whole = float(graph.variables[gradient.variable].type.nbytes(unknown))
-        given = sum(graph.type_of(t).nbytes(unknown) for t in gradient.tensors) * float(
-            microbatches
-        )
+        given = sum(graph.type_of(t).nbytes(unknown) for t in gradient.tensors) * float(microbatches)
         # Slices of a sparse gradient pile up over the microbatches, but never beyond the whole.
-        gradient_bytes[gradient.variable] = (
-            whole if len(gradient.tensors) == 1 else min(whole, given)
-        )
+        gradient_bytes[gradient.variable] = whole if len(gradient.tensors) == 1 else min(whole, given)
     found = []
     for variable, used_by in sorted(users.items()):
         value = float(graph.variables[variable].type.nbytes(unknown))

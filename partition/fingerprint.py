@@ -62,16 +62,11 @@ def outline(graph: OpGraph) -> tuple[str, ...]:
         lines.append(f"{path} {node.op} {types} {content.hexdigest()[:16]}")
     outputs = [(t.node, t.index) for t in graph.outputs]
     gradients = [(g.variable, tuple((t.node, t.index) for t in g.tensors)) for g in graph.gradients]
-    lines.append(
-        f"- results {len(outputs)} "
-        f"{hashlib.sha256(repr((outputs, gradients)).encode()).hexdigest()[:16]}"
-    )
+    lines.append(f"- results {len(outputs)} {hashlib.sha256(repr((outputs, gradients)).encode()).hexdigest()[:16]}")
     return tuple(lines)
 
 
-def difference(
-    ours: Sequence[str], theirs: Sequence[str], us: str = "this rank", them: str = "the other"
-) -> str:
+def difference(ours: Sequence[str], theirs: Sequence[str], us: str = "this rank", them: str = "the other") -> str:
     """Say where two steps part.
 
     Args:
@@ -110,21 +105,15 @@ def _read(line: str) -> str:
         return f"variable {what!r} of type {rest}, {' '.join(more).strip().replace('/', ', ')}"
     if what == "results":
         return f"{rest} results"
-    return f"op {what} giving {rest} " + (
-        "outside every layer" if path == "-" else f"in layer {path!r}"
-    )
+    return f"op {what} giving {rest} " + ("outside every layer" if path == "-" else f"in layer {path!r}")
 
 
 def _type(kind: TensorType) -> str:
-    shape = (
-        "?" if kind.shape is None else ",".join("?" if d is None else str(d) for d in kind.shape)
-    )
+    shape = "?" if kind.shape is None else ",".join("?" if d is None else str(d) for d in kind.shape)
     return f"{kind.dtype}[{shape}]"
 
 
-def _hash_attributes(
-    content: Any, attrs: Any, library: dict[str, Any], known: dict[str, str]
-) -> None:
+def _hash_attributes(content: Any, attrs: Any, library: dict[str, Any], known: dict[str, str]) -> None:
     for name in sorted(attrs):
         if name.startswith("_") or name in _LEFT_OUT:
             continue
@@ -146,9 +135,7 @@ def _function(name: str, library: dict[str, Any], known: dict[str, str]) -> str:
     if function is None:
         known[name] = name
         return name
-    of_name = {
-        arg.name: f"argument {k} {arg.type}" for k, arg in enumerate(function.signature.input_arg)
-    }
+    of_name = {arg.name: f"argument {k} {arg.type}" for k, arg in enumerate(function.signature.input_arg)}
 
     def read(reference: str) -> str:
         first, colon, rest = reference.lstrip("^").partition(":")

@@ -129,7 +129,8 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
             reads, writes = _touched(op, number_of, variable_of)
             call = call_of[number]
             if backward:
-                call = call_of[forward_of] if forward_of is not None else 0
+                # The forward op may itself have been made while gradients were taken (recomputation).
+                call = nodes[forward_of].call if forward_of is not None else 0
             nodes.append(
                 Node(
                     op=op.type,

@@ -41,9 +41,7 @@ class NodeCost:
     defaulted: frozenset[str] = frozenset()
 
     def __add__(self, other: NodeCost) -> NodeCost:
-        return NodeCost(
-            self.flops + other.flops, self.moved + other.moved, self.defaulted | other.defaulted
-        )
+        return NodeCost(self.flops + other.flops, self.moved + other.moved, self.defaulted | other.defaulted)
 
     def times(self, count: float) -> NodeCost:
         """The cost of running `count` times."""
@@ -60,9 +58,7 @@ def elements(kind: TensorType, unknown: int = 1) -> float:
     return float(math.prod(unknown if d is None else d for d in kind.shape))
 
 
-def op_cost(
-    node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorType], unknown: int = 1
-) -> NodeCost:
+def op_cost(node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorType], unknown: int = 1) -> NodeCost:
     """Cost of one op that calls no function.
 
     Args:
@@ -93,9 +89,7 @@ def op_cost(
         return NodeCost(max(len(inputs) - 1, 0) * given, moved)
     if op in POOLING_OPS or op in POOLING_GRADIENTS:
         window = math.prod(attributes(node)["ksize"].list.i) if node.definition else 4
-        windows = (
-            elements(outputs[0], unknown) if op in POOLING_OPS else elements(inputs[-1], unknown)
-        )
+        windows = elements(outputs[0], unknown) if op in POOLING_OPS else elements(inputs[-1], unknown)
         return NodeCost(window * windows, moved)
     if op in FACTORISATIONS:
         shape = inputs[0].shape if inputs else None
@@ -108,9 +102,7 @@ def _dims(kind: TensorType, unknown: int) -> list[float]:
     return [float(unknown if d is None else d) for d in kind.shape or ()]
 
 
-def _matrix_flops(
-    node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorType], unknown: int
-) -> float:
+def _matrix_flops(node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorType], unknown: int) -> float:
     """Two operations for every multiply-and-add."""
     op = node.op
     out = elements(outputs[0], unknown) if outputs else 0.0
@@ -153,9 +145,7 @@ def _einsum_flops(node: Node, inputs: Sequence[TensorType], out: float, unknown:
     equation = attributes(node)["equation"].s.decode() if node.definition else ""
     size: dict[str, float] = {}
     hidden = 1.0
-    for term, kind in zip(
-        equation.split("->")[0].replace(" ", "").split(","), inputs, strict=False
-    ):
+    for term, kind in zip(equation.split("->")[0].replace(" ", "").split(","), inputs, strict=False):
         before, dots, after = term.partition("...")
         dims = _dims(kind, unknown)
         size.update(zip(before, dims, strict=False))

@@ -129,27 +129,20 @@ class Plan:
                 unknown or mistyped.
         """
         if len(text.encode()) > MAX_BYTES:
-            raise PlacementError(
-                f"A plan has at most {MAX_BYTES} bytes. Received: {len(text.encode())} bytes."
-            )
+            raise PlacementError(f"A plan has at most {MAX_BYTES} bytes. Received: {len(text.encode())} bytes.")
         try:
             fields = json.loads(text)
         except (json.JSONDecodeError, RecursionError) as error:
             raise PlacementError(f"A plan must be JSON. {error}.") from None
         if not isinstance(fields, dict):
-            raise PlacementError(
-                f"A plan must be a JSON object. Received: {type(fields).__name__}."
-            )
+            raise PlacementError(f"A plan must be a JSON object. Received: {type(fields).__name__}.")
         version = fields.pop("version", None)
         if version != VERSION:
             raise PlacementError(
-                f"This release reads plans of version {VERSION}. Received: version {version!r}. "
-                f"Make the plan anew."
+                f"This release reads plans of version {VERSION}. Received: version {version!r}. Make the plan anew."
             )
         plan = _record(cls, fields, "the plan")
-        wrong = [
-            s for s in (*plan.units.values(), *plan.owners.values()) if not 0 <= s < plan.stages
-        ]
+        wrong = [s for s in (*plan.units.values(), *plan.owners.values()) if not 0 <= s < plan.stages]
         if wrong or len(plan.forecast) not in (0, plan.stages):
             raise PlacementError(
                 f"A plan of {plan.stages} stages must name stages 0 to {plan.stages - 1} and "
@@ -185,12 +178,8 @@ def _record(kind: type, fields: Any, what: str) -> Any:
     expected = {field.name for field in dataclasses.fields(kind)}
     if fields.keys() != expected:
         wrong = sorted(expected.symmetric_difference(fields))
-        raise PlacementError(
-            f"{what.capitalize()} must have the fields {sorted(expected)}. Wrong: {wrong}."
-        )
-    return kind(
-        **{name: _value(hints[name], fields[name], f"{name} of {what}") for name in expected}
-    )
+        raise PlacementError(f"{what.capitalize()} must have the fields {sorted(expected)}. Wrong: {wrong}.")
+    return kind(**{name: _value(hints[name], fields[name], f"{name} of {what}") for name in expected})
 
 
 def _value(hint: Any, value: Any, what: str) -> Any:
@@ -205,9 +194,7 @@ def _value(hint: Any, value: Any, what: str) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise PlacementError(
-            f"{what} must be of type {getattr(kind, '__name__', kind)}. Received: {value!r}."
-        )
+        raise PlacementError(f"{what} must be of type {getattr(kind, '__name__', kind)}. Received: {value!r}.")
     return value
 
 
@@ -249,9 +236,7 @@ def make_plan(
             used_on = {solution.stage_of[u] for u in weight.users}
             owner = owner_of[weight.variable]
             name = graph.variables[weight.variable].name
-            shared.append(
-                SharedVariable(name, owner, tuple(sorted(used_on - {owner})), int(weight.value))
-            )
+            shared.append(SharedVariable(name, owner, tuple(sorted(used_on - {owner})), int(weight.value)))
     forecast = _forecast(graph, costs, solution, owner_of, in_flight)
     return Plan(
         stages=len(in_flight),
@@ -279,8 +264,7 @@ def _forecast(
     stages = len(in_flight)
     stage_of = solution.stage_of
     sums: dict[str, list[float]] = {
-        name: [0.0] * stages
-        for name in ("weight", "gradient", "slot", "stash", "time", "parameter", "unit")
+        name: [0.0] * stages for name in ("weight", "gradient", "slot", "stash", "time", "parameter", "unit")
     }
     sent = {True: [[0, 0.0] for _ in range(stages)], False: [[0, 0.0] for _ in range(stages)]}
     for unit, cost in enumerate(costs.units):
@@ -344,10 +328,7 @@ def _reasons(
         kept = forecast[heaviest].in_flight
         gradients = {w.variable: w.gradient for w in costs.weights}
         weigh = [
-            c.weight_bytes
-            + c.slot_bytes
-            + sum(gradients[v] for v in c.variables)
-            + kept * c.stash_bytes
+            c.weight_bytes + c.slot_bytes + sum(gradients[v] for v in c.variables) + kept * c.stash_bytes
             for c in costs.units
         ]
         said = as_bytes(forecast[heaviest].stored_bytes)
@@ -356,11 +337,7 @@ def _reasons(
     total = sum(weigh[u] for u in inside) or 1.0
     lines = [f"stage {heaviest} is the fullest, with {said}"]
     if weigh[largest] > total / 2 and len(forecast) > 1:
-        what = (
-            f"{weigh[largest] / total:.0%} of its time"
-            if objective == "speed"
-            else as_bytes(weigh[largest])
-        )
+        what = f"{weigh[largest] / total:.0%} of its time" if objective == "speed" else as_bytes(weigh[largest])
         lines[0] += f"; {units[largest].name} alone is {what}"
     return tuple(lines)
 

@@ -29,8 +29,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     balanced = "stored bytes" if plan.objective == "memory" else "time per microbatch"
     partitions = "1 partition" if plan.stages == 1 else f"{plan.stages} partitions"
     table = Table(
-        title=f"{partitions}, {plan.microbatches} microbatches, {plan.schedule}, "
-        f"balanced by {balanced}",
+        title=f"{partitions}, {plan.microbatches} microbatches, {plan.schedule}, balanced by {balanced}",
         title_justify="left",
         expand=False,
     )
@@ -56,9 +55,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
             _sent(row.sent_forward, row.sent_backward),
         )
     text = io.StringIO()
-    console = Console(
-        file=text, width=width, force_terminal=color, color_system="standard" if color else None
-    )
+    console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
     console.print(table)
     for line in _lines(plan):
         console.print(line, markup=False, highlight=False, soft_wrap=False)
@@ -67,9 +64,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
 
 def _sent(forward: int, backward: int) -> str:
     """Bytes to later and to earlier stages; "-" for none."""
-    lines = [f"{as_bytes(forward)} →"] * (forward > 0) + [f"← {as_bytes(backward)}"] * (
-        backward > 0
-    )
+    lines = [f"{as_bytes(forward)} →"] * (forward > 0) + [f"← {as_bytes(backward)}"] * (backward > 0)
     return "\n".join(lines) or "-"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 from tensorflow.core.framework import attr_value_pb2, function_pb2, graph_pb2, node_def_pb2, types_pb2
-from tensorflow.python.framework import tensor_util
+from tensorflow.python.framework import dtypes, tensor_util
 from tensorflow.python.framework.versions import GRAPH_DEF_VERSION
 
 from smp_tf.partition.op_graph import OpGraph, Tensor
@@ -64,9 +64,13 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
         if variable is not None:
             if node.op == "ReadVariableOp":
                 continue
-            definition, axis = _gather_from_value(definition)
-            written.node.add().CopyFrom(axis)
-            inputs = [remote_value_name(graph, variable), inputs[1], f"{axis.name}:0"]
+            inputs[0] = remote_value_name(graph, variable)
+            if node.op == "ResourceGather":
+                definition, axis = _gather_from_value(definition)
+                written.node.add().CopyFrom(axis)
+                inputs.append(f"{axis.name}:0")
+            else:
+                definition = _READS_VALUE[node.op](definition, graph.variables[variable].type.dtype)
         del definition.input[:]
         definition.input.extend(inputs + control)
         written.node.add().CopyFrom(definition)
@@ -87,6 +91,23 @@ def _gather_from_value(gather: node_def_pb2.NodeDef) -> tuple[node_def_pb2.NodeD
     made.attr["Taxis"].type = types_pb2.DT_INT32
     made.attr["batch_dims"].i = batch_dims
     return made, axis
+
+
+def _gather_nd_from_value(gather: node_def_pb2.NodeDef, dtype: str) -> node_def_pb2.NodeDef:
+    made = node_def_pb2.NodeDef(name=gather.name, op="GatherNd", device=gather.device)
+    made.attr["Tparams"].CopyFrom(gather.attr["dtype"])
+    made.attr["Tindices"].CopyFrom(gather.attr["Tindices"])
+    return made
+
+
+def _shape_of_value(shape: node_def_pb2.NodeDef, dtype: str) -> node_def_pb2.NodeDef:
+    made = node_def_pb2.NodeDef(name=shape.name, op="Shape", device=shape.device)
+    made.attr["T"].type = dtypes.as_dtype(dtype).as_datatype_enum
+    made.attr["out_type"].CopyFrom(shape.attr["out_type"])
+    return made
+
+
+_READS_VALUE = {"ResourceGatherNd": _gather_nd_from_value, "VariableShape": _shape_of_value}
 
 
 def _called_functions(graph: OpGraph, nodes: Iterable[node_def_pb2.NodeDef]) -> function_pb2.FunctionDefLibrary:

@@ -137,10 +137,7 @@ def solve_chain(
     if in_flight is None:
         in_flight = [min(stages - r, microbatches) for r in range(stages)]
     if len(in_flight) != stages:
-        raise ValueError(
-            f"in_flight must have one entry per stage: received {len(in_flight)} for {stages} "
-            f"stages."
-        )
+        raise ValueError(f"in_flight must have one entry per stage: received {len(in_flight)} for {stages} stages.")
     _check(chain, stages)
     allowed = _earliest_starts(chain, stages)
     best: tuple[tuple[float, float], ChainSolution] | None = None
@@ -155,10 +152,7 @@ def solve_chain(
         score = score if objective == "speed" else (score[1], score[0])
         if best is None or score < best[0]:
             stage_of = _stage_of(cuts, len(chain.names))
-            owners = {
-                w.variable: stage_of[w.users[-1 if w.variable in late else 0]]
-                for w in chain.weights
-            }
+            owners = {w.variable: stage_of[w.users[-1 if w.variable in late else 0]] for w in chain.weights}
             best = score, ChainSolution(cuts, stage_of, owners, times, memory)
     if best is None:
         raise _does_not_fit(chain, stages, allowed, in_flight, microbatches, memory_limit)
@@ -167,9 +161,7 @@ def solve_chain(
 
 def _stage_of(cuts: Sequence[int], count: int) -> tuple[int, ...]:
     """Stage of every unit."""
-    return tuple(
-        stage for stage, (a, b) in enumerate(pairwise((0, *cuts, count))) for _ in range(b - a)
-    )
+    return tuple(stage for stage, (a, b) in enumerate(pairwise((0, *cuts, count))) for _ in range(b - a))
 
 
 # --- what is asked --------------------------------------------------------------------------------
@@ -188,16 +180,11 @@ def _check(chain: Chain, stages: int) -> None:
             f"the largest possible is {count}. Use fewer partitions, or build the model of more "
             f"layers."
         )
-    placed = [
-        (stage, name)
-        for stage, name in zip(chain.manual, chain.names, strict=False)
-        if stage is not None
-    ]
+    placed = [(stage, name) for stage, name in zip(chain.manual, chain.names, strict=False) if stage is not None]
     for stage, name in placed:
         if not 0 <= stage < stages:
             raise PlacementError(
-                f"{name!r} was placed on partition {stage}. There are {stages}: use 0 to "
-                f"{stages - 1}."
+                f"{name!r} was placed on partition {stage}. There are {stages}: use 0 to {stages - 1}."
             )
     for (first, before), (second, name) in pairwise(placed):
         if second < first:
@@ -298,9 +285,7 @@ class _Tables:
         return self.weights + in_flight * self.stash
 
 
-def _add_flow(
-    flow: Flow, traffic: _Array, when: Callable[..., None], with_any: Callable[..., None]
-) -> None:
+def _add_flow(flow: Flow, traffic: _Array, when: Callable[..., None], with_any: Callable[..., None]) -> None:
     """Bytes that runs receive and send of one tensor.
 
     forward   p ──▶ c1 ──▶ c2      received by runs that start after p and hold a reader;
@@ -347,8 +332,7 @@ class _Search:
         runs = list(pairwise((0, *cuts, t.count)))
         times = tuple(float(t.time[a, b]) for a, b in runs)
         memory = tuple(
-            float(t.weights[a, b] + kept * t.stash[a, b])
-            for (a, b), kept in zip(runs, self._in_flight, strict=True)
+            float(t.weights[a, b] + kept * t.stash[a, b]) for (a, b), kept in zip(runs, self._in_flight, strict=True)
         )
         return times, memory
 
@@ -359,9 +343,7 @@ class _Search:
 
     def smallest(self, tolerance: float) -> tuple[int, ...] | None:
         """Least memory on the fullest stage, then least step time."""
-        cuts = self._minimise(
-            lambda r: self._tables.memory(self._in_flight[r]), np.maximum, memory=self._limit
-        )
+        cuts = self._minimise(lambda r: self._tables.memory(self._in_flight[r]), np.maximum, memory=self._limit)
         if cuts is None:
             return None
         _, memory = self.of_cuts(cuts)
@@ -396,9 +378,7 @@ class _Search:
         floor = max(self.of_cuts(evenest)[0])
         best, bound = evenest, _UNREACHABLE
         # Of the cuts as even as the evenest, the one with the least sum.
-        even = self._minimise(
-            lambda r: self._tables.time, np.add, memory=memory, time=floor * (1 + 1e-12)
-        )
+        even = self._minimise(lambda r: self._tables.time, np.add, memory=memory, time=floor * (1 + 1e-12))
         if even is not None and self.step_time(even) < self.step_time(best):
             best = even
         while True:
@@ -461,9 +441,7 @@ def _does_not_fit(
     memory_limit: float | None,
 ) -> PlacementError:
     """Why no cut was found: the limit, and the stage that breaks it in the best cut without one."""
-    search = _Search(
-        _Tables(chain, frozenset(), microbatches), starts, in_flight, microbatches, None
-    )
+    search = _Search(_Tables(chain, frozenset(), microbatches), starts, in_flight, microbatches, None)
     cuts = search.smallest(0.0)
     if cuts is None:
         return PlacementError(
@@ -477,9 +455,7 @@ def _does_not_fit(
     inside = chain.names[bounds[fullest] : bounds[fullest + 1]]
     limit = 0.0 if memory_limit is None else memory_limit
     what = f"{inside[0]} alone is" if len(inside) == 1 else f"{inside[0]} to {inside[-1]} are"
-    advice = (
-        "raise memory_limit" if len(inside) == 1 else "raise memory_limit, or use more partitions"
-    )
+    advice = "raise memory_limit" if len(inside) == 1 else "raise memory_limit, or use more partitions"
     return PlacementError(
         f"No cut into {stages} partitions fits in memory_limit. Stage {fullest}: {what} "
         f"{memory[fullest] / 2**30:.2f} GiB, "

@@ -22,7 +22,8 @@ from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
 
 _READ = "ReadVariableOp"
-_GATHER = "ResourceGather"
+#: Ops that read a weight and can as well be given its value.
+_READERS = frozenset({_READ, "ResourceGather", "ResourceGatherNd", "VariableShape"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +245,12 @@ class _Splitter:
             # Indices of sparse slices may be free to make anywhere; they go where the values are.
             leader = next((planned[i] for i in parts if planned[i].stage is not None), planned[parts[0]])
             for i in parts:
+                # A part that every stage makes (a shape) is never sent; it only stays at home where the values do.
+                made_by_all = planned[i].stage is None and leader.delivery is not Delivery.LOCAL
                 planned[i] = replace(
                     planned[i],
-                    delivery=leader.delivery,
-                    stage=leader.stage if planned[i].stage is None else planned[i].stage,
+                    delivery=planned[i].delivery if made_by_all else leader.delivery,
+                    stage=planned[i].stage if made_by_all or planned[i].stage is not None else leader.stage,
                     is_gradient=leader.is_gradient,
                     is_part=True,
                 )
@@ -274,6 +277,12 @@ class _Splitter:
         is_gradient = bool(gradient_stages)
         local = index in self.local_outputs or (is_gradient and (node.backward or len(gradient_stages) == 1))
         delivery = Delivery.LOCAL if local else Delivery.SENT_TO_ALL
+        kind = self.graph.type_of(tensor)
+        if delivery is Delivery.SENT_TO_ALL and self.assignment.stages > 1 and kind.dtype in UNSENDABLE_DTYPES:
+            raise PlacementError(
+                f"The step returns {node.name!r}, a tensor of type {kind.dtype}, which stage {place.stage} makes; such "
+                f"a tensor cannot leave its process. Name it in local_outputs, or return the numbers it is made of."
+            )
         return StepOutputPlan(tensor, delivery, place.stage, is_gradient)
 
     def _gradient_stages(self, number: int) -> set[int]:
@@ -308,7 +317,7 @@ class _Splitter:
             if node.op in SOURCES:
                 continue
             self._check_handles(key, number)
-            if node.op in (_READ, _GATHER) and self._is_remote(key, node.reads):
+            if node.op in _READERS and self._is_remote(key, node.reads):
                 self.remote[key].update(node.reads)
             for tensor in node.inputs:
                 if self._runs_here(key, tensor.node):
@@ -323,7 +332,7 @@ class _Splitter:
     def _check_handles(self, key: tuple[int, int], number: int) -> None:
         node = self.graph.nodes[number]
         touched = node.reads + node.writes
-        if not self._is_remote(key, touched) or (node.op in (_READ, _GATHER) and self._can_copy(touched)):
+        if not self._is_remote(key, touched) or (node.op in _READERS and self._can_copy(touched)):
             return
         variable = next(v for v in touched if self.assignment.owners[v] not in (None, key[0]))
         raise PlacementError(
@@ -419,4 +428,4 @@ class _Splitter:
 
     def _reads_remote(self, key: tuple[int, int], number: int) -> bool:
         node = self.graph.nodes[number]
-        return node.op in (_READ, _GATHER) and self._is_remote(key, node.reads)
+        return node.op in _READERS and self._is_remote(key, node.reads)

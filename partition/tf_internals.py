@@ -13,12 +13,15 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx as autograph_context
 from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.core import config_lib as autograph_config_lib
 from tensorflow.python.autograph.core import converter as autograph_core
 from tensorflow.python.autograph.impl import api as autograph_api
 from tensorflow.python.eager import backprop
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager import record
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import auto_control_deps_utils, func_graph, op_def_registry
 from tensorflow.python.ops import gradients_util
 
@@ -72,6 +75,61 @@ def watch_symbolic_gradients(note: Callable[[Callable[[], Any], Any], Any]) -> I
         gradients_util._GradientsHelper = original
 
 
+@contextlib.contextmanager
+def watch_recorded_operations(note: Callable[[Sequence[Any], Sequence[Any], str, str], Any]) -> Iterator[None]:
+    """Within this context, wrap every backward function that is handed to the tapes directly.
+
+    Custom gradients, recomputation and calls of functions are recorded so; no gradient function is looked up for them.
+
+    Args:
+        note: as for `watch_gradient_functions`, with the forward op's inputs and outputs.
+    """
+    names = ("record_operation", "record_operation_backprop_only")
+    originals = {name: getattr(record, name) for name in names}
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(op_type, output_tensors, input_tensors, backward_function, *rest, **more):  # type: ignore[no-untyped-def]
+            inputs, outputs = list(input_tensors), list(output_tensors)
+
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                with note(inputs, outputs, str(op_type), ""):
+                    return backward_function(*args, **kwargs)
+
+            return original(op_type, output_tensors, input_tensors, noted, *rest, **more)
+
+        return recorded
+
+    for name, original in originals.items():
+        setattr(record, name, wrap(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(record, name, original)
+
+
+@contextlib.contextmanager
+def inline_functions() -> Iterator[None]:
+    """Within this context, calling a `tf.function` traces its body into the current graph, as if it were not decorated.
+
+    A model called inside a function would otherwise be one op, which no cut can divide. Functions to be compiled,
+    and those with attributes (Keras's LSTM and GRU, whose twin for another device TensorFlow finds by them), stay whole.
+    """
+    original = polymorphic_function.Function.__call__
+
+    def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function._jit_compile or function._attributes:
+            return original(function, *args, **kwargs)
+        body = function.python_function
+        return (autograph_convert(body) if function._autograph else body)(*args, **kwargs)
+
+    polymorphic_function.Function.__call__ = inlined
+    try:
+        yield
+    finally:
+        polymorphic_function.Function.__call__ = original
+
+
 def is_stateful(op_type: str) -> bool:
     """Whether TensorFlow registers an op type as stateful (unknown types count as stateful)."""
     op_def = op_def_registry.get(op_type)
@@ -96,10 +154,12 @@ def current_graph() -> func_graph.FuncGraph:
 
 def autograph_convert(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with Python control flow over tensors turned into TensorFlow's, as `tf.function` does it."""
-    options = autograph_core.ConversionOptions(recursive=True, user_requested=True)
+    options = autograph_core.ConversionOptions(recursive=True, user_requested=True, optional_features=None)
 
     def converted(*args: Any, **kwargs: Any) -> Any:
-        return autograph_api.converted_call(function, args, kwargs, options=options)
+        # Within a tf.function that does not convert its own code, conversion is off until it is switched on.
+        with autograph_context.ControlStatusCtx(status=autograph_context.Status.ENABLED, options=options):
+            return autograph_api.converted_call(function, args, kwargs, options=options)
 
     return converted
 

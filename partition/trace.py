@@ -241,6 +241,8 @@ def trace(
             stack.enter_context(_watch_gradient_tape(recorder))
             stack.enter_context(tf_internals.watch_symbolic_gradients(recorder.taking_gradients))
             stack.enter_context(tf_internals.watch_gradient_functions(recorder.gradient_function))
+            stack.enter_context(tf_internals.watch_recorded_operations(recorder.gradient_function))
+            stack.enter_context(tf_internals.inline_functions())
             results = tf.nest.map_structure(_inside(graph), call(body, list(tensors)), expand_composites=True)
         kept["recorder"] = recorder
         kept["results"] = results

@@ -82,8 +82,7 @@ def build_units(graph: OpGraph, open_calls: Collection[int] = ()) -> tuple[Unit,
     member = _members(graph)
     if not member:
         raise PlacementError(
-            "The step calls no distributed model, so there is nothing to place. Call the model "
-            "inside the step."
+            "The step calls no distributed model, so there is nothing to place. Call the model inside the step."
         )
     fixed = constants(graph)
     after = _after_model(graph, member)
@@ -129,12 +128,7 @@ def _made_of(graph: OpGraph, sources: frozenset[str], heavy: bool) -> frozenset[
             if node.op in sources:
                 found.add(number)
             continue
-        if (
-            node.stateful
-            or node.reads
-            or node.writes
-            or (not heavy and node.op in MATRIX_OPS | FUNCTION_OPS)
-        ):
+        if node.stateful or node.reads or node.writes or (not heavy and node.op in MATRIX_OPS | FUNCTION_OPS):
             continue
         if any(t.dtype in UNSENDABLE_DTYPES - {"string"} for t in node.outputs):
             continue
@@ -156,9 +150,7 @@ def weight_derived(graph: OpGraph) -> dict[int, frozenset[int]]:
         if node.op in SOURCES or node.writes or node.backward or number in fixed or node.call == 0:
             continue
         if node.reads:
-            if node.op == "ReadVariableOp" and all(
-                graph.variables[v].read_only for v in node.reads
-            ):
+            if node.op == "ReadVariableOp" and all(graph.variables[v].read_only for v in node.reads):
                 found[number] = frozenset(node.reads)
         elif not node.stateful and node.inputs and node.op not in MATRIX_OPS | FUNCTION_OPS:
             behind = [found.get(t.node, frozenset()) for t in node.inputs]
@@ -179,9 +171,7 @@ def _touched(graph: OpGraph, number: int) -> set[int]:
     """Variables a node uses, whether it reads, writes or only holds the handle."""
     node = graph.nodes[number]
     handles = (graph.nodes[t.node] for t in node.inputs)
-    return {*node.reads, *node.writes} | {
-        h.source for h in handles if h.op == VARIABLE and h.source is not None
-    }
+    return {*node.reads, *node.writes} | {h.source for h in handles if h.op == VARIABLE and h.source is not None}
 
 
 def _members(graph: OpGraph) -> dict[int, None]:
@@ -207,9 +197,7 @@ def _members(graph: OpGraph) -> dict[int, None]:
         if node.op in SOURCES or number in fixed:
             continue
         needs = [t.node for t in node.inputs]
-        outside = node.call == 0 and (
-            any(n in behind for n in needs) or bool(_touched(graph, number) & own)
-        )
+        outside = node.call == 0 and (any(n in behind for n in needs) or bool(_touched(graph, number) & own))
         if (node.backward and number not in inner) or outside:
             behind.add(number)
         elif (
@@ -261,9 +249,7 @@ def _call_stage(graph: OpGraph, call: int) -> int | None:
 def _is_anchor(graph: OpGraph, number: int) -> bool:
     """Whether an op weighs enough to be a unit of its own."""
     node = graph.nodes[number]
-    return node.op in MATRIX_OPS | FUNCTION_OPS or (
-        bool(node.reads or node.writes) and node.op != "ReadVariableOp"
-    )
+    return node.op in MATRIX_OPS | FUNCTION_OPS or (bool(node.reads or node.writes) and node.op != "ReadVariableOp")
 
 
 def _raw_units(
@@ -316,17 +302,9 @@ def _floats(
     written = _written(graph)
     for number in member:
         node = graph.nodes[number]
-        if (
-            number in after
-            or (node.call != 0 and node.call not in open_calls)
-            or _is_anchor(graph, number)
-        ):
+        if number in after or (node.call != 0 and node.call not in open_calls) or _is_anchor(graph, number):
             continue
-        effect = (
-            node.writes
-            or (node.stateful and node.op != "ReadVariableOp")
-            or set(node.reads) & written
-        )
+        effect = node.writes or (node.stateful and node.op != "ReadVariableOp") or set(node.reads) & written
         needs = [*(t.node for t in node.inputs), *node.control]
         if not effect and all(n not in member or n in free for n in needs):
             free.add(number)
@@ -347,8 +325,10 @@ def _crossing(graph: OpGraph, pieces: list[list[int]]) -> list[int]:
             readers = graph.consumers.get(Tensor(number, index), ())
             end = max((piece_of[r] for r in readers if r in piece_of), default=start)
             if end > start:
-                change[start + 1] += kind.nbytes()
-                change[end + 1] -= kind.nbytes()
+                # What cannot be sent must not look cheap to part: the contraction would undo the cut.
+                weight = kind.nbytes() if kind.dtype not in UNSENDABLE_DTYPES else 1 << 60
+                change[start + 1] += weight
+                change[end + 1] -= weight
     alive, total = [], 0
     for delta in change[: len(pieces) + 1]:
         total += delta
@@ -404,15 +384,10 @@ def _contracted(graph: OpGraph, raw: list[list[int]]) -> list[list[int]]:
             users.setdefault(variable, []).append(at)
     for together in users.values():
         ties.add_edges_from((together[0], other) for other in together[1:])
-    return [
-        sorted(n for at in joined for n in raw[at])
-        for joined in sorted(nx.connected_components(ties), key=min)
-    ]
+    return [sorted(n for at in joined for n in raw[at]) for joined in sorted(nx.connected_components(ties), key=min)]
 
 
-def _ordered(
-    graph: OpGraph, groups: list[list[int]], after: frozenset[int]
-) -> list[tuple[int, ...]]:
+def _ordered(graph: OpGraph, groups: list[list[int]], after: frozenset[int]) -> list[tuple[int, ...]]:
     """Contract cycles, and put the groups in topological order: as made, where there is choice."""
     group_of = {number: at for at, nodes in enumerate(groups) for number in nodes}
     edges: nx.DiGraph = nx.DiGraph()
@@ -437,9 +412,7 @@ def _ordered(
 # --- what belongs to a unit -----------------------------------------------------------------------
 
 
-def _backward_units(
-    graph: OpGraph, unit_of: dict[int, int], fixed: frozenset[int], count: int
-) -> dict[int, int]:
+def _backward_units(graph: OpGraph, unit_of: dict[int, int], fixed: frozenset[int], count: int) -> dict[int, int]:
     """Unit of every backward node.
 
     It is that of the op it differentiates, of its layer, or where its inputs are ready.

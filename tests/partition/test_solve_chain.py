@@ -30,9 +30,16 @@ def test_time_is_balanced() -> None:
 
 
 def test_equal_layers_are_shared_out_equally() -> None:
-    assert solve_chain(
-        Chain(names(8), (1.0,) * 8), 4, objective="speed", microbatches=4
-    ).stage_of == (0, 0, 1, 1, 2, 2, 3, 3)
+    assert solve_chain(Chain(names(8), (1.0,) * 8), 4, objective="speed", microbatches=4).stage_of == (
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    )
 
 
 def test_no_stage_is_empty_even_when_one_unit_is_all_the_work() -> None:
@@ -56,9 +63,7 @@ def test_a_tensor_is_received_once_by_each_stage_that_reads_it_and_sent_once() -
 
 
 def test_gradients_flow_backward() -> None:
-    chain = Chain(
-        names(3), (1.0,) * 3, (Flow(2, (0, 1), 4.0, backward=True),), seconds_per_byte=1.0
-    )
+    chain = Chain(names(3), (1.0,) * 3, (Flow(2, (0, 1), 4.0, backward=True),), seconds_per_byte=1.0)
     assert solve_chain(chain, 3, objective="speed").times == (5.0, 5.0, 5.0)
 
 
@@ -109,12 +114,8 @@ def test_uses_of_a_shared_weight_stay_together_where_that_is_cheaper() -> None:
     assert sum(solution.times) == 4.0
 
 
-def test_the_copy_of_a_shared_weight_is_charged_to_both_ends_and_spread_over_the_microbatches() -> (
-    None
-):
-    chain = Chain(
-        names(2), (1.0, 1.0), weights=(Weight(0, (0, 1), 8.0, 8.0, 0.0),), seconds_per_byte=1.0
-    )
+def test_the_copy_of_a_shared_weight_is_charged_to_both_ends_and_spread_over_the_microbatches() -> None:
+    chain = Chain(names(2), (1.0, 1.0), weights=(Weight(0, (0, 1), 8.0, 8.0, 0.0),), seconds_per_byte=1.0)
     # Value and gradient, 16 bytes per step, over 4 microbatches.
     assert solve_chain(chain, 2, objective="speed", microbatches=4).times == (5.0, 5.0)
 
@@ -130,16 +131,12 @@ def test_manual_stages_are_respected() -> None:
 
 def test_manual_stages_out_of_order_are_an_error() -> None:
     chain = Chain(names(2), (1.0, 1.0), manual=(1, 0))
-    with pytest.raises(
-        PlacementError, match="'u0', on partition 1, comes before 'u1', on partition 0"
-    ):
+    with pytest.raises(PlacementError, match="'u0', on partition 1, comes before 'u1', on partition 0"):
         solve_chain(chain, 2)
 
 
 def test_a_manual_stage_that_does_not_exist_is_an_error() -> None:
-    with pytest.raises(
-        PlacementError, match=r"'u1' was placed on partition 2\. There are 2: use 0 to 1"
-    ):
+    with pytest.raises(PlacementError, match=r"'u1' was placed on partition 2\. There are 2: use 0 to 1"):
         solve_chain(Chain(names(2), (1.0, 1.0), manual=(None, 2)), 2)
 
 
@@ -163,9 +160,7 @@ def test_a_plan_that_does_not_fit_names_the_unit_that_is_too_large() -> None:
     gib = 2.0**30
     weights = (Weight(0, (0,), 3.1 * gib, 0.0, 0.0), Weight(1, (1,), 0.1 * gib, 0.0, 0.0))
     chain = Chain(("net/embedding", "net/dense"), (1.0, 1.0), weights=weights)
-    with pytest.raises(
-        PlacementError, match=r"Stage 0: net/embedding alone is 3\.10 GiB, the limit is 2\.00 GiB"
-    ):
+    with pytest.raises(PlacementError, match=r"Stage 0: net/embedding alone is 3\.10 GiB, the limit is 2\.00 GiB"):
         solve_chain(chain, 2, memory_limit=2 * gib)
 
 
@@ -212,18 +207,14 @@ def _workload(name: str) -> tuple[Chain, int]:
         if graph.out_degree(node)
     )
     ordered = sorted(position, key=position.__getitem__)
-    return Chain(tuple(map(str, ordered)), tuple(times), flows, seconds_per_byte=1.0), data[
-        "maxFPGAs"
-    ]
+    return Chain(tuple(map(str, ordered)), tuple(times), flows, seconds_per_byte=1.0), data["maxFPGAs"]
 
 
 @pytest.mark.parametrize(
     ("name", "proved", "within"),
     [("bert24_inference", 17.790, 1.001), ("gnmt_inference", 32.911, 1.024)],
 )
-def test_public_workloads_are_within_reach_of_the_proved_optimum(
-    name: str, proved: float, within: float
-) -> None:
+def test_public_workloads_are_within_reach_of_the_proved_optimum(name: str, proved: float, within: float) -> None:
     chain, stages = _workload(name)
     solution = solve_chain(chain, stages, objective="speed", microbatches=10**9, tolerance=0.0)
     assert proved * (1 - 1e-4) <= max(solution.times) <= proved * within
@@ -250,9 +241,7 @@ def chains(draw: st.DrawFn) -> Chain:
     stashes = [Stash(*s) for s in draw(st.lists(st.tuples(some(), amount), max_size=4))]
     weights = [
         Weight(variable, *w)
-        for variable, w in enumerate(
-            draw(st.lists(st.tuples(some(3), amount, amount, amount), max_size=3))
-        )
+        for variable, w in enumerate(draw(st.lists(st.tuples(some(3), amount, amount, amount), max_size=3)))
     ]
     return Chain(
         names(count),
@@ -300,16 +289,20 @@ def slow_costs(
     return times, memory
 
 
-def all_costs(
-    chain: Chain, stages: int, in_flight: Sequence[int], microbatches: int
-) -> list[tuple[float, float]]:
-    """Step time and fullest stage of every cut and every choice of owners."""
-    variables = [w.variable for w in chain.weights]
+def all_costs(chain: Chain, stages: int, in_flight: Sequence[int], microbatches: int) -> list[tuple[float, float]]:
+    """Step time and fullest stage of every cut and every choice of owners.
+
+    Weights with the same users have the same owner: that is the solver's rule, too.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for weight in chain.weights:
+        groups.setdefault(tuple(weight.users), []).append(weight.variable)
     found = []
     for cuts in combinations(range(1, len(chain.names)), stages - 1):
-        for size in range(len(variables) + 1):
-            for late in combinations(variables, size):
-                times, memory = slow_costs(chain, cuts, frozenset(late), in_flight, microbatches)
+        for size in range(len(groups) + 1):
+            for chosen in combinations(groups.values(), size):
+                late = frozenset(v for group in chosen for v in group)
+                times, memory = slow_costs(chain, cuts, late, in_flight, microbatches)
                 found.append((sum(times) + (microbatches - 1) * max(times), max(memory)))
     return found
 
