@@ -96,9 +96,9 @@ class StepOutputPlan:
         stage: the stage that makes it; None where all make it.
         is_gradient: whether it was computed from gradients.
         is_part: whether it is a part of a composite tensor (sparse slices), whose parts stay per microbatch.
-        summands: for the gradient of a variable that several stages use: the contributions, one or more on each of
-            those stages. Each is summed over the microbatches where it is made and sent to `stage` once per step;
-            the output is the sum of all, and `tensor` itself is never computed.
+        summands: for a gradient that is made on other stages than its variable's owner, `stage`: the contributions.
+            Each is summed over the microbatches where it is made and sent to `stage` once per step; the output is
+            the sum of all. Where `tensor` is not among them it is never computed.
     """
 
     tensor: Tensor
@@ -197,7 +197,7 @@ class _Splitter:
 
     def run(self) -> Split:
         outputs = self._plan_outputs()
-        never_made = {o.tensor.node for o in outputs if o.summands}
+        never_made = {o.tensor.node for o in outputs if o.summands and o.tensor not in o.summands}
         roots: dict[tuple[int, int], dict[int, None]] = defaultdict(dict)
         for number, place in enumerate(self.places):
             if number in never_made:
@@ -257,16 +257,51 @@ class _Splitter:
         return tuple(self._with_summands(output) for output in planned)
 
     def _with_summands(self, output: StepOutputPlan) -> StepOutputPlan:
-        """Take a sum of contributions from several stages apart, where the step only returns it."""
+        """Bring the gradient of a variable to the stage that owns it.
+
+        A sum of contributions from several stages that the step only returns is taken apart: each stage sums its own
+        over the microbatches, and the owner adds them up.
+        """
+        owner = self._owner_of_gradient(output)
+        stage = output.stage if owner is None else owner
+        if output.is_part and output.is_gradient and stage != output.stage:
+            raise PlacementError(
+                f"The sparse gradient {self.graph.nodes[output.tensor.node].name!r} is made on stage {output.stage}, "
+                f"but stage {stage} owns its variable. Return tf.convert_to_tensor(gradient) from the step instead."
+            )
+        if not output.is_summed:
+            return output
         node = self.graph.nodes[output.tensor.node]
-        if not output.is_summed or node.op != "AddN" or output.tensor in self.graph.consumers:
-            return output
         places = [self.places[t.node] for t in node.inputs]
-        if any(p.role is not Role.HOME for p in places) or len({p.stage for p in places}) < 2:
-            return output
-        if sum(t == output.tensor for t in self.graph.outputs) > 1:
-            return output
-        return replace(output, summands=node.inputs)
+        if (
+            node.op == "AddN"
+            and output.tensor not in self.graph.consumers
+            and all(p.role is Role.HOME for p in places)
+            and len({p.stage for p in places}) > 1
+            and sum(t == output.tensor for t in self.graph.outputs) == 1
+        ):
+            return replace(output, summands=node.inputs, stage=stage)
+        return output if stage == output.stage else replace(output, summands=(output.tensor,), stage=stage)
+
+    def _owner_of_gradient(self, output: StepOutputPlan) -> int | None:
+        """The stage that owns the variable of a returned gradient, also of one that was changed after it was taken.
+
+        None where it cannot be told: the value was computed from no gradient of a variable, or from those of several.
+        """
+        variable_of = {t: g.variable for g in self.graph.gradients for t in g.tensors}
+        found: set[int] = set()
+        seen: set[Tensor] = set()
+        stack = [output.tensor]
+        while stack:
+            tensor = stack.pop()
+            if tensor in seen:
+                continue
+            seen.add(tensor)
+            if tensor in variable_of:
+                found.add(variable_of[tensor])
+            elif not self.graph.nodes[tensor.node].backward:
+                stack.extend(t for t in self.graph.nodes[tensor.node].inputs if self.places[t.node].sweep > 0)
+        return self.assignment.owners[found.pop()] if len(found) == 1 else None
 
     def _plan_output(self, index: int, tensor: Tensor) -> StepOutputPlan:
         place = self.places[tensor.node]

@@ -18,9 +18,8 @@ from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.core import config_lib as autograph_config_lib
 from tensorflow.python.autograph.core import converter as autograph_core
 from tensorflow.python.autograph.impl import api as autograph_api
-from tensorflow.python.eager import backprop
+from tensorflow.python.eager import backprop, record
 from tensorflow.python.eager import context as eager_context
-from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import auto_control_deps_utils, func_graph, op_def_registry
 from tensorflow.python.ops import gradients_util
@@ -113,7 +112,7 @@ def inline_functions() -> Iterator[None]:
     """Within this context, calling a `tf.function` traces its body into the current graph, as if it were not decorated.
 
     A model called inside a function would otherwise be one op, which no cut can divide. Functions to be compiled,
-    and those with attributes (Keras's LSTM and GRU, whose twin for another device TensorFlow finds by them), stay whole.
+    and those with attributes stay whole: by them TensorFlow finds the twins of Keras's LSTM and GRU.
     """
     original = polymorphic_function.Function.__call__
 

@@ -411,6 +411,7 @@ def assert_same(
     dynamic: bool = False,
     tolerance: float = 0.0,
     sum_tolerance: float = 1e-6,
+    owners: Mapping[str, int] | None = None,
 ) -> CutStep:
     """Cut a step, run all its stages, and compare outputs and variables with the uncut step.
 
@@ -422,6 +423,7 @@ def assert_same(
         dynamic: trace with an unknown batch size.
         tolerance: relative difference allowed in outputs and variables.
         sum_tolerance: the same for gradients that are added up in another order.
+        owners: stages of variables that an earlier step has placed, by name.
 
     Returns:
         The cut step, for a look at its structure.
@@ -429,7 +431,7 @@ def assert_same(
     size = None if dynamic else len(arguments[0]) // microbatches
     specs = [tf.TensorSpec((size, *x.shape[1:]), x.dtype) for x in map(np.asarray, arguments)]
     with plain_kernels():
-        step = cut_step(function, models, specs, stages, microbatches, schedule)
+        step = cut_step(function, models, specs, stages, microbatches, schedule, owners=owners)
         wanted = run_uncut(step, function, arguments)
         before = [v.numpy() for v in step.lowered.variables]
         ran = run_stages(step, arguments)

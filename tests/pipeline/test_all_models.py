@@ -540,3 +540,13 @@ def test_same_bits_as_uncut_for_large_graphs(make: Any, stages: int, microbatche
 @pytest.mark.parametrize("make", [mlp, tied_gpt], ids=lambda make: make.__name__)
 def test_every_number_of_stages_and_schedule(make: Any, stages: int, schedule: str) -> None:
     run(make, stages, 4 if stages == 4 else 2, schedule)
+
+
+def test_the_gradient_of_a_shared_weight_reaches_its_owner_also_when_that_is_the_last_stage() -> None:
+    """Bug: it went to the earliest stage that uses the weight; the owner got None, and the weight never trained."""
+    case = built(tied_gpt)
+    embeddings = case.models[0].tokens.embeddings.name.partition(":")[0]
+    step = assert_same(case.function, case.models, case.arguments, 2, 2, owners={embeddings: 1}, **case.options)
+    assert [o.stage for o in step.split.outputs if o.summands] == [1]
+    sums = [(t.src_stage, t.dst_stage) for t in step.split.transfers if t.is_sum]
+    assert sums == [(0, 1)]
