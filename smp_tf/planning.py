@@ -7,6 +7,7 @@ keeps every variable where it is, and places its ops around them.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -103,19 +104,14 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
 def _pinned(units: Sequence[Unit], owners: Mapping[int, int]) -> tuple[Unit, ...]:
     """The units, each on the stage that owns its variables.
 
-    A unit whose variables lie on stages before that of an earlier unit (a tied weight used late) stays free: it reads
-    its weight remotely, as it did in the step that decided.
+    A variable that several units use pins none of them: whoever does not own it reads it remotely, as in the step that
+    decided.
     """
+    users = Counter(v for unit in units for v in unit.variables)
     pinned: list[Unit] = []
-    latest = 0
     for unit in units:
-        stages = {owners[v] for v in unit.variables if v in owners}
-        stage = max(stages) if stages else None
-        if stage is not None and stage >= latest:
-            latest = stage
-            pinned.append(dataclasses.replace(unit, stage=stage))
-        else:
-            pinned.append(unit)
+        stages = {owners[v] for v in unit.variables if v in owners and users[v] == 1}
+        pinned.append(dataclasses.replace(unit, stage=max(stages)) if stages else unit)
     return tuple(pinned)
 
 
