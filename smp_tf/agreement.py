@@ -55,9 +55,7 @@ def require_agreement(
             )
     if len(fields) > _MOST_FIELDS:
         lines.append(f"  and {len(fields) - _MOST_FIELDS} more differences")
-    raise RankMismatchError(
-        "\n".join([f"The ranks do not agree on {name}:", *lines, *([hint] if hint else [])])
-    )
+    raise RankMismatchError("\n".join([f"The ranks do not agree on {name}:", *lines, *([hint] if hint else [])]))
 
 
 def _compare(path: str, values: dict[int, Any]) -> Iterator[tuple[str, dict[int, Any]]]:

@@ -168,9 +168,7 @@ KEYS: dict[str, Key] = {
         "run with the plan in partition_file",
         supported=_only(False),
     ),
-    "chunks_per_rank": Key(
-        1, _integer(1), "an int of at least 1", "stages per process", supported=_only(1)
-    ),
+    "chunks_per_rank": Key(1, _integer(1), "an int of at least 1", "stages per process", supported=_only(1)),
     "memory_limit": Key(
         None,
         _optional(_integer(1)),
@@ -295,9 +293,7 @@ class Config:
                 f"{replicas} replicas, whose gradients would never be averaged. Remove the key, or "
                 f"use {world_size} partitions or {partitions} processes."
             )
-        return dataclasses.replace(
-            self, partitions=partitions, horovod=replicas > 1, notes=tuple(notes)
-        )
+        return dataclasses.replace(self, partitions=partitions, horovod=replicas > 1, notes=tuple(notes))
 
 
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> Config:
@@ -409,9 +405,7 @@ def _parse_json(text: str, source: str) -> Mapping[str, Any]:
     try:
         parsed = json.loads(text, object_pairs_hook=refuse_twins)
     except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
-        ) from None
+        raise ConfigError(f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from None
     return _require_mapping(parsed, source)
 
 
@@ -430,9 +424,7 @@ def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
 
 def _require_mapping(parsed: Any, source: str) -> Mapping[str, Any]:
     if not isinstance(parsed, Mapping):
-        raise ConfigError(
-            f"{source} must hold a mapping of keys to values; it holds a {type(parsed).__name__}."
-        )
+        raise ConfigError(f"{source} must hold a mapping of keys to values; it holds a {type(parsed).__name__}.")
     return parsed
 
 

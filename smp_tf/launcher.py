@@ -21,9 +21,7 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     return _HOROVODRUN in environment or any(name in environment for name in _WORLD_VARIABLES)
 
 
-def check_world(
-    world_size: int, built_with: str, environment: Mapping[str, str] = os.environ
-) -> None:
+def check_world(world_size: int, built_with: str, environment: Mapping[str, str] = os.environ) -> None:
     """Refuses N worlds of one process where a launcher made one world of N.
 
     Args:

@@ -154,9 +154,7 @@ def _other(doing: str, number: int, rank_type: Any) -> int:
     topology = current().topology
     other = topology.world_rank(number, rank_type)
     if other == topology.rank:
-        raise MessageError(
-            f"A rank cannot {doing} itself: {rank_type.name} {number} is this rank, {other}."
-        )
+        raise MessageError(f"A rank cannot {doing} itself: {rank_type.name} {number} is this rank, {other}.")
     return other
 
 
@@ -165,8 +163,7 @@ def _pickle(obj: Any) -> bytes:
         return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise MessageError(
-            f"An object of type {type(obj).__name__} cannot be pickled, so it cannot be sent: "
-            f"{error}"
+            f"An object of type {type(obj).__name__} cannot be pickled, so it cannot be sent: {error}"
         ) from error
 
 
@@ -174,6 +171,4 @@ def _unpickle(text: bytes | memoryview, source: int) -> Any:
     try:
         return pickle.loads(text)
     except Exception as error:
-        raise MessageError(
-            f"An object that rank {source} sent cannot be unpickled here: {error}"
-        ) from error
+        raise MessageError(f"An object that rank {source} sent cannot be unpickled here: {error}") from error

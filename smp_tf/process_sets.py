@@ -62,9 +62,7 @@ def start_horovod() -> None:
 
 def built_with() -> str:
     """What this Horovod was built with, in words."""
-    parts = [
-        name for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if built
-    ]
+    parts = [name for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if built]
     return " and ".join(parts) or "neither MPI nor Gloo"
 
 
@@ -79,9 +77,7 @@ def add_process_sets(grid: Grid, rank: int) -> ProcessSets:
         The sets this rank is in.
     """
     # Adding is collective over the world, so every rank adds every group's set, in one order.
-    sets: dict[tuple[int, ...], hvd.ProcessSet] = {
-        tuple(range(grid.world_size)): hvd.global_process_set
-    }
+    sets: dict[tuple[int, ...], hvd.ProcessSet] = {tuple(range(grid.world_size)): hvd.global_process_set}
     owned = []
     for kind in (CommGroup.MP_GROUP, CommGroup.DP_GROUP):
         for members in grid.groups(kind):

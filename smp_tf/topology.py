@@ -77,9 +77,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         if self.partitions < 1 or self.world_size % self.partitions:
-            raise ValueError(
-                f"{self.partitions} partitions do not divide {self.world_size} processes."
-            )
+            raise ValueError(f"{self.partitions} partitions do not divide {self.world_size} processes.")
 
     @property
     def letters(self) -> str:
@@ -199,6 +197,5 @@ class Topology:
         """Names a rank for a message, such as "rank 3 (host b, pid 117, stage 1 of replica 1)"."""
         place = self.grid.coordinates(rank)
         return (
-            f"rank {rank} (host {self.hosts[rank]}, pid {self.pids[rank]}, "
-            f"stage {place['P']} of replica {place['D']})"
+            f"rank {rank} (host {self.hosts[rank]}, pid {self.pids[rank]}, stage {place['P']} of replica {place['D']})"
         )

@@ -55,6 +55,5 @@ def check() -> None:
     if major is None or int(major.group()) < OLDEST_GXX:
         found = answer.stdout.strip() or "one that does not run"
         raise SetupFailure(
-            f"g++ {OLDEST_GXX} or newer is needed (C++17); found {found}. "
-            f"Install: sudo apt-get install g++"
+            f"g++ {OLDEST_GXX} or newer is needed (C++17); found {found}. Install: sudo apt-get install g++"
         )

@@ -35,8 +35,7 @@ KNOWN_CAUSES = (
     ),
     (
         re.compile(r"CERTIFICATE_VERIFY_FAILED"),
-        "the pip registry's certificate is not trusted. "
-        "Install: sudo apt-get install ca-certificates",
+        "the pip registry's certificate is not trusted. Install: sudo apt-get install ca-certificates",
     ),
     (
         NO_REGISTRY,

@@ -46,9 +46,7 @@ class Setup:
         self.venv = venv
         self.python = venv / "bin" / "python"
         self.requirements = setup_versions.requirements(tensorflow)
-        self.tensorflow_version = setup_versions.pinned(
-            f"tensorflow {tensorflow}", "tensorflow-cpu"
-        )
+        self.tensorflow_version = setup_versions.pinned(f"tensorflow {tensorflow}", "tensorflow-cpu")
         self.horovod_version = setup_versions.pinned("horovod", "horovod")
         self.engine = Engine(venv.name, STATE, venv / ".setup")
 
@@ -235,11 +233,7 @@ def main(arguments: list[str]) -> int:
         print("\nset-up interrupted; run it again and it goes on where it stopped", file=sys.stderr)
         return INTERRUPTED
     except (SetupFailure, OSError, ValueError) as failure:
-        where = (
-            f"\nThe log is {os.path.relpath(setup.engine.log)}"
-            if setup and setup.engine.log.exists()
-            else ""
-        )
+        where = f"\nThe log is {os.path.relpath(setup.engine.log)}" if setup and setup.engine.log.exists() else ""
         print(f"\nset-up failed: {failure}{where}", file=sys.stderr)
         return 1
     return 0
