@@ -1,0 +1,72 @@
+"""Trains a model whose weights are 1.2 GB for two steps, saves it, and prints this rank's peak.
+
+large_model.py [--limit BYTES]      limit of the data segment, set before TensorFlow is imported
+"""
+
+import argparse
+import resource
+import shutil
+import tempfile
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--limit", type=int, default=None)
+args = parser.parse_args()
+if args.limit is not None:
+    resource.setrlimit(resource.RLIMIT_DATA, (args.limit, args.limit))
+
+import smp_tf as smp  # noqa: E402
+
+# isort: split
+import tensorflow as tf  # noqa: E402
+from tensorflow.keras import layers  # noqa: E402
+
+WIDTH, DEPTH = 5000, 12  # 12 weights of 100 MB
+
+smp.init({"microbatches": 2, "seed": 1})
+
+
+class Net(smp.DistributedModel):
+    def __init__(self):
+        super().__init__()
+        self.hidden = [layers.Dense(WIDTH, use_bias=False) for _ in range(DEPTH)]
+
+    def call(self, x):
+        for layer in self.hidden:
+            x = layer(x)
+        return x
+
+
+net = Net()
+optimizer = tf.keras.optimizers.SGD(1e-4)
+
+
+@smp.step
+def forward_backward(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(net(x) ** 2)
+    return loss, tape.gradient(loss, net.trainable_variables)
+
+
+@tf.function
+def train_step(x):
+    loss, gradients = forward_backward(x)
+    sums = [gradient.accumulate() for gradient in gradients]
+    optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+    return loss.reduce_mean()
+
+
+def say(what):
+    status = Path("/proc/self/status").read_text().split("\n")
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in status if "kB" in line}
+    print(f"{what}: resident peak {sizes['VmHWM']}, data {sizes['VmData']}", flush=True)
+
+
+say("started")
+for step in range(2):
+    print(f"loss {float(train_step(tf.ones((4, WIDTH)) * (step + 1))):.6f}", flush=True)
+say("trained")
+folder = tempfile.mkdtemp()
+net.save_model(folder + "/model")
+say("saved")
+shutil.rmtree(folder)

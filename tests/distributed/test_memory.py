@@ -1,0 +1,62 @@
+"""No rank stores what it does not own: measured on a model whose weights are 1.2 GB."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.distributed.harness import Outcome, launch_script
+
+SCRIPT = "tests/distributed/scripts/large_model.py"
+# Between what a quarter of the model needs and what all of it needs.
+LIMIT = 3_500_000_000
+
+pytestmark = [pytest.mark.large, pytest.mark.timeout(1200)]
+
+
+def peak(outcome: Outcome, rank: int) -> int:
+    """The largest resident memory of a rank, after training and saving, in bytes."""
+    found = re.search(r"saved: resident peak (\d+)", outcome.output(rank))
+    assert found, outcome.report()
+    return int(found[1])
+
+
+def losses(outcome: Outcome, rank: int) -> list[str]:
+    return re.findall(r"^loss (\S+)", outcome.output(rank), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def split() -> Outcome:
+    """Four ranks, each with a limit on its data segment."""
+    return launch_script(4, SCRIPT, ["--limit", str(LIMIT)], deadline=400)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Outcome:
+    """One process without a limit."""
+    return launch_script(1, SCRIPT, deadline=400, launched=False)
+
+
+def test_four_ranks_train_and_save_under_a_limit(split: Outcome) -> None:
+    split.expect_clean()
+
+
+def test_the_same_limit_ends_one_process() -> None:
+    outcome = launch_script(1, SCRIPT, ["--limit", str(LIMIT)], deadline=400, launched=False)
+    assert not outcome.timed_out, outcome.report()
+    assert outcome.returncode != 0, outcome.report()
+    assert "trained" not in outcome.output(0), outcome.report()
+
+
+def test_each_of_four_ranks_peaks_below_half_of_one_process(split: Outcome, alone: Outcome) -> None:
+    whole = peak(alone.expect_clean(), 0)
+    assert whole > 1_200_000_000
+    for rank in range(4):
+        assert peak(split, rank) < 0.45 * whole, f"rank {rank}: {peak(split, rank)} of {whole}"
+
+
+def test_the_losses_are_those_of_one_process(split: Outcome, alone: Outcome) -> None:
+    assert len(losses(alone, 0)) == 2
+    for rank in range(4):
+        assert losses(split, rank) == losses(alone, 0)
