@@ -75,7 +75,7 @@ def test_fences_count_steps(pair: RankFleet) -> None:
     assert run(pair, "fences") == [{"steps": [0, 1, 2, 3], "sum": 6, "other": 0}] * 2
 
 
-@pytest.mark.large
+@pytest.mark.full  # about 9 GB of memory, and a minute
 def test_more_than_2_gib(pair: RankFleet) -> None:
     count = (1 << 31) + 4097
     assert run(pair, "large") == [None, {"size": count, "ones": count}]
