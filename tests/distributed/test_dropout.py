@@ -1,0 +1,89 @@
+"""Random masks depend on the seed, the step, the microbatch and the replica, and on nothing else."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.distributed.harness import Case, CaseResult, launch
+
+PARTITIONS = (1, 2, 3, 4)
+
+
+def config(partitions: int, seed: int = 1) -> dict[str, object]:
+    return {"partitions": partitions, "microbatches": 4, "seed": seed}
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[int, CaseResult]:
+    """The dropout model trained on any number of partitions."""
+    case = {p: Case("dropout", "train", {"model": "dropout"}, config(p)) for p in PARTITIONS}
+    module = "tests.distributed.cases.equality"
+    return {p: launch(p, module, [case[p]])["dropout"] for p in PARTITIONS}
+
+
+@pytest.fixture(scope="module")
+def drawn() -> dict[int, dict[str, CaseResult]]:
+    """Masks on one, two and four partitions: twice with one seed, once with another."""
+    cases = {
+        p: [
+            Case("first", "masks", {}, config(p)),
+            Case("again", "masks", {}, config(p)),
+            Case("other", "masks", {}, config(p, seed=2)),
+        ]
+        for p in (1, 2, 4)
+    }
+    return {p: launch(p, "tests.distributed.cases.dropout", cases[p]) for p in cases}
+
+
+def masks_of(result: CaseResult) -> np.ndarray:
+    """Masks by step, layer and microbatch: every rank was given the same."""
+    first, *others = (rank["masks"] for rank in result.values())
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+    return first
+
+
+@pytest.mark.parametrize("partitions", PARTITIONS[1:])
+def test_training_with_dropout_is_the_same_on_any_number_of_partitions(
+    trained: dict[int, CaseResult], partitions: int
+) -> None:
+    [alone] = trained[1].values()
+    for rank in trained[partitions].values():
+        np.testing.assert_allclose(rank["losses"], alone["losses"], rtol=1e-9)
+        for position, value in rank["variables"].items():
+            np.testing.assert_allclose(value, alone["variables"][position], rtol=1e-9, atol=1e-12)
+
+
+def test_masks_differ_between_steps_layers_and_microbatches(
+    drawn: dict[int, dict[str, CaseResult]],
+) -> None:
+    masks = masks_of(drawn[2]["first"])
+    assert masks.shape == (2, 4, 4, 2, 6)
+    flat = masks.reshape(32, -1)
+    assert {0.0, 2.0} == set(np.unique(flat))
+    for one, other in itertools.combinations(range(32), 2):
+        assert (flat[one] != flat[other]).any(), (one, other)
+
+
+@pytest.mark.parametrize("partitions", [2, 4])
+def test_masks_do_not_depend_on_the_number_of_partitions(
+    drawn: dict[int, dict[str, CaseResult]], partitions: int
+) -> None:
+    np.testing.assert_array_equal(masks_of(drawn[partitions]["first"]), masks_of(drawn[1]["first"]))
+
+
+def test_the_seed_decides(drawn: dict[int, dict[str, CaseResult]]) -> None:
+    for partitions in drawn:
+        first, again, other = (masks_of(drawn[partitions][n]) for n in ("first", "again", "other"))
+        np.testing.assert_array_equal(first, again)
+        assert (first != other).any()
+
+
+def test_replicas_draw_different_masks() -> None:
+    case = Case("replicas", "masks", {}, {**config(1), "horovod": True})
+    first, second = launch(2, "tests.distributed.cases.dropout", [case])["replicas"].values()
+    assert (first["replica"], second["replica"]) == (0, 1)
+    assert (first["masks"] != second["masks"]).any()
