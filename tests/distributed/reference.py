@@ -70,17 +70,19 @@ def train(entry: ZooModel, counts: Sequence[int]) -> dict[int, dict[str, np.ndar
             losses.append(weighted_mean([loss for loss, _ in told], sizes).numpy())
             gradients = [weighted_mean(values, sizes) for values in zip(*(g for _, g in told), strict=True)]
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        inputs = tuple(map(tf.constant, batch[: len(batch) // 2]))
-        predictions = model(inputs[0] if len(inputs) == 1 else list(inputs), training=False)
+        # By microbatches too: a model may mix the samples of its batch.
+        told = []
+        for part in microbatches_of(batch[: len(batch) // 2], count):
+            inputs = list(map(tf.constant, part))
+            told.append(model(inputs[0] if len(inputs) == 1 else inputs, training=False))
+        outputs = zip(*map(tf.nest.flatten, told), strict=True)
+        predictions = [tf.concat(values, axis=0) for values in outputs]
         results[count] = {
             "losses": np.array(losses),
             "names": np.array([v.name for v in model.variables]),
             **{f"initial_{i}": value for i, value in enumerate(initial)},
             **{f"final_{i}": v.numpy() for i, v in enumerate(model.variables)},
-            **{
-                f"predictions_{i}": tf.cast(value, tf.float64).numpy()
-                for i, value in enumerate(tf.nest.flatten(predictions))
-            },
+            **{f"predictions_{i}": tf.cast(value, tf.float64).numpy() for i, value in enumerate(predictions)},
         }
     return results
 
