@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import runtime
+from smp_tf import runtime, tf_internals
 from smp_tf.errors import StepError
 from smp_tf.keras_adapter import optimizer_patch
 from smp_tf.lifecycle import on_shutdown
@@ -58,7 +59,8 @@ class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
         if cls is DistributedModel:
             return _wrap(*args, **kwargs)
         store = VariableStore(cls.__name__)
-        with tf.variable_creator_scope(store.creator):
+        # Keras calls the layers of a functional model in a graph of its own while the model is constructed.
+        with tf.variable_creator_scope(store.creator), tracing_step():
             model = super().__call__(*args, **kwargs)
         model._smp_store.extend(store)
         return model
@@ -110,6 +112,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         with trace.model_call(self):
             return super().__call__(*args, **kwargs)
 
+    @tf_internals.not_an_override
     def build(self, input_shape: Any) -> None:
         """Make the variables for inputs of a shape, without storage; as `tf_keras.Model.build`."""
         with self._without_storage():
@@ -183,10 +186,14 @@ class WrappedModel(DistributedModel):
                 )
         self.wrapped = model
         self._name = model.name
+        parameters = inspect.signature(model.call).parameters.values()
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        # Keras gives these to every model that takes `**kwargs`, as `call` below does.
+        self._not_taken = set() if takes_all else {"training", "mask"} - {parameter.name for parameter in parameters}
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped model."""
-        return self.wrapped(*args, **kwargs)
+        return self.wrapped(*args, **{name: value for name, value in kwargs.items() if name not in self._not_taken})
 
 
 def _wrap(*args: Any, **kwargs: Any) -> WrappedModel:

@@ -33,6 +33,15 @@ def destroy_storage(variable: tf.Variable) -> None:
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
 
 
+def not_an_override(method: Any) -> Any:
+    """Mark a model's method as one of Keras's own, so that Keras does not act as if the user had written it.
+
+    Keras calls an overridden `build` before the first call of the model, which then has to run on placeholders too.
+    """
+    method._is_default = True
+    return method
+
+
 def tape_is_recording() -> bool:
     """Whether any gradient tape is active in this thread."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()

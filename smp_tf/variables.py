@@ -56,7 +56,7 @@ _tracing = _Tracing()
 
 @contextlib.contextmanager
 def tracing_step() -> Iterator[None]:
-    """Within this context variables without storage may be read: nothing runs, a graph is being written."""
+    """Within this context graphs may read variables without storage: nothing runs, a graph is being written."""
     before = _tracing.depth
     _tracing.depth = before + 1
     try:
@@ -67,7 +67,7 @@ def tracing_step() -> Iterator[None]:
 
 def _check_readable(variable: Any, doing: str) -> None:
     state: VariableState = variable.smp_state
-    if state.is_filled or _tracing.depth:
+    if state.is_filled or (_tracing.depth and not tf.executing_eagerly()):
         return
     if state.owner is None:
         raise OwnershipError(
