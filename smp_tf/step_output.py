@@ -154,8 +154,9 @@ def _as_float(value: Any) -> Any:
 def _scaled(value: Any, factor: Any) -> Any:
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(_scaled(value.values, factor), value.indices, value.dense_shape)
-    if isinstance(factor, float) and factor == 1.0:
-        return value
+    if isinstance(factor, float):
+        # tf.cast would make it a float32 first, whatever the value's type.
+        return value if factor == 1.0 else value * tf.constant(factor, value.dtype)
     return value * tf.cast(factor, value.dtype)
 
 

@@ -35,7 +35,7 @@ def weighted_mean(values: Sequence[Any], weights: Sequence[int]) -> Any:
         return None
     total = sum(weights)
     if isinstance(values[0], tf.IndexedSlices):
-        scaled = [v.values * tf.cast(w / total, v.dtype) for v, w in zip(values, weights, strict=True)]
+        scaled = [v.values * tf.constant(w / total, v.dtype) for v, w in zip(values, weights, strict=True)]
         indices = tf.concat([v.indices for v in values], 0)
         return tf.IndexedSlices(tf.concat(scaled, 0), indices, values[0].dense_shape)
     terms = [v * tf.cast(w, v.dtype) for v, w in zip(values, weights, strict=True)]
