@@ -73,3 +73,16 @@ class OwnershipError(RuntimeError):
 
 class StepError(ValueError):
     """A step function, its arguments or its results cannot be used as asked."""
+
+
+def _survive_autograph() -> None:
+    """Let an error that is raised while TensorFlow traces a function reach the caller as what it is.
+
+    AutoGraph makes such an error anew, with the user's source lines in its message. It does so only for types whose
+    constructor is that of `Exception`; any other becomes its own StagingError, which nobody would catch.
+    """
+    for name in __all__:
+        globals()[name].__init__ = Exception.__init__
+
+
+_survive_autograph()

@@ -6,10 +6,13 @@ change it.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import resource_variable_ops
 
 UninitializedVariable: type[Any] = resource_variable_ops.UninitializedVariable
@@ -25,6 +28,33 @@ def make_plain_variable(**arguments: Any) -> tf.Variable:
 def scratch_graph(name: str) -> Any:
     """A graph for ops that are looked at and thrown away."""
     return tf.__internal__.FuncGraph(name)
+
+
+#: What a random op is made with: TensorFlow's global seed and the op's own; both None where there is no global seed.
+OpSeeds = tuple[int | None, int | None]
+
+_get_seed = random_seed.get_seed
+
+
+def draw_op_seeds(op_seed: int | None) -> OpSeeds:
+    """The seeds that a random op gets which is executed eagerly now, whatever graph is being written."""
+    with tf.init_scope():
+        seeds: OpSeeds = _get_seed(op_seed)
+    return seeds
+
+
+@contextlib.contextmanager
+def op_seeds_from(source: Callable[[int | None], OpSeeds]) -> Iterator[None]:
+    """Within this context, stateful random ops are made with the seeds that a function gives them.
+
+    Args:
+        source: given the seed that the op was asked to have, or None, returns its seeds.
+    """
+    random_seed.get_seed = source
+    try:
+        yield
+    finally:
+        random_seed.get_seed = _get_seed
 
 
 def destroy_storage(variable: tf.Variable) -> None:

@@ -4,8 +4,9 @@
     DeferredVariable ──────▶ owner: stage 1 ──┬─▶ rank of stage 1: initial value assigned
     (handle, shape, no bytes)                 └─▶ other ranks: stays empty, reading it is an error
 
-Keras initializers draw their seed when they are first called. Every initializer is therefore called once, in creation
-order, in a graph that is thrown away: seeds are drawn as in one process, whoever fills which variable later.
+Keras initializers draw their seed when they are first called, and TensorFlow's random ops when they are made. Every
+initializer is therefore called once, in creation order, in a graph that is thrown away: seeds are drawn as in one
+process, whoever fills which variable later.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class VariableState:
     Args:
         name: unique name within the model, such as "net/dense/kernel".
         initial_value: makes the initial value; None for a variable that was built with its value.
-        is_random: whether the initial value comes from stateful random ops.
+        op_seeds: the seeds that TensorFlow's random ops in the initial value have drawn, in the order of the ops.
         position: how many variables of the model were created before it.
         owner: its stage; None before the plan.
         is_local: whether this rank stores it; meaningful once owner is known.
@@ -40,7 +41,7 @@ class VariableState:
 
     name: str
     initial_value: Callable[[], tf.Tensor] | None
-    is_random: bool
+    op_seeds: tuple[tf_internals.OpSeeds, ...]
     position: int
     owner: int | None = None
     is_local: bool = False
@@ -116,6 +117,26 @@ class _Guarded:
         return super().assign_sub(*args, **kwargs)  # type: ignore[misc]
 
 
+def _guard_scatters() -> None:
+    """Give `_Guarded` the many ways of writing parts of a variable, each checked before it runs."""
+
+    def guarded(name: str) -> Callable[..., Any]:
+        def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+            _check_readable(self, "assign to")
+            return getattr(super(_Guarded, self), name)(*args, **kwargs)
+
+        write.__name__ = name
+        write.__doc__ = f"As `tf.Variable.{name}`; an error on a rank that does not store the variable."
+        return write
+
+    for name in dir(tf_internals.ResourceVariable):
+        if name.startswith(("scatter_", "batch_scatter_")):
+            setattr(_Guarded, name, guarded(name))
+
+
+_guard_scatters()
+
+
 class DeferredVariable(_Guarded, tf_internals.UninitializedVariable):
     """A resource variable whose storage appears only on the rank that owns it.
 
@@ -164,7 +185,7 @@ class VariableStore:
     def adopt(self, variable: tf.Variable) -> None:
         """Take in a variable that was built with its value."""
         if self.state(variable) is None:
-            state = VariableState(self._unique(variable.name), None, False, len(self._states), is_filled=True)
+            state = VariableState(self._unique(variable.name), None, (), len(self._states), is_filled=True)
             self._add(variable, state)
 
     def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -176,12 +197,12 @@ class VariableStore:
         initial_value = kwargs.pop("initial_value", None)
         if not callable(initial_value):
             return make_script_variable(initial_value=initial_value, **kwargs)
-        shape, dtype, is_random = _draw_seeds(initial_value)
+        shape, dtype, op_seeds = _draw_seeds(initial_value)
         wanted = kwargs.get("dtype")
         arguments = _resource_arguments(kwargs)
         arguments["dtype"] = tf.as_dtype(wanted) if wanted is not None else dtype
         arguments["shape"] = kwargs["shape"] if kwargs.get("shape") is not None else shape
-        state = VariableState("", initial_value, is_random, len(self._states))
+        state = VariableState("", initial_value, op_seeds, len(self._states))
         variable = DeferredVariable(state, **arguments)
         state.name = self._unique(variable.name)
         self._add(variable, state)
@@ -213,7 +234,7 @@ class VariableStore:
         Args:
             owners: stage of each variable, by position in creation order; variables not in it go to stage 0.
             stage: the stage of this rank.
-            seed: seed for initial values that come from stateful random ops.
+            seed: for random ops in initial values where TensorFlow has no global seed.
         """
         for variable in self:
             state = self._states[id(variable.handle)]
@@ -236,8 +257,8 @@ class VariableStore:
         with tf.init_scope(), warnings.catch_warnings():
             # The initializer was called once before, for its seed; Keras warns of a second call.
             warnings.filterwarnings("ignore", message=".*unseeded and being called multiple times.*")
-            if state.is_random:
-                value = _counter_based(state.initial_value, seed, state.position)
+            if state.op_seeds:
+                value = _with_drawn_seeds(state.initial_value, state.op_seeds, seed, state.position)
             else:
                 value = tf.convert_to_tensor(state.initial_value(), dtype=variable.dtype)
             state.is_filled = True
@@ -281,24 +302,41 @@ def _resource_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: kwargs[key] for key in _RESOURCE_ARGUMENTS if kwargs.get(key) is not None}
 
 
-_RANDOM_OPS = ("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial")
-
-
-def _draw_seeds(initial_value: Callable[[], Any]) -> tuple[tf.TensorShape, tf.DType, bool]:
+def _draw_seeds(
+    initial_value: Callable[[], Any],
+) -> tuple[tf.TensorShape, tf.DType, tuple[tf_internals.OpSeeds, ...]]:
     """Call an initializer in a graph that is thrown away: its seeds are drawn now, and its shape is known."""
+    drawn: list[tf_internals.OpSeeds] = []
+
+    def draw(op_seed: int | None) -> tf_internals.OpSeeds:
+        drawn.append(tf_internals.draw_op_seeds(op_seed))
+        return drawn[-1]
+
     with tf.init_scope():
         graph = tf_internals.scratch_graph("initial_value")
-        with graph.as_default():
+        with graph.as_default(), tf_internals.op_seeds_from(draw):
             value = tf.convert_to_tensor(initial_value())
-    is_random = any(op.type in _RANDOM_OPS for op in graph.get_operations())
-    return value.shape, value.dtype, is_random
+    return value.shape, value.dtype, tuple(drawn)
 
 
-def _counter_based(initial_value: Callable[[], Any], seed: int, position: int) -> tf.Tensor:
-    """An initial value from stateful random ops, from op seeds that depend on the variable and nothing else."""
+def _with_drawn_seeds(
+    initial_value: Callable[[], Any], op_seeds: tuple[tf_internals.OpSeeds, ...], seed: int, position: int
+) -> tf.Tensor:
+    """An initial value from TensorFlow's random ops, which get the seeds they drew when the variable was made.
+
+    Ops with equal seeds of their own give equal values here, on whatever rank; executed eagerly in one process, the
+    second would go on where the first stopped.
+    """
 
     def made() -> tf.Tensor:
-        tf.compat.v1.set_random_seed((seed * 1_000_003 + position) % (1 << 31))
-        return tf.convert_to_tensor(initial_value())
+        left = enumerate(op_seeds)
+
+        def give(op_seed: int | None) -> tf_internals.OpSeeds:
+            number, seeds = next(left)
+            # Ranks that fill the same variable must agree on its value, also without a global seed.
+            return seeds if seeds != (None, None) else (seed % (1 << 31), position * 1000 + number)
+
+        with tf_internals.op_seeds_from(give):
+            return tf.convert_to_tensor(initial_value())
 
     return tf.function(made, autograph=False)()

@@ -13,9 +13,7 @@ EXAMPLES = Path(__file__).parent / "examples"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--full", action="store_true", help="run the tests marked full too (make test-all)"
-    )
+    parser.addoption("--full", action="store_true", help="run the tests marked full too (make test-all)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,6 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Under `make test` these would reach the make that a test starts.
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         os.environ.pop(name, None)
+    # TensorFlow reads it when it is imported, which some test modules do before they import smp_tf.
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     config.addinivalue_line("markers", "distributed: starts several processes with horovodrun")
     config.addinivalue_line("markers", "full: the whole grid of settings; only with --full")
 

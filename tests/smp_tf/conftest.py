@@ -1,0 +1,39 @@
+"""What the tests of the user-facing room share: smp_tf in this one process, and Keras as it was afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import smp_tf as smp
+
+
+def _reset_keras() -> None:
+    import tf_keras
+
+    tf_keras.backend.clear_session()
+    tf_keras.backend.set_floatx("float32")
+    tf_keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.fixture
+def keras_defaults() -> Iterator[None]:
+    """Fresh layer names, float32, before and after the test."""
+    _reset_keras()
+    yield
+    _reset_keras()
+
+
+@pytest.fixture
+def init(keras_defaults: None) -> Iterator[Callable[..., None]]:
+    """Starts smp_tf in this process, which makes one partition; microbatches are real. Ended after the test.
+
+    Call it as `init(microbatches=4)`, with any key of the configuration; the seed is 5 unless given.
+    """
+
+    def start(**config: object) -> None:
+        smp.init({"partitions": 1, "seed": 5, **config})
+
+    yield start
+    smp.shutdown()

@@ -1,0 +1,364 @@
+"""Variables without storage: what they hold before and after it is decided who owns them, and their initial values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+from smp_tf import tf_internals
+from smp_tf.errors import OwnershipError
+from smp_tf.variables import (
+    DeferredVariable,
+    FreedVariable,
+    VariableStore,
+    is_remote,
+    make_script_variable,
+    store_of,
+    tracing_step,
+)
+
+pytestmark = pytest.mark.usefixtures("keras_defaults")
+
+SEED = 11
+
+
+def deferred(build: Callable[[], Iterable[tf.Variable]], name: str = "net") -> tuple[VariableStore, list[tf.Variable]]:
+    """The variables that a function makes, without storage, and their store."""
+    store = VariableStore(name)
+    with tf.variable_creator_scope(store.creator), tracing_step():
+        made = list(build())
+    return store, made
+
+
+def two_weights() -> list[tf.Variable]:
+    return [
+        tf.Variable(lambda: tf.constant([1.0, 2.0]), name="first"),
+        tf.Variable(lambda: tf.constant([3.0, 4.0, 5.0]), name="second"),
+    ]
+
+
+def has_storage(variable: tf.Variable) -> bool:
+    return bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
+
+
+def stored_bytes(variable: tf.Variable) -> int:
+    """Bytes of what is stored, past all checks; 0 where nothing is."""
+    if not has_storage(variable):
+        return 0
+    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    return value.dtype.size * int(tf.size(value))
+
+
+class TestStorage:
+    def test_a_variable_holds_none_until_it_is_settled(self) -> None:
+        _, (first, second) = deferred(two_weights)
+        assert isinstance(first, DeferredVariable)
+        assert not has_storage(first)
+        assert not has_storage(second)
+        assert (first.shape, first.dtype) == ((2,), tf.float32)
+
+    def test_only_the_owner_fills_it(self) -> None:
+        store, (first, second) = deferred(two_weights)
+        store.settle({0: 0, 1: 1}, stage=1, seed=SEED)
+        assert not has_storage(first)
+        assert second.numpy().tolist() == [3.0, 4.0, 5.0]
+        assert (is_remote(first), is_remote(second)) == (True, False)
+        assert [store.state(v).owner for v in store] == [0, 1]
+
+    def test_a_variable_that_no_op_uses_goes_to_the_first_stage(self) -> None:
+        store, (first, second) = deferred(two_weights)
+        store.settle({0: 1}, stage=0, seed=SEED)
+        assert [store.state(v).owner for v in (first, second)] == [1, 0]
+        assert second.numpy().tolist() == [3.0, 4.0, 5.0]
+
+    def test_a_second_decision_changes_nothing(self) -> None:
+        store, (first, _) = deferred(two_weights)
+        store.settle({0: 0, 1: 0}, stage=0, seed=SEED)
+        first.assign([7.0, 8.0])
+        assert not store.is_new
+        store.settle({0: 1, 1: 1}, stage=0, seed=SEED)
+        assert first.numpy().tolist() == [7.0, 8.0]
+
+    def test_a_weight_built_with_its_value_is_freed_where_another_rank_owns_it(self) -> None:
+        kept, freed = tf.Variable([1.0] * 1000, name="kept"), tf.Variable([2.0] * 1000, name="freed")
+        store = VariableStore("net")
+        store.adopt(kept)
+        store.adopt(freed)
+        assert stored_bytes(freed) == 4000
+        store.settle({0: 0, 1: 1}, stage=0, seed=SEED)
+        assert kept.numpy().tolist() == [1.0] * 1000
+        assert stored_bytes(freed) == 0
+        assert isinstance(freed, FreedVariable)
+        assert not isinstance(kept, FreedVariable)
+        with pytest.raises(OwnershipError, match="variable 'freed' here: partition 1 owns it"):
+            freed.numpy()
+
+    def test_taking_in_a_weight_twice_is_taking_it_in_once(self) -> None:
+        store, weight = VariableStore("net"), tf.Variable([1.0])
+        store.adopt(weight)
+        store.adopt(weight)
+        assert len(store) == 1
+
+
+# What a script may do with a variable, and in which words it is refused.
+USES: list[tuple[str, str, Callable[[Any], Any]]] = [
+    ("numpy", "read", lambda v: v.numpy()),
+    ("value", "read", lambda v: v.value()),
+    ("read_value", "read", lambda v: v.read_value()),
+    ("arithmetic", "read", lambda v: v + 1.0),
+    ("convert", "read", lambda v: tf.convert_to_tensor(v)),
+    ("slice", "read", lambda v: v[0]),
+    ("gather", "read", lambda v: tf.gather(v, [0])),
+    ("gather_nd", "read", lambda v: tf.gather_nd(v, [[0]])),
+    ("lookup", "read", lambda v: tf.nn.embedding_lookup(v, [0])),
+    ("get_value", "read", lambda v: tf_keras.backend.get_value(v)),
+    ("in a function", "read", lambda v: tf.function(lambda: v + 1.0)()),
+    ("assign", "assign to", lambda v: v.assign([1.0, 1.0])),
+    ("assign_add", "assign to", lambda v: v.assign_add([1.0, 1.0])),
+    ("assign_sub", "assign to", lambda v: v.assign_sub([1.0, 1.0])),
+    ("slice assign", "read", lambda v: v[:1].assign([1.0])),
+    ("scatter_update", "assign to", lambda v: v.scatter_update(tf.IndexedSlices([1.0], [0]))),
+    ("scatter_sub", "assign to", lambda v: v.scatter_sub(tf.IndexedSlices([1.0], [0]))),
+    ("scatter_nd_add", "assign to", lambda v: v.scatter_nd_add([[0]], [1.0])),
+    ("batch_scatter", "assign to", lambda v: v.batch_scatter_update(tf.IndexedSlices([1.0], [0]))),
+]
+
+
+@pytest.mark.parametrize(("doing", "use"), [pytest.param(*rest, id=name) for name, *rest in USES])
+class TestUse:
+    def test_before_the_plan_is_an_error_that_names_the_variable(self, doing: str, use: Callable[[Any], Any]) -> None:
+        _, (first, _) = deferred(two_weights)
+        with pytest.raises(
+            OwnershipError, match=f"Cannot {doing} variable 'first' yet: .* first call of a step"
+        ) as raised:
+            use(first)
+        assert "smp.register_post_partition_hook" in str(raised.value)
+
+    def test_on_a_rank_that_does_not_own_it_is_an_error_that_names_the_owner(
+        self, doing: str, use: Callable[[Any], Any]
+    ) -> None:
+        store, (first, _) = deferred(two_weights)
+        store.settle({0: 3, 1: 0}, stage=0, seed=SEED)
+        with pytest.raises(
+            OwnershipError, match=f"Cannot {doing} variable 'first' here: partition 3 owns it"
+        ) as raised:
+            use(first)
+        assert "model.local_variables" in str(raised.value)
+
+    def test_on_its_owner_is_as_with_any_variable(self, doing: str, use: Callable[[Any], Any]) -> None:
+        store, (first, _) = deferred(two_weights)
+        store.settle({}, stage=0, seed=SEED)
+        plain = tf.Variable([1.0, 2.0])
+        assert np.array_equal(_as_array(use(first)), _as_array(use(plain)))
+        assert first.numpy().tolist() == plain.numpy().tolist()
+
+
+def _as_array(value: Any) -> Any:
+    return value.numpy() if hasattr(value, "numpy") else value
+
+
+def test_a_graph_of_a_step_may_read_what_has_no_storage() -> None:
+    _, (first, _) = deferred(two_weights)
+    with tracing_step(), tf_internals.scratch_graph("step").as_default():
+        assert tf.convert_to_tensor(first).shape == (2,)
+    with tf_internals.scratch_graph("step").as_default(), pytest.raises(OwnershipError):
+        tf.convert_to_tensor(first)
+
+
+def test_a_trace_does_not_make_eager_reads_right() -> None:
+    _, (first, _) = deferred(two_weights)
+    with tracing_step(), pytest.raises(OwnershipError):
+        first.numpy()
+
+
+class _SeveralWeights(layers.Layer):
+    """Initialisers that know nothing of Keras, among them ones that draw from TensorFlow's random ops."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def build(self, input_shape: Any) -> None:
+        self.normal = self.add_weight("normal", (3,), initializer=lambda s, dtype: tf.random.normal(s, dtype=dtype))
+        self.fixed = self.add_weight("fixed", (2, 2), initializer=lambda s, dtype: tf.fill(s, tf.constant(2.5, dtype)))
+        self.both = self.add_weight(
+            "both", (3,), initializer=lambda s, dtype: tf.random.uniform(s, dtype=dtype) * tf.random.normal(s)
+        )
+        self.shuffled = self.add_weight("shuffled", (6,), initializer=lambda s, dtype: tf.random.shuffle(tf.range(6.0)))
+        self.seeded = self.add_weight("seeded", (3,), initializer=lambda s, dtype: tf.random.normal(s, seed=self.seed))
+        self.numpys = self.add_weight("numpys", (2,), initializer=tf_keras.initializers.Constant(np.array([1.5, -1.0])))
+
+
+def many_weights() -> list[tf.Variable]:
+    made: list[tuple[layers.Layer, Any]] = [
+        (layers.Dense(4), (None, 5)),
+        (layers.Dense(3, kernel_initializer="he_normal", bias_initializer="ones"), (None, 4)),
+        (layers.Dense(3, kernel_initializer=tf_keras.initializers.RandomNormal(stddev=0.1)), (None, 3)),
+        (layers.Dense(3, kernel_initializer=tf_keras.initializers.RandomNormal(seed=3)), (None, 3)),
+        (layers.Dense(6, kernel_initializer="orthogonal", bias_initializer="zeros"), (None, 3)),
+        (_SeveralWeights(4), (None, 3)),
+        (layers.Dense(4, kernel_initializer="truncated_normal"), (None, 3)),
+        (layers.LSTM(3), (None, 4, 2)),
+        (layers.GRU(2), (None, 4, 2)),
+        (layers.Embedding(5, 3), (None,)),
+        (layers.BatchNormalization(), (None, 3)),
+        (layers.Conv2D(2, 3), (None, 4, 4, 2)),
+        (_SeveralWeights(9), (None, 3)),
+    ]
+    for layer, shape in made:
+        layer.build(shape)
+    return [variable for layer, _ in made for variable in layer.weights]
+
+
+def plain_values() -> list[np.ndarray]:
+    tf_keras.utils.set_random_seed(SEED)
+    return [variable.numpy() for variable in many_weights()]
+
+
+def test_initial_values_are_those_of_plain_keras_with_the_same_seed() -> None:
+    expected = plain_values()
+    tf_keras.utils.set_random_seed(SEED)
+    store, made = deferred(many_weights)
+    store.settle({}, stage=0, seed=SEED)
+    different = [v.name for v, value in zip(made, expected, strict=True) if not np.array_equal(v.numpy(), value)]
+    assert different == []
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_initial_values_do_not_depend_on_which_others_a_rank_fills(stage: int) -> None:
+    expected = plain_values()
+    tf_keras.utils.set_random_seed(SEED)
+    store, made = deferred(many_weights)
+    tf.random.normal([2])  # what the script draws meanwhile changes nothing
+    store.settle({position: position % 3 for position in range(len(made))}, stage=stage, seed=SEED)
+    filled = [number for number, variable in enumerate(made) if not is_remote(variable)]
+    assert filled == list(range(stage, len(made), 3))
+    different = [made[n].name for n in filled if not np.array_equal(made[n].numpy(), expected[n])]
+    assert different == []
+
+
+def test_what_a_script_draws_after_the_model_is_as_with_plain_keras() -> None:
+    plain_values()
+    expected = tf.random.normal([3]).numpy()
+    tf_keras.utils.set_random_seed(SEED)
+    store, _ = deferred(many_weights)
+    store.settle({}, stage=0, seed=SEED)
+    assert tf.random.normal([3]).numpy().tolist() == expected.tolist()
+
+
+def test_without_a_global_seed_replicas_agree_on_random_initial_values() -> None:
+    def replica() -> list[float]:
+        store, (drawn,) = deferred(lambda: [tf.Variable(lambda: tf.random.normal([3]))])
+        store.settle({}, stage=0, seed=SEED)
+        return drawn.numpy().tolist()
+
+    tf.random.set_seed(None)
+    try:
+        first, second = replica(), replica()
+    finally:
+        tf.random.set_seed(SEED)
+    assert first == second
+
+
+def test_an_initial_value_may_need_many_bytes_only_where_it_is_owned() -> None:
+    made = []
+
+    def huge() -> tf.Tensor:
+        made.append(tf.executing_eagerly())
+        return tf.zeros([1 << 20, 1 << 20])  # 4 TiB
+
+    store, _ = deferred(lambda: [tf.Variable(huge)])
+    store.settle({0: 1}, stage=0, seed=SEED)
+    assert made == [False]
+
+
+class TestArguments:
+    def test_what_a_variable_was_made_with_is_kept(self) -> None:
+        constraint = tf_keras.constraints.NonNeg()
+
+        def build() -> list[tf.Variable]:
+            return [
+                tf.Variable(
+                    lambda: tf.constant([1.0, -2.0]),
+                    trainable=False,
+                    name="kept",
+                    constraint=constraint,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.MEAN,
+                )
+            ]
+
+        store, (made,) = deferred(build)
+        store.settle({}, stage=0, seed=SEED)
+        assert made.name == "kept:0"
+        assert made.trainable is False
+        assert made.constraint is constraint
+        assert made.synchronization == tf.VariableSynchronization.ON_READ
+        assert made.aggregation == tf.VariableAggregation.MEAN
+
+    def test_constraint_and_trainable_of_a_layer(self) -> None:
+        class Layer(layers.Layer):
+            def build(self, input_shape: Any) -> None:
+                self.held = self.add_weight("held", (2,), constraint="non_neg", initializer="ones")
+                self.still = self.add_weight("still", (2,), trainable=False, initializer="ones")
+
+        layer = Layer()
+
+        def build() -> list[tf.Variable]:
+            layer.build(None)
+            return layer.weights
+
+        deferred(build)
+        assert isinstance(layer.held.constraint, tf_keras.constraints.NonNeg)
+        assert layer.trainable_weights == [layer.held]
+        assert layer.non_trainable_weights == [layer.still]
+
+    def test_type_and_shape_given_beside_the_initial_value(self) -> None:
+        def build() -> list[tf.Variable]:
+            return [
+                tf.Variable(lambda: [1, 2], dtype=tf.float64, shape=tf.TensorShape([None]), name="open"),
+                tf.Variable(lambda: np.array([1, 2], np.int64), name="whole"),
+            ]
+
+        store, (open_, whole) = deferred(build)
+        store.settle({}, stage=0, seed=SEED)
+        assert (open_.dtype, open_.shape.as_list()) == (tf.float64, [None])
+        assert open_.numpy().tolist() == [1.0, 2.0]
+        assert (whole.dtype, whole.numpy().tolist()) == (tf.int64, [1, 2])
+
+    def test_equal_names_are_told_apart_in_messages(self) -> None:
+        store, made = deferred(lambda: [tf.Variable(lambda: 1.0, name="w") for _ in range(3)])
+        assert [store.state(v).name for v in made] == ["w", "w_1", "w_2"]
+
+
+def test_a_variable_given_a_value_is_made_with_it_and_belongs_to_no_model() -> None:
+    store, (counter,) = deferred(lambda: [tf.Variable(5, dtype=tf.int64, trainable=False)])
+    assert counter.numpy() == 5
+    assert len(store) == 0
+    assert store_of(counter) is None
+    assert not is_remote(counter)
+
+
+def test_a_script_variable_is_made_at_once_whatever_scopes_are_open() -> None:
+    store = VariableStore("net")
+    with tf.variable_creator_scope(store.creator), tf_internals.scratch_graph("step").as_default():
+        made = make_script_variable(initial_value=lambda: 3.0, trainable=False, name="steps", shape=None)
+    assert (made.numpy(), made.name, made.trainable) == (3.0, "steps:0", False)
+    assert len(store) == 0
+
+
+def test_a_store_takes_over_the_variables_of_another_behind_its_own() -> None:
+    outer, (own,) = deferred(lambda: [tf.Variable(lambda: 1.0, name="own")])
+    inner, (first, second) = deferred(two_weights)
+    outer.extend(inner)
+    assert [outer.state(v).position for v in (own, first, second)] == [0, 1, 2]
+    assert store_of(first) is outer
+    outer.settle({0: 1, 1: 1, 2: 0}, stage=0, seed=SEED)
+    assert [v.name for v in outer if not is_remote(v)] == ["second:0"]
+    assert second.numpy().tolist() == [3.0, 4.0, 5.0]
