@@ -425,12 +425,12 @@ class _Splitter:
             sent = next((o for o in outputs if o.tensor == tensor and o.delivery is Delivery.SENT_TO_ALL), None)
             source, src_sweep = self._home(tensor) if sent is None else self._made_at(sent)
             found.append(Transfer(len(found), tensor, None, source, src_sweep, stage, first))
-        for output in outputs:
-            for summand in output.summands:
-                source, sweep = self._home(summand)
-                if source != output.stage:
-                    assert output.stage is not None
-                    found.append(Transfer(len(found), summand, None, source, sweep, output.stage, None, is_sum=True))
+        # A gradient that the step returns twice is sent once.
+        for summand, stage in dict.fromkeys((t, o.stage) for o in outputs for t in o.summands):
+            source, sweep = self._home(summand)
+            if source != stage:
+                assert stage is not None
+                found.append(Transfer(len(found), summand, None, source, sweep, stage, None, is_sum=True))
         needed: dict[tuple[int, int], int] = {}
         for (stage, sweep), variables in sorted(self.remote.items(), key=lambda item: (item[0][1], item[0][0])):
             for variable in sorted(variables):
