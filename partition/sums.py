@@ -41,7 +41,7 @@ def sum_before_sending(assignment: Assignment) -> OpGraph:
             if source.role is Role.HOME and source.stage is not None and source.stage != place.stage:
                 by_stage[source.stage].append(tensor)
         shared = {stage: tensors for stage, tensors in by_stage.items() if len(tensors) > 1}
-        if shared and len(node.inputs) > len(shared[next(iter(shared))]):
+        if shared:
             grouped[number] = shared
     return _rebuilt(graph, grouped) if grouped else graph
 
