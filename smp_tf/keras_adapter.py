@@ -39,29 +39,31 @@ def tag_layer_calls(recorder: Recorder, is_model: Callable[[Any], bool]) -> Iter
         tf_keras.layers.Layer.__call__ = original
 
 
-class OptimizerPatch:
-    """Makes optimizers skip what this rank does not store, from `install` until `remove`.
-
-    Pairs of a gradient and a variable of another rank are dropped before an optimizer builds its slots, so no slot is
-    made for them and no warning is printed; the iteration counter advances all the same.
-    """
+class _Patch:
+    """Methods of Keras's classes replaced by ours, from `install` until `remove`."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[type, str, Any]] = []
 
-    def install(self) -> None:
-        """Start filtering. Doing it twice is doing it once."""
+    def install(self) -> bool:
+        """Put ours in place. Doing it twice is doing it once.
+
+        Returns:
+            Whether they were not in place before.
+        """
         if self._originals:
-            return
-        for name, wrapper in (("build", _filtered_build), ("apply_gradients", _filtered_apply)):
-            for optimizer in _optimizers_defining(name):
-                self._wrap(optimizer, name, wrapper)
+            return False
+        self._replace()
+        return True
 
     def remove(self) -> None:
-        """Stop filtering."""
+        """Put Keras's own back."""
         for owner, name, original in reversed(self._originals):
             setattr(owner, name, original)
         self._originals.clear()
+
+    def _replace(self) -> None:
+        raise NotImplementedError
 
     def _wrap(self, owner: type, name: str, wrapper: Callable[..., Any]) -> None:
         original = owner.__dict__[name]
@@ -69,7 +71,30 @@ class OptimizerPatch:
         setattr(owner, name, functools.wraps(original)(wrapper(original)))
 
 
-#: The one patch of this process: in force from the first distributed model until `smp.shutdown`.
+class ConstructionPatch(_Patch):
+    """Makes layers remember under which `smp.partition`, if any, they were constructed."""
+
+    def _replace(self) -> None:
+        self._wrap(tf_keras.layers.Layer, "__init__", _noted_construction)
+
+
+class OptimizerPatch(_Patch):
+    """Makes optimizers skip what this rank does not store.
+
+    Pairs of a gradient and a variable of another rank are dropped before an optimizer builds its slots, so no slot is
+    made for them and no warning is printed; the iteration counter advances all the same.
+    """
+
+    def _replace(self) -> None:
+        for name, wrapper in (("build", _filtered_build), ("apply_gradients", _filtered_apply)):
+            for optimizer in _optimizers_defining(name):
+                self._wrap(optimizer, name, wrapper)
+
+
+#: In force from the first `smp.partition` until `smp.shutdown`.
+construction_patch = ConstructionPatch()
+
+#: In force from the first distributed model until `smp.shutdown`.
 optimizer_patch = OptimizerPatch()
 
 
@@ -85,6 +110,14 @@ def _optimizers_defining(method: str) -> list[type]:
         if issubclass(optimizer, bases):
             stack.extend(optimizer.__subclasses__())
     return found
+
+
+def _noted_construction(original: Callable[..., None]) -> Callable[..., None]:
+    def __init__(layer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(layer, *args, **kwargs)
+        manual_placement.note_construction(layer)
+
+    return __init__
 
 
 def _stored_here(variable: Any) -> bool:

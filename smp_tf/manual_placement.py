@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from smp_tf.lifecycle import on_shutdown
+
 _open = threading.local()
 _constructed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -45,11 +47,20 @@ def partition(index: int) -> Iterator[None]:
         raise TypeError(f"A partition is a whole number. Received: {index!r} (of type {type(index).__name__})")
     if index < 0:
         raise ValueError(f"Partitions are numbered from 0. Received: {index}")
+    _notice_constructions()
     _stack().append(index)
     try:
         yield
     finally:
         _stack().pop()
+
+
+def _notice_constructions() -> None:
+    # Here, since whoever never places a layer by hand needs neither Keras for it nor a patch of it.
+    from smp_tf.keras_adapter import construction_patch
+
+    if construction_patch.install():
+        on_shutdown(construction_patch.remove)
 
 
 def note_construction(layer: Any) -> None:

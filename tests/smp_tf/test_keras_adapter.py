@@ -1,0 +1,276 @@
+"""Layer calls are announced within a distributed model only; optimizers skip what other ranks store."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+import smp_tf as smp
+from smp_tf import keras_adapter
+from smp_tf.errors import OwnershipError, StepError
+from smp_tf.keras_adapter import OptimizerPatch, optimizer_patch
+from smp_tf.variables import VariableStore, tracing_step
+from tests.smp_tf.layer_calls import CallList, calls_of
+
+pytestmark = pytest.mark.usefixtures("keras_defaults")
+
+
+class Block(layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(2, name="inner")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.inner(x) + x
+
+
+class Net(smp.DistributedModel):
+    def __init__(self) -> None:
+        super().__init__(name="net")
+        self.block = Block()
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.block(self.block(x))
+
+
+class TestLayerCalls:
+    def test_every_call_in_a_model_is_announced_nested_and_repeated_ones_too(self, init: Callable[..., None]) -> None:
+        init()
+        model = Net()
+        assert calls_of(lambda: model(tf.ones([2, 2]))) == [
+            ("net", "Net", None),
+            ("block", "Block", None),
+            ("inner", "Dense", None),
+            ("block", "Block", None),
+            ("inner", "Dense", None),
+        ]
+
+    def test_a_call_outside_a_model_is_not_announced(self, init: Callable[..., None]) -> None:
+        init()
+        model, plain = Net(), layers.Dense(2)
+
+        def body() -> None:
+            plain(plain(model(tf.ones([2, 2]))))
+
+        assert [name for name, _, _ in calls_of(body)] == ["net", "block", "inner", "block", "inner"]
+
+    def test_afterwards_keras_is_as_before_also_after_an_error(self) -> None:
+        before = layers.Layer.__call__
+        with keras_adapter.tag_layer_calls(CallList(), lambda layer: True):
+            assert layers.Layer.__call__ is not before
+        assert layers.Layer.__call__ is before
+        with pytest.raises(KeyError), keras_adapter.tag_layer_calls(CallList(), lambda layer: True):
+            raise KeyError
+        assert layers.Layer.__call__ is before
+
+
+NEW = sorted(
+    name
+    for name, kind in vars(tf_keras.optimizers).items()
+    if inspect.isclass(kind) and issubclass(kind, tf_keras.optimizers.Optimizer) and name not in ("Optimizer",)
+)
+LEGACY = sorted(
+    name
+    for name, kind in vars(tf_keras.optimizers.legacy).items()
+    if inspect.isclass(kind) and issubclass(kind, tf_keras.optimizers.legacy.Optimizer) and name != "Optimizer"
+)
+OPTIMIZERS = [
+    *(pytest.param(getattr(tf_keras.optimizers, name), id=name) for name in NEW),
+    *(pytest.param(getattr(tf_keras.optimizers.legacy, name), id=f"legacy-{name}") for name in LEGACY),
+]
+
+
+def test_the_optimizers_of_keras_are_all_here() -> None:
+    assert {"Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Adafactor"} <= {*NEW}
+    assert {"Adam", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl"} <= {*LEGACY}
+
+
+@pytest.fixture
+def patch() -> Iterator[OptimizerPatch]:
+    found = OptimizerPatch()
+    found.install()
+    yield found
+    found.remove()
+
+
+def own_and_remote() -> tuple[tf.Variable, tf.Variable]:
+    """Two weights of one model: this rank stores the first, another rank the second."""
+    store = VariableStore("net")
+    with tf.variable_creator_scope(store.creator), tracing_step():
+        own = tf.Variable(lambda: tf.constant([1.0, 2.0]), name="own")
+        remote = tf.Variable(lambda: tf.zeros([1000]), name="remote")
+    store.settle({0: 0, 1: 1}, stage=0, seed=0)
+    remote.kept_alive = store  # as the model does
+    return own, remote
+
+
+def slots_of(optimizer: Any) -> list[tuple[int, ...]]:
+    """Shapes of an optimizer's variables but its counters and rates."""
+    variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    return [tuple(v.shape) for v in variables if v.shape.rank]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+class TestEveryOptimizer:
+    def test_pairs_of_other_ranks_are_dropped_before_slots_are_built(
+        self, kind: Any, patch: OptimizerPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        own, remote = own_and_remote()
+        optimizer = kind()
+        tf.get_logger().addHandler(caplog.handler)
+        try:
+            optimizer.apply_gradients([(tf.constant([0.5, -0.5]), own), (None, remote)])
+            optimizer.apply_gradients(zip([tf.constant([0.5, -0.5]), None], [own, remote], strict=True))
+        finally:
+            tf.get_logger().removeHandler(caplog.handler)
+        assert caplog.messages == []
+        assert all(shape in ((2,), (1,)) for shape in slots_of(optimizer)), slots_of(optimizer)
+        assert int(optimizer.iterations) == 2
+
+        plain, alone = tf.Variable([1.0, 2.0]), kind()
+        for _ in range(2):
+            alone.apply_gradients([(tf.constant([0.5, -0.5]), plain)])
+        assert own.numpy().tolist() == plain.numpy().tolist()
+        assert own.numpy().tolist() != [1.0, 2.0]
+
+    def test_the_iterations_advance_where_nothing_remains(self, kind: Any, patch: OptimizerPatch) -> None:
+        own, remote = own_and_remote()
+        optimizer = kind()
+        optimizer.apply_gradients([(None, remote)])
+        optimizer.apply_gradients([(None, own), (None, remote)])
+
+        @tf.function
+        def train() -> None:
+            optimizer.apply_gradients([(None, remote)])
+
+        train()
+        assert int(optimizer.iterations) == 3
+        assert own.numpy().tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_building_an_optimizer_makes_slots_for_own_variables_only(name: str, patch: OptimizerPatch) -> None:
+    own, remote = own_and_remote()
+    optimizer = getattr(tf_keras.optimizers, name)()
+    optimizer.build([own, remote])
+    assert (1000,) not in slots_of(optimizer)
+
+
+def test_a_gradient_that_is_at_hand_for_a_variable_that_is_not_is_dropped(patch: OptimizerPatch) -> None:
+    own, remote = own_and_remote()
+    tf_keras.optimizers.SGD(1.0).apply_gradients([(tf.ones([2]), own), (tf.ones([1000]), remote)])
+    assert own.numpy().tolist() == [0.0, 1.0]
+    with pytest.raises(OwnershipError):
+        remote.numpy()
+
+
+def test_no_gradient_at_all_is_the_error_it_always_was(patch: OptimizerPatch) -> None:
+    with pytest.raises(ValueError, match="No gradients provided"):
+        tf_keras.optimizers.SGD().apply_gradients([(None, tf.Variable(1.0))])
+
+
+def test_other_models_train_as_before(patch: OptimizerPatch) -> None:
+    model = tf_keras.Sequential([layers.Dense(1, kernel_initializer="ones", use_bias=False)])
+    model.compile(tf_keras.optimizers.SGD(0.5), "mse")
+    model.fit(np.ones([4, 2], np.float32), np.ones([4, 1], np.float32), epochs=1, verbose=0)
+    assert model.get_weights()[0].tolist() == [[0.0], [0.0]]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("module", [tf_keras.optimizers, tf_keras.optimizers.legacy])
+    def test_clipping_by_the_norm_of_gradients_that_are_elsewhere(self, module: Any, patch: OptimizerPatch) -> None:
+        own, remote = own_and_remote()
+        optimizer = module.SGD(global_clipnorm=2.0)
+        with pytest.raises(StepError, match=r"global_clipnorm=2.0\), of which this rank has only its partition's") as e:
+            optimizer.apply_gradients([(tf.ones([2]), own), (None, remote)])
+        assert "tf.clip_by_global_norm(gradients, 2.0)" in str(e.value)
+        assert own.numpy().tolist() == [1.0, 2.0]
+
+    @pytest.mark.parametrize("module", [tf_keras.optimizers, tf_keras.optimizers.legacy])
+    def test_loss_scaling_over_gradients_that_are_elsewhere(self, module: Any, patch: OptimizerPatch) -> None:
+        own, remote = own_and_remote()
+        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(module.SGD())
+        with pytest.raises(StepError, match=r"LossScaleOptimizer skips a step .* mixed_bfloat16 needs none"):
+            optimizer.apply_gradients([(tf.ones([2]), own), (None, remote)])
+        assert own.numpy().tolist() == [1.0, 2.0]
+
+    def test_also_where_nothing_remains(self, patch: OptimizerPatch) -> None:
+        _, remote = own_and_remote()
+        with pytest.raises(StepError, match="global_clipnorm"):
+            tf_keras.optimizers.SGD(global_clipnorm=2.0).apply_gradients([(None, remote)])
+
+    def test_not_where_all_gradients_are_at_hand(self, patch: OptimizerPatch) -> None:
+        own, _ = own_and_remote()
+        tf_keras.optimizers.SGD(1.0, global_clipnorm=1.0).apply_gradients([(tf.constant([3.0, 4.0]), own)])
+        assert own.numpy().tolist() == pytest.approx([0.4, 1.2])
+
+    def test_clipping_each_gradient_alone_is_fine(self, patch: OptimizerPatch) -> None:
+        own, remote = own_and_remote()
+        optimizer = tf_keras.optimizers.SGD(1.0, clipnorm=1.0)
+        optimizer.apply_gradients([(tf.constant([3.0, 4.0]), own), (None, remote)])
+        assert own.numpy().tolist() == pytest.approx([0.4, 1.2])
+
+
+class TestPatch:
+    def methods(self) -> dict[tuple[type, str], Any]:
+        kinds = [
+            *(getattr(tf_keras.optimizers, n) for n in NEW),
+            *(getattr(tf_keras.optimizers.legacy, n) for n in LEGACY),
+        ]
+        owners = {base for kind in kinds for base in kind.__mro__}
+        return {
+            (owner, name): owner.__dict__[name]
+            for owner in owners
+            for name in ("build", "apply_gradients")
+            if name in owner.__dict__
+        }
+
+    def test_it_comes_and_goes_without_a_trace(self) -> None:
+        before = self.methods()
+        patch = OptimizerPatch()
+        assert patch.install() is True
+        between = self.methods()
+        assert all(between[key] is not before[key] for key in before)
+        assert patch.install() is False
+        assert self.methods() == between
+        patch.remove()
+        assert self.methods() == before
+        patch.remove()
+        assert self.methods() == before
+
+    def test_a_class_of_the_script_with_its_own_apply_gradients_is_filtered_too(self) -> None:
+        seen = []
+
+        class Own(tf_keras.optimizers.SGD):
+            def apply_gradients(self, grads_and_vars: Any, **kwargs: Any) -> Any:
+                """Notes what it is given."""
+                pairs = list(grads_and_vars)
+                seen.append([v.name for _, v in pairs])
+                return super().apply_gradients(pairs, **kwargs)
+
+        patch = OptimizerPatch()
+        patch.install()
+        try:
+            own, remote = own_and_remote()
+            Own(1.0).apply_gradients([(tf.ones([2]), own), (None, remote)])
+            assert Own.apply_gradients.__doc__ == "Notes what it is given."
+        finally:
+            patch.remove()
+        assert seen == [["own:0"]]
+
+    def test_a_distributed_model_installs_it_and_shutdown_removes_it(self, init: Callable[..., None]) -> None:
+        before = self.methods()
+        init()
+        assert self.methods() == before
+        Net()
+        assert self.methods() != before
+        assert optimizer_patch.install() is False
+        smp.shutdown()
+        assert self.methods() == before

@@ -1,0 +1,206 @@
+"""Each private piece of TensorFlow and Keras does what smp_tf needs of it; a test here fails when they change it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from smp_tf import tf_internals
+
+pytestmark = pytest.mark.usefixtures("keras_defaults")
+
+
+def test_an_uninitialized_variable_has_shape_and_type_and_no_storage() -> None:
+    made = tf_internals.UninitializedVariable(shape=[2, 3], dtype=tf.float64, name="empty")
+    assert isinstance(made, tf.Variable)
+    assert (made.shape, made.dtype, made.name) == ((2, 3), tf.float64, "empty:0")
+    assert not tf.raw_ops.VarIsInitializedOp(resource=made.handle)
+    made.assign(tf.ones([2, 3], tf.float64))
+    assert made.numpy().tolist() == [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+
+
+def test_an_uninitialized_variable_takes_what_variables_take() -> None:
+    made = tf_internals.UninitializedVariable(
+        shape=[2],
+        dtype=tf.float32,
+        trainable=False,
+        constraint=tf_keras.constraints.NonNeg(),
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+        caching_device=None,
+    )
+    assert made.trainable is False
+    assert isinstance(made.constraint, tf_keras.constraints.NonNeg)
+
+
+def test_every_variable_of_keras_is_a_resource_variable_whose_reads_go_through_one_method() -> None:
+    variable = tf_keras.layers.Dense(1).add_weight("w", (2,))
+    assert type(variable) is tf_internals.ResourceVariable
+    reads = []
+
+    class Counting(tf_internals.ResourceVariable):  # type: ignore[misc, valid-type]
+        def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
+            reads.append(1)
+            return super()._read_variable_op(*args, **kwargs)
+
+    variable.__class__ = Counting
+    for read in (variable.numpy, variable.value, variable.read_value, lambda: variable + 1.0, lambda: variable[0]):
+        before = len(reads)
+        read()
+        assert len(reads) > before, read
+
+
+def test_a_plain_variable_is_made_at_once_past_creators_and_graphs() -> None:
+    def creator(next_creator: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a creator scope was asked")
+
+    made = []
+
+    @tf.function
+    def traced() -> tf.Tensor:
+        made.append(tf_internals.make_plain_variable(initial_value=lambda: 2.0, name="plain", trainable=False))
+        return tf.constant(1.0)
+
+    with tf.variable_creator_scope(creator):
+        traced()
+    assert type(made[0]) is tf_internals.ResourceVariable
+    assert (made[0].numpy(), made[0].name, made[0].trainable) == (2.0, "plain:0", False)
+
+
+def test_a_scratch_graph_executes_nothing_and_is_a_function_graph() -> None:
+    with tf_internals.scratch_graph("scratch").as_default() as graph:
+        assert not tf.executing_eagerly()
+        value = tf.zeros([1 << 20, 1 << 20])
+        with tf.init_scope():  # leads out of it, unlike out of a tf.Graph
+            assert tf.executing_eagerly()
+    assert value.shape == (1 << 20, 1 << 20)
+    assert value.graph is graph
+
+
+class TestOpSeeds:
+    def test_drawn_seeds_are_those_of_the_next_op_executed_eagerly(self) -> None:
+        tf.random.set_seed(3)
+        expected = [tf.random.normal([2]).numpy().tolist(), tf.random.uniform([2]).numpy().tolist()]
+        tf.random.set_seed(3)
+        with tf_internals.scratch_graph("scratch").as_default():
+            drawn = [tf_internals.draw_op_seeds(None), tf_internals.draw_op_seeds(None)]
+        assert all(global_seed == 3 for global_seed, _ in drawn)
+
+        @tf.function
+        def again() -> list[tf.Tensor]:
+            left = iter(drawn)
+            with tf_internals.op_seeds_from(lambda op_seed: next(left)):
+                return [tf.random.normal([2]), tf.random.uniform([2])]
+
+        assert [value.numpy().tolist() for value in again()] == expected
+
+    def test_a_seed_of_the_op_s_own_draws_none(self) -> None:
+        tf.random.set_seed(3)
+        first = tf_internals.draw_op_seeds(None)
+        tf.random.set_seed(3)
+        assert tf_internals.draw_op_seeds(7) == (3, 7)
+        assert tf_internals.draw_op_seeds(None) == first
+
+    def test_without_a_global_seed_there_are_none(self) -> None:
+        tf.random.set_seed(None)
+        try:
+            assert tf_internals.draw_op_seeds(None) == (None, None)
+        finally:
+            tf.random.set_seed(3)
+
+    def test_every_stateful_random_op_asks_for_its_seeds(self) -> None:
+        asked: list[int | None] = []
+
+        def source(op_seed: int | None) -> tf_internals.OpSeeds:
+            asked.append(op_seed)
+            return 1, 2
+
+        ops = (
+            lambda: tf.random.normal([2]),
+            lambda: tf.random.uniform([2], seed=5),
+            lambda: tf.random.truncated_normal([2]),
+            lambda: tf.random.uniform([2], maxval=3, dtype=tf.int32),
+            lambda: tf.random.shuffle([1, 2]),
+            lambda: tf.random.categorical([[0.5, 0.5]], 1),
+            lambda: tf.random.gamma([2], 1.0),
+            lambda: tf.random.poisson([2], 1.0),
+        )
+        with tf_internals.op_seeds_from(source):
+            for op in ops:
+                op()
+        tf.random.normal([2])  # outside: asks no more
+        assert asked == [None, 5, None, None, None, None, None, None]
+
+    def test_an_error_within_gives_the_seeds_back(self) -> None:
+        def source(op_seed: int | None) -> tf_internals.OpSeeds:
+            raise AssertionError("still asked")
+
+        with pytest.raises(KeyError), tf_internals.op_seeds_from(source):
+            raise KeyError
+        tf.random.normal([2])
+
+
+def test_destroyed_storage_is_gone_and_the_handle_stays() -> None:
+    variable = tf.Variable(tf.ones([1000, 1000]))
+    tf_internals.destroy_storage(variable)
+    assert tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32).shape == (0,)
+    assert variable.shape == (1000, 1000)
+
+
+def test_storage_can_be_destroyed_while_a_graph_is_being_written() -> None:
+    variable = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def traced() -> None:
+        tf_internals.destroy_storage(variable)
+
+    traced.get_concrete_function()
+    assert tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32).shape == (0,)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_keras_calls_an_overridden_build_before_the_first_call_unless_it_is_marked(marked: bool) -> None:
+    built = []
+
+    def build(self: Any, input_shape: Any) -> None:
+        built.append(input_shape)
+
+    class Model(tf_keras.Model):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return x
+
+    Model.build = tf_internals.not_an_override(build) if marked else build
+    Model()(tf.ones([2, 3]))
+    assert built == ([] if marked else [(2, 3)])
+
+
+def test_whether_a_tape_is_recording() -> None:
+    assert not tf_internals.tape_is_recording()
+    with tf.GradientTape():
+        assert tf_internals.tape_is_recording()
+        seen_elsewhere = []
+        thread = threading.Thread(target=lambda: seen_elsewhere.append(tf_internals.tape_is_recording()))
+        thread.start()
+        thread.join()
+        assert seen_elsewhere == [False]
+    assert not tf_internals.tape_is_recording()
+
+
+def test_a_tape_inside_a_traced_function_is_seen_only_there() -> None:
+    seen = []
+
+    @tf.function
+    def traced(x: tf.Tensor) -> tf.Tensor:
+        seen.append(tf_internals.tape_is_recording())
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            seen.append(tf_internals.tape_is_recording())
+            y = x * x
+        return tape.gradient(y, x)
+
+    traced(tf.constant(3.0))
+    assert seen == [False, True]
