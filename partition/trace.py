@@ -228,7 +228,7 @@ def trace(
         The trace.
 
     Raises:
-        TraceError: a tape outside the step is watching it.
+        TraceError: the traced graph does not take the tensors that the types say.
     """
     kept: dict[str, Any] = {}
 
