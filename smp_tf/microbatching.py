@@ -193,8 +193,9 @@ class Slicer:
             tf.debugging.assert_equal(
                 count,
                 total,
-                message=f"All arguments of a step that are cut need the same number of samples: {argument.name!r} and "
-                f"{first.name!r} differ.",
+                # Without quotes, which TensorFlow would show with backslashes.
+                message=f"All arguments of a step that are cut need the same number of samples: those of "
+                f"{argument.name} and {first.name} differ.",
             )
             for argument, count in counts[1:]
         ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -118,7 +119,10 @@ class StepOutput:
 
     def concat(self) -> Any:
         """The microbatches joined along axis 0, in order; scalars are stacked."""
-        return self._joined(lambda values: tf.concat(values, axis=0))
+        values = [_dense(v) for v in self.outputs]
+        if isinstance(values[0], tf.SparseTensor):
+            return tf.sparse.concat(0, values)
+        return tf.stack(values) if values[0].shape.rank == 0 else tf.concat(values, axis=0)
 
     def merge(self) -> Any:
         """The same as `concat`: the batch as if it had not been split."""
@@ -126,13 +130,10 @@ class StepOutput:
 
     def stack(self) -> Any:
         """The microbatches stacked along a new axis 0."""
-        return tf.stack([_dense(v) for v in self.outputs], axis=0)
-
-    def _joined(self, join: Callable[[list[Any]], Any]) -> Any:
-        values = [_dense(v) if isinstance(v, tf.IndexedSlices) else v for v in self.outputs]
-        if isinstance(values[0], tf.Tensor) and values[0].shape.rank == 0:
-            return tf.stack(values)
-        return join(values)
+        values = [_dense(v) for v in self.outputs]
+        if isinstance(values[0], tf.SparseTensor):
+            return tf.sparse.concat(0, [tf.sparse.expand_dims(v, 0) for v in values])
+        return tf.stack(values, axis=0)
 
 
 def _all_one(weights: Sequence[Any]) -> bool:
@@ -140,7 +141,8 @@ def _all_one(weights: Sequence[Any]) -> bool:
 
 
 def _dense(value: Any) -> Any:
-    return tf.convert_to_tensor(value)
+    """Slices as the tensor they stand for; ragged and sparse tensors as they are."""
+    return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
 
 def _as_float(value: Any) -> Any:
@@ -154,6 +156,8 @@ def _as_float(value: Any) -> Any:
 def _scaled(value: Any, factor: Any) -> Any:
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(_scaled(value.values, factor), value.indices, value.dense_shape)
+    if isinstance(value, tf.SparseTensor):
+        return tf.sparse.map_values(lambda values: _scaled(values, factor), value)
     if isinstance(factor, float):
         # tf.cast would make it a float32 first, whatever the value's type.
         return value if factor == 1.0 else value * tf.constant(factor, value.dtype)
@@ -167,6 +171,8 @@ def _sum(values: Sequence[Any]) -> Any:
         )
     if values[0].dtype == tf.bool:
         values = [tf.cast(v, tf.int32) for v in values]
+    if isinstance(values[0], tf.SparseTensor):
+        return functools.reduce(tf.sparse.add, values)
     # Not add_n, nor a chain of sums that TensorFlow may turn into one: their order differs from rank to rank.
     return tf.reduce_sum(tf.stack(values), axis=0) if len(values) > 1 else values[0]
 
