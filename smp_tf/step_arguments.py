@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from smp_tf.errors import StepError
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Arguments:
     @property
     def key(self) -> tuple[Any, ...]:
         """What a program is made for: the types of the tensors, and the values of all other arguments."""
-        return repr(self.structure), *(repr(tf.type_spec_from_value(t)) for t in self.tensors)
+        return _key(self.structure), *(tf.type_spec_from_value(t) for t in self.tensors)
 
 
 def sort_arguments(bound: inspect.BoundArguments, signature: Sequence[Any] | None) -> Arguments:
@@ -49,13 +52,25 @@ def sort_arguments(bound: inspect.BoundArguments, signature: Sequence[Any] | Non
 
     Returns:
         The sorted arguments; numpy arrays count as tensors.
+
+    Raises:
+        StepError: an argument does not have the structure that the signature says.
     """
     sorter = _Sorter()
     specs = list(signature or ())
     structure = {}
-    for position, (name, value) in enumerate(bound.arguments.items()):
-        spec = specs[position] if position < len(specs) and isinstance(specs[position], tf.TensorSpec) else None
-        structure[name] = sorter.place(name, name, value, spec)
+    for position, (name, parameter) in enumerate(bound.signature.parameters.items()):
+        if name not in bound.arguments:
+            continue
+        value = bound.arguments[name]
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = [*specs[position:], *[None] * len(value)]
+            structure[name] = tuple(
+                sorter.place(name, f"{name}[{number}]", item, spec)
+                for number, (item, spec) in enumerate(zip(value, rest, strict=False))
+            )
+        else:
+            structure[name] = sorter.place(name, name, value, specs[position] if position < len(specs) else None)
     return Arguments(structure, tuple(sorter.tensors), tuple(sorter.names), tuple(sorter.roots))
 
 
@@ -71,9 +86,9 @@ class _Sorter:
         self.roots.append(root)
         return Slot(len(self.tensors) - 1)
 
-    def place(self, root: str, path: str, value: Any, spec: tf.TensorSpec | None = None) -> Any:
-        """A value with slots in place of its tensors."""
-        if spec is not None and value is not None:
+    def place(self, root: str, path: str, value: Any, spec: Any = None) -> Any:
+        """A value with slots in place of its tensors, which are cast to the types of a structure like it."""
+        if isinstance(spec, tf.TensorSpec) and value is not None:
             return self._keep(root, path, tf.cast(tf.convert_to_tensor(value), spec.dtype))
         if isinstance(value, (np.ndarray, np.generic)):
             return self._keep(root, path, tf.convert_to_tensor(value))
@@ -81,7 +96,33 @@ class _Sorter:
             return self._keep(root, path, value)
         if isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable):
             return self._keep(root, path, value)
-        return map_children(value, lambda key, child: self.place(root, f"{path}{key}", child))
+        specs = dict(_children(spec))
+        if specs and specs.keys() != dict(_children(value)).keys():
+            raise StepError(
+                f"Step argument {path!r} does not have the structure that input_signature gives it. Received: "
+                f"{value!r} where the signature has {spec!r}"
+            )
+        return map_children(value, lambda key, child: self.place(root, f"{path}{key}", child, specs.get(key)))
+
+
+def _key(value: Any) -> Any:
+    """Something hashable that is equal for values with which a function is traced alike, and for no others."""
+    if isinstance(value, tf.Variable):
+        return value.ref()
+    if isinstance(value, (Mapping, list, tuple)):
+        return type(value), tuple((key, _key(child)) for key, child in _children(value))
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), repr(value)
+    return type(value), value
+
+
+def _children(value: Any) -> list[tuple[str, Any]]:
+    """The items of a mapping or sequence, each with how it is reached; none for anything else."""
+    found: list[tuple[str, Any]] = []
+    map_children(value, lambda key, child: found.append((key, child)))
+    return found
 
 
 def fill(structure: Any, tensors: Sequence[Any]) -> Any:
@@ -100,7 +141,8 @@ def map_children(value: Any, convert: Any) -> Any:
     """
     if isinstance(value, Mapping):
         kind: Any = type(value)
-        return kind({k: convert(f"[{k!r}]", v) for k, v in value.items()})
+        converted = {k: convert(f"[{k!r}]", v) for k, v in value.items()}
+        return kind(value.default_factory, converted) if isinstance(value, defaultdict) else kind(converted)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(convert(f".{f}", v) for f, v in zip(value._fields, value, strict=True)))
     if isinstance(value, (list, tuple)):

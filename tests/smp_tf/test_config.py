@@ -189,9 +189,7 @@ def test_not_a_mapping():
 def test_alias():
     assert load_config({"pipeline_parallel_degree": 4}).partitions == 4
     assert load_config({"pipeline_parallel_degree": 4, "partitions": 4}).partitions == 4
-    with pytest.raises(
-        ConfigError, match=r"'partitions' and 'pipeline_parallel_degree' .* 2 and 4"
-    ):
+    with pytest.raises(ConfigError, match=r"'partitions' and 'pipeline_parallel_degree' .* 2 and 4"):
         load_config({"partitions": 2, "pipeline_parallel_degree": 4})
 
 
