@@ -4,9 +4,9 @@ The task list decides what runs and in which order; a table maps each kind of ta
 tasks are chained by control edges; sends and receives hang on data and on their place in the list, so they overlap
 with compute:
 
-    begin ─▶ F0 ─▶ F1 ─▶ B0 ─▶ F2 ─▶ B1 ─▶ B2 ─▶ end
-              └▶S0.0└▶S0.1  ▲         ▲
-                     R1.0 ──┘  R1.1 ──┘          (a receive is posted one task before its reader)
+    begin ─▶ clear sums ─▶ F0 ─▶ F1 ─▶ B0 ─▶ F2 ─▶ B1 ─▶ B2 ─▶ take sums ─▶ end
+                            └▶S0.0└▶S0.1  ▲         ▲
+                                   R1.0 ──┘  R1.1 ──┘      (a receive is posted one task before its reader)
 
 TensorFlow's automatic control dependencies would chain sends and receives in program order, which deadlocks two ranks
 that wait for each other; so every op made here is exempt from them, and a pair of fences that hold the handles of all
@@ -25,7 +25,8 @@ from smp_tf.ops import send_recv
 from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
 from smp_tf.partition.segment_graph import tensor_name
-from smp_tf.partition.split import Segment, Split, StepOutputPlan, Transfer
+from smp_tf.partition.split import Split, StepOutputPlan, Transfer
+from smp_tf.pipeline.accumulator import Accumulator, fits
 from smp_tf.pipeline.check import check
 from smp_tf.pipeline.schedule import add_transfers, build
 from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
@@ -42,6 +43,10 @@ class StageProgram:
         ranks: world rank of every stage of this replica.
         tasks: the tasks of this stage, in order.
         functions: this stage's segments as functions, by sweep.
+        summed: the tensors made here of which only, or also, the sum over the microbatches is wanted.
+        kept: those of them whose value per microbatch is wanted too.
+        accumulators: the sums that the functions add to themselves; other sums are added up in the caller's graph.
+        weighted: whether microbatches weigh differently in sums.
         number: program number, equal on all ranks, first part of every message's tag.
         microbatches: number of microbatches.
         variables: TensorFlow variables by index in the op graph.
@@ -52,6 +57,10 @@ class StageProgram:
     ranks: tuple[int, ...]
     tasks: tuple[Task, ...]
     functions: Mapping[int, SegmentFunction]
+    summed: frozenset[Tensor]
+    kept: frozenset[Tensor]
+    accumulators: Mapping[Tensor, Accumulator]
+    weighted: bool
     number: int
     microbatches: int
     variables: Mapping[int, tf.Variable]
@@ -90,6 +99,8 @@ def build_stage_program(
     number: int,
     variables: Mapping[int, tf.Variable],
     *,
+    keep: frozenset[int] = frozenset(),
+    weighted: bool = False,
     xla: bool = False,
 ) -> StageProgram:
     """Trace the functions of one stage.
@@ -101,19 +112,51 @@ def build_stage_program(
         program: the tasks of all stages.
         number: program number, equal on all ranks.
         variables: the variables whose handles this rank may use, by index in the op graph.
+        keep: positions of gradient outputs whose value per microbatch is wanted beside their sum.
+        weighted: whether microbatches weigh differently in sums.
         xla: compile the functions with XLA.
 
     Returns:
         The program of this rank.
     """
-    functions = {
-        sweep: build_segment_function(split.graph, segment, variables, xla=xla)
-        for (of_stage, sweep), segment in split.segments.items()
-        if of_stage == stage
+    segments = {sweep: segment for (of_stage, sweep), segment in split.segments.items() if of_stage == stage}
+    made = {t: sweep for sweep, segment in segments.items() for t in segment.outputs}
+    summed = {o.tensor for o in split.outputs if o.is_summed and o.stage == stage}
+    summed |= {t for o in split.outputs for t in o.summands if t in made}
+    kept = frozenset(split.outputs[position].tensor for position in keep) & summed
+    # A single microbatch is its own sum.
+    accumulators = {
+        t: Accumulator(split.graph.type_of(t), f"smp_sum_{number}_{count}")
+        for count, t in enumerate(sorted(summed & made.keys()))
+        if program.microbatches > 1 and fits(split.graph.type_of(t))
     }
+    functions = {}
+    for sweep, segment in segments.items():
+        own = {t: accumulators[t] for t in segment.outputs if t in accumulators}
+        outputs = tuple(t for t in segment.outputs if t not in own or t in kept or _read_later(split, stage, t, sweep))
+        functions[sweep] = build_segment_function(
+            split.graph, segment, variables, outputs=outputs, accumulators=own, weighted=weighted, xla=xla
+        )
     return StageProgram(
-        split, stage, tuple(ranks), program.ranks[stage], functions, number, program.microbatches, variables
+        split=split,
+        stage=stage,
+        ranks=tuple(ranks),
+        tasks=program.ranks[stage],
+        functions=functions,
+        summed=frozenset(summed),
+        kept=kept,
+        accumulators=accumulators,
+        weighted=weighted,
+        number=number,
+        microbatches=program.microbatches,
+        variables=variables,
     )
+
+
+def _read_later(split: Split, stage: int, tensor: Tensor, sweep: int) -> bool:
+    """Whether somebody needs a tensor of every microbatch: a later segment of the stage, or another stage."""
+    later = any(tensor in s.inputs for (of, number), s in split.segments.items() if of == stage and number > sweep)
+    return later or any(t.tensor == tensor and not t.is_sum for t in split.transfers)
 
 
 @dataclass
@@ -138,8 +181,7 @@ def emit(
     arguments: Callable[[int, int], tf.Tensor],
     captures: Sequence[tf.Tensor],
     seed: Callable[[int], tf.Tensor],
-    weights: Sequence[Any] | None,
-    keep: frozenset[int] = frozenset(),
+    weights: Sequence[Any],
 ) -> StepResults:
     """Write the program into the current graph.
 
@@ -148,13 +190,12 @@ def emit(
         arguments: gives argument tensor number i of microbatch m.
         captures: the outside tensors of CAPTURE nodes.
         seed: gives the random seed of microbatch m, int64[2].
-        weights: weight of each microbatch in accumulated sums (scalars); None where all weigh 1.
-        keep: positions of gradient outputs whose value per microbatch is wanted beside their sum.
+        weights: weight of each microbatch in sums (scalars), where the program is weighted.
 
     Returns:
         The outputs this rank has.
     """
-    return _Emitter(program, arguments, captures, seed, weights, keep).run()
+    return _Emitter(program, arguments, captures, seed, weights).run()
 
 
 @dataclass
@@ -163,8 +204,7 @@ class _Emitter:
     arguments: Callable[[int, int], tf.Tensor]
     captures: Sequence[tf.Tensor]
     seed: Callable[[int], tf.Tensor]
-    weights: Sequence[Any] | None
-    keep: frozenset[int]
+    weights: Sequence[Any]
     values: dict[tuple[Tensor, int | None], tf.Tensor] = field(default_factory=dict)
     remote: dict[int, tf.Tensor] = field(default_factory=dict)
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)
@@ -175,10 +215,6 @@ class _Emitter:
     def run(self) -> StepResults:
         split = self.program.split
         self.transfers: Mapping[int, Transfer] = {t.index: t for t in split.transfers}
-        self.sums = {o.tensor for o in split.outputs if o.is_summed and o.stage == self.program.stage}
-        mine = {t for f in self.program.functions.values() for t in f.segment.outputs}
-        self.sums |= {t for o in split.outputs for t in o.summands if t in mine}
-        self.kept = {split.outputs[position].tensor for position in self.keep}
         emitters: dict[Kind, Callable[[Task], None]] = {
             Kind.F: self._compute,
             Kind.B: self._compute,
@@ -188,26 +224,40 @@ class _Emitter:
         }
         handles = [v.handle for v in self.program.variables.values()]
         self.step = send_recv.begin_step(handles, self.program.number)
+        self._clear_sums()
         for task in self.program.tasks:
             emitters[task.kind](task)
+        accumulated = [self._total(output) for output in split.outputs]
         with tf.control_dependencies(self.all_ops):
             done = send_recv.end_step(handles, self.program.number)
         values: list[list[tf.Tensor] | None] = []
-        accumulated: list[tf.Tensor | None] = []
         for output in split.outputs:
-            accumulated.append(self._total(output))
             per_microbatch = [self.values.get((output.tensor, m)) for m in range(self.program.microbatches)]
-            is_sum = output.tensor in self.sums and output.tensor not in self.kept
+            is_sum = output.tensor in self.program.summed - self.program.kept
             values.append(None if is_sum or any(v is None for v in per_microbatch) else per_microbatch)
         return StepResults(values, accumulated, self.step, done)
 
     def _total(self, output: StepOutputPlan) -> tf.Tensor | None:
         """What this rank has of an output's sum over the microbatches."""
-        if not output.summands:
-            return self.accumulated.get(output.tensor)
-        if output.stage != self.program.stage:
+        if output.stage != self.program.stage or not output.is_summed:
             return None
-        return tf.add_n([self.accumulated[t] for t in output.summands])
+        parts = [self._sum(t) for t in output.summands or (output.tensor,)]
+        return tf.add_n(parts) if len(parts) > 1 else parts[0]
+
+    def _clear_sums(self) -> None:
+        """Begin the sums that the functions add to, before the first of them runs."""
+        cleared = [accumulator.clear(self.step.op) for accumulator in self.program.accumulators.values()]
+        if cleared:
+            with tf.control_dependencies(cleared):
+                self.last_compute = tf.no_op()
+
+    def _sum(self, tensor: Tensor) -> tf.Tensor:
+        """A tensor's sum over the microbatches, which is complete now."""
+        if tensor not in self.accumulated:
+            assert self.last_compute is not None
+            self.accumulated[tensor], freed = self.program.accumulators[tensor].take(self.last_compute)
+            self.all_ops.append(freed)
+        return self.accumulated[tensor]
 
     def _compute(self, task: Task) -> None:
         assert task.sweep is not None
@@ -218,24 +268,21 @@ class _Emitter:
         microbatch = task.microbatch
         inputs = [self._value(t, microbatch) for t in function.arguments]
         inputs += [self.remote[v] for v in function.remote_values]
+        if function.weighted:
+            inputs.append(tf.cast(self.weights[microbatch], tf.float64))
         with tf.control_dependencies(self._after()), tf.name_scope(str(task)):
             results = function.function(*inputs)
-        call = _call_op(function.segment, results)
+        call = _call_op(function, results)
         tf_internals.run_independently(call)
         self.last_compute = call
         self.all_ops.append(call)
-        for tensor, result in zip(function.segment.outputs, results, strict=True):
-            if tensor in self.sums:
+        for tensor, result in zip(function.outputs, results, strict=True):
+            self.values[tensor, microbatch] = result
+            if tensor in self.program.summed - self.program.accumulators.keys():
                 self._accumulate(tensor, microbatch, result)
-            if tensor not in self.sums or tensor in self.kept or self._read_later(tensor, task.sweep):
-                self.values[tensor, microbatch] = result
 
     def _after(self) -> list[tf.Operation]:
         return [self.last_compute] if self.last_compute is not None else [self.step.op]
-
-    def _read_later(self, tensor: Tensor, sweep: int) -> bool:
-        later = any(tensor in f.segment.inputs for s, f in self.program.functions.items() if s > sweep)
-        return later or any(t.tensor == tensor and not t.is_sum for t in self.program.split.transfers)
 
     def _value(self, tensor: Tensor, microbatch: int) -> tf.Tensor:
         node = self.program.split.graph.nodes[tensor.node]
@@ -252,7 +299,8 @@ class _Emitter:
         return self.values[tensor, microbatch]
 
     def _accumulate(self, tensor: Tensor, microbatch: int, value: tf.Tensor) -> None:
-        if self.weights is not None:
+        """Add up in this graph what has no accumulator."""
+        if self.program.weighted:
             value = value * tf.cast(self.weights[microbatch], value.dtype)
         total = self.accumulated.get(tensor)
         self.accumulated[tensor] = value if total is None else total + value
@@ -272,7 +320,7 @@ class _Emitter:
         after: list[tf.Operation] = []
         if transfer.is_sum:
             assert transfer.tensor is not None
-            value = self.accumulated[transfer.tensor]
+            value = self._sum(transfer.tensor)
         elif transfer.tensor is not None:
             value = self.values[transfer.tensor, task.microbatch]
         else:
@@ -323,9 +371,9 @@ class _Emitter:
             self.remote[transfer.variable] = value
 
 
-def _call_op(segment: Segment, results: Any) -> tf.Operation:
+def _call_op(function: SegmentFunction, results: Any) -> tf.Operation:
     """The op of a function call that was just made: the maker of its results, or the newest op where it has none."""
-    if segment.outputs:
+    if function.outputs:
         return results[0].op
     made = reversed(tf_internals.current_graph().get_operations())
     return next(op for op in made if op.type in ("PartitionedCall", "StatefulPartitionedCall"))

@@ -2,13 +2,13 @@
 
 The function takes what the segment needs from outside as arguments (microbatch slices, received tensors, stash,
 captured tensors, the seed, values of other stages' variables); handles of the variables its stage owns are captured.
+What is only summed over the microbatches it adds to the sum itself, and does not return.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,6 +16,7 @@ from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import VARIABLE, OpGraph, Tensor, TensorType
 from smp_tf.partition.segment_graph import remote_value_name, segment_graph, tensor_name
 from smp_tf.partition.split import Segment
+from smp_tf.pipeline.accumulator import Accumulator
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,17 @@ class SegmentFunction:
         arguments: the tensors to pass, in order: those of source nodes, then the segment's inputs.
         remote_values: variables whose value is passed after them.
         variables: indices of the variables whose handle it holds.
-        function: the traced function; returns one tensor per `segment.outputs`.
+        outputs: the tensors it returns, in order.
+        weighted: whether it takes, last, the weight (a float64 scalar) of what it adds to sums.
+        function: the traced function.
     """
 
     segment: Segment
     arguments: tuple[Tensor, ...]
     remote_values: tuple[int, ...]
     variables: tuple[int, ...]
+    outputs: tuple[Tensor, ...]
+    weighted: bool
     function: Callable[..., Sequence[tf.Tensor]]
 
 
@@ -42,7 +47,14 @@ def _spec(kind: TensorType, name: str) -> tf.TensorSpec:
 
 
 def build_segment_function(
-    graph: OpGraph, segment: Segment, variables: Mapping[int, tf.Variable], *, xla: bool = False
+    graph: OpGraph,
+    segment: Segment,
+    variables: Mapping[int, tf.Variable],
+    *,
+    outputs: tuple[Tensor, ...] | None = None,
+    accumulators: Mapping[Tensor, Accumulator] | None = None,
+    weighted: bool = False,
+    xla: bool = False,
 ) -> SegmentFunction:
     """Trace a segment into a function.
 
@@ -50,6 +62,9 @@ def build_segment_function(
         graph: the op graph.
         segment: the segment.
         variables: the variables whose handle may be used here, by index in the graph.
+        outputs: what to return; everything that others need where not given.
+        accumulators: the sums to add to, by the tensor to add.
+        weighted: whether to multiply what is added by a weight, passed at every call.
         xla: compile the function with XLA.
 
     Returns:
@@ -58,23 +73,25 @@ def build_segment_function(
     sources = [Tensor(n, 0) for n in segment.sources if graph.nodes[n].op != VARIABLE]
     handles = {n: _variable_of(graph, n) for n in segment.sources if graph.nodes[n].op == VARIABLE}
     arguments = (*sources, *segment.inputs)
+    outputs = segment.outputs if outputs is None else outputs
+    sums = accumulators or {}
+    weighted = weighted and bool(sums)
     body = segment_graph(graph, segment, variables)
     for definition in body.library.function:
         tf_internals.register_function(definition)
     specs = [_spec(graph.type_of(t), f"smp_argument_{i}") for i, t in enumerate(arguments)]
     specs += [_spec(graph.variables[v].type, f"smp_value_{v}") for v in segment.remote_values]
+    names = [tensor_name(graph, t) for t in arguments] + [remote_value_name(graph, v) for v in segment.remote_values]
+    if weighted:
+        specs.append(tf.TensorSpec([], tf.float64, name="smp_weight"))
 
     def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
         current = tf_internals.current_graph()
-        given: dict[str, tf.Tensor] = {}
-        for tensor, value in zip(arguments, tensors, strict=False):
-            given[tensor_name(graph, tensor)] = value
-        for variable, value in zip(segment.remote_values, tensors[len(arguments) :], strict=True):
-            given[remote_value_name(graph, variable)] = value
+        given: dict[str, tf.Tensor] = dict(zip(names, tensors, strict=False))
         for number, variable in handles.items():
             handle = tf_internals.capture(current, variables[variable].handle)
             given[tensor_name(graph, Tensor(number, 0))] = handle
-        wanted = [tensor_name(graph, t) for t in segment.outputs]
+        wanted = [tensor_name(graph, t) for t in dict.fromkeys((*outputs, *sums))]
         imported = [name for name in wanted if name not in given]
         used = {name for node in body.node for name in map(_with_port, node.input)}
         made = tf.graph_util.import_graph_def(
@@ -83,8 +100,11 @@ def build_segment_function(
             return_elements=imported,
             name="",
         )
-        by_name: dict[str, Any] = dict(zip(imported, made or (), strict=True))
-        return [given[name] if name in given else by_name[name] for name in wanted]
+        given.update(zip(imported, made or (), strict=True))
+        for tensor, accumulator in sums.items():
+            value = given[tensor_name(graph, tensor)]
+            accumulator.add(value * tf.cast(tensors[-1], value.dtype) if weighted else value)
+        return [given[tensor_name(graph, t)] for t in outputs]
 
     run.__name__ = f"stage_{segment.stage}_sweep_{segment.sweep}"
     traced = tf.function(
@@ -95,6 +115,8 @@ def build_segment_function(
         arguments=arguments,
         remote_values=segment.remote_values,
         variables=tuple(handles.values()),
+        outputs=outputs,
+        weighted=weighted,
         function=traced.get_concrete_function(*specs),
     )
 

@@ -67,7 +67,6 @@ class SplitProgram:
         microbatches: number of microbatches.
         ordinal: how many programs were made since `smp.init` before this one.
         counter: counts the steps, for random masks.
-        keep_gradients: keep gradients per microbatch beside their sum.
     """
 
     name: str
@@ -78,7 +77,6 @@ class SplitProgram:
     microbatches: int
     ordinal: int
     counter: tf.Variable
-    keep_gradients: bool
     _eager: Any = field(default=None, init=False)
     _layout: _Flat | None = field(default=None, init=False)
 
@@ -110,8 +108,7 @@ class SplitProgram:
         slicer = Slicer(self.arguments, tensors, self.microbatches)
         replicas = running.topology.dp_size
         sizes = slicer.sizes
-        equal = replicas == 1 and all(isinstance(s, int) for s in sizes) and len(set(sizes)) == 1
-        weights: Sequence[Any] = [1] * len(sizes) if equal else list(sizes)
+        weights: Sequence[Any] = list(sizes) if program.weighted else [1] * len(sizes)
         # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
         base = (running.seed * 0x9E3779B1 + running.topology.dp_rank * 0x85EBCA77 + self.ordinal) % (1 << 61)
         done_before = self.counter.assign_add(1, read_value=True) - 1
@@ -119,8 +116,7 @@ class SplitProgram:
         def seed(microbatch: int) -> tf.Tensor:
             return tf.stack([tf.constant(base, tf.int64), done_before * (1 << 20) + microbatch])
 
-        keep = frozenset(range(len(program.split.outputs))) if self.keep_gradients else frozenset()
-        results = emit(program, slicer, self.lowered.captures, seed, None if equal else weights, keep)
+        results = emit(program, slicer, self.lowered.captures, seed, weights)
         if running.config.check_inputs:
             add_input_check(
                 self.name, self.arguments, tensors, results.step, program.number, program.ranks, program.stage

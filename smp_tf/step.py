@@ -234,7 +234,16 @@ class Step:
             for index, variable in enumerate(lowered.variables)
             if cut.assignment.owners[index] in (None, stage)
         }
-        program = build_stage_program(cut, stage, ranks, plan_program(cut, config.pipeline, microbatches), number, mine)
+        program = build_stage_program(
+            cut,
+            stage,
+            ranks,
+            plan_program(cut, config.pipeline, microbatches),
+            number,
+            mine,
+            keep=frozenset(range(len(cut.outputs))) if self._options.keep_gradients else frozenset(),
+            weighted=size is None or running.topology.dp_size > 1,
+        )
         self._run_hooks()
         counter = variables.make_script_variable(initial_value=np.int64(0), trainable=False, name=f"{self.name}_steps")
         return SplitProgram(
@@ -246,7 +255,6 @@ class Step:
             microbatches=microbatches,
             ordinal=_next_ordinal(),
             counter=counter,
-            keep_gradients=self._options.keep_gradients,
         )
 
     def _run_hooks(self) -> None:

@@ -1,0 +1,81 @@
+"""A sum over the microbatches of a step, added up where its summands are made.
+
+    step begins      ─▶ zeros
+    B0, B1, ... BM-1 ─▶ += gradient          (inside the segment's function: the gradient is freed at once)
+    after BM-1       ─▶ sum, handed on; the storage goes with it
+
+Were the summands returned and added in the graph around, a whole set of gradients would live beside the sum, and the
+graph would grow by one op per weight and microbatch.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from smp_tf.partition import tf_internals
+from smp_tf.partition.op_graph import TensorType
+
+
+class Accumulator:
+    """The sum of one tensor over the microbatches.
+
+    Its storage is a resource variable of its own, made outside the graph being traced, which is empty between steps.
+
+    Args:
+        kind: type of the tensor; its shape is fully known.
+        name: for messages of TensorFlow.
+    """
+
+    def __init__(self, kind: TensorType, name: str) -> None:
+        if not fits(kind):
+            raise ValueError(f"Only tensors of known shape are added up in place. Received: {name!r} of type {kind}.")
+        self._shape = tf.TensorShape(kind.shape)
+        self._dtype = tf.dtypes.as_dtype(kind.dtype)
+        with tf.init_scope():
+            self._variable = tf.Variable(self._nothing(), trainable=False, shape=tf.TensorShape(None), name=name)
+
+    def clear(self, after: tf.Operation) -> tf.Operation:
+        """Make the op that begins a sum, to run after another op."""
+        shape = tf.constant(self._shape.as_list(), tf.int32)
+        with tf.control_dependencies([after]):
+            # Not tf.zeros: TensorFlow 2.21 folds several of them and then takes one for another.
+            zeros = tf.raw_ops.Empty(shape=shape, dtype=self._dtype, init=True)
+        tf_internals.run_independently(zeros.op)
+        return self._assign(zeros, after)
+
+    def add(self, value: tf.Tensor) -> None:
+        """Make the op that adds a tensor, within a function being traced."""
+        handle = tf_internals.capture(tf_internals.current_graph(), self._variable.handle)
+        tf.raw_ops.AssignAddVariableOp(resource=handle, value=value)
+
+    def take(self, after: tf.Operation) -> tuple[tf.Tensor, tf.Operation]:
+        """Make the ops that hand the sum on and then let go of it.
+
+        Args:
+            after: the op that makes the last summand.
+
+        Returns:
+            The sum, and the op that frees the storage.
+        """
+        with tf.control_dependencies([after]):
+            value = tf.raw_ops.ReadVariableOp(resource=self._variable.handle, dtype=self._dtype)
+        value.set_shape(self._shape)
+        tf_internals.run_independently(value.op)
+        return value, self._assign(self._nothing(), value.op)
+
+    def _assign(self, value: tf.Tensor, after: tf.Operation) -> tf.Operation:
+        # The value is made outside the context: inside, the control edge would go to a constant, and TensorFlow
+        # drops it when it folds constants.
+        with tf.control_dependencies([after]):
+            op = tf.raw_ops.AssignVariableOp(resource=self._variable.handle, value=value)
+        tf_internals.run_independently(op)
+        return op
+
+    def _nothing(self) -> tf.Tensor:
+        return tf.zeros([0], self._dtype)
+
+
+def fits(kind: TensorType) -> bool:
+    """Whether tensors of a type can be added up in place: their shape is known and they are numbers."""
+    dtype = tf.dtypes.as_dtype(kind.dtype)
+    return kind.is_static and (dtype.is_floating or dtype.is_complex or dtype in (tf.int32, tf.int64))

@@ -1,0 +1,179 @@
+"""One rank's program, as the ops it becomes and, on one stage, as what it computes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from smp_tf.pipeline.executor import StageProgram, StepResults, build_stage_program, emit
+from tests.pipeline.all_stages import CutStep, cut_step
+
+BATCH, WIDTH = 8, 4
+
+
+def chain(stages: int, microbatches: int, schedule: str = "interleaved") -> CutStep:
+    """A training step of a dense layer per stage, which returns its loss and the gradients."""
+    model = tf_keras.Sequential([tf_keras.layers.Dense(WIDTH, activation="tanh") for _ in range(stages)])
+    model.build((None, WIDTH))
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    spec = tf.TensorSpec((BATCH // microbatches, WIDTH))
+    return cut_step(step, [model], [spec], stages, microbatches, schedule)
+
+
+def program_of(step: CutStep, stage: int, **options: Any) -> StageProgram:
+    return build_stage_program(step.split, stage, range(step.stages), step.program, 1, step.variables[stage], **options)
+
+
+def emitted(step: CutStep, program: StageProgram, weights: Sequence[Any] | None = None) -> tuple[Any, StepResults]:
+    """The program as a function of a whole batch, and what it gives, tensors of that function's graph."""
+    count = step.program.microbatches
+    told: list[StepResults] = []
+
+    @tf.function
+    def run(x: tf.Tensor) -> list[tf.Tensor]:
+        parts = tf.split(x, count)
+        results = emit(
+            program, lambda _, m: parts[m], step.lowered.captures, lambda m: tf.constant([0, m], tf.int64),
+            weights or [1] * count,
+        )  # fmt: skip
+        told.append(results)
+        values = [tensor for value in results.values if value is not None for tensor in value]
+        return values + [total for total in results.accumulated if total is not None]
+
+    return run.get_concrete_function(tf.TensorSpec((BATCH, WIDTH))), told[0]
+
+
+def order_of(graph: tf.Graph) -> dict[str, frozenset[str]]:
+    """For every op the names of all ops that run before it."""
+    direct = {
+        op.name: {i.op.name for i in op.inputs} | {c.name for c in op.control_inputs} for op in graph.get_operations()
+    }
+
+    @functools.cache
+    def before(name: str) -> frozenset[str]:
+        return frozenset(direct[name]).union(*(before(other) for other in direct[name]))
+
+    return {name: before(name) for name in direct}
+
+
+def calls_of(graph: tf.Graph) -> list[str]:
+    return [op.name for op in graph.get_operations() if "PartitionedCall" in op.type]
+
+
+def test_tasks_run_in_the_order_of_the_list() -> None:
+    step = chain(2, 4)
+    function, _ = emitted(step, program_of(step, 0))
+    calls = calls_of(function.graph)
+    assert [name.partition("/")[0] for name in calls] == ["0F0", "0F1", "0B0", "0F2", "0B1", "0F3", "0B2", "0B3"]
+    before = order_of(function.graph)
+    for earlier, later in itertools.pairwise(calls):
+        assert earlier in before[later]
+
+
+def test_sends_and_receives_wait_for_data_and_their_place_only() -> None:
+    step = chain(2, 4)
+    function, _ = emitted(step, program_of(step, 0))
+    before = order_of(function.graph)
+    calls = calls_of(function.graph)
+    sends = [op for op in function.graph.get_operations() if op.type == "SmpSend"]
+    receives = [
+        op for op in function.graph.get_operations() if op.type == "SmpRecv" and "gradient" in str(op.get_attr("label"))
+    ]
+    assert len(sends) == len(receives) == 4
+    # Nothing waits for a send, and a send waits for no receive but those its microbatch needs.
+    for send in sends:
+        assert not any(send.name in before[name] for name in calls)
+    # The gradient of microbatch 0 is awaited while F1 runs; B0 is its first reader.
+    first = receives[0].name
+    assert calls[0] in before[first]
+    assert calls[1] not in before[first]
+    assert first in before[calls[2]]
+
+
+def test_everything_lies_between_the_fences() -> None:
+    step = chain(2, 2)
+    for stage in range(2):
+        function, results = emitted(step, program_of(step, stage))
+        before = order_of(function.graph)
+        (end,) = [op.name for op in function.graph.get_operations() if op.type == "SmpEnd"]
+        begin = results.step.op.name
+        inside = [op.name for op in function.graph.get_operations() if op.type in ("SmpSend", "SmpRecv")]
+        for name in inside + calls_of(function.graph):
+            assert begin in before[name]
+            assert name in before[end]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_gradients_are_not_returned_per_microbatch_nor_added_in_this_graph(stage: int) -> None:
+    step = chain(2, 4)
+    program = program_of(step, stage)
+    function, _ = emitted(step, program)
+    ops = Counter(op.type for op in function.graph.get_operations())
+    assert ops["AddV2"] == ops["AddN"] == 0
+    # Kernel and bias: cleared, read and let go of, once a step.
+    assert len(program.accumulators) == 2
+    assert ops["Empty"] == 2
+    assert ops["AssignVariableOp"] == 4
+    gradients = {o.tensor for o in step.split.outputs if o.is_gradient}
+    assert not gradients & {t for f in program.functions.values() for t in f.outputs}
+
+
+def test_the_graph_grows_by_the_messages_and_calls_of_a_microbatch() -> None:
+    sizes = []
+    for count in (2, 4, 8):
+        step = chain(2, count)
+        function, _ = emitted(step, program_of(step, 0))
+        sizes.append(len(function.graph.get_operations()))
+    per_microbatch = (sizes[1] - sizes[0]) / 2
+    assert (sizes[2] - sizes[1]) / 4 == per_microbatch
+    # F, B, a send, two receives (gradient and loss), and the constants of a seed.
+    assert per_microbatch <= 8
+
+
+def reference(step: CutStep, x: np.ndarray) -> list[list[np.ndarray]]:
+    """What the uncut step gives, by output and microbatch."""
+    parts = [step.traced.function(tf.constant(part)) for part in np.split(x, step.program.microbatches)]
+    return [[p.numpy() for p in values] for values in zip(*map(tf.nest.flatten, parts), strict=True)]
+
+
+@pytest.mark.parametrize("weights", [None, [3, 2, 2, 1]])
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_one_stage_computes_the_weighted_sum_of_the_microbatches(microbatches: int, weights: list[int] | None) -> None:
+    step = chain(1, microbatches)
+    weights = weights[:microbatches] if weights else None
+    program = program_of(step, 0, weighted=weights is not None)
+    assert bool(program.accumulators) == (microbatches > 1)
+    function, _ = emitted(step, program, weights)
+    x = np.random.default_rng(0).normal(size=(BATCH, WIDTH)).astype("float32")
+    loss, *gradients = reference(step, x)
+    for _ in range(2):
+        got = [t.numpy() for t in function(tf.constant(x))]
+        np.testing.assert_array_equal(got[:microbatches], loss)
+        for total, summands in zip(got[microbatches:], gradients, strict=True):
+            scaled = [w * s for w, s in zip(weights or [1] * microbatches, summands, strict=True)]
+            np.testing.assert_allclose(total, np.sum(scaled, axis=0), rtol=1e-6, atol=1e-7)
+
+
+def test_kept_gradients_come_beside_their_sum() -> None:
+    step = chain(1, 2)
+    program = program_of(step, 0, keep=frozenset(range(3)))
+    function, results = emitted(step, program)
+    assert [None if v is None else len(v) for v in results.values] == [2, 2, 2]
+    x = np.random.default_rng(1).normal(size=(BATCH, WIDTH)).astype("float32")
+    got = [t.numpy() for t in function(tf.constant(x))]
+    loss, kernel, bias = reference(step, x)
+    for value, wanted in zip(got, [*loss, *kernel, *bias, kernel[0] + kernel[1], bias[0] + bias[1]], strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-8)
