@@ -3,11 +3,12 @@
 A stateful random op draws from a kernel's own state, which can neither be saved nor replayed and differs from trace to
 trace. Each becomes its stateless counterpart, keyed by the microbatch's seed and the op's running number:
 
-    RandomUniform(shape)   ->   StatelessRandomUniform(shape, seed + [number, 0])
+    RandomUniform(shape)   ->   StatelessRandomUniform(shape, seed + [position, 0])
 
 The microbatch's seed comes in from outside (`SEED`, int64[2]) and depends on base seed, step, microbatch and replica,
 never on rank or stage: masks are the same for any number of partitions. A function that draws (a loop body, a branch,
-a traced layer) gets the seed as one more argument; a loop's body hands on a new one to its next turn.
+a traced layer) gets the seed of its call as one more argument; a loop's body hands on a new one to its next turn.
+Positions add up along nested calls and turns.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ from smp_tf.partition.graph_editor import GraphEditor
 from smp_tf.partition.op_graph import SEED, Node, OpGraph, Tensor, TensorType
 
 _SEED_TYPE = TensorType("int64", (2,))
-
-#: Multiplier that spreads running numbers over 62 bits (the golden ratio, as in SplitMix64).
-_SPREAD = 0x1E3779B97F4A7C15
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
 _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
@@ -110,9 +108,21 @@ def _stateless_definition(old: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
     return made
 
 
-def _offset_and_sum(name: str, number: int) -> tuple[node_def_pb2.NodeDef, node_def_pb2.NodeDef]:
-    """The constant `[number, 0]`, spread out, and the addition of a seed to it; inputs are left to the caller."""
-    offset = np.array([(number * _SPREAD) % (1 << 62), 0], np.int64)
+def _position(function: int, number: int) -> int:
+    """A running number within a function, scattered over 62 bits by SplitMix64.
+
+    Positions add up along nested calls. Were they the numbers themselves, or a multiple of them, the first op in the
+    second call would draw what the second op in the first call draws.
+    """
+    mixed = (((function << 32) + number) * 0x9E3779B97F4A7C15) % (1 << 64)
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % (1 << 64)
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % (1 << 64)
+    return (mixed ^ (mixed >> 31)) >> 2
+
+
+def _offset_and_sum(name: str, function: int, number: int) -> tuple[node_def_pb2.NodeDef, node_def_pb2.NodeDef]:
+    """The constant `[position, 0]` and the addition of a seed to it; inputs are left to the caller."""
+    offset = np.array([_position(function, number), 0], np.int64)
     constant = node_def_pb2.NodeDef(name=f"{name}/seed_offset", op="Const")
     constant.attr["dtype"].type = types_pb2.DT_INT64
     constant.attr["value"].tensor.CopyFrom(tensor_util.make_tensor_proto(offset))
@@ -122,8 +132,8 @@ def _offset_and_sum(name: str, number: int) -> tuple[node_def_pb2.NodeDef, node_
 
 
 def _add_own_seed(editor: GraphEditor, node: Node, seed: Tensor, number: int) -> Tensor:
-    """Add `seed + [number, 0]` for one op that draws and give its tensor."""
-    constant, add = _offset_and_sum(node.name, number)
+    """Add `seed + [position, 0]` for one op that draws and give its tensor."""
+    constant, add = _offset_and_sum(node.name, 0, number)
 
     def made(definition: node_def_pb2.NodeDef, inputs: tuple[Tensor, ...]) -> Node:
         return Node(
@@ -195,7 +205,7 @@ class _Functions:
         definition.attr["T" if is_loop else "Tin"].list.type.append(types_pb2.DT_INT64)
         if is_loop and definition.attr["output_shapes"].list.shape:
             definition.attr["output_shapes"].list.shape.add().dim.add().size = 2
-        for key in list(definition.attr):
+        for key in sorted(definition.attr):
             attribute = definition.attr[key]
             names = [attribute.func] if attribute.HasField("func") else list(attribute.list.func)
             for function in names:
@@ -208,6 +218,7 @@ class _Functions:
             return self._seeded[name, hands_on]
         new_name = f"{name}_smp_{'turn' if hands_on else 'seeded'}"
         self._seeded[name, hands_on] = new_name
+        index = len(self._seeded)  # the function's name would not do: it differs from process to process
         function = function_pb2.FunctionDef()
         function.CopyFrom(self._by_name[name])
         function.signature.name = new_name
@@ -223,12 +234,11 @@ class _Functions:
                 function.node_def.append(node)
                 continue
             number += 1
-            constant, add = _offset_and_sum(node.name, number)
+            constant, add = _offset_and_sum(node.name, index, number)
             add.input.extend([argument, f"{constant.name}:output:0"])
             function.node_def.extend([constant, add, self._seeded_node(node, f"{add.name}:z:0")])
         if hands_on:
-            constant, add = _offset_and_sum(f"{argument}_next", 0)
-            constant.attr["value"].tensor.CopyFrom(tensor_util.make_tensor_proto(np.array([0, 1 << 44], np.int64)))
+            constant, add = _offset_and_sum(f"{argument}_next", index, 0)
             add.input.extend([argument, f"{constant.name}:output:0"])
             function.node_def.extend([constant, add])
             function.signature.output_arg.append(
