@@ -1,0 +1,72 @@
+"""Sums over replicas: one Horovod operation for all tensors, and none where there is one replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from smp_tf import data_parallel
+from smp_tf.data_parallel import sum_over_replicas
+
+
+@pytest.fixture
+def reduced(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What Horovod was asked to reduce, on a rank of three replicas that all hold the same values."""
+    import horovod.tensorflow as hvd
+
+    asked: list[dict[str, Any]] = []
+
+    def grouped_allreduce(tensors: list[tf.Tensor], **kwargs: Any) -> list[tf.Tensor]:
+        asked.append({"types": [t.dtype for t in tensors], **kwargs})
+        return [t * 3 for t in tensors]
+
+    running = SimpleNamespace(
+        topology=SimpleNamespace(group_size=lambda kind: {"dp": 3}[kind.value]),
+        process_sets=SimpleNamespace(dp="the set of this stage"),
+    )
+    monkeypatch.setattr(data_parallel.runtime, "current", lambda: running)
+    monkeypatch.setattr(hvd, "grouped_allreduce", grouped_allreduce)
+    return asked
+
+
+def test_one_replica_keeps_its_tensors(init: Callable[..., None]) -> None:
+    init()
+    tensors = [tf.constant(1.0), tf.constant([2.0])]
+    assert [a is b for a, b in zip(sum_over_replicas(tensors, "gradients"), tensors, strict=True)] == [True, True]
+
+
+def test_all_tensors_are_summed_at_once_over_the_ranks_of_this_stage(reduced: list[dict[str, Any]]) -> None:
+    import horovod.tensorflow as hvd
+
+    sums = sum_over_replicas([tf.constant([1.0, 2.0]), tf.constant(5, tf.int64)], "gradients_7")
+    assert [s.numpy().tolist() for s in sums] == [[3.0, 6.0], 15]
+    assert reduced == [
+        {
+            "types": [tf.float32, tf.int64],
+            "op": hvd.Sum,
+            "name": "gradients_7",
+            "process_set": "the set of this stage",
+        }
+    ]
+
+
+def test_bfloat16_travels_as_float32(reduced: list[dict[str, Any]]) -> None:
+    (total,) = sum_over_replicas([tf.constant([1.5], tf.bfloat16)], "gradients")
+    assert reduced[0]["types"] == [tf.float32]
+    assert (total.dtype, float(total[0])) == (tf.bfloat16, 4.5)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float64])
+def test_other_types_travel_as_they_are(reduced: list[dict[str, Any]], dtype: tf.DType) -> None:
+    (total,) = sum_over_replicas([tf.constant([1.5], dtype)], "gradients")
+    assert reduced[0]["types"] == [dtype]
+    assert total.dtype == dtype
+
+
+def test_nothing_to_sum_asks_nobody(reduced: list[dict[str, Any]]) -> None:
+    assert sum_over_replicas([], "gradients") == []
+    assert reduced == []

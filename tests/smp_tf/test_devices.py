@@ -1,0 +1,117 @@
+"""A process's share of its host's threads and GPUs, and what is said about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from smp_tf import devices
+from smp_tf.config import Config
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of threads that were set; a host of 8 cores on which nobody has asked for any number."""
+    found: list[int] = []
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 0)
+    monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", found.append)
+    return found
+
+
+class TestThreads:
+    def test_one_process_keeps_tensorflow_s_choice(self, threads: list[int]) -> None:
+        assert devices.share_threads(Config(), 1) is None
+        assert threads == []
+
+    @pytest.mark.parametrize(
+        ("processes", "each", "words"),
+        [
+            (2, 4, "4 TensorFlow threads per op each"),
+            (3, 2, "2 TensorFlow threads per op each"),
+            (8, 1, "1 TensorFlow thread per op each"),
+            (20, 1, "1 TensorFlow thread per op each"),
+        ],
+    )
+    def test_several_share_the_cores_and_it_is_said(
+        self, threads: list[int], processes: int, each: int, words: str
+    ) -> None:
+        note = devices.share_threads(Config(), processes)
+        assert threads == [each]
+        assert note == f"{processes} processes share this host: {words} (set intra_op_threads to change it)."
+
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_the_configured_number_is_set_without_a_word(self, threads: list[int], processes: int) -> None:
+        assert devices.share_threads(Config(intra_op_threads=3), processes) is None
+        assert threads == [3]
+
+    def test_a_number_given_to_tensorflow_stays(self, threads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 5)
+        assert devices.share_threads(Config(), 2) is None
+        assert threads == []
+
+    def test_a_number_in_tensorflow_s_variable_stays(self, threads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "6")
+        assert devices.share_threads(Config(), 2) is None
+        assert threads == []
+
+    def test_too_late_is_said(self, threads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(number: int) -> None:
+            raise RuntimeError("Intra op parallelism cannot be modified after initialization.")
+
+        monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", refuse)
+        note = devices.share_threads(Config(), 2)
+        assert note is not None
+        assert "can no longer be set to 4. Call smp.init() first" in note
+
+
+class Host:
+    """A host with some GPUs; notes what is asked of TensorFlow."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gpus: int, in_use: bool = False) -> None:
+        self.visible: list[Any] = []
+        self.growing: list[Any] = []
+
+        def set_visible(device: Any, kind: str) -> None:
+            if in_use:
+                raise RuntimeError("Visible devices cannot be modified after being initialized")
+            self.visible.append((device, kind))
+
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [f"{kind}:{n}" for n in range(gpus)])
+        monkeypatch.setattr(tf.config, "set_visible_devices", set_visible)
+        monkeypatch.setattr(
+            tf.config.experimental, "set_memory_growth", lambda gpu, grows: self.growing.append((gpu, grows))
+        )
+
+
+class TestGpus:
+    def test_none_is_fine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch, 0)
+        assert devices.pin_gpu(0, 2) is None
+        assert host.visible == []
+
+    def test_each_process_gets_one_by_its_local_rank(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch, 4)
+        assert [devices.pin_gpu(rank, 4) for rank in range(4)] == [None] * 4
+        assert host.visible == [("GPU:0", "GPU"), ("GPU:1", "GPU"), ("GPU:2", "GPU"), ("GPU:3", "GPU")]
+        assert host.growing == []
+
+    @pytest.mark.parametrize(("gpus", "words"), [(2, "share 2 GPUs on"), (1, "share 1 GPU on")])
+    def test_more_processes_than_gpus_share_them_and_it_is_said(
+        self, monkeypatch: pytest.MonkeyPatch, gpus: int, words: str
+    ) -> None:
+        host = Host(monkeypatch, gpus)
+        note = devices.pin_gpu(3, 4)
+        assert note is not None
+        assert words in note
+        assert host.visible == [(f"GPU:{3 % gpus}", "GPU")]
+        assert host.growing == [(f"GPU:{3 % gpus}", True)]
+
+    def test_too_late_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Host(monkeypatch, 2, in_use=True)
+        note = devices.pin_gpu(0, 2)
+        assert note is not None
+        assert "used a GPU before smp.init()" in note

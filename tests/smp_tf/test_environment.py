@@ -1,0 +1,136 @@
+"""What a process must be like for smp_tf, and how each thing that is wrong is told with its fix."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+
+from smp_tf import environment
+from smp_tf.errors import EnvironmentSetupError
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment without the two variables, and a Horovod that was not started too early."""
+    # Set first, so that they are put back even where the code under test sets them.
+    for name in ("TF_USE_LEGACY_KERAS", "HOROVOD_DYNAMIC_PROCESS_SETS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(environment, "_horovod_started_without_sets", False)
+    return monkeypatch
+
+
+def fake_module(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: object) -> None:
+    module = types.ModuleType(name)
+    vars(module).update(attributes)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+class TestPrepare:
+    def test_it_sets_both_variables(self, clean: pytest.MonkeyPatch) -> None:
+        environment.prepare()
+        assert os.environ["TF_USE_LEGACY_KERAS"] == "1"
+        assert os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] == "1"
+
+    def test_the_user_s_choice_of_keras_stays(self, clean: pytest.MonkeyPatch) -> None:
+        clean.setenv("TF_USE_LEGACY_KERAS", "0")
+        environment.prepare()
+        assert os.environ["TF_USE_LEGACY_KERAS"] == "0"
+
+    @pytest.mark.parametrize(
+        ("running", "asked", "refused"), [(True, None, True), (True, "1", False), (False, None, False)]
+    )
+    def test_a_horovod_that_was_started_without_sets_is_refused_later(
+        self, clean: pytest.MonkeyPatch, running: bool, asked: str | None, refused: bool
+    ) -> None:
+        fake_module(clean, "horovod.tensorflow", is_initialized=lambda: running)
+        if asked is not None:
+            clean.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", asked)
+        environment.prepare()
+        if refused:
+            with pytest.raises(EnvironmentSetupError, match=r"`import smp_tf as smp` above `hvd\.init\(\)`"):
+                environment.require_dynamic_process_sets()
+        else:
+            environment.require_dynamic_process_sets()
+
+
+class TestKeras:
+    @pytest.mark.parametrize("value", ["1", "true", "True"])
+    def test_what_tensorflow_takes_for_true(self, clean: pytest.MonkeyPatch, value: str) -> None:
+        clean.setenv("TF_USE_LEGACY_KERAS", value)
+        fake_module(clean, "tensorflow", _tf_uses_legacy_keras=True)
+        environment.require_tf_keras()
+
+    @pytest.mark.parametrize("value", ["0", "false", "", "yes"])
+    def test_a_variable_that_asks_for_keras_3(self, clean: pytest.MonkeyPatch, value: str) -> None:
+        clean.setenv("TF_USE_LEGACY_KERAS", value)
+        with pytest.raises(EnvironmentSetupError, match=f"TF_USE_LEGACY_KERAS={value} in the environment asks"):
+            environment.require_tf_keras()
+
+    def test_a_tensorflow_that_was_imported_with_keras_3(self, clean: pytest.MonkeyPatch) -> None:
+        clean.setenv("TF_USE_LEGACY_KERAS", "1")
+        fake_module(clean, "tensorflow", _tf_uses_legacy_keras=False)
+        with pytest.raises(EnvironmentSetupError, match="`import smp_tf as smp` above `import tensorflow as tf`"):
+            environment.require_tf_keras()
+
+    def test_tensorflow_really_notes_which_keras_it_took(self) -> None:
+        import tensorflow as tf
+
+        assert tf._tf_uses_legacy_keras is True
+
+
+class TestInstalled:
+    def test_what_is_here_will_do(self) -> None:
+        assert environment.require_tensorflow().__name__ == "tensorflow"
+
+    def test_no_tensorflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "tensorflow", None)
+        with pytest.raises(EnvironmentSetupError, match="pip install tensorflow-cpu") as raised:
+            environment.require_tensorflow()
+        assert sys.executable in str(raised.value)
+
+    def test_no_tf_keras(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        fake_module(monkeypatch, "tensorflow", __version__="2.19.1", _tf_uses_legacy_keras=True)
+        monkeypatch.setitem(sys.modules, "tf_keras", None)
+        with pytest.raises(EnvironmentSetupError, match=r"pip install tf_keras~=2\.19\.0"):
+            environment.require_tensorflow()
+
+    def test_an_import_that_fails_inside_tensorflow_is_not_hidden(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "tensorflow.py").write_text("import something_that_is_not_there")
+        monkeypatch.delitem(sys.modules, "tensorflow")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        with pytest.raises(ModuleNotFoundError, match="something_that_is_not_there"):
+            environment.require_tensorflow()
+
+
+class TestVersion:
+    @pytest.mark.parametrize("version", ["2.16.0", "2.18.1", "2.21.0", "2.21.3-dev"])
+    def test_a_tested_one_is_silent(self, version: str) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            environment.check_tensorflow_version(version)
+
+    @pytest.mark.parametrize("version", ["2.15.1", "1.15.0", "2.9.0"])
+    def test_an_older_one_is_refused(self, version: str) -> None:
+        with pytest.raises(EnvironmentSetupError) as raised:
+            environment.check_tensorflow_version(version)
+        assert str(raised.value) == (
+            f"smp_tf needs TensorFlow 2.16 to 2.21; this is {version}. Install it with: "
+            "pip install 'tensorflow-cpu==2.21.*'"
+        )
+
+    @pytest.mark.parametrize("version", ["2.22.0rc0", "3.0.0"])
+    def test_a_newer_one_is_said(self, version: str) -> None:
+        with pytest.warns(UserWarning, match=f"tested with TensorFlow 2.16 to 2.21; this is {version}"):
+            environment.check_tensorflow_version(version)
+
+    def test_what_is_no_version(self) -> None:
+        with pytest.raises(EnvironmentSetupError, match=r"reads 'unknown', not major\.minor"):
+            environment.check_tensorflow_version("unknown")
