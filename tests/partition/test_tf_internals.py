@@ -1,0 +1,323 @@
+"""The private TensorFlow that this library relies on is there and does what each wrapper says.
+
+A failure here after an upgrade of TensorFlow names the piece that changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import function_pb2
+from tensorflow.python.autograph.core import config as autograph_config
+from tensorflow.python.ops import gradients_util
+
+from smp_tf.partition import tf_internals
+
+
+def ops_of(function: Callable[..., Any], *specs: tf.TensorSpec) -> list[tf.Operation]:
+    """Ops of a function, traced without AutoGraph."""
+    return list(tf.function(function, autograph=False).get_concrete_function(*specs).graph.get_operations())
+
+
+FLOATS = tf.TensorSpec([4, 8], tf.float32)
+
+
+class Notes:
+    """Notes what gradient functions are called for, and how many ops each made."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, str]] = []
+        self.outputs: list[list[str]] = []
+        self.inputs: list[list[str]] = []
+        self.made: list[list[str]] = []
+
+    @contextlib.contextmanager
+    def __call__(self, inputs: Any, outputs: Any, op_type: str, scope: str) -> Iterator[None]:
+        graph = tf_internals.current_graph()
+        start = graph.version
+        yield
+        self.found.append((op_type, scope))
+        self.inputs.append([t.op.type for t in inputs or () if t is not None])
+        self.outputs.append([t.op.type for t in outputs or () if t is not None])
+        self.made.append([op.type for op in graph.get_operations()[start:]])
+
+
+def test_gradient_functions_of_a_tape_are_watched_with_type_scope_and_tensors() -> None:
+    notes = Notes()
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with tf.name_scope("outer"), tf.name_scope("inner"):
+                y = tf.nn.relu(tf.tanh(x))
+        with tf_internals.watch_gradient_functions(notes):
+            result = tape.gradient(y, x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.sigmoid(x)
+        tape.gradient(y, x)  # not watched any more
+        return result
+
+    ops_of(step, FLOATS)
+    assert notes.found == [("Relu", "outer/inner"), ("Tanh", "outer/inner")]
+    assert notes.outputs == [["Relu"], ["Tanh"]]
+    assert notes.made == [["ReluGrad"], ["TanhGrad"]]
+
+
+def test_gradient_functions_that_tf_gradients_calls_are_watched() -> None:
+    notes = Notes()
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.name_scope("outer"):
+            y = tf.tanh(x)
+        with tf_internals.watch_gradient_functions(notes):
+            return tf.gradients(y, x)[0]
+
+    ops_of(step, FLOATS)
+    assert notes.found == [("Tanh", "outer")]
+    assert (notes.inputs, notes.outputs) == ([["Placeholder"]], [["Tanh"]])
+    assert notes.made == [["TanhGrad"]]
+
+
+def test_gradient_functions_are_not_watched_after_an_error() -> None:
+    original = gradients_util._MaybeCompile
+    notes = Notes()
+    with contextlib.suppress(KeyError), tf_internals.watch_gradient_functions(notes):
+        assert gradients_util._MaybeCompile is not original
+        raise KeyError
+    assert gradients_util._MaybeCompile is original
+    x = tf.constant(1.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.tanh(x)
+    assert tape.gradient(y, x).numpy() == pytest.approx(0.41997, abs=1e-4)
+    assert notes.found == []
+
+
+def test_symbolic_gradients_are_handed_over_with_their_sources() -> None:
+    seen: list[Any] = []
+
+    def note(compute: Callable[[], Any], sources: Any) -> Any:
+        seen.append([t.op.type for t in tf.nest.flatten(sources)])
+        results = compute()
+        seen.append([t.op.type for t in results])
+        return results
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf_internals.watch_symbolic_gradients(note):
+            result = tf.gradients(tf.tanh(x), [x])[0]
+        tf.gradients(tf.tanh(x), [x])
+        return result
+
+    ops_of(step, FLOATS)
+    assert seen == [["Placeholder"], ["TanhGrad"]]
+
+
+def test_backward_functions_handed_to_the_tape_are_watched() -> None:
+    """Those of custom gradients, of recomputation and of calls of functions."""
+    notes = Notes()
+
+    @tf.custom_gradient
+    def custom(x: tf.Tensor) -> Any:
+        return tf.sin(x), lambda upstream: tf.cosh(upstream)
+
+    called = tf.function(lambda x: tf.tan(x), autograph=False)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf_internals.watch_recorded_operations(notes), tf.GradientTape() as tape:
+            tape.watch(x)
+            y = called(tf.recompute_grad(lambda z: tf.exp(z))(custom(x)))
+        return tape.gradient(y, x)
+
+    ops_of(step, FLOATS)
+    assert len(notes.found) >= 3
+    made = ["".join(types) for types in notes.made]
+    assert any("PartitionedCall" in types for types in made)
+    assert any("Exp" in types for types in made)
+    assert any("Cosh" in types for types in made)
+    index = next(i for i, types in enumerate(made) if "Cosh" in types)
+    assert "Placeholder" in notes.inputs[index]
+    assert set(notes.outputs[index]) == {"IdentityN"}  # which a custom gradient puts around its results
+
+
+def test_calls_of_functions_are_inlined_but_not_compiled_ones_and_those_with_attributes() -> None:
+    plain = tf.function(lambda x: tf.tanh(x))
+    compiled = tf.function(lambda x: tf.sinh(x), jit_compile=True)
+    attributed = tf.function(lambda x: tf.cosh(x), experimental_attributes={"_noinline": True})
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf_internals.inline_functions():
+            y = plain(x) + compiled(x) + attributed(x)
+        return y + plain(x)  # no longer
+
+    types = [op.type for op in ops_of(step, FLOATS)]
+    assert types.count("Tanh") == 1
+    assert "Sinh" not in types
+    assert "Cosh" not in types
+    assert sum("PartitionedCall" in t for t in types) == 3
+
+
+def test_an_inlined_functions_python_control_flow_is_converted_unless_it_asked_not_to_be() -> None:
+    def body(x: tf.Tensor) -> tf.Tensor:
+        return x if tf.reduce_sum(x) > 0 else -x
+
+    def step(function: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+        def calls(x: tf.Tensor) -> tf.Tensor:
+            with tf_internals.inline_functions():
+                return function(x)
+
+        return calls
+
+    assert any("If" in op.type for op in ops_of(step(tf.function(body)), FLOATS))
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        ops_of(step(tf.function(body, autograph=False)), FLOATS)
+
+
+@pytest.mark.parametrize(
+    ("op", "stateful"),
+    [
+        ("MatMul", False),
+        ("RandomUniform", True),
+        ("StatelessRandomUniform", False),
+        ("AssignVariableOp", True),
+        ("PrintV2", True),
+        ("While", True),
+        ("StatelessWhile", False),
+        ("NoSuchOpAnywhere", True),
+    ],
+)
+def test_ops_are_registered_as_stateful_or_not(op: str, stateful: bool) -> None:
+    assert tf_internals.is_stateful(op) is stateful
+
+
+def test_the_resources_an_op_reads_and_writes_are_told_apart_also_within_functions() -> None:
+    a, b = tf.Variable(1.0), tf.Variable(1.0)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        a.assign_add(1.0)
+        return tf.cond(x > 0, lambda: a.read_value(), lambda: b.assign(2.0))
+
+    graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([], tf.float32)).graph
+    handle = {inside.op.name: "a" if outside is a.handle else "b" for outside, inside in graph.captures}
+
+    def uses(op_type: str) -> tuple[list[str], list[str]]:
+        op = next(op for op in graph.get_operations() if op.type == op_type)
+        reads, writes = tf_internals.resource_uses(op)
+        return [handle[t.op.name] for t in reads], [handle[t.op.name] for t in writes]
+
+    assert uses("AssignAddVariableOp") == ([], ["a"])
+    assert uses("If") == (["a"], ["b"])
+
+
+def test_a_tensor_from_outside_is_captured_once() -> None:
+    outside = tf.Variable([1.0, 2.0]).handle
+    seen: list[tf.Tensor] = []
+
+    def step() -> tf.Tensor:
+        graph = tf_internals.current_graph()
+        seen.extend(tf_internals.capture(graph, outside) for _ in range(2))
+        return tf.raw_ops.ReadVariableOp(resource=seen[0], dtype=tf.float32) * 2.0
+
+    function = tf.function(step, autograph=False).get_concrete_function()
+    assert seen[0] is seen[1]
+    assert seen[0].op.type == "Placeholder"
+    assert [t is outside for t in function.graph.external_captures] == [True]
+    assert function().numpy().tolist() == [2.0, 4.0]
+
+
+def test_the_current_graph_is_that_of_the_function_being_traced_and_counts_its_ops() -> None:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        graph = tf_internals.current_graph()
+        assert graph is x.graph
+        before = graph.version
+        y = tf.tanh(x) + 1.0
+        # Spans are written down as numbers of ops.
+        assert graph.version == before + 3
+        assert [op.type for op in graph.get_operations()[before:]] == ["Tanh", "Const", "AddV2"]
+        return y
+
+    ops_of(step, FLOATS)
+
+
+def test_python_control_flow_is_converted_within_a_function_that_does_not_convert() -> None:
+    def body(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(3):
+            if tf.reduce_sum(x) > 0:
+                x = tf.tanh(x)
+        return x
+
+    assert any("While" in op.type for op in ops_of(tf_internals.autograph_convert(body), FLOATS))
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        ops_of(body, FLOATS)
+
+
+def test_a_module_left_unconverted_is_called_as_it_is() -> None:
+    module = ModuleType("left_unconverted_by_test")
+    exec("def absolute(x):\n    return x if x > 0 else -x", module.__dict__)
+    rules = autograph_config.CONVERSION_RULES
+    try:
+        tf_internals.leave_unconverted("left_unconverted_by_test")
+        once = autograph_config.CONVERSION_RULES
+        assert len(once) == len(rules) + 1
+        tf_internals.leave_unconverted("left_unconverted_by_test")
+        assert autograph_config.CONVERSION_RULES is once
+        with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+            ops_of(tf_internals.autograph_convert(lambda x: module.absolute(x)), tf.TensorSpec([], tf.float32))
+    finally:
+        autograph_config.CONVERSION_RULES = rules
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_an_independent_op_gets_no_automatic_control_dependencies_but_still_runs(independent: bool) -> None:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        tf.raw_ops.PrintV2(input="a")
+        second = tf.raw_ops.PrintV2(input="b")
+        third = tf.raw_ops.PrintV2(input="c")
+        if independent:
+            tf_internals.run_independently(second)
+        assert third.type == "PrintV2"
+        return x
+
+    graph = tf.function(step, autograph=False).get_concrete_function(FLOATS).graph
+    first, second, third = (op for op in graph.get_operations() if op.type == "PrintV2")
+    assert (first in second.control_inputs) is not independent
+    assert (second in third.control_inputs) is not independent
+    assert second in graph.control_outputs
+
+
+def test_independence_needs_no_manager() -> None:
+    """A graph without automatic control dependencies has none."""
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        tf_internals.run_independently(tf.raw_ops.PrintV2(input="a"))
+        return x
+
+    function = tf.function(step, autograph=False, experimental_attributes={"_disable_acd": True})
+    assert function.get_concrete_function(FLOATS).graph.experimental_acd_manager is None
+
+
+def test_a_function_written_by_hand_can_be_called_after_it_was_registered() -> None:
+    original = tf.function(lambda x: x * 3.0, autograph=False).get_concrete_function(tf.TensorSpec([], tf.float32))
+    definition = function_pb2.FunctionDef()
+    definition.CopyFrom(original.function_def)
+    definition.signature.name = "smp_test_registered_by_hand"
+
+    @tf.function(autograph=False)
+    def call(x: tf.Tensor) -> tf.Tensor:
+        written = tf.compat.v1.GraphDef()
+        written.versions.CopyFrom(original.graph.as_graph_def().versions)
+        written.library.function.append(definition)
+        node = written.node.add(name="call", op="PartitionedCall", input=["x:0"])
+        node.attr["Tin"].list.type.append(1)
+        node.attr["Tout"].list.type.append(1)
+        node.attr["f"].func.name = definition.signature.name
+        return tf.graph_util.import_graph_def(written, {"x:0": x}, ["call:0"], name="")[0]
+
+    tf_internals.register_function(definition)
+    tf_internals.register_function(definition)  # again, which changes nothing
+    assert call(tf.constant(2.0)).numpy() == 6.0
