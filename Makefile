@@ -34,7 +34,7 @@ test-quick: setup ## Run the unit tests, under 3 minutes
 	$(PYTEST) -m "not distributed and not large" $(TESTS) $(ARGS)
 
 test-all: setup ## Run all tests, the whole grid of models and settings included
-	$(PYTEST) --full $(TESTS) $(ARGS)
+	$(PYTEST) --full --results=tests/distributed/RESULTS.md $(TESTS) $(ARGS)
 
 # TensorFlow's oldest supported version, in an environment and a copy of the sources of its own: the
 # ops that are compiled in a source tree fit one TensorFlow only.

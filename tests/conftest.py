@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parent / "examples"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the tests marked full too (make test-all)")
+    parser.addoption("--results", type=Path, help="file for the table of all comparisons with plain Keras")
 
 
 def pytest_configure(config: pytest.Config) -> None:

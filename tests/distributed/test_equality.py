@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ import pytest
 
 from tests.distributed.conftest import LaunchedCase
 from tests.distributed.harness import ONE_THREAD, ROOT, Case, CaseResult
+from tests.distributed.result_table import ResultTable, Row
 
 PARTITIONS, MICROBATCHES = (1, 2, 3, 4), (1, 2, 4, 8)
 SCHEDULES = ("simple", "interleaved")
@@ -131,41 +133,68 @@ def relative(difference: float, size: float, floor: float) -> float:
     return max(0.0, difference - floor) / size if size else max(0.0, difference - floor)
 
 
-def compare(setting: Setting, ranks: list[dict], reference: dict[str, np.ndarray]) -> list[str]:
-    """Returns in words how the ranks differ from the reference; empty when they agree."""
+@dataclass
+class Comparison:
+    """How the ranks of a run differ from plain Keras.
+
+    Args:
+        wrong: what is beyond the tolerances, in words.
+        losses, weights: the largest relative deviations; None where they were not compared.
+    """
+
+    wrong: list[str] = field(default_factory=list)
+    losses: float | None = None
+    weights: float | None = None
+
+    @property
+    def row(self) -> Row:
+        """The same as an entry of the table of results."""
+        return Row(self.losses, self.weights, not self.wrong)
+
+
+def compare(setting: Setting, ranks: list[dict], reference: dict[str, np.ndarray]) -> Comparison:
+    """Compares losses, predictions, and the weights put together from all ranks."""
     from tests.distributed.models import MODELS as ZOO
     from tests.distributed.models import STEPS
 
     entry = ZOO[setting.model]
     tolerance = entry.loose or {"float64": 1e-9, "float32": 1e-5}[entry.floatx]
-    wrong = []
+    found = Comparison(losses=0.0)
     for index, rank in enumerate(ranks):
         losses = np.abs(rank["losses"] - reference["losses"]) / np.abs(reference["losses"])
+        found.losses = max(found.losses, float(losses.max()))
         if not losses.max() <= tolerance:
-            wrong.append(f"losses of rank {index}: {rank['losses']}, plain Keras {reference['losses']}")
+            found.wrong.append(f"losses of rank {index}: {rank['losses']}, plain Keras {reference['losses']}")
         if rank["iterations"] != STEPS:
-            wrong.append(f"optimizer.iterations of rank {index} is {rank['iterations']}")
+            found.wrong.append(f"optimizer.iterations of rank {index} is {rank['iterations']}")
         for number, values in enumerate(rank["predictions"]):
             plain = reference[f"predictions_{number}"]
             size = np.linalg.norm(plain)
             if not np.linalg.norm(values - plain) <= 10 * tolerance * size:
-                wrong.append(f"predictions {number} of rank {index} differ")
-    return wrong + (compare_weights(ranks, reference, tolerance, entry) if not wrong else [])
+                found.wrong.append(f"predictions {number} of rank {index} differ")
+    if not found.wrong:
+        compare_weights(found, ranks, reference, tolerance, entry)
+    return found
 
 
-def compare_weights(ranks: list[dict], reference: dict, tolerance: float, entry) -> list[str]:
-    """Returns how the weights, put together from all ranks, differ from the reference's."""
+def compare_weights(found: Comparison, ranks: list[dict], reference: dict, tolerance: float, entry) -> None:
+    """Compares the weights, put together from all ranks, with the reference's."""
     names = [str(name) for name in reference["names"]]
     owners: dict[int, list[int]] = {}
     for index, rank in enumerate(ranks):
         for position in rank["variables"]:
             owners.setdefault(int(position), []).append(index)
-    wrong = [f"rank {i} has {r['count']} variables" for i, r in enumerate(ranks) if r["count"] != len(names)]
+    found.wrong += [
+        f"rank {i} has {r['count']} variables, not {len(names)}"
+        for i, r in enumerate(ranks)
+        if r["count"] != len(names)
+    ]
     for position, name in enumerate(names):
         if len(owners.get(position, [])) != 1:
-            wrong.append(f"{name} is stored by ranks {owners.get(position, [])}, not by one")
-    if wrong:
-        return wrong
+            found.wrong.append(f"{name} is stored by ranks {owners.get(position, [])}, not by one")
+    if found.wrong:
+        return
+    found.weights = 0.0
     square_difference = square_size = 0.0
     for position, name in enumerate(names):
         value = ranks[owners[position][0]]["variables"][str(position)].astype(np.float64)
@@ -178,21 +207,36 @@ def compare_weights(ranks: list[dict], reference: dict, tolerance: float, entry)
             # Rounding of the values themselves, and of a gradient that is zero in truth.
             floor = 1e-12 * max(1.0, np.linalg.norm(final))
             error = relative(difference, np.linalg.norm(final - initial), floor)
+            found.weights = max(found.weights, error)
             if not error <= tolerance:
-                wrong.append(f"the change of {name} {final.shape} is off by {error:.2e}")
+                found.wrong.append(f"the change of {name} {final.shape} is off by {error:.2e}")
     if entry.floatx == "float32" and entry.weights_compared:
-        error = np.sqrt(square_difference / square_size)
-        if not error <= tolerance:
-            wrong.append(f"the weights are off by {error:.2e} of the model's norm")
-    return wrong
+        found.weights = float(np.sqrt(square_difference / square_size))
+        if not found.weights <= tolerance:
+            found.wrong.append(f"the weights are off by {found.weights:.2e} of the model's norm")
+    elif entry.floatx == "float32":
+        found.weights = None
+
+
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest) -> Iterator[ResultTable]:
+    """The table of what was compared, written when all was where `--results` asks for it."""
+    table = ResultTable(request.config.getoption("--results"))
+    yield table
+    table.write(MODELS, PARTITIONS)
 
 
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("setting", "launched"), list(grid()))
-def test_split_training_equals_one_process(setting: Setting, case_result: CaseResult, references: References) -> None:
-    ranks = case_result.values()
-    wrong = compare(setting, ranks, references.of(setting.model, setting.microbatches))
-    assert not wrong, "\n".join([f"{setting}:", *wrong])
+def test_split_training_equals_one_process(
+    setting: Setting, case_result: CaseResult, references: References, results: ResultTable
+) -> None:
+    found = Comparison(["the run did not come to its end"])
+    try:
+        found = compare(setting, case_result.values(), references.of(setting.model, setting.microbatches))
+    finally:
+        results.add(setting.model, setting.partitions, found.row)
+    assert not found.wrong, "\n".join([f"{setting}:", *found.wrong])
     assert case_result.left_behind == []
 
 
@@ -205,7 +249,7 @@ def test_a_step_called_eagerly_gives_the_same(
     setting: Setting, case_result: CaseResult, references: References
 ) -> None:
     reference = references.of(setting.model, setting.microbatches)
-    assert not compare(setting, case_result.values(), reference)
+    assert not compare(setting, case_result.values(), reference).wrong
 
 
 def test_the_default_settings_cover_all_pairs() -> None:

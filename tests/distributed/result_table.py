@@ -1,0 +1,88 @@
+"""The table of all settings that were compared with plain Keras, as a page to keep.
+
+| model | P = 1 | P = 2 | ...
+| mlp   | 8 of 8, losses 2e-16, weights 3e-12 | ...
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PACKAGES = ("tensorflow-cpu", "tf-keras", "horovod", "numpy")
+
+HEAD = """\
+# Training split over processes, compared with one plain Keras process
+
+Every model is trained for six steps on P partitions with M microbatches (M in {1, 2, 4, 8}) and both schedules
+("simple", "interleaved"), and again in one process that never imports smp_tf, from the same seeds, on the same
+microbatches. A cell says how many of the eight settings agree, and the largest relative deviation among them: of a
+step's loss, and of the six steps' change of a variable (float32 models: of all weights together). Tolerances: float64
+1e-9; float32 1e-5; mixed_bfloat16 as the model's entry in [models.py](models.py) says. Made by `make test-all`.
+"""
+
+
+@dataclass
+class Row:
+    """What one setting gave.
+
+    Args:
+        losses, weights: largest relative deviations; None where it did not run to the end.
+        agrees: whether all was within the tolerances.
+    """
+
+    losses: float | None
+    weights: float | None
+    agrees: bool
+
+
+@dataclass
+class ResultTable:
+    """Collects settings and what they gave.
+
+    Args:
+        file: where to write the page; nothing is written without.
+    """
+
+    file: Path | None
+    rows: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
+
+    def add(self, model: str, partitions: int, row: Row) -> None:
+        """Take in a setting."""
+        self.rows.setdefault((model, partitions), []).append(row)
+
+    def page(self, models: Sequence[str], partitions: Sequence[int]) -> str:
+        """The page, in Markdown."""
+        versions = {dist.metadata["Name"].lower().replace("_", "-"): dist.version for dist in _installed()}
+        known = ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)
+        lines = [HEAD, f"Python {platform.python_version()}, {known}.", ""]
+        lines.append("| model | " + " | ".join(f"P = {p}" for p in partitions) + " |")
+        lines.append("|---" * (1 + len(partitions)) + "|")
+        for model in models:
+            cells = [cell(self.rows.get((model, p), [])) for p in partitions]
+            lines.append(f"| {model} | " + " | ".join(cells) + " |")
+        return "\n".join(lines) + "\n"
+
+    def write(self, models: Sequence[str], partitions: Sequence[int]) -> None:
+        """Write the page where one is wanted."""
+        if self.file is not None:
+            self.file.write_text(self.page(models, partitions), encoding="utf-8")
+
+
+def _installed() -> list[importlib.metadata.Distribution]:
+    return list(importlib.metadata.distributions())
+
+
+def cell(rows: Sequence[Row]) -> str:
+    """One model on one number of partitions."""
+    if not rows:
+        return "not run"
+    said = f"{sum(row.agrees for row in rows)} of {len(rows)}"
+    for name in ("losses", "weights"):
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        if values:
+            said += f", {name} {max(values):.0e}" if max(values) else f", {name} equal"
+    return said

@@ -1,0 +1,28 @@
+"""The page of results that `make test-all` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.distributed.result_table import ResultTable, Row, cell
+
+
+def test_a_cell_says_how_many_agree_and_the_largest_deviations() -> None:
+    rows = [Row(0.0, 2e-13, True), Row(3.4e-16, 1e-13, True), Row(1e-3, None, False)]
+    assert cell(rows) == "2 of 3, losses 1e-03, weights 2e-13"
+    assert cell([Row(0.0, 0.0, True)]) == "1 of 1, losses equal, weights equal"
+    assert cell([Row(None, None, False)]) == "0 of 1"
+    assert cell([]) == "not run"
+
+
+def test_the_page_has_a_row_per_model_and_a_column_per_number_of_partitions(tmp_path: Path) -> None:
+    table = ResultTable(tmp_path / "page.md")
+    table.add("mlp", 2, Row(0.0, 0.0, True))
+    table.write(["mlp", "gpt"], [1, 2])
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    assert lines[-4:] == [
+        "| model | P = 1 | P = 2 |",
+        "|---|---|---|",
+        "| mlp | not run | 1 of 1, losses equal, weights equal |",
+        "| gpt | not run | not run |",
+    ]
