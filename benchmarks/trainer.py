@@ -223,6 +223,7 @@ class Split(Trainer):
             "gradients": stage.gradient_bytes,
             "slots": stage.slot_bytes,
             "stash": stage.stash_bytes,
+            "working": stage.working_bytes,
             "all": stage.stored_bytes,
         }
         return {**super().memory(), "forecast": forecast}
@@ -262,12 +263,18 @@ class Split(Trainer):
             # The stash is what the forward segment made; what comes from elsewhere is made up.
             return known[tensor] if tensor in known else anything(graph.type_of(tensor))
 
+        @tf.function
+        def clear_sums() -> None:
+            for accumulator in program.accumulators.values():
+                accumulator.clear(tf.no_op())
+
+        clear_sums()
         calls = {}
         for sweep, name in enumerate(("forward", "backward")):
             segment = program.functions[sweep]
             given = [value_of(tensor) for tensor in segment.arguments]
             given += [anything(graph.variables[v].type) for v in segment.remote_values]
-            known.update(zip(segment.segment.outputs, segment.function(*given), strict=True))
+            known.update(zip(segment.outputs, segment.function(*given), strict=True))
             calls[name] = (segment.function, given)
         return calls
 

@@ -37,6 +37,7 @@ class StageForecast:
         slot_bytes: bytes of optimizer slots.
         in_flight: microbatches whose stash it holds at once.
         stash_bytes: bytes of all of these.
+        working_bytes: bytes of what is received ahead and of tensors that live within one task only; 0 before the cut.
         time_share: its share of the compute time of all stages, 0 to 1.
         sent_forward, sent_backward: bytes per microbatch to later and to earlier stages.
         messages_forward, messages_backward: tensors per microbatch to later and to earlier stages.
@@ -49,6 +50,7 @@ class StageForecast:
     slot_bytes: int
     in_flight: int
     stash_bytes: int
+    working_bytes: int
     time_share: float
     sent_forward: int
     sent_backward: int
@@ -58,7 +60,7 @@ class StageForecast:
     @property
     def stored_bytes(self) -> int:
         """All bytes it holds at its fullest."""
-        return self.weight_bytes + self.gradient_bytes + self.slot_bytes + self.stash_bytes
+        return self.weight_bytes + self.gradient_bytes + self.slot_bytes + self.stash_bytes + self.working_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +301,7 @@ def _forecast(
             slot_bytes=int(sums["slot"][r]),
             in_flight=in_flight[r],
             stash_bytes=int(sums["stash"][r]) * in_flight[r],
+            working_bytes=0,
             time_share=round(sums["time"][r] / whole, 4),
             sent_forward=int(sent[True][r][1]),
             sent_backward=int(sent[False][r][1]),
@@ -322,7 +325,7 @@ def _reasons(
     if objective == "speed":
         heaviest = max(range(len(forecast)), key=lambda r: solution.times[r])
         weigh = [c.time_forward + c.time_backward for c in costs.units]
-        said = f"{forecast[heaviest].time_share:.0%} of the compute time"
+        said = f"takes the longest, {forecast[heaviest].time_share:.0%} of the compute time"
     else:
         heaviest = max(range(len(forecast)), key=lambda r: solution.memory[r])
         kept = forecast[heaviest].in_flight
@@ -331,11 +334,11 @@ def _reasons(
             c.weight_bytes + c.slot_bytes + sum(gradients[v] for v in c.variables) + kept * c.stash_bytes
             for c in costs.units
         ]
-        said = as_bytes(forecast[heaviest].stored_bytes)
+        said = f"stores the most, {as_bytes(forecast[heaviest].stored_bytes)}"
     inside = [unit.index for unit in units if solution.stage_of[unit.index] == heaviest]
     largest = max(inside, key=lambda u: weigh[u])
     total = sum(weigh[u] for u in inside) or 1.0
-    lines = [f"stage {heaviest} is the fullest, with {said}"]
+    lines = [f"stage {heaviest} {said}"]
     if weigh[largest] > total / 2 and len(forecast) > 1:
         what = f"{weigh[largest] / total:.0%} of its time" if objective == "speed" else as_bytes(weigh[largest])
         lines[0] += f"; {units[largest].name} alone is {what}"

@@ -39,6 +39,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
         "parameters",
         "weights\n+ slots",
         "stash\nin flight",
+        "memory\nin all",
         "time",
         "sent\nper microbatch",
     ):
@@ -51,6 +52,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
             f"{row.parameters:,}",
             f"{as_bytes(row.weight_bytes)}\n+ {as_bytes(row.slot_bytes)}",
             f"{as_bytes(row.stash_bytes)}\n{row.in_flight} ×",
+            as_bytes(row.stored_bytes),
             f"{row.time_share:.0%}",
             _sent(row.sent_forward, row.sent_backward),
         )

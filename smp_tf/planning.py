@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from smp_tf.partition.assign import Assignment, Role, assign
 from smp_tf.partition.cost import estimate
 from smp_tf.partition.fingerprint import fingerprint
-from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.op_graph import OpGraph, Tensor
 from smp_tf.partition.plan import Plan, StageForecast, make_plan
 from smp_tf.partition.solve_chain import Chain, solve_chain
 from smp_tf.partition.split import Split, split
 from smp_tf.partition.sums import sum_before_sending
 from smp_tf.partition.units import AFTER_MODEL, Unit, build_units
+from smp_tf.partition.working_set import working_set
 from smp_tf.pipeline.schedule import in_flight
 
 
@@ -33,6 +34,7 @@ class PlacementRequest:
         schedule: name of the schedule.
         objective: "memory" or "speed".
         slots: optimizer slots per trainable variable, in sizes of the variable.
+        samples: samples of a microbatch, where the graph leaves that length open.
     """
 
     stages: int
@@ -40,6 +42,7 @@ class PlacementRequest:
     schedule: str
     objective: str
     slots: float
+    samples: int = 1
 
 
 def prune(graph: OpGraph) -> OpGraph:
@@ -78,7 +81,7 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         PlacementError: the model has too few units, or does not fit.
     """
     units = _pinned(units_of(graph), owners)
-    costs = estimate(graph, units, slots=request.slots, microbatches=request.microbatches)
+    costs = estimate(graph, units, slots=request.slots, microbatches=request.microbatches, unknown=request.samples)
     held = in_flight(request.schedule, request.stages, request.microbatches)
     solution = solve_chain(
         Chain.of([u.name for u in units], [u.stage for u in units], costs),
@@ -146,23 +149,37 @@ def cut(
     return split(assignment, local_outputs, composites)
 
 
-def with_exact_transfers(plan: Plan, done: Split) -> Plan:
-    """The plan with the stash and the transfers that its cut really has in place of the estimates."""
-    forecast = tuple(_exact(stage, row, done) for stage, row in enumerate(plan.forecast))
+def with_exact_transfers(plan: Plan, done: Split, samples: int = 1) -> Plan:
+    """The plan with the stash, transfers and working sets that its cut really has in place of the estimates.
+
+    Args:
+        plan: the plan.
+        done: the step, cut by it.
+        samples: samples of a microbatch, where the graph leaves that length open.
+    """
+    forecast = tuple(_exact(stage, row, done, samples) for stage, row in enumerate(plan.forecast))
     return dataclasses.replace(plan, forecast=forecast)
 
 
-def _exact(stage: int, row: StageForecast, done: Split) -> StageForecast:
+def _exact(stage: int, row: StageForecast, done: Split, samples: int) -> StageForecast:
     graph = done.graph
+
+    def nbytes(tensors: Iterable[Tensor | None]) -> int:
+        return sum(graph.type_of(t).nbytes(samples) for t in tensors if t is not None)
+
     sent = [t for t in done.transfers if t.src_stage == stage and not t.once_per_step and t.tensor is not None]
     forward = [t for t in sent if t.dst_stage > stage]
     backward = [t for t in sent if t.dst_stage < stage]
-    stash = sum(graph.type_of(t).nbytes() for t in done.stash(stage) if not _is_weight(done.assignment, t.node))
+    received = [t.tensor for t in done.transfers if t.dst_stage == stage and not t.once_per_step]
+    stash = nbytes(t for t in done.stash(stage) if not _is_weight(done.assignment, t.node))
+    summed = [t for o in done.outputs if o.is_summed for t in o.summands or (o.tensor,)]
+    working = [working_set(graph, s, summed, samples) for (of, _), s in done.segments.items() if of == stage]
     return dataclasses.replace(
         row,
         stash_bytes=stash * row.in_flight,
-        sent_forward=sum(graph.type_of(t.tensor).nbytes() for t in forward if t.tensor is not None),
-        sent_backward=sum(graph.type_of(t.tensor).nbytes() for t in backward if t.tensor is not None),
+        working_bytes=nbytes(received) + max(working, default=0),
+        sent_forward=nbytes(t.tensor for t in forward),
+        sent_backward=nbytes(t.tensor for t in backward),
         messages_forward=len(forward),
         messages_backward=len(backward),
     )

@@ -165,10 +165,8 @@ class Step:
         )
         batch = static_batch_size(planned)
         microbatches = self._microbatches(batch, config.microbatches)
-        size = None
-        if batch is not None:
-            sizes = sizes_of(batch, microbatches)
-            size = sizes[0] if len(set(sizes)) == 1 else None
+        sizes = sizes_of(batch, microbatches) if batch is not None else ()
+        size = sizes[0] if len(set(sizes)) == 1 else None
 
         step_traces: list[_StepTrace] = []
 
@@ -214,7 +212,8 @@ class Step:
             self._run_hooks()
             body = autograph_convert(self._function) if self._options.autograph else self._function
             return UnsplitProgram(traced, lowered, lambda given: self._call(body, arguments.structure, given))
-        request = planning.PlacementRequest(stages, microbatches, config.pipeline, config.optimize, slots=2.0)
+        samples = max(sizes, default=1)
+        request = planning.PlacementRequest(stages, microbatches, config.pipeline, config.optimize, 2.0, samples)
         proposed = planning.propose(graph, request, _owners_decided(lowered))
         with tf.init_scope():
             plan, number = agree_on_plan(self.name, _described(planned), proposed, graph)
@@ -225,7 +224,7 @@ class Step:
             _composites(lowered.results),
         )
         if any(model._smp_store.is_new for model in models):
-            show_plan(planning.with_exact_transfers(plan, cut))
+            show_plan(planning.with_exact_transfers(plan, cut, samples))
         stage = running.topology.mp_rank
         _settle(models, lowered, cut.assignment.owners, stage, running.seed)
         ranks = running.topology.members(CommGroup.PP_GROUP)

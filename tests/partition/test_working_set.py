@@ -1,0 +1,64 @@
+"""The bytes a segment has in flight while it runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from smp_tf.partition.op_graph import OpGraph, Tensor
+from smp_tf.partition.split import Segment
+from smp_tf.partition.working_set import working_set
+from tests.partition.op_graph_builder import GraphBuilder
+
+KIB = 256  # floats
+
+
+def segment(graph: OpGraph, *nodes: Tensor, outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...] = ()) -> Segment:
+    numbers = tuple(t.node for t in nodes)
+    return Segment(0, 0, numbers, (), inputs, (), outputs, False)
+
+
+def test_a_tensor_is_there_until_its_last_reader_has_run() -> None:
+    b = GraphBuilder()
+    x = b.argument((KIB,))
+    first = b.add("Tanh", x, shape=(KIB,))
+    second = b.add("Tile", first, shape=(2 * KIB,))
+    third = b.add("Sum", first, second, shape=(KIB,))
+    last = b.add("Exp", third, shape=(KIB,))
+    graph = b.graph(last)
+    # first 1, second 2 and third 1 are there together; then only third and last.
+    assert working_set(graph, segment(graph, first, second, third, last, outputs=(last,))) == 4 * 1024
+
+
+def test_outputs_stay_to_the_end_unless_they_are_added_to_a_sum() -> None:
+    b = GraphBuilder()
+    x = b.argument((KIB,))
+    gradients = [b.add("Square", x, shape=(KIB,)) for _ in range(5)]
+    graph = b.graph(*gradients)
+    cut = segment(graph, *gradients, outputs=tuple(gradients))
+    assert working_set(graph, cut) == 5 * 1024
+    assert working_set(graph, cut, summed=gradients) == 1024
+    assert working_set(graph, cut, summed=gradients[:3]) == 2 * 1024 + 0 * 1024
+
+
+def test_what_lies_in_memory_that_is_there_anyway_counts_nothing() -> None:
+    b = GraphBuilder()
+    handle = b.variable("w", (KIB, KIB))
+    x = b.argument((KIB,))
+    weight = b.read(handle)
+    constant = b.add("Const", shape=(KIB,))
+    view = b.add("Reshape", x, constant, shape=(KIB, 1))
+    made = b.add("Exp", view, shape=(KIB, 1))
+    other = b.add("Identity", made, shape=(KIB, 1))
+    last = b.add("Square", other, shape=(KIB, 1))
+    graph = b.graph(last)
+    # A view of what was given is nobody's; a view of what was made keeps it until the view's last reader.
+    assert working_set(graph, segment(graph, weight, constant, view, outputs=(view,))) == 0
+    assert working_set(graph, segment(graph, weight, constant, view, made, other, last, outputs=(last,))) == 2 * 1024
+
+
+@pytest.mark.parametrize(("samples", "expected"), [(1, 32), (16, 512)])
+def test_open_lengths_are_samples(samples: int, expected: int) -> None:
+    b = GraphBuilder()
+    made = b.add("Exp", b.argument((None, 8)), shape=(None, 8))
+    graph = b.graph(made)
+    assert working_set(graph, segment(graph, made, outputs=(made,)), unknown=samples) == expected
