@@ -116,7 +116,10 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
     def build(self, input_shape: Any) -> None:
         """Make the variables for inputs of a shape, without storage; as `tf_keras.Model.build`."""
         with self._without_storage():
-            super().build(input_shape)
+            self._build(input_shape)
+
+    def _build(self, input_shape: Any) -> None:
+        super().build(input_shape)
 
     @contextlib.contextmanager
     def _without_storage(self) -> Iterator[None]:
@@ -190,6 +193,12 @@ class WrappedModel(DistributedModel):
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         # Keras gives these to every model that takes `**kwargs`, as `call` below does.
         self._not_taken = set() if takes_all else {"training", "mask"} - {parameter.name for parameter in parameters}
+
+    def _build(self, input_shape: Any) -> None:
+        # Keras's way is to call `call` on placeholders, which it refuses for one that takes any arguments.
+        if not self.wrapped.built:
+            self.wrapped.build(input_shape)
+        self.built = True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped model."""
