@@ -46,6 +46,8 @@ def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
             f"save_model writes a SavedModel, a folder. Received: path={path!r}. Leave out the file extension; "
             f"tf_keras.models.load_model(path) reads the folder."
         )
+    if not model.built:
+        raise StepError(f"Model {model.name!r} has not run a step yet, so there is nothing to save.")
     running = runtime.current()
     weights = list(model.variables)
     owners = [_owner(model, variable) for variable in weights]

@@ -1,0 +1,206 @@
+"""A saved model is whole, has the weights of now, and is a plain Keras model when it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+import smp_tf as smp
+from smp_tf import saving
+from smp_tf.errors import StepError
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10.0
+
+
+@pytest.fixture(autouse=True)
+def _initialised(init: Callable[..., None]) -> None:
+    init(microbatches=2)
+
+
+class Net(smp.DistributedModel):
+    def __init__(self) -> None:
+        super().__init__(name="net")
+        self.hidden = layers.Dense(4, activation="tanh")
+        self.normal = layers.BatchNormalization()
+        self.drop = layers.Dropout(0.5)
+        self.head = layers.Dense(2)
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return self.head(self.drop(self.normal(self.hidden(x), training=training), training=training))
+
+
+def functional() -> tf_keras.Model:
+    inputs = layers.Input((3,))
+    hidden = layers.Dense(4, activation="tanh")(inputs)
+    return tf_keras.Model(inputs, layers.Concatenate()([hidden, layers.Dense(2)(hidden)]), name="net")
+
+
+def sequential() -> tf_keras.Model:
+    return tf_keras.Sequential([layers.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(2)], name="net")
+
+
+FORMS = {
+    "subclass": Net,
+    "functional builder": lambda: smp.DistributedModel(functional),
+    "functional": lambda: smp.DistributedModel(functional()),
+    "sequential builder": lambda: smp.DistributedModel(sequential),
+}
+
+
+def prediction_of(model: smp.DistributedModel) -> np.ndarray:
+    @smp.step
+    def predict(x: tf.Tensor) -> tf.Tensor:
+        return model(x, training=False)
+
+    return predict(X).concat().numpy()
+
+
+def train(model: smp.DistributedModel) -> None:
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    optimizer = tf_keras.optimizers.SGD(0.5)
+    optimizer.apply_gradients(zip([g.accumulate() for g in step(X)], model.trainable_variables, strict=True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_loaded_model_says_what_the_trained_one_says(form: str, tmp_path: Path) -> None:
+    model = FORMS[form]()
+    train(model)
+    expected = prediction_of(model)
+    model.save_model(tmp_path / "saved")
+    loaded = tf_keras.models.load_model(tmp_path / "saved")
+    assert not isinstance(loaded, smp.DistributedModel)
+    assert loaded(X, training=False).numpy() == pytest.approx(expected, abs=1e-6)
+    for ours, theirs in zip(model.variables, loaded.variables, strict=True):
+        assert ours.numpy().tolist() == theirs.numpy().tolist(), ours.name
+
+
+def test_a_loaded_functional_model_is_one_and_can_be_trained(tmp_path: Path) -> None:
+    model = smp.DistributedModel(functional)
+    prediction_of(model)
+    model.save_model(tmp_path / "saved")
+    loaded = tf_keras.models.load_model(tmp_path / "saved")
+    assert [type(layer).__name__ for layer in loaded.layers] == ["InputLayer", "Dense", "Dense", "Concatenate"]
+    loaded.compile("sgd", "mse")
+    before = loaded.get_weights()[0]
+    loaded.fit(X, np.ones([4, 6], np.float32), epochs=1, verbose=0)
+    assert not np.array_equal(loaded.get_weights()[0], before)
+
+
+def test_the_values_are_in_the_folder_and_nothing_else_is_left(tmp_path: Path) -> None:
+    model = Net()
+    train(model)
+    model.save_model(tmp_path / "saved")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    files = sorted(path.name for path in (tmp_path / "saved" / "variables").iterdir())
+    assert files[-1] == "variables.index"
+    assert not any("-part-" in name for name in files)
+    stored = tf.train.list_variables(str(tmp_path / "saved" / "variables" / "variables"))
+    assert sorted(shape for name, shape in stored if "_CHECKPOINTABLE" not in name) == sorted(
+        v.shape.as_list() for v in model.variables
+    )
+
+
+def test_saving_again_replaces_the_earlier_model(tmp_path: Path) -> None:
+    model = smp.DistributedModel(functional)
+    prediction_of(model)
+    model.save_model(tmp_path / "saved")
+    (tmp_path / "saved" / "of_the_earlier_one").touch()
+    train(model)
+    model.save_model(str(tmp_path / "saved"))
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    assert not (tmp_path / "saved" / "of_the_earlier_one").exists()
+    loaded = tf_keras.models.load_model(tmp_path / "saved")
+    assert loaded(X).numpy() == pytest.approx(prediction_of(model), abs=1e-6)
+
+
+def test_an_error_while_saving_leaves_the_earlier_model_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = smp.DistributedModel(functional)
+    before = prediction_of(model)
+    model.save_model(tmp_path / "saved")
+    train(model)
+
+    def full(*args: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(saving, "_write_values", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        model.save_model(tmp_path / "saved")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    assert tf_keras.models.load_model(tmp_path / "saved")(X).numpy() == pytest.approx(before, abs=1e-6)
+    with pytest.raises(StepError, match="called outside a step"):
+        model(X)
+
+
+def test_weights_of_other_types_and_shapes_keep_their_bits(tmp_path: Path) -> None:
+    class Odd(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = layers.Dense(3, kernel_initializer="identity")
+            self.half = self.add_weight("half", (2, 0), dtype=tf.float16)
+            self.scalar = self.add_weight("scalar", (), dtype=tf.int64, initializer="ones", trainable=False)
+            self.brain = self.add_weight("brain", (3,), dtype=tf.bfloat16, initializer="ones")
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.dense(x) + tf.cast(self.brain, tf.float32) * tf.cast(self.scalar, tf.float32)
+
+    model = Odd()
+
+    @smp.step
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return model(x)
+
+    step(X)
+    model.brain.assign(tf.constant([1.5, -2.0, 0.25], tf.bfloat16))
+    model.save_model(tmp_path / "saved")
+    loaded = tf_keras.models.load_model(tmp_path / "saved")
+    found = {v.name: v for v in loaded.variables}
+    assert (found["half:0"].dtype, found["half:0"].shape) == (tf.float16, (2, 0))
+    assert (found["scalar:0"].dtype, int(found["scalar:0"])) == (tf.int64, 1)
+    assert found["brain:0"].dtype == tf.bfloat16
+    assert [float(v) for v in found["brain:0"].numpy()] == [1.5, -2.0, 0.25]
+
+
+@pytest.mark.parametrize(
+    "variable", [tf.Variable([1.5, 2.5]), tf.Variable(3, dtype=tf.int64), tf.Variable(tf.zeros([2, 0]))]
+)
+def test_bytes_sent_become_the_value_again(variable: tf.Variable) -> None:
+    sent = saving._as_bytes(variable)
+    assert sent.dtype == np.uint8
+    again = saving._from_bytes(memoryview(sent.tobytes()), variable)
+    assert (again.dtype, again.shape) == (variable.dtype, variable.shape)
+    assert again.numpy().tolist() == variable.numpy().tolist()
+
+
+class TestRefused:
+    @pytest.mark.parametrize("name", ["net.keras", "net.h5", "net.hdf5"])
+    def test_formats_it_does_not_write(self, name: str, tmp_path: Path) -> None:
+        with pytest.raises(StepError, match="save_model writes a SavedModel, a folder") as raised:
+            Net().save_model(tmp_path / name)
+        assert f"path='{tmp_path / name}'. Leave out the file extension" in str(raised.value)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_model_that_has_not_run_a_step(self, tmp_path: Path) -> None:
+        model = Net()
+        model.build((None, 3))
+        with pytest.raises(StepError, match="'net' has not run a step yet, so its variable 'dense/kernel:0' has no"):
+            model.save_model(tmp_path / "saved")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_model_that_was_not_even_built(self, tmp_path: Path) -> None:
+        with pytest.raises(StepError, match="Model 'net' has not run a step yet, so there is nothing to save"):
+            Net().save_model(tmp_path / "saved")
+        assert list(tmp_path.iterdir()) == []
