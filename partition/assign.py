@@ -196,9 +196,22 @@ class _Assigner:
         placed = [(p.stage, p.sweep) for p in inputs if p.role is Role.HOME and p.stage is not None]
         if not placed:
             return min(first_user.get(number, self.stages - 1), self.stages - 1)
+        if after and not node.backward:
+            largest = self._largest_gradients(node)
+            if largest:
+                return min(largest)
         latest = max(sweep for _, sweep in placed)
         in_latest = [stage for stage, sweep in placed if sweep == latest]
         return min(in_latest) if latest % 2 else max(in_latest)
+
+    def _largest_gradients(self, node: Node) -> list[int]:
+        """Stages of the largest inputs that follow from gradients: an op goes to a gradient, numbers come to it."""
+        found: dict[int, list[int]] = {}
+        for tensor in node.inputs:
+            place = self.places[tensor.node]
+            if place.role is Role.HOME and place.stage is not None and place.sweep > 0:
+                found.setdefault(self.graph.type_of(tensor).nbytes(), []).append(place.stage)
+        return found[max(found)] if found else []
 
     def _sweep(self, node: Node, stage: int, inputs: list[Place], after: bool) -> int:
         sweep = 1 if after else 0

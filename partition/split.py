@@ -189,6 +189,7 @@ class _Splitter:
         self.local_outputs = local_outputs
         self.composites = composites
         self.replicated_sweep = assignment.replicated_sweep
+        self.variable_of_gradient = {t: g.variable for g in self.graph.gradients for t in g.tensors}
         # Per segment: the nodes it runs itself, and the tensors it takes from elsewhere.
         self.members: dict[tuple[int, int], set[int]] = defaultdict(set)
         self.taken: dict[tuple[int, int], dict[Tensor, None]] = defaultdict(dict)
@@ -288,20 +289,39 @@ class _Splitter:
 
         None where it cannot be told: the value was computed from no gradient of a variable, or from those of several.
         """
-        variable_of = {t: g.variable for g in self.graph.gradients for t in g.tensors}
+        found = self._variables_behind(output.tensor)
+        if len(found) != 1 and self._is_changed_gradient(output.tensor):
+            found = self._variables_behind(output.tensor, of_one_type=True)
+        return self.assignment.owners[min(found)] if len(found) == 1 else None
+
+    def _is_changed_gradient(self, tensor: Tensor) -> bool:
+        """Whether a value is one variable's gradient times, or plus, numbers: as clipping by a norm gives it.
+
+        Those numbers may come from gradients of other stages; the value is nevertheless of use to one stage only.
+        """
+        return bool(self.graph.type_of(tensor).shape) and len(self._variables_behind(tensor, of_one_type=True)) == 1
+
+    def _variables_behind(self, tensor: Tensor, of_one_type: bool = False) -> set[int]:
+        """Variables from whose gradients a value was computed.
+
+        Args:
+            tensor: the value.
+            of_one_type: only through tensors of its own type and shape.
+        """
+        kind = self.graph.type_of(tensor)
         found: set[int] = set()
         seen: set[Tensor] = set()
-        stack = [output.tensor]
+        stack = [tensor]
         while stack:
             tensor = stack.pop()
-            if tensor in seen:
+            if tensor in seen or (of_one_type and self.graph.type_of(tensor) != kind):
                 continue
             seen.add(tensor)
-            if tensor in variable_of:
-                found.add(variable_of[tensor])
+            if tensor in self.variable_of_gradient:
+                found.add(self.variable_of_gradient[tensor])
             elif not self.graph.nodes[tensor.node].backward:
                 stack.extend(t for t in self.graph.nodes[tensor.node].inputs if self.places[t.node].sweep > 0)
-        return self.assignment.owners[found.pop()] if len(found) == 1 else None
+        return found
 
     def _plan_output(self, index: int, tensor: Tensor) -> StepOutputPlan:
         place = self.places[tensor.node]
@@ -310,7 +330,8 @@ class _Splitter:
             return StepOutputPlan(tensor, Delivery.MADE_BY_ALL, None, False)
         gradient_stages = self._gradient_stages(tensor.node)
         is_gradient = bool(gradient_stages)
-        local = index in self.local_outputs or (is_gradient and (node.backward or len(gradient_stages) == 1))
+        of_one_stage = node.backward or len(gradient_stages) == 1 or self._is_changed_gradient(tensor)
+        local = index in self.local_outputs or (is_gradient and of_one_stage)
         delivery = Delivery.LOCAL if local else Delivery.SENT_TO_ALL
         kind = self.graph.type_of(tensor)
         if delivery is Delivery.SENT_TO_ALL and self.assignment.stages > 1 and kind.dtype in UNSENDABLE_DTYPES:

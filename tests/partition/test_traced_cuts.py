@@ -318,6 +318,51 @@ def test_of_a_norm_over_all_gradients_only_scalars_cross() -> None:
     assert [o.delivery for o in split.outputs] == [Delivery.SENT_TO_ALL] * 2 + [Delivery.LOCAL] * 6
 
 
+def test_of_gradients_clipped_by_their_norm_only_scalars_cross_and_each_stays_with_its_owner() -> None:
+    """Bug: they went to the stage that made the norm, and from there to all."""
+    model = chain(3)
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = squared_error(y, model(x))
+        clipped, norm = tf.clip_by_global_norm(tape.gradient(loss, model.trainable_variables), 1.0)
+        return loss, clipped, norm
+
+    split = cut(step_graph(step, FLOATS, FLOATS, models=[model]), {f"net/dense_{i}": i for i in range(3)})
+    of_the_chain = [line for line in without_loss(split) if "Relu:0" in line or "MatMul:0" in line]
+    assert len(of_the_chain) == 4
+    assert [line for line in without_loss(split) if line not in of_the_chain] == [
+        "1.1 -> 0.1 global_norm/L2Loss_2:0 []",
+        "1.1 -> 0.1 global_norm/L2Loss_3:0 []",
+        "2.1 -> 0.1 global_norm/L2Loss_4:0 []",
+        "2.1 -> 0.1 global_norm/L2Loss_5:0 []",
+        "0.1 -> 1.- global_norm/global_norm:0 []",
+        "0.1 -> 2.- global_norm/global_norm:0 []",
+        "0.1 -> 1.2 clip_by_global_norm/add:0 []",
+        "0.1 -> 2.2 clip_by_global_norm/add:0 []",
+    ]
+    assert [(o.delivery, o.stage, o.is_summed) for o in split.outputs[1:7]] == [
+        (Delivery.LOCAL, stage, True) for stage in (0, 0, 1, 1, 2, 2)
+    ]
+    assert split.outputs[7].delivery is Delivery.SENT_TO_ALL
+
+
+def test_a_clipped_gradient_of_a_tied_weight_goes_to_its_owner_once_per_step() -> None:
+    model = Tied()
+    model(tf.zeros([4, 6], tf.int32))
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(y, model(x))
+        return loss, tf.clip_by_global_norm(tape.gradient(loss, model.trainable_variables), 1.0)[0]
+
+    graph = step_graph(step, TOKENS, TOKENS, models=[model])
+    split = cut(graph, ON_THREE, owners={"net/table/embeddings": 2})
+    assert [o.stage for o in split.outputs] == [2, 2, 1, 1]
+    sums = [line for line in transfer_table(split) if "sum of" in line]
+    assert sums == ["0.1 -> 2.- sum of clip_by_global_norm/clip_by_global_norm/_0:0 [20, 8]"]
+
+
 def test_arguments_masks_and_constants_are_made_where_they_are_read() -> None:
     """The last stage makes the mask of the tokens itself."""
 
