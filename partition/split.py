@@ -447,11 +447,11 @@ class _Splitter:
             source, src_sweep = self._home(tensor) if sent is None else self._made_at(sent)
             found.append(Transfer(len(found), tensor, None, source, src_sweep, stage, first))
         # A gradient that the step returns twice is sent once.
-        for summand, stage in dict.fromkeys((t, o.stage) for o in outputs for t in o.summands):
-            source, sweep = self._home(summand)
-            if source != stage:
-                assert stage is not None
-                found.append(Transfer(len(found), summand, None, source, sweep, stage, None, is_sum=True))
+        for summand, target in dict.fromkeys((t, o.stage) for o in outputs for t in o.summands):
+            source, sweep_made = self._home(summand)
+            if source != target:
+                assert target is not None
+                found.append(Transfer(len(found), summand, None, source, sweep_made, target, None, is_sum=True))
         needed: dict[tuple[int, int], int] = {}
         for (stage, sweep), variables in sorted(self.remote.items(), key=lambda item: (item[0][1], item[0][0])):
             for variable in sorted(variables):

@@ -359,6 +359,16 @@ def test_a_cut_through_what_cannot_leave_its_process_is_refused(dtype: str) -> N
     assert cut(graph, {"net/a": 0, "net/b": 0}).transfers == ()
 
 
+def test_what_cannot_leave_its_process_may_be_kept_for_backward() -> None:
+    b, (y, z), calls = two_products()
+    stack = b.add("TensorListFromTensor", y, call=calls[0], dtype="variant")
+    g = b.add("Neg", z, forward_of=z)
+    back = b.add("Mul", g, stack, forward_of=stack)
+    result = cut(b.graph(back), BY_LAYER)
+    assert result.stash(0) == (stack,)
+    assert [t.tensor for t in result.transfers] == [y, g]
+
+
 def test_returning_what_cannot_leave_its_process_is_refused_unless_it_is_local() -> None:
     b, (y, _), calls = two_products()
     text = b.add("AsString", y, call=calls[0], outputs=(TensorType("string", ()),))
@@ -394,10 +404,11 @@ def test_a_read_away_from_the_owner_of_a_weight_that_the_step_writes_is_refused(
 
 def test_another_op_with_the_handle_of_another_stages_weight_is_refused() -> None:
     b, (y, z), calls = two_products()
-    w = b.variable("w")
+    own, w = b.variable("own"), b.variable("w")
     here = b.add("MatMul", y, b.read(w, calls[0]), call=calls[0])
-    called = b.add("PartitionedCall", w, z, call=calls[1], reads=(0,))
+    called = b.add("PartitionedCall", own, w, z, call=calls[1], reads=(0, 1))
     with pytest.raises(
-        PlacementError, match=r"'PartitionedCall_6' \(PartitionedCall\) on stage 1 needs the handle of 'w'"
+        PlacementError,
+        match=r"'PartitionedCall_7' \(PartitionedCall\) on stage 1 needs the handle of 'w', which stage 0",
     ):
         cut(b.graph(here, called), BY_LAYER)
