@@ -24,7 +24,7 @@ setup: ## Set everything up in .venv (does nothing when it is done)
 	@$(PYTHON) tools/setup_env.py
 
 demo: setup ## Train a split model on two processes, then load it in one without smp_tf
-	$(IN_VENV) horovodrun -np 2 python examples/digits.py
+	$(IN_VENV) horovodrun --gloo -np 2 python examples/digits.py
 	$(IN_VENV) python examples/load_digits.py
 
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)

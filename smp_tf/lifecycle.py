@@ -28,6 +28,7 @@ from smp_tf.errors import AlreadyInitializedError
 from smp_tf.failure import FailureHooks
 from smp_tf.launcher import check_world, is_launched
 from smp_tf.runtime import Runtime
+from smp_tf.step_watch import StepWatch
 from smp_tf.topology import Grid, Topology
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _GOODBYE_TIME = 2.0
 
 _at_shutdown: list[Callable[[], None]] = []
 _hooks: FailureHooks | None = None
+_watch: StepWatch | None = None
 
 
 def init(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> None:
@@ -91,8 +93,11 @@ def shutdown() -> None:
 
 def _leave(running: Runtime) -> None:
     """Says goodbye and closes the transport, in good order; also runs when Python ends."""
-    global _hooks
+    global _hooks, _watch
     atexit.unregister(_leave_at_exit)
+    if _watch is not None:
+        _watch.stop()
+        _watch = None
     if _hooks is not None:
         _hooks.remove()
         _hooks = None
@@ -211,11 +216,13 @@ def _open_transport(
 
 def _watch_over(transport: Transport | None, topology: Topology) -> None:
     """Tells the other ranks how this one ends, from here on."""
-    global _hooks
+    global _hooks, _watch
     if transport is None:
         return
     _hooks = FailureHooks(transport, topology.describe(topology.rank))
     _hooks.install()
+    _watch = StepWatch(transport, topology.describe)
+    _watch.start()
     # A crash in native code shows where it happened, in Python's terms.
     if not faulthandler.is_enabled() and sys.__stderr__ is not None:
         faulthandler.enable(file=sys.__stderr__)

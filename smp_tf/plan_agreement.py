@@ -13,6 +13,7 @@ from smp_tf.partition.fingerprint import difference, outline
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.report import render
+from smp_tf.step_watch import name_program
 
 #: Highest program number this process has used; numbers are never used twice, since messages bear them.
 _used = 0
@@ -57,6 +58,7 @@ def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph
     if len({other["fingerprint"] for other in everyone}) > 1:
         _explain_difference(step, graph)
     _used = 1 + max(other["programs"] for other in everyone)
+    name_program(_used, f"{step!r} on {_in_words(arguments)}")
     return Plan.from_json(everyone[0]["plan"]), _used
 
 

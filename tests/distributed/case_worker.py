@@ -8,6 +8,7 @@ case it calls the module's function with the case's arguments and writes what it
 traceback, as `<index>-<rank>.json` with the arrays beside it in an `.npz` file.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -61,6 +62,20 @@ def run_case(module: Any, case: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def meet_all(folder: Path, index: int) -> None:
+    """Returns when every rank has come to the end of a case.
+
+    Opening a named pipe to write waits for somebody who opens it to read, and the other way round.
+    """
+    rank, size = (int(os.environ.get(name, default)) for name, default in (("HOROVOD_RANK", 0), ("HOROVOD_SIZE", 1)))
+    for other in range(size):
+        if other != rank:
+            pipe = folder / f"{index}-{min(rank, other)}-{max(rank, other)}.pipe"
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(pipe)
+            os.close(os.open(pipe, os.O_WRONLY if rank < other else os.O_RDONLY))
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     launch = json.loads((folder / "launch.json").read_text())
@@ -84,6 +99,8 @@ def main() -> None:
             # As in any script: the other ranks are told why by smp_tf. The next cases get new
             # processes.
             raise failure
+        # Else a rank that dies in its next case would take one with it that is still in this one.
+        meet_all(folder, index)
         print(f"{END}{index}", flush=True)
 
 

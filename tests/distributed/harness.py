@@ -224,6 +224,7 @@ def launch_script(
     deadline: float = 120.0,
     on_line: Callable[[Job, Line], None] | None = None,
     launched: bool = True,
+    as_installed: bool = False,
 ) -> Outcome:
     """Runs a whole script on `size` processes and returns how it went.
 
@@ -235,6 +236,7 @@ def launch_script(
         deadline: seconds until all ranks must print their stacks and are killed.
         on_line: called for every line any rank prints; it may call `job.kill(rank, signal)`.
         launched: False runs plain `python script` in one process, without horovodrun.
+        as_installed: use the installed horovodrun, which looks for seconds what it was built with.
     """
-    job = Job(size, ROOT / path, arguments, environment or {}, deadline, on_line, launched)
+    job = Job(size, ROOT / path, arguments, environment or {}, deadline, on_line, launched, as_installed)
     return job.watch()

@@ -6,10 +6,30 @@ import re
 
 import pytest
 
-from tests.distributed.harness import launch_script
+from tests.distributed.harness import Outcome, launch_script
 
 SCRIPT = "tests/distributed/scripts/divergence.py"
 SECONDS = 30.0
+
+
+def ended(size: int, arguments: list[str]) -> Outcome:
+    """A run that must have ended with an error in time, leaving nothing behind."""
+    outcome = launch_script(size, SCRIPT, arguments, deadline=90.0)
+    assert not outcome.timed_out, outcome.report()
+    assert outcome.left_behind == [], outcome.report()
+    assert outcome.returncode != 0, outcome.report()
+    together = max(line.at for line in outcome.lines if "@@ step 2 done" in line.text)
+    for rank in range(size):
+        at = outcome.ended_at[rank]
+        assert at is not None, outcome.report()
+        assert at - together < SECONDS, outcome.report()
+    return outcome
+
+
+def last_words(outcome: Outcome, rank: int) -> str:
+    said = [text for text in outcome.output(rank).splitlines() if text.startswith("smp_tf: ")]
+    assert said, outcome.report()
+    return said[-1]
 
 
 @pytest.mark.parametrize("odd", [0, 1])
@@ -21,17 +41,20 @@ SECONDS = 30.0
     ],
 )
 def test_a_rank_that_leaves_the_common_path_is_named(mode: str, does: str, odd: int) -> None:
-    outcome = launch_script(2, SCRIPT, [mode, "--odd", str(odd)], deadline=90.0)
-    assert not outcome.timed_out, outcome.report()
-    assert outcome.left_behind == [], outcome.report()
-    assert outcome.returncode != 0, outcome.report()
-    together = max(line.at for line in outcome.lines if "@@ step 2 done" in line.text)
+    outcome = ended(2, [mode, "--odd", str(odd)])
     for rank in range(2):
-        ended = outcome.ended_at[rank]
-        assert ended is not None, outcome.report()
-        assert ended - together < SECONDS, outcome.report()
-        said = [text for text in outcome.output(rank).splitlines() if text.startswith("smp_tf: ")]
-        assert said, outcome.report()
         words = rf"Rank {odd} .*{does}, while rank {1 - odd} .*is in step \d+ and waits .*from rank {odd} "
-        assert re.search(words, said[-1]), outcome.report()
-        assert "with batches of the same shapes" in said[-1], outcome.report()
+        assert re.search(words, last_words(outcome, rank)), outcome.report()
+        assert "with batches of the same shapes" in last_words(outcome, rank), outcome.report()
+
+
+@pytest.mark.parametrize(("size", "odd"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_ranks_in_two_steps_that_both_know_are_named(size: int, odd: int) -> None:
+    outcome = ended(size, ["known", "--odd", str(odd)])
+    for rank in range(size):
+        said = last_words(outcome, rank)
+        assert "The ranks are in different steps and wait for each other" in said, outcome.report()
+        assert re.search(rf"rank {odd} \(.*?\) is in step \d+ of 'evaluate' on x: float32\(16, 8\) and waits", said), (
+            said
+        )
+        assert re.search(r"rank \d \(.*?\) is in step \d+ of 'train' on x: float32\(16, 8\) and waits", said), said

@@ -24,7 +24,8 @@ def accuracy_of(outcome: Outcome) -> float:
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     """The digits example on two processes, and the folder it saved to."""
     folder = tmp_path_factory.mktemp("digits") / "model"
-    return launch_script(2, "examples/digits.py", ["--save", str(folder)], deadline=240), folder
+    arguments = ["--save", str(folder)]
+    return launch_script(2, "examples/digits.py", arguments, deadline=240, as_installed=True), folder
 
 
 def test_digits_learns_to_read(digits: tuple[Outcome, Path]) -> None:

@@ -45,18 +45,13 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def run_setup(
-    checkout: Path, before: str = "", **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run_setup(checkout: Path, before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs the set-up program in a process of its own.
 
     `before` is Python that runs first and may change what the program sees of its interpreter.
     """
     script = str(checkout / "tools" / "setup_env.py")
-    code = (
-        f"import runpy, sys; sys.argv = [{script!r}]\n{before}\n"
-        f"runpy.run_path({script!r}, run_name='__main__')"
-    )
+    code = f"import runpy, sys; sys.argv = [{script!r}]\n{before}\nrunpy.run_path({script!r}, run_name='__main__')"
     return subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **environment},

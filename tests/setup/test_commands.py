@@ -22,18 +22,14 @@ from .conftest import program
         ("", 0, 1),
     ],
 )
-def test_continuous_integration(
-    tmp_path: Path, root: Path, printed: str, status: int, expected: int
-) -> None:
+def test_continuous_integration(tmp_path: Path, root: Path, printed: str, status: int, expected: int) -> None:
     (tmp_path / ".ci").mkdir()
     shutil.copy(root / ".ci" / "run", tmp_path / ".ci" / "run")
     (tmp_path / "bin").mkdir()
     program(tmp_path / "bin" / "make", f'echo "make $*"; echo "{printed}"; exit {status}\n')
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     command = [str(tmp_path / ".ci" / "run")]
-    done = subprocess.run(
-        command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60)
     assert done.returncode == expected
     assert done.stdout.splitlines() == ["make test", printed]
 
@@ -41,9 +37,7 @@ def test_continuous_integration(
 def commands_of(root: Path, target: str) -> str:
     """What `make target` would run."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    done = subprocess.run(
-        ["make", "--dry-run", target], cwd=root, env=env, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(["make", "--dry-run", target], cwd=root, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -59,16 +53,12 @@ def test_unit_tests_come_first(root: Path) -> None:
 def test_the_demo_is_the_documented_command(root: Path) -> None:
     lines = commands_of(root, "demo").splitlines()
     assert "tools/setup_env.py" in lines[0]
-    assert lines[1].endswith("horovodrun -np 2 python examples/digits.py")
+    assert lines[1].endswith("horovodrun --gloo -np 2 python examples/digits.py")
     assert lines[2].endswith("python examples/load_digits.py")
 
 
 def test_help_lists_every_command(root: Path) -> None:
     makefile = (root / "Makefile").read_text()
     phony = next(line for line in makefile.splitlines() if line.startswith(".PHONY:"))
-    listed = subprocess.run(
-        ["make", "help"], cwd=root, capture_output=True, text=True, check=True, timeout=60
-    ).stdout
-    assert [line.split()[0] for line in listed.splitlines() if line[:1].isalpha()] == phony.split()[
-        1:
-    ]
+    listed = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert [line.split()[0] for line in listed.splitlines() if line[:1].isalpha()] == phony.split()[1:]

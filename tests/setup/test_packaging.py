@@ -114,9 +114,7 @@ def test_the_metadata_requires_no_tensorflow(wheel: Path) -> None:
     assert {"Provides-Extra: cpu", "Provides-Extra: gpu"} <= set(lines)
 
 
-def test_an_installed_wheel_is_imported_from_anywhere(
-    wheel: Path, environment: Environment, tmp_path: Path
-) -> None:
+def test_an_installed_wheel_is_imported_from_anywhere(wheel: Path, environment: Environment, tmp_path: Path) -> None:
     environment.install(wheel)
     site = environment.site / "smp_tf"
     found = environment.imported(tmp_path)
@@ -127,9 +125,7 @@ def test_an_installed_wheel_is_imported_from_anywhere(
     assert run([environment.python, "-c", load], tmp_path).strip() != ""
 
 
-def test_in_the_repository_the_sources_come_first(
-    wheel: Path, environment: Environment, tree: Path
-) -> None:
+def test_in_the_repository_the_sources_come_first(wheel: Path, environment: Environment, tree: Path) -> None:
     environment.install(wheel)
     found = environment.imported(tree)
     assert {name: Path(file).parent for name, file in found.items()} == {
@@ -137,9 +133,7 @@ def test_in_the_repository_the_sources_come_first(
     }
 
 
-def test_an_editable_install_is_imported_from_the_sources(
-    tree: Path, environment: Environment, tmp_path: Path
-) -> None:
+def test_an_editable_install_is_imported_from_the_sources(tree: Path, environment: Environment, tmp_path: Path) -> None:
     environment.install("--editable", tree)
     found = environment.imported(tmp_path)
     assert {name: Path(file).parent for name, file in found.items()} == {
@@ -147,9 +141,7 @@ def test_an_editable_install_is_imported_from_the_sources(
     }
 
 
-def test_a_source_distribution_compiles_and_installs(
-    tree: Path, environment: Environment, tmp_path: Path
-) -> None:
+def test_a_source_distribution_compiles_and_installs(tree: Path, environment: Environment, tmp_path: Path) -> None:
     sdist = build(tree, "sdist", tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
         assert [name for name in archive.getnames() if name.endswith(".so")] == []

@@ -21,9 +21,7 @@ def too(version: str) -> str:
 def test_a_missing_compiler_is_named_with_its_package(checkout: Path, bare_path: Path) -> None:
     done = run_setup(checkout, PATH=str(bare_path))
     assert done.returncode == 1
-    assert done.stderr.strip() == (
-        "set-up failed: g++ is missing. Install: sudo apt-get install g++"
-    )
+    assert done.stderr.strip() == ("set-up failed: g++ is missing. Install: sudo apt-get install g++")
 
 
 def test_all_that_is_missing_is_named_at_once(checkout: Path, bare_path: Path) -> None:
@@ -52,9 +50,7 @@ def test_an_old_compiler(checkout: Path, bare_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "kind"), [("3, 9", "old"), ("3, 14", "new")])
-def test_a_python_that_is_not_supported(
-    checkout: Path, bare_path: Path, version: str, kind: str
-) -> None:
+def test_a_python_that_is_not_supported(checkout: Path, bare_path: Path, version: str, kind: str) -> None:
     done = run_setup(checkout, before=too(version), PATH=str(bare_path))
     assert done.returncode == 1
     name = version.replace(", ", ".")

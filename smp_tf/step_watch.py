@@ -1,0 +1,130 @@
+"""Notices that ranks are in different steps and wait for each other, which would never end.
+
+    rank 0: in a step of `train`, waits for a message of it from rank 1 ──▶
+    rank 1: in a step of `evaluate`, waits for a message of it from rank 0 ──▶ ... around to the first
+
+Each step of a circle like this could only end after the next. Within one step there is no circle: its task lists were
+checked. A rank that is slow waits for no message, so no circle leads over it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from smp_tf.errors import RankMismatchError
+
+if TYPE_CHECKING:
+    from smp_tf.ops.transport import Transport
+
+# Seconds between two looks; a circle that is seen twice is one.
+INTERVAL = 5.0
+# Seconds a message must have been waited for: longer than any message is on its way.
+STUCK = 5.0
+_ANSWER_TIME = 1.0
+_TELL_TIME = 2.0
+
+_programs: dict[int, str] = {}
+
+
+def name_program(number: int, words: str) -> None:
+    """Say which step a program number stands for, for messages."""
+    _programs[number] = words
+
+
+class StepWatch:
+    """Looks from time to time, in a thread of its own, whether this rank is stuck in a circle of steps.
+
+    Args:
+        transport: how other ranks are asked, and told.
+        describe: names a rank for messages.
+        interval: seconds between two looks.
+        stuck: seconds after which a message that has not come is not merely on its way.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        describe: Callable[[int], str],
+        interval: float = INTERVAL,
+        stuck: float = STUCK,
+    ) -> None:
+        self._transport = transport
+        self._describe = describe
+        self._interval = interval
+        self._stuck = stuck
+        self._suspect: tuple[Any, ...] | None = None
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="smp_tf step watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; the transport may be closed afterwards."""
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._interval):
+            try:
+                self.look()
+            except RankMismatchError as error:
+                self._transport.abort(str(error), timeout=_TELL_TIME, type=type(error).__name__)
+                return
+
+    def look(self) -> None:
+        """Follow who waits for whom, from this rank on.
+
+        Raises:
+            RankMismatchError: the way leads back to this rank, as it did the last time.
+        """
+        circle = self._circle()
+        seen = None if circle is None else tuple((s["rank"], s["program"], s["step"], w["label"]) for s, w in circle)
+        if seen is None or seen != self._suspect:
+            self._suspect = seen
+            return
+        assert circle is not None
+        text = "; ".join(
+            f"{self._describe(status['rank'])} is in step {status['step']} of {_named(status['program'])} and waits "
+            + (
+                f"until rank {wait['peer']} takes {wait['label']!r}"
+                if wait["is_send"]
+                else f"for {wait['label']!r} from rank {wait['peer']}"
+            )
+            for status, wait in circle
+        )
+        raise RankMismatchError(
+            f"The ranks are in different steps and wait for each other: {text}. Every rank must call the same steps "
+            f"in the same order, with batches of the same shapes."
+        )
+
+    def _circle(self) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
+        """The statuses and waits on a way from this rank back to it, over more than one program."""
+        own = self._transport.rank
+        way: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        asked: set[int] = set()
+
+        def follow(rank: int) -> bool:
+            asked.add(rank)
+            status = self._transport.ask(rank, _ANSWER_TIME)
+            if status is None or not status["in_step"]:
+                return False
+            for wait in status["waits"]:
+                if wait["program"] != status["program"] or wait["seconds"] <= self._stuck:
+                    continue
+                way.append((status, wait))
+                if wait["peer"] == own or (wait["peer"] not in asked and follow(wait["peer"])):
+                    return True
+                way.pop()
+            return False
+
+        if not follow(own) or len({status["program"] for status, _ in way}) < 2:
+            return None
+        return way
+
+
+def _named(program: int) -> str:
+    return _programs.get(program, f"program {program}")

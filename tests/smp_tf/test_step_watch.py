@@ -1,0 +1,115 @@
+"""Ranks that wait for each other in different steps are named; ranks that are slow are left alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from smp_tf import step_watch
+from smp_tf.errors import RankMismatchError
+from smp_tf.step_watch import StepWatch
+
+
+def status(rank: int, program: int, waits_for: int | None, of: int | None = None, **of_wait: Any) -> dict[str, Any]:
+    wait = {
+        "peer": waits_for,
+        "is_send": False,
+        "label": f"tensor of {program}",
+        "program": program if of is None else of,
+        "step": 7,
+        "microbatch": 0,
+        "seconds": 6.0,
+        **of_wait,
+    }
+    waits = [] if waits_for is None else [wait]
+    return {"rank": rank, "in_step": True, "program": program, "step": 7, "waits": waits}
+
+
+class World:
+    """A transport of rank 0 that answers for all ranks, and notes what it is told."""
+
+    def __init__(self, *statuses: Mapping[str, Any] | None) -> None:
+        self.rank = 0
+        self.statuses = list(statuses)
+        self.told: list[str] = []
+
+    def ask(self, rank: int, timeout: float = 1.0) -> Any:
+        return copy.deepcopy(self.statuses[rank])
+
+    def abort(self, message: str, **details: Any) -> bool:
+        self.told.append(message)
+        return True
+
+
+def watch(world: World, **options: float) -> StepWatch:
+    return StepWatch(world, "rank {}".format, **options)  # type: ignore[arg-type]
+
+
+def test_two_ranks_in_two_steps_that_wait_for_each_other_are_named() -> None:
+    step_watch.name_program(1, "'train' on x: float32(16, 8)")
+    looking = watch(World(status(0, 1, 1), status(1, 2, 0, is_send=True)))
+    looking.look()
+    with pytest.raises(RankMismatchError) as error:
+        looking.look()
+    assert str(error.value) == (
+        "The ranks are in different steps and wait for each other: rank 0 is in step 7 of 'train' on x: "
+        "float32(16, 8) and waits for 'tensor of 1' from rank 1; rank 1 is in step 7 of program 2 and waits until "
+        "rank 0 takes 'tensor of 2'. Every rank must call the same steps in the same order, with batches of the same "
+        "shapes."
+    )
+
+
+def test_a_circle_of_three_is_found() -> None:
+    looking = watch(World(status(0, 2, 2), status(1, 1, 0), status(2, 1, 1)))
+    looking.look()
+    with pytest.raises(RankMismatchError, match=r"rank 0 is in .* rank 2; rank 2 is in .* rank 1; rank 1 is in"):
+        looking.look()
+
+
+@pytest.mark.parametrize(
+    "statuses",
+    [
+        [status(0, 1, 1), status(1, 1, 0)],
+        [status(0, 1, 1), None],
+        [status(0, 1, 1), status(1, 2, None)],
+        [status(0, 1, 1), {**status(1, 2, 0), "in_step": False}],
+        [{**status(0, 1, 1), "in_step": False}, status(1, 2, 0)],
+        [status(0, 1, 1), status(1, 2, 0, seconds=4.9)],
+        [status(0, 1, 1), status(1, 2, 0, of=0xFFFFFFFF00000000)],
+        [status(0, 1, 1), status(1, 2, 2), status(2, 2, 1)],
+    ],
+    ids=["one_step", "silent", "computing", "outside", "outside_itself", "briefly", "no_tensor", "circle_of_others"],
+)
+def test_anything_else_is_left_alone(statuses: list[Any]) -> None:
+    looking = watch(World(*statuses))
+    for _ in range(3):
+        looking.look()
+
+
+def test_ranks_that_move_on_are_left_alone() -> None:
+    world = World(status(0, 1, 1), status(1, 2, 0))
+    looking = watch(world)
+    for number in range(4):
+        world.statuses[1] = status(1, 2, 0, label=f"tensor {number}")
+        looking.look()
+
+
+def test_the_thread_tells_all_ranks_and_ends() -> None:
+    world = World(status(0, 1, 1), status(1, 2, 0))
+    looking = watch(world, interval=0.01)
+    looking.start()
+    looking._thread.join(20)
+    assert not looking._thread.is_alive()
+    assert len(world.told) == 1
+    assert "wait for each other" in world.told[0]
+    looking.stop()
+
+
+def test_stop_ends_the_thread_at_once() -> None:
+    looking = watch(World(status(0, 1, None)), interval=3600.0)
+    looking.start()
+    looking.stop()
+    assert not looking._thread.is_alive()
