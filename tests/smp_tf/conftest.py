@@ -9,6 +9,13 @@ import pytest
 import smp_tf as smp
 
 
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a cluster's node, whose batch system sets such variables, these tests are one process of their own."""
+    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "SM_HP_MP_PARAMETERS"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def _reset_keras() -> None:
     import tf_keras
 

@@ -1,0 +1,152 @@
+"""Python objects between ranks: in order, to the right ones, and what cannot be sent is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import smp_tf as smp
+from smp_tf.errors import MessageError, NotInitializedError
+from tests.smp_tf.rank_threads import DEADLINE, Ranks
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ranks]:
+    return lambda *args, **kwargs: Ranks(monkeypatch, *args, **kwargs)
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise TypeError("not this one")
+
+
+def _fail() -> None:
+    raise ImportError("no such class here")
+
+
+class Unreadable:
+    """Can be pickled, but not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _fail, ()
+
+
+class TestSend:
+    def test_objects_arrive_in_the_order_they_were_sent(self, ranks: Callable[..., Ranks]) -> None:
+        sent = [{"epoch": 3}, None, np.arange(3), "text", (1, [2.5])]
+
+        def talk(rank: int) -> Any:
+            if rank == 0:
+                for obj in sent:
+                    smp.send(obj, 1)
+                return None
+            return [smp.recv_from(0) for _ in sent]
+
+        _, found = ranks(2).run(talk)
+        assert found[2].tolist() == [0, 1, 2]
+        assert [found[n] for n in (0, 1, 3, 4)] == [{"epoch": 3}, None, "text", (1, [2.5])]
+
+    @pytest.mark.parametrize(
+        ("kind", "number", "receiver"),
+        [(smp.RankType.WORLD_RANK, 2, 2), (smp.RankType.MP_RANK, 1, 1), (smp.RankType.DP_RANK, 1, 2)],
+        ids=lambda value: getattr(value, "name", ""),
+    )
+    def test_the_receiver_may_be_counted_in_any_group(
+        self, ranks: Callable[..., Ranks], kind: smp.RankType, number: int, receiver: int
+    ) -> None:
+        def talk(rank: int) -> Any:
+            if rank == 0:
+                smp.send("for you", number, kind)
+            return smp.recv_from(0) if rank == receiver else None
+
+        assert ranks(4, partitions=2).run(talk) == ["for you" if rank == receiver else None for rank in range(4)]
+
+    def test_the_sender_may_be_counted_in_any_group(self, ranks: Callable[..., Ranks]) -> None:
+        def talk(rank: int) -> Any:
+            if rank == 1:
+                smp.send("from you", 3)
+            return smp.recv_from(0, smp.RankType.DP_RANK) if rank == 3 else None
+
+        assert ranks(4, partitions=2).run(talk)[3] == "from you"
+
+    def test_to_itself(self, ranks: Callable[..., Ranks]) -> None:
+        _, found = ranks(2).run(lambda rank: smp.send("x", 1))
+        assert isinstance(found, MessageError)
+        assert str(found) == "A rank cannot send to itself: WORLD_RANK 1 is this rank, 1."
+
+    def test_from_itself(self, ranks: Callable[..., Ranks]) -> None:
+        (found,) = ranks(1).run(lambda rank: smp.recv_from(0, smp.RankType.MP_RANK))
+        assert str(found) == "A rank cannot receive from itself: MP_RANK 0 is this rank, 0."
+
+    def test_what_cannot_be_pickled(self, ranks: Callable[..., Ranks]) -> None:
+        (found, _) = ranks(2).run(lambda rank: smp.send(Unpicklable(), 1) if rank == 0 else None)
+        assert isinstance(found, MessageError)
+        assert str(found) == "An object of type Unpicklable cannot be pickled, so it cannot be sent: not this one"
+
+    def test_what_cannot_be_unpickled(self, ranks: Callable[..., Ranks]) -> None:
+        _, found = ranks(2).run(lambda rank: smp.send(Unreadable(), 1) if rank == 0 else smp.recv_from(0))
+        assert isinstance(found, MessageError)
+        assert str(found) == "An object that rank 0 sent cannot be unpickled here: no such class here"
+
+    def test_a_number_that_is_no_kind_of_rank(self, ranks: Callable[..., Ranks]) -> None:
+        (found,) = ranks(1).run(lambda rank: smp.send("x", 0, "mp"))  # type: ignore[arg-type]
+        assert isinstance(found, TypeError)
+        assert "rank_type is one of smp.RankType.WORLD_RANK, smp.RankType.MP_RANK" in str(found)
+
+
+class TestGroups:
+    def test_a_broadcast_reaches_the_others_of_the_group_only(self, ranks: Callable[..., Ranks]) -> None:
+        def talk(rank: int) -> Any:
+            if rank == 2:
+                smp.broadcast({"to": "my replica"}, smp.MP_GROUP)
+            return smp.recv_from(2) if rank == 3 else None
+
+        world = ranks(4, partitions=2)
+        assert world.run(talk) == [None, None, None, {"to": "my replica"}]
+
+    def test_everybody_has_what_everybody_gives_in_rank_order(self, ranks: Callable[..., Ranks]) -> None:
+        found = ranks(4, partitions=2).run(lambda rank: (smp.allgather(rank), smp.allgather({rank}, smp.DP_GROUP)))
+        assert [everyone for everyone, _ in found] == [[0, 1, 2, 3]] * 4
+        assert [group for _, group in found] == [[{0}, {2}], [{1}, {3}], [{0}, {2}], [{1}, {3}]]
+
+    def test_alone_it_is_a_copy_of_one_s_own(self, ranks: Callable[..., Ranks]) -> None:
+        own = [1, [2]]
+        ((found,),) = ranks(1).run(lambda rank: smp.allgather(own))
+        assert found == own
+        assert found is not own
+
+    @pytest.mark.parametrize("barrier", [smp.barrier, smp.mp_barrier], ids=lambda b: b.__name__)
+    def test_a_barrier_opens_when_all_have_come(self, ranks: Callable[..., Ranks], barrier: Callable[[], None]) -> None:
+        comes, events = threading.Event(), []
+
+        def talk(rank: int) -> None:
+            if rank == 0:
+                comes.wait(DEADLINE)
+                events.append("rank 0 comes")
+                barrier()
+            else:
+                comes.set()
+                barrier()
+                events.append("rank 1 goes on")
+
+        ranks(2, partitions=2).run(talk)
+        assert events == ["rank 0 comes", "rank 1 goes on"]
+
+    def test_barriers_of_different_groups_are_independent(self, ranks: Callable[..., Ranks]) -> None:
+        assert ranks(4, partitions=2).run(lambda rank: (smp.mp_barrier(), smp.dp_barrier())) == [(None, None)] * 4
+
+    @pytest.mark.parametrize("call", [lambda g: smp.broadcast(1, g), lambda g: smp.allgather(1, g), smp.barrier])
+    def test_what_is_no_group(self, call: Callable[[Any], Any], ranks: Callable[..., Ranks]) -> None:
+        (found,) = ranks(1).run(lambda rank: call([0]))
+        assert isinstance(found, TypeError)
+        assert str(found).startswith("A group is one of smp.WORLD, smp.MP_GROUP, smp.DP_GROUP")
+
+
+def test_before_init() -> None:
+    for call in (smp.barrier, lambda: smp.send(1, 0), lambda: smp.recv_from(0), lambda: smp.allgather(1)):
+        with pytest.raises(NotInitializedError):
+            call()
