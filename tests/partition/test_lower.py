@@ -136,7 +136,9 @@ def test_a_loop_and_a_branch_are_ops_of_the_call_they_are_made_in_forward_and_ba
     # The stacks that the loop fills for its gradient were made while that was taken, but are the loop's own inputs.
     stacks = of_type(graph, "EmptyTensorList")
     assert stacks
-    assert {(n.backward, n.forward_of, n.call) for n in stacks} == {(False, None, loops[0].call)}
+    made_late = [*stacks, *(graph.nodes[t.node] for n in stacks for t in n.inputs)]
+    assert {(n.backward, n.forward_of, n.call) for n in made_late} >= {(False, None, loops[0].call)}
+    assert not any(n.backward or n.forward_of is not None for n in made_late)
     # The branch reads the weights of layer a, in its body.
     assert [graph.variables[v].name.rpartition("/")[2] for v in branches[0].reads] == ["kernel", "bias"]
     assert not set(branches[0].reads) & set(named(graph, "net/b/MatMul/ReadVariableOp").reads)
@@ -188,6 +190,43 @@ def test_where_a_gradient_needs_no_output_the_inputs_tell_the_op() -> None:
     _, of_w, of_v = (graph.nodes[t.node] for t in graph.outputs)
     assert graph.nodes[of_w.forward_of or 0].name == "first"
     assert graph.nodes[of_v.forward_of or 0].name == "second"
+
+
+def test_where_two_ops_read_the_same_tensors_their_order_tells_the_op() -> None:
+    w = tf.Variable(tf.ones([8, 8]))
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(tf.matmul(x, w.read_value(), name="first") * tf.matmul(x, x, name="square"))
+            weight = w.read_value()
+            total += tf.reduce_sum(tf.matmul(x, weight, name="second") * tf.matmul(weight, x, name="third"))
+        return total, tape.gradient(total, w)
+
+    graph = step_graph(step, tf.TensorSpec([8, 8], tf.float32))
+    differentiated = {graph.nodes[n.forward_of or 0].name for n in of_type(graph, "MatMul") if n.backward}
+    assert differentiated == {"first", "second", "third"}
+
+
+def test_a_gradient_taken_within_a_custom_gradient_belongs_to_the_inner_op() -> None:
+    """Both begin with the same op; the inner one is what it was made for."""
+
+    @tf.custom_gradient
+    def halved(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = tf.tanh(x)
+        return y, lambda upstream: tf.atan(inner.gradient(y, x, output_gradients=upstream))
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = halved(x)
+        return y, tape.gradient(y, x)
+
+    graph = step_graph(step, FLOATS)
+    (inner,), (outer,) = of_type(graph, "TanhGrad"), of_type(graph, "Atan")
+    assert graph.nodes[inner.forward_of or 0].op == "Tanh"
+    assert graph.nodes[outer.forward_of or 0].op == "IdentityN"
 
 
 def test_custom_gradients_and_recomputation_belong_to_the_call_they_differentiate() -> None:
@@ -330,12 +369,18 @@ def test_effects_are_kept_and_in_the_order_of_the_program() -> None:
 
 
 def test_the_order_is_topological_and_otherwise_that_of_creation() -> None:
-    """Differentiating a loop adds inputs to it that were made after it."""
+    """Differentiating a loop adds inputs to it that were made after it; what waits for the loop waits for them too."""
+    turns = tf.Variable(0.0)
+
+    def turn(i: tf.Tensor, h: tf.Tensor) -> Any:
+        turns.assign_add(1.0)
+        return i + 1, tf.tanh(h)
 
     def step(x: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, tf.tanh(h)), [0, x])[1]
+            y = tf.while_loop(lambda i, _: i < 3, turn, [0, x])[1]
+            turns.assign(0.0)
             z = tf.abs(y)
         return tape.gradient(z, x)
 
@@ -345,6 +390,8 @@ def test_the_order_is_topological_and_otherwise_that_of_creation() -> None:
     created = {op.name: number for number, op in enumerate(result.graph.get_operations())}
     numbers = [created[n.name] for n in graph.nodes]
     (loop,) = [n for n in graph.nodes if n.op in ("While", "StatelessWhile") and not n.backward]
+    (reset,) = of_type(graph, "AssignVariableOp")
+    assert graph.number_of[loop.name] in reset.control
     assert numbers != sorted(numbers)
     assert max(created[graph.nodes[t.node].name] for t in loop.inputs) > created[loop.name]
     # A node stands behind one that was created later only if it waits for one that was created later still.
