@@ -333,13 +333,13 @@ def _has_effect(op: tf.Operation, reads: tuple[int, ...], writes: tuple[int, ...
 
 
 def _pair_function_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Give backward calls of functions the layer call of the forward call they belong to.
+    """Give backward ops that were made around a call of a function the layer call of that call.
 
-    The backward function of a traced function (fused LSTM, nested tf.function, recomputation) is called outside any
-    gradient function. It reads what its forward call kept for it: outputs that no forward op reads.
+    They were made outside any gradient function: `tf.gradients` fills in zeros for what a call (a fused LSTM, a nested
+    tf.function) returns to nobody but its own gradient. They read outputs of the call that no forward op reads:
 
         forward  PartitionedCall ──▶ y ──▶ ...
-                      └──▶ kept ─────────────▶ backward PartitionedCall
+                      └──▶ kept ─────────────▶ backward ZerosLike ──▶ backward PartitionedCall
     """
     readers: dict[Tensor, list[int]] = defaultdict(list)
     for number, node in enumerate(nodes):

@@ -257,6 +257,24 @@ def test_the_backward_call_of_a_fused_layer_belongs_to_its_forward_call() -> Non
     assert graph.nodes[backward.forward_of or 0] is forward
 
 
+def test_zeros_for_what_a_fused_layer_keeps_belong_to_its_call() -> None:
+    """They are like variants, which cannot leave the stage of the layer."""
+    model = tf_keras.Sequential([layers.LSTM(8, name="lstm"), dense("out")], name="net")
+    model(tf.zeros([2, 5, 8]))
+
+    def step(x: tf.Tensor) -> Any:
+        loss = tf.reduce_sum(model(x))
+        return loss, tf.gradients(loss, x)
+
+    graph = step_graph(step, tf.TensorSpec([2, 5, 8], tf.float32), models=[model])
+    (forward,) = [n for n in graph.nodes if "Call" in n.op and not n.backward]
+    zeros = of_type(graph, "ZerosLike")
+    assert zeros
+    for node in zeros:
+        assert (node.backward, graph.calls[node.call].path) == (True, "net/lstm")
+        assert graph.nodes[node.forward_of or 0] is forward
+
+
 def test_a_second_gradient_through_the_first_is_backward_too() -> None:
     def step(x: tf.Tensor) -> Any:
         with tf.GradientTape() as outer:
@@ -432,6 +450,12 @@ def test_results_become_slots_in_the_same_structure() -> None:
     assert graph.outputs[0] == graph.outputs[4]
     assert graph.nodes[graph.outputs[0].node].op == "Sum"
     assert graph.gradients == (Gradient(0, graph.outputs[1:4]),)
+
+
+def test_what_tensorflow_adds_for_returning_is_left_out() -> None:
+    graph = lowered(lambda x: (x, tf.abs(x)), FLOATS).graph
+    assert [n.op for n in graph.nodes] == [ARGUMENT, "Abs"]
+    assert graph.outputs == (Tensor(0, 0), Tensor(1, 0))
 
 
 def test_a_gradient_of_a_variable_is_known_as_such() -> None:
