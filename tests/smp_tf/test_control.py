@@ -86,12 +86,16 @@ class TestAstray:
         }
 
     def test_a_rank_that_does_not_come_is_told_to_those_that_did(self, ranks: Callable[..., Ranks]) -> None:
-        found = ranks(3).run(lambda rank: barrier(name="the save", timeout=0.1) if rank != 2 else None)
+        world = ranks(3)
+        found = world.run(lambda rank: barrier(name="the save", timeout=0.1) if rank != 2 else None)
         assert found[2] is None
         assert [type(error) for error in found[:2]] == [RankMismatchError] * 2
         assert str(found[0]) == str(found[1])
         assert str(found[0]).startswith("rank 2 did not come to the save within 0 s, while other ranks waited.")
         assert "larger stall_timeout" in str(found[0])
+        # Nothing lies in wait for it that it would take for the answer to its next exchange.
+        with pytest.raises(TimeoutError):
+            world.transports[2].recv_bytes(0, tag_of("control", (0, 1, 2)), 0.01)
 
     def test_the_first_rank_that_does_not_come(
         self, ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch

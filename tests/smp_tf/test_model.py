@@ -188,8 +188,15 @@ class TestArguments:
             def call(self, x: tf.Tensor) -> tf.Tensor:
                 return self.dense(x)
 
-        assert predictions(smp.DistributedModel(Bare)) == pytest.approx(X.sum(1, keepdims=True).repeat(2, 1))
+        model = smp.DistributedModel(Bare)
+        assert predictions(model) == pytest.approx(X.sum(1, keepdims=True).repeat(2, 1))
         assert predictions(smp.DistributedModel(Bare()), training=True).shape == (4, 2)
+
+        @smp.step
+        def masked(x: tf.Tensor) -> tf.Tensor:
+            return model(layers.Masking()(x))  # Keras hands the mask to every call that takes one
+
+        assert masked(X).concat().numpy() == pytest.approx(predictions(model))
 
     @pytest.mark.parametrize("training", [True, False])
     def test_training_reaches_a_wrapped_model_that_takes_it(self, training: bool) -> None:
