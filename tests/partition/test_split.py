@@ -261,6 +261,19 @@ def test_a_forward_output_goes_to_all_and_a_gradient_stays() -> None:
         assert result.segments[key].outputs == (constant,)
 
 
+def test_a_norm_goes_to_all_also_where_a_scalar_weight_has_a_gradient_of_its_type() -> None:
+    b, (y, z), _ = two_products()
+    w, scale = b.variable("w"), b.variable("scale", ())
+    of_scale = b.add("Sum", z, shape=(), forward_of=z)
+    of_w = b.add("MatMul", of_scale, y, shape=(8, 8), forward_of=y)
+    b.gradient(scale, of_scale)
+    b.gradient(w, of_w)
+    norm = b.add("AddN", b.add("L2Loss", of_scale, shape=()), b.add("L2Loss", of_w, shape=()), shape=())
+    clipped = b.add("Mul", of_w, norm, shape=(8, 8))
+    result = cut(b.graph(norm, clipped), BY_LAYER)
+    assert [o.delivery for o in result.outputs] == [Delivery.SENT_TO_ALL, Delivery.LOCAL]
+
+
 def test_an_output_named_local_stays_with_its_stage() -> None:
     result = cut(chain_of_dense(2), {"net/dense_0": 0, "net/dense_1": 1}, local_outputs=frozenset({0}))
     assert [(o.delivery, o.stage, o.is_summed) for o in result.outputs] == [(Delivery.LOCAL, 1, False)]
