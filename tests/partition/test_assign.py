@@ -146,12 +146,14 @@ def test_what_follows_gradients_of_several_stages_is_where_they_arrive_last() ->
     late = b.add("TanhGrad", z, forward_of=z)
     early = b.add("TanhGrad", late, forward_of=y)
     both = b.add("AddN", late, early)
-    of_forward_too = b.add("Mul", z, early)
+    summed = b.add("Sum", early, shape=(8,))
+    of_forward_too = b.add("Mul", z, summed)
     assert table(placed(b.graph(both, of_forward_too), BY_LAYER, 2))[3:] == [
         "TanhGrad_3 1.1",
         "TanhGrad_4 0.1",
         "AddN_5 0.1",
-        "Mul_6 0.1",  # the forward tensor comes along: it is from an earlier sweep
+        "Sum_6 0.1",
+        "Mul_7 0.1",  # the forward tensor comes along, large as it is: it is from an earlier sweep
     ]
 
 
