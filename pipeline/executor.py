@@ -209,6 +209,7 @@ class _Emitter:
     remote: dict[int, tf.Tensor] = field(default_factory=dict)
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)
     accumulated: dict[Tensor, tf.Tensor] = field(default_factory=dict)
+    first_calls: dict[int, tf.Operation] = field(default_factory=dict)
     all_ops: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
 
@@ -271,12 +272,15 @@ class _Emitter:
         if function.weighted:
             inputs.append(tf.cast(self.weights[microbatch], tf.float64))
         with tf.control_dependencies(self._after()), tf.name_scope(str(task)):
-            results = function.function(*inputs)
+            first = self.first_calls.get(task.sweep)
+            results = function.function(*inputs) if first is None else _call_again(first, inputs)
         call = _call_op(function, results)
+        self.first_calls.setdefault(task.sweep, call)
         tf_internals.run_independently(call)
         self.last_compute = call
         self.all_ops.append(call)
         for tensor, result in zip(function.outputs, results, strict=True):
+            result.set_shape(self.program.split.graph.type_of(tensor).shape)
             self.values[tensor, microbatch] = result
             if tensor in self.program.summed - self.program.accumulators.keys():
                 self._accumulate(tensor, microbatch, result)
@@ -369,6 +373,20 @@ class _Emitter:
         else:
             assert transfer.variable is not None
             self.remote[transfer.variable] = value
+
+
+def _call_again(first: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Call a function as an op that is there calls it, with other inputs: much quicker than in Python."""
+    call = tf.raw_ops.PartitionedCall if first.type == "PartitionedCall" else tf.raw_ops.StatefulPartitionedCall
+    results = call(
+        args=[*inputs, *list(first.inputs)[len(inputs) :]],
+        Tout=[tensor.dtype for tensor in first.outputs],
+        f=first.get_attr("f"),
+        config=first.get_attr("config"),
+        config_proto=first.get_attr("config_proto"),
+        executor_type=first.get_attr("executor_type"),
+    )
+    return list(results) if first.outputs else []
 
 
 def _call_op(function: SegmentFunction, results: Any) -> tf.Operation:

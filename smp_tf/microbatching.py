@@ -221,8 +221,17 @@ class Slicer:
         argument, part = self._parts[tensor]
         key = argument, microbatch
         if key not in self._slices:
-            self._slices[key] = tf.nest.flatten(self._cut(argument, microbatch), expand_composites=True)
+            if self._all_at_once(argument):
+                parts = tf.split(self._values[argument], list(self.sizes), axis=self._arguments[argument].axis)
+                self._slices.update({(argument, number): [value] for number, value in enumerate(parts)})
+            else:
+                self._slices[key] = tf.nest.flatten(self._cut(argument, microbatch), expand_composites=True)
         return self._slices[key][part]
+
+    def _all_at_once(self, argument: int) -> bool:
+        """Whether one op cuts an argument into all its microbatches."""
+        static = self._microbatches > 1 and all(isinstance(size, int) for size in self.sizes)
+        return static and self._arguments[argument].axis is not None and isinstance(self._values[argument], tf.Tensor)
 
     def _cut(self, argument: int, microbatch: int) -> Any:
         axis = self._arguments[argument].axis
