@@ -77,10 +77,10 @@ def _lines(plan: Plan) -> list[str]:
         size = as_bytes(shared.nbytes)
         if shared.copies:
             where = " and ".join(map(str, shared.copies))
+            have = f"stage {where} has a copy" if len(shared.copies) == 1 else f"stages {where} have copies"
             lines.append(
-                f"shared: {shared.name} ({size}) is stored on stage {shared.owner}; stage {where} "
-                f"has a copy, which "
-                f"gets the value and returns its gradient once per step"
+                f"shared: {shared.name} ({size}) is stored on stage {shared.owner}; {have} of it, with the value sent "
+                f"there and the gradient sent back once per step"
             )
         else:
             lines.append(f"shared: all uses of {shared.name} ({size}) are on stage {shared.owner}")

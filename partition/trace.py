@@ -85,6 +85,11 @@ class Recorder:
         """Whether a layer call is being traced right now."""
         return len(self._open) > 1
 
+    @property
+    def in_nested_graph(self) -> bool:
+        """Whether ops made right now go into a branch, a loop or a function of the step's graph, not into itself."""
+        return tf_internals.current_graph() is not self._graph
+
     @contextlib.contextmanager
     def call(self, name: str, class_name: str, stage: int | None = None) -> Iterator[None]:
         """Everything made within this context belongs to a new call of the named layer.
@@ -113,7 +118,7 @@ class Recorder:
 
     def taking_gradients(self, compute: Callable[[], Any], sources: Any) -> Any:
         """Run `compute` and note the ops it makes as backward, its results as gradients of `sources`."""
-        if tf_internals.current_graph() is not self._graph:
+        if self.in_nested_graph:
             return compute()
         start = self._number()
         results = compute()
@@ -137,7 +142,7 @@ class Recorder:
         self, inputs: Sequence[Any], outputs: Sequence[Any], op_type: str, scope: str
     ) -> Iterator[None]:
         """Everything made within this context is the gradient of one forward op."""
-        if tf_internals.current_graph() is not self._graph:
+        if self.in_nested_graph:
             yield
             return
         start = self._number()

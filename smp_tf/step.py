@@ -67,6 +67,8 @@ def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
     """
     if not callable(hook):
         raise TypeError(f"A post-partition hook is a function without arguments. Received: {hook!r}")
+    if not _hooks:
+        on_shutdown(_hooks.clear)
     _hooks.append(hook)
     return hook
 
@@ -82,6 +84,12 @@ class _StepTrace:
     @contextlib.contextmanager
     def model_call(self, model: DistributedModel) -> Iterator[None]:
         """Note that a distributed model is being called."""
+        if not self._open and self.recorder.in_nested_graph:
+            raise StepError(
+                f"Model {model.name!r} was called inside a tf.cond, a loop or a compiled function of the step, which "
+                f"runs as one op and cannot be cut. Call the model outside it, and choose among its results with "
+                f"tf.where or tf.cond."
+            )
         if model not in self.models:
             self.models.append(model)
         self._open.append(model)
@@ -273,7 +281,7 @@ class Step:
                         f"gradients and apply them after the step."
                     )
         wanted = graph.ancestors(t.node for t in graph.outputs)
-        if not any(graph.nodes[number].call for number in wanted):
+        if not any(graph.nodes[number].call or graph.nodes[number].backward for number in wanted):
             raise StepError(
                 f"Nothing that step {self.name!r} returns depends on the model. Return the loss, the gradients "
                 f"or the predictions."

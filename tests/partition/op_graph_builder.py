@@ -30,9 +30,7 @@ class GraphBuilder:
         self.variables: list[Variable] = []
         self.gradients: list[Gradient] = []
 
-    def call(
-        self, path: str, parent: int = 0, stage: int | None = None, class_name: str = "Layer"
-    ) -> int:
+    def call(self, path: str, parent: int = 0, stage: int | None = None, class_name: str = "Layer") -> int:
         self.calls.append(Call(len(self.calls), path, class_name, parent, stage))
         return len(self.calls) - 1
 
@@ -62,9 +60,7 @@ class GraphBuilder:
     def write(self, handle: Tensor, value: Tensor, call: int = 0) -> None:
         index = self.nodes[handle.node].source
         assert index is not None
-        self.add(
-            "AssignVariableOp", handle, value, call=call, writes=(index,), stateful=True, outputs=()
-        )
+        self.add("AssignVariableOp", handle, value, call=call, writes=(index,), stateful=True, outputs=())
 
     def dense(self, x: Tensor, handle: Tensor, call: int) -> Tensor:
         """Read the weight, multiply, apply Relu."""

@@ -42,9 +42,7 @@ def test_a_chain_of_dense_layers() -> None:
 def test_time_is_the_larger_of_compute_and_memory() -> None:
     graph = chain_of_dense(1)
     units = build_units(graph)
-    bound = estimate(
-        graph, units, machine=Machine(flops=1e30, memory=1.0, link=1.0, op_seconds=0.0)
-    )
+    bound = estimate(graph, units, machine=Machine(flops=1e30, memory=1.0, link=1.0, op_seconds=0.0))
     # MatMul reads 128 and 256 bytes and writes 128; Relu reads and writes 128.
     assert bound.units[0].time_forward == pytest.approx(512 + 256)
 
@@ -107,9 +105,7 @@ def test_a_frozen_weight_has_neither_gradient_nor_slots() -> None:
     net = b.call("net")
     b.dense(b.argument(), b.variable("w"), net)
     graph = b.graph()
-    assert estimate(graph, build_units(graph), slots=2.0).weights == (
-        Weight(0, (0,), 256.0, 0.0, 0.0),
-    )
+    assert estimate(graph, build_units(graph), slots=2.0).weights == (Weight(0, (0,), 256.0, 0.0, 0.0),)
 
 
 def test_slots_can_be_given_by_variable() -> None:

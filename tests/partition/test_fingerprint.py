@@ -32,9 +32,7 @@ def test_names_of_ops_do_not_count() -> None:
     assert fingerprint(changed(graph, 3, name="another")) == fingerprint(graph)
 
 
-@pytest.mark.parametrize(
-    "other", [chain_of_dense(3), chain_of_dense(2, width=16), chain_of_dense(2, batch=5)]
-)
+@pytest.mark.parametrize("other", [chain_of_dense(3), chain_of_dense(2, width=16), chain_of_dense(2, batch=5)])
 def test_another_step_has_another_fingerprint(other: OpGraph) -> None:
     assert fingerprint(other) != fingerprint(chain_of_dense(2))
 
@@ -50,9 +48,7 @@ def test_another_op_is_named_with_its_layer() -> None:
 
 
 def test_another_shape_is_named() -> None:
-    said = difference(
-        outline(chain_of_dense(1)), outline(chain_of_dense(1, batch=6)), "rank 0", "rank 1"
-    )
+    said = difference(outline(chain_of_dense(1)), outline(chain_of_dense(1, batch=6)), "rank 0", "rank 1")
     assert said == (
         "The first difference: rank 0 has op SmpArgument giving float32[4,8] outside every layer, "
         "rank 1 has op SmpArgument giving float32[6,8] outside every layer."
@@ -76,9 +72,7 @@ def test_other_inputs_are_told_from_another_op() -> None:
     last = max(n for n, node in enumerate(graph.nodes) if node.op == "MatMul")
     swapped = changed(graph, last, inputs=graph.nodes[last].inputs[::-1])
     said = difference(outline(graph), outline(swapped), "rank 0", "rank 1")
-    assert (
-        "is there on both rank 0 and rank 1, but with other inputs, attributes or constants" in said
-    )
+    assert "is there on both rank 0 and rank 1, but with other inputs, attributes or constants" in said
     assert "op MatMul" in said
 
 

@@ -24,9 +24,7 @@ def total(function: Callable[..., Any], *specs: Any) -> NodeCost:
 
     def kind(tensor: Any) -> TensorType:
         rank = tensor.shape.rank
-        return TensorType(
-            tensor.dtype.name, None if rank is None else tuple(tensor.shape.as_list())
-        )
+        return TensorType(tensor.dtype.name, None if rank is None else tuple(tensor.shape.as_list()))
 
     nodes = tuple(
         Node(
@@ -84,9 +82,7 @@ def test_of_two_branches_the_dearer_counts() -> None:
 def test_a_length_read_from_a_static_shape_is_known() -> None:
     def loop(x: Any, w: Any) -> Any:
         inner = tf.function(
-            lambda x, w: tf.while_loop(
-                lambda i, x: i < tf.shape(w)[0], lambda i, x: (i + 1, tf.matmul(x, w)), [0, x]
-            )
+            lambda x, w: tf.while_loop(lambda i, x: i < tf.shape(w)[0], lambda i, x: (i + 1, tf.matmul(x, w)), [0, x])
         )
         return inner(x, w)
 

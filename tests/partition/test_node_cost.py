@@ -12,9 +12,7 @@ def f32(*shape: int | None) -> TensorType:
     return TensorType("float32", shape)
 
 
-def cost(
-    op: str, inputs: list[TensorType], *outputs: TensorType, definition: bytes = b""
-) -> NodeCost:
+def cost(op: str, inputs: list[TensorType], *outputs: TensorType, definition: bytes = b"") -> NodeCost:
     return op_cost(Node("n", op, (), (), outputs, definition), inputs, outputs)
 
 
@@ -75,9 +73,7 @@ def test_names_and_shapes_are_free() -> None:
 
 
 def test_an_unknown_op_counts_as_elementwise_and_is_named() -> None:
-    assert cost("Frobnicate", [f32(4, 8)], f32(4, 8)) == NodeCost(
-        32, 256, frozenset({"Frobnicate"})
-    )
+    assert cost("Frobnicate", [f32(4, 8)], f32(4, 8)) == NodeCost(32, 256, frozenset({"Frobnicate"}))
 
 
 def test_unknown_dimensions_count_as_told() -> None:
@@ -104,7 +100,5 @@ def test_pooling_looks_at_its_window() -> None:
     node_def_pb2 = pytest.importorskip("tensorflow.core.framework.node_def_pb2")
     definition = node_def_pb2.NodeDef(name="p", op="MaxPool")
     definition.attr["ksize"].list.i.extend([1, 3, 3, 1])
-    pooled = cost(
-        "MaxPool", [f32(1, 9, 9, 2)], f32(1, 3, 3, 2), definition=definition.SerializeToString()
-    )
+    pooled = cost("MaxPool", [f32(1, 9, 9, 2)], f32(1, 3, 3, 2), definition=definition.SerializeToString())
     assert pooled.flops == 9 * 18

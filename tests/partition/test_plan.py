@@ -168,8 +168,8 @@ def test_the_report() -> None:
         "│     1 │ block_1, loss   │        128 │     512 B │     512 B │ 2.6 KiB │  50% │      ← 2.0 KiB │",
         "│       │ and outputs     │            │ + 1.0 KiB │       1 × │         │      │                │",
         "└───────┴─────────────────┴────────────┴───────────┴───────────┴─────────┴──────┴────────────────┘",
-        "shared: net/embedding/table (3.0 MiB) is stored on stage 0; stage 1 has a copy, which gets the",
-        "value and returns its gradient once per step",
+        "shared: net/embedding/table (3.0 MiB) is stored on stage 0; stage 1 has a copy of it, with the",
+        "value sent there and the gradient sent back once per step",
         "why: stage 0 stores the most, 2.5 KiB",
         "cost guessed for: Frobnicate",
     ]

@@ -106,8 +106,8 @@ def test_shared_weights_reasons_and_guesses_are_said_below() -> None:
         width=200,
     )
     assert below(text) == [
-        "shared: net/table (1.0 MiB) is stored on stage 0; stage 1 and 2 has a copy, which gets the value and returns "
-        "its gradient once per step",
+        "shared: net/table (1.0 MiB) is stored on stage 0; stages 1 and 2 have copies of it, with the value sent there "
+        "and the gradient sent back once per step",
         "shared: all uses of net/scale (4 B) are on stage 1",
         "why: because",
         "why: and [so] on",  # brackets are no markup

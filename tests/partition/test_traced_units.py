@@ -60,9 +60,7 @@ def traced(model: Any, x: Any, y: Any) -> OpGraph:
     names = {id(v.handle): v.name for v in model.variables}
     lowered = lower(result, lambda v: (names.get(id(v.handle), v.name), id(v.handle) in names))
     graph = lowered.graph
-    wanted = [t.node for t in graph.outputs] + [
-        n for n, node in enumerate(graph.nodes) if node.stateful
-    ]
+    wanted = [t.node for t in graph.outputs] + [n for n, node in enumerate(graph.nodes) if node.stateful]
     return graph.subgraph(graph.ancestors(wanted))
 
 
@@ -115,9 +113,7 @@ def branching() -> tuple[Any, Any, Any]:
     left = layers.Dense(16, name="left")(given)
     right = layers.Dense(16, name="right")(given)
     both = layers.Concatenate(name="both")([left, right])
-    head = layers.Dense(10, name="head")(
-        layers.Add(name="add")([both, layers.Dense(32, name="skip")(left)])
-    )
+    head = layers.Dense(10, name="head")(layers.Add(name="add")([both, layers.Dense(32, name="skip")(left)]))
     return keras.Model(given, head, name="net"), tf.zeros([2, 8]), tf.zeros([2], tf.int32)
 
 
@@ -178,9 +174,7 @@ def test_gradients_are_made_in_the_unit_of_their_variable(
     backward_unit = {n: u.index for u in units for n in u.backward}
     users = {v: u.index for u in reversed(units) for v in u.variables}
     for gradient in graph.gradients:
-        assert backward_unit[gradient.tensors[0].node] == users[gradient.variable], graph.variables[
-            gradient.variable
-        ]
+        assert backward_unit[gradient.tensors[0].node] == users[gradient.variable], graph.variables[gradient.variable]
 
 
 def test_costs_need_no_guess_and_all_stages_get_something(
@@ -219,9 +213,7 @@ def test_between_the_layers_of_a_chain_one_tensor_crosses_each_way() -> None:
     units = build_units(graph)
     costs = estimate(graph, units)
     for cut in range(1, len(units)):
-        crossing = [
-            f for f in costs.flows if f.producer < cut <= f.consumers[-1] and not f.backward
-        ]
+        crossing = [f for f in costs.flows if f.producer < cut <= f.consumers[-1] and not f.backward]
         back = [f for f in costs.flows if f.consumers[0] < cut <= f.producer and f.backward]
         assert (len(crossing), len(back)) == (1, 1), units[cut].name
 

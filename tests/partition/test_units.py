@@ -274,9 +274,7 @@ def test_every_forward_op_of_the_model_is_in_exactly_one_unit_in_topological_ord
     units = build_units(graph)
     placed = [n for u in units for n in u.nodes]
     assert len(placed) == len(set(placed))
-    assert {n for n, node in enumerate(graph.nodes) if node.call and not node.backward} <= set(
-        placed
-    )
+    assert {n for n, node in enumerate(graph.nodes) if node.call and not node.backward} <= set(placed)
     unit_of = {n: u.index for u in units for n in u.nodes}
     for number, index in unit_of.items():
         assert all(unit_of.get(t.node, 0) <= index for t in graph.nodes[number].inputs)

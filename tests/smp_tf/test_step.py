@@ -286,6 +286,16 @@ class TestHooks:
         step(X[:8])
         assert seen == [(True, [[[1.0], [1.0], [1.0]], [0.0], [[1.0]], [0.0]])]
 
+    def test_a_hook_that_never_ran_ends_with_shutdown(self, init: Callable[..., None]) -> None:
+        seen: list[str] = []
+        init(microbatches=2)
+        smp.register_post_partition_hook(lambda: seen.append("left over"))
+        smp.shutdown()
+        init(microbatches=2)
+        again = Sum()
+        smp.step(lambda x: again(x))(X[:8])
+        assert seen == []
+
     def test_it_must_be_a_function(self) -> None:
         with pytest.raises(TypeError, match=r"A post-partition hook is a function without arguments\. Received: 3"):
             smp.register_post_partition_hook(3)
@@ -322,6 +332,14 @@ class TestRefused:
             return x * 2.0
 
         with pytest.raises(StepError, match="'body' calls no distributed model, so there is nothing to split"):
+            body(X)
+
+    def test_a_model_called_in_a_branch_of_the_step(self, model: Sum) -> None:
+        @smp.step
+        def body(x: tf.Tensor) -> tf.Tensor:
+            return tf.cond(tf.reduce_sum(x) > 0, lambda: model(x), lambda: tf.zeros([len(x)]))
+
+        with pytest.raises(StepError, match=r"Model 'sum' was called inside a tf\.cond, a loop or a compiled function"):
             body(X)
 
     @pytest.mark.parametrize("returned", [lambda x, y: None, lambda x, y: x, lambda x, y: []], ids=["None", "x", "[]"])

@@ -1,4 +1,5 @@
-// Horovod 0.28.1 includes XLA's builder from where TensorFlow kept it in 2022. It has moved twice since.
+// Horovod 0.28.1 includes XLA's builder from where TensorFlow kept it in 2022. It has moved twice
+// since.
 #pragma once
 
 #if __has_include("xla/hlo/builder/xla_builder.h")
