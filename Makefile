@@ -13,6 +13,10 @@ TYPED := .setup/typed
 CXX_SOURCES = $(shell find $(wildcard ops tests tools) -name '*.cc' -o -name '*.h')
 # What `make test` hands to pytest besides, such as ARGS="-k transport -x".
 ARGS ?=
+# Tests of one process share the cores; those that start several have them to themselves. That ARGS leaves nothing to one
+# of the two (pytest's exit status 5) is no failure.
+AT_ONCE := -n logical --maxprocesses 4 --dist loadfile -m "not distributed
+run_tests = $(PYTEST) $(1) $(TESTS) $(ARGS) || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick test-all test-oldest bazel lint format clean
@@ -28,13 +32,15 @@ demo: setup ## Train a split model on two processes, then load it in one without
 	$(IN_VENV) python examples/load_digits.py
 
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
-	$(PYTEST) $(TESTS) $(ARGS)
+	$(call run_tests,$(AT_ONCE)")
+	$(call run_tests,-m distributed)
 
 test-quick: setup ## Run the unit tests, under 3 minutes
-	$(PYTEST) -m "not distributed and not large" $(TESTS) $(ARGS)
+	$(call run_tests,$(AT_ONCE) and not large")
 
 test-all: setup ## Run all tests, the whole grid of models and settings included
-	$(PYTEST) --full --results=tests/distributed/RESULTS.md $(TESTS) $(ARGS)
+	$(call run_tests,$(AT_ONCE)" --full)
+	$(call run_tests,-m distributed --full --results=tests/distributed/RESULTS.md)
 
 # TensorFlow's oldest supported version, in an environment and a copy of the sources of its own: the
 # ops that are compiled in a source tree fit one TensorFlow only.

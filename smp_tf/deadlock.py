@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
 
 # Seconds in an exchange until the others are asked, and between two rounds of questions.
-PATIENCE = 10.0
+PATIENCE = 5.0
 INTERVAL = 2.0
 # Seconds a message must have been waited for: longer than any message is on its way.
 STUCK = 5.0

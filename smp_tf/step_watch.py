@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
 
 # Seconds between two looks; a circle that is seen twice is one.
-INTERVAL = 5.0
+INTERVAL = 2.5
 # Seconds a message must have been waited for: longer than any message is on its way.
 STUCK = 5.0
 _ANSWER_TIME = 1.0

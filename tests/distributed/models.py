@@ -38,6 +38,7 @@ class ZooModel:
         weights_compared: False where only losses and predictions say something (Adam in float32
             divides by gradients that are zero but for rounding).
         loose: the tolerance where the arithmetic itself has few digits (bfloat16).
+        clip: norm that all gradients together are clipped to, within the step.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ZooModel:
     policy: str | None = None
     weights_compared: bool = True
     loose: float | None = None
+    clip: float | None = None
 
     def prepare(self) -> None:
         """Sets Keras's process-wide state for this model: float type, policy, seeds."""
@@ -63,7 +65,10 @@ def forward_backward(entry: ZooModel, model: tf_keras.Model, batch: Sequence[tf.
     """The body of the training step: loss and gradients of one microbatch."""
     with tf.GradientTape() as tape:
         loss = entry.loss(model, batch)
-    return loss, tape.gradient(loss, model.trainable_variables)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    if entry.clip is not None:
+        gradients, _ = tf.clip_by_global_norm(gradients, entry.clip)
+    return loss, gradients
 
 
 # ---- batches ------------------------------------------------------------------------------------
@@ -232,7 +237,7 @@ def gpt(base: type) -> tf_keras.Model:
             super().__init__()
             self.tokens = layers.Embedding(19, 16)
             self.positions = layers.Embedding(8, 16)
-            self.blocks = [Block(16, 2) for _ in range(3)]
+            self.blocks = [Block(16, 2) for _ in range(2)]
             self.norm = layers.LayerNormalization()
 
         def call(self, tokens: tf.Tensor, training: bool = False) -> tf.Tensor:
@@ -483,6 +488,7 @@ MODELS: dict[str, ZooModel] = {
         _entry("frozen_layers", frozen_layers, _features(8, classes=5), optimizer=_adam),
         _entry("custom_gradient", custom_gradient, _features(8, classes=5), form="subclass"),
         _entry("ragged_batch", mlp, _features(8, classes=5, samples=10), form="subclass"),
+        _entry("clipped_gradients", mlp, _features(8, classes=5), form="subclass", clip=0.2),
         _entry("dropout", dropout, _features(8, classes=5)),
     )
 }

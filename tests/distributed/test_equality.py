@@ -35,6 +35,7 @@ MODELS = (
     *("cnn", "cnn_float32", "unet", "lstm", "gru", "layer_called_twice", "two_branches"),
     *("resnet50", "mobilenet_v2", "mixed_bfloat16", "mlp_adam_float32", "conditional"),
     *("sparse_embedding", "added_loss", "frozen_layers", "custom_gradient", "ragged_batch"),
+    "clipped_gradients",
 )
 CASES = "tests.distributed.cases.equality"
 # What the two largest need for tracing on four processes that share two cores.
@@ -68,17 +69,20 @@ def by_default(setting: Setting) -> bool:
     )
 
 
-def launched_case(setting: Setting, eager: bool = False) -> LaunchedCase:
+def launched_case(setting: Setting, eager: bool = False, optimize: str = "memory") -> LaunchedCase:
     """The case that trains a setting; cases with the same P share their processes."""
     config = {
         "partitions": setting.partitions,
         "microbatches": setting.microbatches,
         "pipeline": setting.schedule,
+        "optimize": optimize,
         "seed": 1,
     }
     model, partitions, microbatches, schedule = setting
-    name = f"{model}-P{partitions}-M{microbatches}-{schedule}" + ("-eager" if eager else "")
-    arguments = {"model": setting.model, "eager": eager}
+    name = f"{model}-P{partitions}-M{microbatches}-{schedule}" + "-eager" * eager + "-speed" * (optimize == "speed")
+    # A step without backward runs the same tasks under every schedule.
+    predicts = setting.model not in WHOLE_GRID or setting.schedule == "simple"
+    arguments = {"model": setting.model, "eager": eager, "predicts": predicts}
     case = Case(name, "train", arguments, config)
     return LaunchedCase(setting.partitions, CASES, case, deadline=DEADLINE)
 
@@ -92,40 +96,48 @@ def grid() -> Iterator[object]:
 
 
 class References:
-    """What plain Keras gives, computed once per session, for all that the session compares."""
+    """What plain Keras gives, computed once per session by a process beside the first launches.
+
+    Args:
+        folder: where the process writes to.
+        wanted: models and numbers of microbatches.
+    """
 
     def __init__(self, folder: Path, wanted: list[tuple[str, int]]) -> None:
         self._folder = folder
-        self._wanted = wanted
-        self._done = False
+        command = [sys.executable, "-m", "tests.distributed.reference", str(folder), json.dumps(wanted)]
+        environment = {
+            **os.environ,
+            **ONE_THREAD,
+            "TF_USE_LEGACY_KERAS": "1",
+            "TF_ENABLE_ONEDNN_OPTS": "0",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        self._process = subprocess.Popen(command, env=environment, cwd=ROOT)
 
     def of(self, model: str, microbatches: int) -> dict[str, np.ndarray]:
         """Returns the arrays of one reference run."""
-        if not self._done:
-            command = [sys.executable, "-m", "tests.distributed.reference", str(self._folder)]
-            environment = {
-                **os.environ,
-                **ONE_THREAD,
-                "TF_USE_LEGACY_KERAS": "1",
-                "TF_ENABLE_ONEDNN_OPTS": "0",
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-            }
-            command.append(json.dumps(self._wanted))
-            subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=900)
-            self._done = True
+        assert self._process.wait(timeout=1800) == 0, "the process that trains with plain Keras failed"
         with np.load(self._folder / f"{model}-{microbatches}.npz") as arrays:
             return dict(arrays)
 
+    def end(self) -> None:
+        """Ends the process, when nobody waits for it any more."""
+        self._process.kill()
+        self._process.wait()
+
 
 @pytest.fixture(scope="session")
-def references(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> References:
+def references(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[References]:
     """The references of all settings that this session selected."""
     wanted = {
         (spec.params["setting"].model, spec.params["setting"].microbatches)
         for item in request.session.items
         if (spec := getattr(item, "callspec", None)) and "setting" in spec.params
     }
-    return References(tmp_path_factory.mktemp("references"), sorted(wanted))
+    started = References(tmp_path_factory.mktemp("references"), sorted(wanted))
+    yield started
+    started.end()
 
 
 def relative(difference: float, size: float, floor: float) -> float:
@@ -229,7 +241,7 @@ def results(request: pytest.FixtureRequest) -> Iterator[ResultTable]:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("setting", "launched"), list(grid()))
 def test_split_training_equals_one_process(
-    setting: Setting, case_result: CaseResult, references: References, results: ResultTable
+    setting: Setting, references: References, case_result: CaseResult, results: ResultTable
 ) -> None:
     found = Comparison(["the run did not come to its end"])
     try:
@@ -246,7 +258,22 @@ EAGER = Setting("mlp", 2, 4, "interleaved")
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("setting", "launched"), [(EAGER, launched_case(EAGER, eager=True))])
 def test_a_step_called_eagerly_gives_the_same(
-    setting: Setting, case_result: CaseResult, references: References
+    setting: Setting, references: References, case_result: CaseResult
+) -> None:
+    reference = references.of(setting.model, setting.microbatches)
+    assert not compare(setting, case_result.values(), reference).wrong
+
+
+BY_TIME = (
+    *(Setting("gpt", 2, 4, "interleaved"), Setting("layer_called_twice", 2, 2, "simple")),
+    *(Setting("gpt", 3, 4, "simple"), Setting("unet", 3, 2, "interleaved"), Setting("two_branches", 4, 2, "simple")),
+)
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(("setting", "launched"), [(s, launched_case(s, optimize="speed")) for s in BY_TIME])
+def test_stages_balanced_by_time_give_the_same(
+    setting: Setting, references: References, case_result: CaseResult
 ) -> None:
     reference = references.of(setting.model, setting.microbatches)
     assert not compare(setting, case_result.values(), reference).wrong

@@ -42,12 +42,28 @@ def commands_of(root: Path, target: str) -> str:
     return done.stdout
 
 
-def test_unit_tests_come_first(root: Path) -> None:
-    words = commands_of(root, "test").split()
-    folders = [word.rstrip("/") for word in words if word.startswith("tests/")]
-    expected = {f"tests/{path.parent.name}" for path in (root / "tests").glob("*/test_*.py")}
-    last = [name for name in ("tests/examples", "tests/distributed") if name in expected]
-    assert folders == sorted(expected - set(last)) + last
+def test_unit_tests_come_first_and_all_folders_are_run(root: Path) -> None:
+    first, second = (line for line in commands_of(root, "test").splitlines() if " pytest " in line)
+    assert '-m "not distributed"' in first
+    assert "-m distributed" in second
+    for line in (first, second):
+        folders = [word.rstrip("/") for word in line.split() if word.startswith("tests/")]
+        expected = {f"tests/{path.parent.name}" for path in (root / "tests").glob("*/test_*.py")}
+        last = [name for name in ("tests/examples", "tests/distributed") if name in expected]
+        assert folders == sorted(expected - set(last)) + last
+
+
+def test_a_selection_without_unit_tests_is_no_failure(tmp_path: Path, root: Path) -> None:
+    shutil.copy(root / "Makefile", tmp_path)
+    (tmp_path / "tests" / "room").mkdir(parents=True)
+    (tmp_path / "tests" / "room" / "test_it.py").write_text("")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    program(tmp_path / ".venv" / "bin" / "python", 'case "$*" in *"-m distributed"*) exit $SECOND;; *) exit 5;; esac\n')
+    command = ["make", "PYTHON=true", "test"]
+    for status, expected in ((0, 0), (1, 2)):
+        environment = {**os.environ, "SECOND": str(status)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == expected, done.stderr
 
 
 def test_the_demo_is_the_documented_command(root: Path) -> None:

@@ -27,12 +27,13 @@ def own_variables(model: smp.DistributedModel) -> dict[str, np.ndarray]:
     return {str(positions[id(v)]): v.numpy() for v in model.local_variables}
 
 
-def train(model: str, eager: bool = False) -> dict[str, Any]:
+def train(model: str, eager: bool = False, predicts: bool = True) -> dict[str, Any]:
     """Six optimizer steps, then predictions on the first batch.
 
     Args:
         model: its name in the zoo.
         eager: call the step outside a tf.function.
+        predicts: whether to make the predictions.
     """
     entry = MODELS[model]
     entry.prepare()
@@ -56,7 +57,8 @@ def train(model: str, eager: bool = False) -> dict[str, Any]:
     run = train_step if eager else tf.function(train_step)
     losses = [run(*map(tf.constant, entry.batch(number))).numpy() for number in range(STEPS)]
     batch = entry.batch(0)
-    outputs = tf.nest.flatten(predict(tuple(map(tf.constant, batch[: len(batch) // 2]))))
+    inputs = tuple(map(tf.constant, batch[: len(batch) // 2]))
+    outputs = tf.nest.flatten(predict(inputs)) if predicts else []
     return {
         "losses": np.array(losses),
         "variables": own_variables(net),
