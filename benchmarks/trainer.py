@@ -230,6 +230,7 @@ class Split(Trainer):
 
     def segments(self, calls: int) -> dict[str, float]:
         """Runs this rank's segments with nothing to wait for; returns seconds per microbatch."""
+        self._clear_sums()
         seconds = {}
         for name, (function, given) in self._calls.items():
             began = time.monotonic()
@@ -237,6 +238,18 @@ class Split(Trainer):
                 function(*given)
             seconds[name] = (time.monotonic() - began) / calls
         return seconds
+
+    @functools.cached_property
+    def _clear_sums(self) -> Callable[[], None]:
+        """Begins the sums that the backward segment adds to."""
+        import tensorflow as tf
+
+        @tf.function
+        def clear() -> None:
+            for accumulator in self.stopwatch.returned["build_stage_program"].accumulators.values():
+                accumulator.clear(tf.no_op())
+
+        return clear
 
     @functools.cached_property
     def _calls(self) -> dict[str, tuple[Callable[..., Any], list[Any]]]:
@@ -263,12 +276,6 @@ class Split(Trainer):
             # The stash is what the forward segment made; what comes from elsewhere is made up.
             return known[tensor] if tensor in known else anything(graph.type_of(tensor))
 
-        @tf.function
-        def clear_sums() -> None:
-            for accumulator in program.accumulators.values():
-                accumulator.clear(tf.no_op())
-
-        clear_sums()
         calls = {}
         for sweep, name in enumerate(("forward", "backward")):
             segment = program.functions[sweep]
