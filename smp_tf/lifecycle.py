@@ -23,7 +23,7 @@ from smp_tf.agreement import require_agreement
 from smp_tf.announce import announce
 from smp_tf.config import Config, load_config
 from smp_tf.control import ControlChannel
-from smp_tf.environment import require_tensorflow
+from smp_tf.environment import require_tensorflow, rest_horovod
 from smp_tf.errors import AlreadyInitializedError
 from smp_tf.failure import FailureHooks
 from smp_tf.launcher import check_world, is_launched
@@ -143,6 +143,7 @@ def _start(given: Config) -> Runtime:
     from smp_tf import devices, process_sets
 
     launched = is_launched()
+    rest_horovod(given.partitions)
     process_sets.start_horovod()
     world = process_sets.world()
     check_world(world.size, process_sets.built_with())

@@ -134,3 +134,24 @@ class TestVersion:
     def test_what_is_no_version(self) -> None:
         with pytest.raises(EnvironmentSetupError, match=r"reads 'unknown', not major\.minor"):
             environment.check_tensorflow_version("unknown")
+
+
+@pytest.mark.parametrize(
+    ("partitions", "given", "cycle_time"),
+    [
+        (None, {}, "50"),
+        (None, {"HOROVOD_SIZE": "4"}, "50"),
+        (1, {}, "50"),
+        (4, {"HOROVOD_SIZE": "4"}, "50"),
+        (2, {"OMPI_COMM_WORLD_SIZE": "2"}, "50"),
+        (2, {"HOROVOD_SIZE": "4"}, None),
+        (1, {"PMI_SIZE": "2"}, None),
+        (None, {"HOROVOD_CYCLE_TIME": "3.5"}, "3.5"),
+    ],
+)
+def test_horovods_thread_rests_where_there_is_one_replica(
+    partitions: int | None, given: dict[str, str], cycle_time: str | None
+) -> None:
+    variables = dict(given)
+    environment.rest_horovod(partitions, variables)
+    assert variables.get("HOROVOD_CYCLE_TIME") == cycle_time

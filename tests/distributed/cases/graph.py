@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -113,6 +114,15 @@ def start_time(model: str) -> dict[str, Any]:
     began = time.perf_counter()
     step(*batch).numpy()
     return {"seconds": time.perf_counter() - began}
+
+
+def idle(seconds: float) -> dict[str, Any]:
+    """Processor time of all threads of a rank that has trained and now waits."""
+    training = Training(16)
+    training.step(tf.constant(np.ones((32, 16), np.float32))).numpy()
+    before = time.process_time()
+    threading.Event().wait(seconds)
+    return {"share": (time.process_time() - before) / seconds}
 
 
 def peak_of_a_step(width: int, samples: int) -> dict[str, Any]:
