@@ -4,7 +4,8 @@
     rank 1: in a step of `evaluate`, waits for a message of it from rank 0 ──▶ ... around to the first
 
 Each step of a circle like this could only end after the next. Within one step there is no circle: its task lists were
-checked. A rank that is slow waits for no message, so no circle leads over it.
+checked. A rank that is slow waits for no message, so no circle leads over it. Two steps of one function are two steps: a
+rank that catches an error of a step and goes on to the next leaves the others behind in the first.
 """
 
 from __future__ import annotations
@@ -96,13 +97,16 @@ class StepWatch:
             )
             for status, wait in circle
         )
-        raise RankMismatchError(
-            f"The ranks are in different steps and wait for each other: {text}. Every rank must call the same steps "
-            f"in the same order, with batches of the same shapes."
-        )
+        advice = "Every rank must call the same steps in the same order, with batches of the same shapes."
+        if len({status["program"] for status, _ in circle}) == 1:
+            advice += (
+                " An error of a step that one rank catches leaves the others in that step: let it end the job, or keep "
+                "it from happening."
+            )
+        raise RankMismatchError(f"The ranks are in different steps and wait for each other: {text}. {advice}")
 
     def _circle(self) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
-        """The statuses and waits on a way from this rank back to it, over more than one program."""
+        """The statuses and waits on a way from this rank back to it, over more than one step."""
         own = self._transport.rank
         way: list[tuple[dict[str, Any], dict[str, Any]]] = []
         asked: set[int] = set()
@@ -121,7 +125,7 @@ class StepWatch:
                 way.pop()
             return False
 
-        if not follow(own) or len({status["program"] for status, _ in way}) < 2:
+        if not follow(own) or len({(status["program"], status["step"]) for status, _ in way}) < 2:
             return None
         return way
 

@@ -58,3 +58,14 @@ def test_ranks_in_two_steps_that_both_know_are_named(size: int, odd: int) -> Non
             said
         )
         assert re.search(r"rank \d \(.*?\) is in step \d+ of 'train' on x: float32\(16, 8\) and waits", said), said
+
+
+def test_a_rank_that_catches_an_error_of_a_step_and_goes_on_is_named() -> None:
+    outcome = ended(2, ["caught"])
+    assert "@@ caught in step 3" in outcome.output(1), outcome.report()
+    for rank in range(2):
+        said = last_words(outcome, rank)
+        assert "The ranks are in different steps and wait for each other" in said, outcome.report()
+        assert re.search(r"rank 0 \(.*?\) is in step 3 of 'train_checked' ", said), said
+        assert re.search(r"rank 1 \(.*?\) is in step 4 of 'train_checked' ", said), said
+        assert "An error of a step that one rank catches leaves the others in that step" in said, said

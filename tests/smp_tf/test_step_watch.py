@@ -62,6 +62,15 @@ def test_two_ranks_in_two_steps_that_wait_for_each_other_are_named() -> None:
     )
 
 
+def test_one_step_function_in_two_of_its_steps_is_a_circle() -> None:
+    """A rank caught an error of step 7 and went on to step 8 of the same function."""
+    looking = watch(World(status(0, 1, 1), {**status(1, 1, 0, step=8), "step": 8}))
+    looking.look()
+    with pytest.raises(RankMismatchError, match=r"rank 0 is in step 7 of .*; rank 1 is in step 8 of ") as error:
+        looking.look()
+    assert "An error of a step that one rank catches leaves the others in that step" in str(error.value)
+
+
 def test_a_circle_of_three_is_found() -> None:
     looking = watch(World(status(0, 2, 2), status(1, 1, 0), status(2, 1, 1)))
     looking.look()

@@ -3,6 +3,7 @@
 shape    passes a batch of another size
 step     calls another step function
 known    calls another step function, which every rank has called before
+caught   nothing odd: a label of step 3 is bad, which the last stage notices and whoever it fails on catches
 """
 
 import argparse
@@ -19,7 +20,7 @@ parser.add_argument("mode")
 parser.add_argument("--odd", type=int, default=1)
 args = parser.parse_args()
 
-smp.init({"microbatches": 4, "seed": 1})
+smp.init({"microbatches": 4, "seed": 1, "check_inputs": args.mode != "caught"})
 
 
 class Net(smp.DistributedModel):
@@ -45,6 +46,15 @@ def train(x):
 
 
 @smp.step
+def train_checked(x, y):
+    with tf.GradientTape() as tape:
+        predicted = net(x)
+        with tf.control_dependencies([tf.debugging.assert_less(y, 4, message="bad label")]):
+            loss = tf.reduce_mean((predicted - tf.cast(y, tf.float32)) ** 2)
+    return loss, tape.gradient(loss, net.trainable_variables)
+
+
+@smp.step
 def evaluate(x):
     return tf.reduce_mean(net(x))
 
@@ -58,6 +68,14 @@ for number in range(6):
     x = tf.constant(np.random.default_rng(number).standard_normal((samples, 8)), tf.float32)
     if misbehaves and args.mode in ("step", "known"):
         evaluate(x)
+    elif args.mode == "caught":
+        labels = tf.constant([[9 if number == 3 and sample == 5 else 0] for sample in range(16)])
+        try:
+            loss, _ = train_checked(x, labels)
+            loss.reduce_mean().numpy()
+        except tf.errors.InvalidArgumentError:
+            print(f"@@ caught in step {number}", flush=True)
+            continue
     else:
         loss, _ = train(x)
         loss.reduce_mean().numpy()
