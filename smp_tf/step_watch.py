@@ -4,8 +4,8 @@
     rank 1: in a step of `evaluate`, waits for a message of it from rank 0 ──▶ ... around to the first
 
 Each step of a circle like this could only end after the next. Within one step there is no circle: its task lists were
-checked. A rank that is slow waits for no message, so no circle leads over it. Two steps of one function are two steps: a
-rank that catches an error of a step and goes on to the next leaves the others behind in the first.
+checked. A rank that is slow waits for no message, so no circle leads over it. Two steps of one function are two steps:
+a rank that catches an error of a step and goes on to the next leaves the others behind in the first.
 """
 
 from __future__ import annotations
