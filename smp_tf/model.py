@@ -155,6 +155,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
         Raises:
             StepError: the model has not run a step yet, or the path asks for a format this does not write.
+            RankMismatchError: not every rank calls it.
         """
         from smp_tf.saving import save_model
 

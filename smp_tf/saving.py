@@ -1,5 +1,6 @@
 """Save a whole model from its parts: the structure by Keras, the values streamed to one rank, one tensor at a time.
 
+every rank comes to the beginning: a rank that is in a step instead is an error within seconds
 writer                                     owners of other stages
 structure without values ──▶ folder
 own values ──▶ shard 0
@@ -39,6 +40,7 @@ def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
 
     Raises:
         StepError: the model has not run a step yet, or the path asks for a format this function does not write.
+        RankMismatchError: not every rank saves it.
     """
     path = os.fspath(path)
     if path.endswith((".keras", ".h5", ".hdf5")):
@@ -53,13 +55,15 @@ def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
     owners = [_owner(model, variable) for variable in weights]
     stage_ranks = running.topology.grid.members(CommGroup.PP_GROUP, _WRITER)
     rank = running.topology.rank
+    # Nothing is written or sent before all have come: a rank that never comes may wait in a step for this one.
+    barrier(name=f"the beginning of saving model {model.name!r}")
     if rank == _WRITER:
         _write(model, path, weights, [stage_ranks[owner] for owner in owners])
     elif rank in stage_ranks:
         for number, (variable, owner) in enumerate(zip(weights, owners, strict=True)):
             if stage_ranks[owner] == rank:
                 _transport().send_bytes(_WRITER, tag_of("saved value", number), _as_bytes(variable))
-    barrier(name=f"saving model {model.name!r}")
+    barrier(name=f"the end of saving model {model.name!r}")
 
 
 def _owner(model: DistributedModel, variable: Any) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import saving
-from smp_tf.errors import StepError
+from smp_tf import control, runtime, saving
+from smp_tf.control import ControlChannel
+from smp_tf.deadlock import DeadlockWatch
+from smp_tf.errors import RankMismatchError, StepError
+from smp_tf.topology import Grid
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10.0
 
@@ -183,6 +188,70 @@ def test_bytes_sent_become_the_value_again(variable: tf.Variable) -> None:
     again = saving._from_bytes(memoryview(sent.tobytes()), variable)
     assert (again.dtype, again.shape) == (variable.dtype, variable.shape)
     assert again.numpy().tolist() == variable.numpy().tolist()
+
+
+class _PeerInAStep:
+    """A transport of rank 0 in a world of two, whose rank 1 waits in a step for a message from rank 0."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def send_bytes(self, dest: int, tag: int, data: bytes, timeout: float | None = None) -> None:
+        self.sent.append(dest)
+
+    def recv_bytes(
+        self, src: int, tag: int, timeout: float | None = None, while_waiting: Callable[[], None] | None = None
+    ) -> memoryview:
+        assert while_waiting is not None, "nobody would ever end this"
+        for _ in range(3):
+            while_waiting()
+        raise TimeoutError
+
+    def ask(self, rank: int, timeout: float = 1.0) -> dict[str, Any]:
+        wait = {"peer": 0, "is_send": False, "label": "x:0", "program": 3, "step": 7, "microbatch": 0, "seconds": 6.0}
+        if rank == 0:
+            return {"rank": 0, "in_step": False, "program": 3, "step": 6, "waits": []}
+        return {"rank": 1, "in_step": True, "program": 3, "step": 7, "waits": [wait]}
+
+    def set_activity(self, text: str) -> None:
+        pass
+
+
+@pytest.fixture
+def with_a_peer_in_a_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], _PeerInAStep]]:
+    """Makes this rank, from the call on, rank 0 of two."""
+    impatient = functools.partial(DeadlockWatch, patience=0.0, interval=0.0)
+    monkeypatch.setattr(control, "DeadlockWatch", impatient)
+    alone, transport = runtime.current(), _PeerInAStep()
+    topology = dataclasses.replace(
+        alone.topology, grid=Grid(2, 2), local_size=2, hosts=alone.topology.hosts * 2, pids=(100, 101)
+    )
+    channel: Any = ControlChannel(0, transport, 60.0)  # type: ignore[arg-type]
+
+    def pretend() -> _PeerInAStep:
+        runtime.install(dataclasses.replace(alone, topology=topology, control=channel, transport=transport))  # type: ignore[arg-type]
+        return transport
+
+    yield pretend
+    runtime.install(alone)
+
+
+def test_a_rank_that_saves_alone_while_another_waits_for_it_in_a_step_is_an_error_and_no_hang(
+    with_a_peer_in_a_step: Callable[[], _PeerInAStep], tmp_path: Path
+) -> None:
+    model = Net()
+    train(model)
+    peer = with_a_peer_in_a_step()
+    with pytest.raises(RankMismatchError) as raised:
+        model.save_model(tmp_path / "saved")
+    assert str(raised.value) == (
+        "Rank 0 is at the beginning of saving model 'net', while rank 1 is in step 7 and waits for 'x:0' from rank 0. "
+        "Every rank must call the same steps in the same order, with batches of the same shapes."
+    )
+    assert list(tmp_path.iterdir()) == []
+    assert peer.sent == []
 
 
 class TestRefused:
