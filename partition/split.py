@@ -79,11 +79,12 @@ class Transfer:
 
 
 class Delivery(enum.Enum):
-    """Who gets an output of the step: every rank (sent), every rank (made there), or its stage alone."""
+    """Who gets an output of the step: every rank (sent), every rank (made there), its stage alone, or all its sum."""
 
     SENT_TO_ALL = "sent to all"
     MADE_BY_ALL = "made by all"
     LOCAL = "local"
+    SUM_TO_ALL = "sum to all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ class StepOutputPlan:
         is_part: whether it is a part of a composite tensor (sparse slices), whose parts stay per microbatch.
         summands: for a gradient that is made on other stages than its variable's owner, `stage`: the contributions.
             Each is summed over the microbatches where it is made and sent to `stage` once per step; the output is
-            the sum of all. Where `tensor` is not among them it is never computed.
+            the sum of all. Where `tensor` is not among them it is never computed. With SUM_TO_ALL they go to every
+            stage, and each adds them up: the gradient of a variable of the script, which lives on every rank.
     """
 
     tensor: Tensor
@@ -111,7 +113,11 @@ class StepOutputPlan:
     @property
     def is_summed(self) -> bool:
         """Whether the stage that makes it adds it up over the microbatches instead of keeping each."""
-        return self.is_gradient and self.delivery is Delivery.LOCAL and not self.is_part
+        return self.is_gradient and self.delivery in (Delivery.LOCAL, Delivery.SUM_TO_ALL) and not self.is_part
+
+    def gets_sum(self, stage: int) -> bool:
+        """Whether a stage has the sum over the microbatches."""
+        return self.is_summed and (self.stage == stage or self.delivery is Delivery.SUM_TO_ALL)
 
 
 @dataclass(frozen=True)
@@ -263,8 +269,16 @@ class _Splitter:
         A sum of contributions from several stages that the step only returns is taken apart: each stage sums its own
         over the microbatches, and the owner adds them up.
         """
-        owner = self._owner_of_gradient(output)
+        variable = self._variable_of_gradient(output)
+        owner = None if variable is None else self.assignment.owners[variable]
         stage = output.stage if owner is None else owner
+        of_script = variable is not None and owner is None and self.assignment.stages > 1
+        if of_script and output.is_part:
+            raise PlacementError(
+                f"The step returns the sparse gradient {self.graph.nodes[output.tensor.node].name!r} of "
+                f"{self.graph.variables[variable].name!r}, a variable of the script that every rank has. Return "
+                f"tf.convert_to_tensor(gradient) from the step instead."
+            )
         if output.is_part and output.is_gradient and stage != output.stage:
             raise PlacementError(
                 f"The sparse gradient {self.graph.nodes[output.tensor.node].name!r} is made on stage {output.stage}, "
@@ -272,6 +286,8 @@ class _Splitter:
             )
         if not output.is_summed:
             return output
+        if of_script:
+            output = replace(output, delivery=Delivery.SUM_TO_ALL, summands=(output.tensor,))
         node = self.graph.nodes[output.tensor.node]
         places = [self.places[t.node] for t in node.inputs]
         if (
@@ -284,15 +300,15 @@ class _Splitter:
             return replace(output, summands=node.inputs, stage=stage)
         return output if stage == output.stage else replace(output, summands=(output.tensor,), stage=stage)
 
-    def _owner_of_gradient(self, output: StepOutputPlan) -> int | None:
-        """The stage that owns the variable of a returned gradient, also of one that was changed after it was taken.
+    def _variable_of_gradient(self, output: StepOutputPlan) -> int | None:
+        """The variable of a returned gradient, also of one that was changed after it was taken.
 
         None where it cannot be told: the value was computed from no gradient of a variable, or from those of several.
         """
         found = self._variables_behind(output.tensor)
         if len(found) != 1 and self._is_changed_gradient(output.tensor):
             found = self._variables_behind(output.tensor, of_one_type=True)
-        return self.assignment.owners[min(found)] if len(found) == 1 else None
+        return min(found) if len(found) == 1 else None
 
     def _is_changed_gradient(self, tensor: Tensor) -> bool:
         """Whether a value is one variable's gradient times, or plus, numbers: as clipping by a norm gives it.
@@ -328,9 +344,14 @@ class _Splitter:
         node = self.graph.nodes[tensor.node]
         if place.role in (Role.FREE, Role.REPLICATED):
             return StepOutputPlan(tensor, Delivery.MADE_BY_ALL, None, False)
-        gradient_stages = self._gradient_stages(tensor.node)
-        is_gradient = bool(gradient_stages)
-        of_one_stage = node.backward or len(gradient_stages) == 1 or self._is_changed_gradient(tensor)
+        behind = self._variables_behind(tensor)
+        is_gradient = bool(behind) and (self._is_changed_gradient(tensor) or not self._needs_model(tensor.node))
+        of_one_stage = (
+            node.backward
+            or len(behind) == 1
+            or self._is_changed_gradient(tensor)
+            or len(self._gradient_stages(tensor.node)) == 1
+        )
         local = index in self.local_outputs or (is_gradient and of_one_stage)
         delivery = Delivery.LOCAL if local else Delivery.SENT_TO_ALL
         kind = self.graph.type_of(tensor)
@@ -340,6 +361,21 @@ class _Splitter:
                 f"a tensor cannot leave its process. Name it in local_outputs, or return the numbers it is made of."
             )
         return StepOutputPlan(tensor, delivery, place.stage, is_gradient)
+
+    def _needs_model(self, number: int) -> bool:
+        """Whether a value was computed from gradients and from what a model gives: a loss with a gradient penalty."""
+        seen: set[int] = set()
+        stack = [number]
+        while stack:
+            current = stack.pop()
+            node, place = self.graph.nodes[current], self.places[current]
+            if current in seen or node.backward or place.role is not Role.HOME:
+                continue
+            seen.add(current)
+            if node.call or place.sweep == 0:
+                return True
+            stack.extend(t.node for t in node.inputs)
+        return False
 
     def _gradient_stages(self, number: int) -> set[int]:
         """Stages whose backward ops a value was computed from, looking through the ops made after backward."""
@@ -447,10 +483,11 @@ class _Splitter:
             source, src_sweep = self._home(tensor) if sent is None else self._made_at(sent)
             found.append(Transfer(len(found), tensor, None, source, src_sweep, stage, first))
         # A gradient that the step returns twice is sent once.
-        for summand, target in dict.fromkeys((t, o.stage) for o in outputs for t in o.summands):
+        stages = range(self.assignment.stages)
+        wanted = [(t, s) for o in outputs for t in o.summands for s in stages if o.gets_sum(s)]
+        for summand, target in dict.fromkeys(wanted):
             source, sweep_made = self._home(summand)
             if source != target:
-                assert target is not None
                 found.append(Transfer(len(found), summand, None, source, sweep_made, target, None, is_sum=True))
         needed: dict[tuple[int, int], int] = {}
         for (stage, sweep), variables in sorted(self.remote.items(), key=lambda item: (item[0][1], item[0][0])):

@@ -240,7 +240,7 @@ class _Emitter:
 
     def _total(self, output: StepOutputPlan) -> tf.Tensor | None:
         """What this rank has of an output's sum over the microbatches."""
-        if output.stage != self.program.stage or not output.is_summed:
+        if not output.gets_sum(self.program.stage):
             return None
         parts = [self._sum(t) for t in output.summands or (output.tensor,)]
         return tf.add_n(parts) if len(parts) > 1 else parts[0]

@@ -1,4 +1,4 @@
-"""Average gradients over replicas: one sum over the ranks that hold the same stage, once per step."""
+"""Average gradients over replicas: a sum over the ranks that hold the same stage, once per step and dtype."""
 
 from __future__ import annotations
 
@@ -29,5 +29,15 @@ def sum_over_replicas(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor
     import horovod.tensorflow as hvd
 
     sent = [tf.cast(t, _WIRE_TYPE.get(t.dtype, t.dtype)) for t in tensors]
-    sums = hvd.grouped_allreduce(sent, op=hvd.Sum, name=name, process_set=running.process_sets.dp)
-    return [tf.cast(s, t.dtype) for s, t in zip(sums, tensors, strict=True)]
+    sums: dict[int, tf.Tensor] = {}
+    # Horovod's op takes tensors of one dtype.
+    for dtype in sorted({t.dtype for t in sent}, key=lambda dtype: dtype.name):
+        of_type = [index for index, t in enumerate(sent) if t.dtype == dtype]
+        reduced = hvd.grouped_allreduce(
+            [sent[index] for index in of_type],
+            op=hvd.Sum,
+            name=f"{name}_{dtype.name}",
+            process_set=running.process_sets.dp,
+        )
+        sums.update(zip(of_type, reduced, strict=True))
+    return [tf.cast(sums[index], t.dtype) for index, t in enumerate(tensors)]

@@ -390,7 +390,7 @@ def test_what_cannot_leave_its_process_may_be_kept_for_backward() -> None:
     back = b.add("Mul", g, stack, forward_of=stack)
     result = cut(b.graph(back), BY_LAYER)
     assert result.stash(0) == (stack,)
-    assert [t.tensor for t in result.transfers] == [y, g]
+    assert [t.tensor for t in result.transfers] == [y, g, back]
 
 
 def test_returning_what_cannot_leave_its_process_is_refused_unless_it_is_local() -> None:

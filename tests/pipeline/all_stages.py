@@ -337,18 +337,22 @@ class Delivered:
     total: np.ndarray | None = None
 
 
+def _summed(step: CutStep, ran: Ran, stage: int, summands: Sequence[Tensor]) -> Delivered:
+    """The sum of what this stage made of some tensors and of what the others sent it, once a step."""
+    parts: list[np.ndarray] = []
+    for summand in summands:
+        made_here = step.split.assignment.places[summand.node].stage == stage
+        keys = [(summand, m) for m in range(step.program.microbatches)] if made_here else [(summand, None)]
+        parts += [ran.values[stage][key].numpy() for key in keys]
+    return Delivered(stage, None, np.sum(parts, axis=0))
+
+
 def delivered(step: CutStep, ran: Ran, index: int) -> list[Delivered]:
     """Output number `index` of a step on every stage that gets it."""
     plan = step.split.outputs[index]
     count = range(step.program.microbatches)
     if plan.summands:
-        assert plan.stage is not None
-        parts: list[np.ndarray] = []
-        for summand in plan.summands:
-            home = step.split.assignment.places[summand.node].stage
-            keys = [(summand, m) for m in count] if home == plan.stage else [(summand, None)]
-            parts += [ran.values[plan.stage][key].numpy() for key in keys]
-        return [Delivered(plan.stage, None, np.sum(parts, axis=0))]
+        return [_summed(step, ran, stage, plan.summands) for stage in range(step.stages) if plan.gets_sum(stage)]
     stages = [plan.stage] if plan.delivery is Delivery.LOCAL else range(step.stages)
     found = []
     for stage in stages:

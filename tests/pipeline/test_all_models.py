@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 from tf_keras import layers
 
+from smp_tf.partition.split import Delivery
 from tests.pipeline.all_stages import (
     CutStep,
     assert_same,
@@ -476,6 +477,34 @@ def trainable_variable_of_the_script() -> Case:
     return Case(step, [model], [normal(6), normal(6)])
 
 
+def script_variable_on_both_sides() -> Case:
+    model = _tanh_model()
+    scale = tf.Variable(1.5, name="scale")
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = squared_error(y, model(x * scale) * scale)
+        return tape.gradient(loss, [*model.trainable_variables, scale]), loss
+
+    return Case(step, [model], [normal(6), normal(6)])
+
+
+def attacked_inputs() -> Case:
+    """The loss on inputs that were moved along their own gradient."""
+    model = _tanh_model()
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            clean = squared_error(y, model(x))
+        moved = tf.stop_gradient(x + 0.1 * tf.sign(inner.gradient(clean, x)))
+        with tf.GradientTape() as tape:
+            loss = squared_error(y, model(moved))
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    return Case(step, [model], [normal(6), normal(6)])
+
+
 def evaluation() -> Case:
     model = _tanh_model()
 
@@ -498,7 +527,7 @@ SMALL = [
     custom_gradient, nested_function, assignments_in_call, gathers, spectral_normalization, mixed_bfloat16, float64,
     clipping_inside_the_step, penalty_outside_the_model, gradient_penalty, persistent_tape_two_losses,
     symbolic_gradients, weights_without_gradient, two_models_share_a_layer, metrics_of_the_script,
-    trainable_variable_of_the_script, evaluation, unknown_batch_size,
+    trainable_variable_of_the_script, script_variable_on_both_sides, attacked_inputs, evaluation, unknown_batch_size,
 ]  # fmt: skip
 
 #: Whose graphs are large, each with a few settings that cover schedules and numbers of stages.
@@ -550,3 +579,18 @@ def test_the_gradient_of_a_shared_weight_reaches_its_owner_also_when_that_is_the
     assert [o.stage for o in step.split.outputs if o.summands] == [1]
     sums = [(t.src_stage, t.dst_stage) for t in step.split.transfers if t.is_sum]
     assert sums == [(0, 1)]
+
+
+@pytest.mark.parametrize("make", [trainable_variable_of_the_script, script_variable_on_both_sides])
+def test_the_gradient_of_a_script_variable_reaches_every_stage(make: Any) -> None:
+    """Bug: it stayed where it was made, and every rank trained another value of the variable."""
+    step = run(make, 3, 2)
+    gradient = step.split.outputs[-2]
+    assert [gradient.gets_sum(stage) for stage in range(3)] == [True, True, True]
+
+
+def test_a_loss_after_an_inner_gradient_reaches_every_stage() -> None:
+    """Bug: it was taken for a gradient, and was None on the ranks that did not make it."""
+    step = run(attacked_inputs, 2, 2)
+    loss = step.split.outputs[0]
+    assert (loss.delivery, loss.is_gradient) == (Delivery.SENT_TO_ALL, False)
