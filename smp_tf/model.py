@@ -161,6 +161,33 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
         save_model(self, path)
 
+    def save_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf_keras.Model.save_weights`, with one partition.
+
+        Raises:
+            StepError: there are several partitions, so this rank does not have all weights.
+        """
+        self._refuse_over_partitions("save_weights")
+        return super().save_weights(*args, **kwargs)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf_keras.Model.load_weights`, with one partition.
+
+        Raises:
+            StepError: there are several partitions, so this rank does not store all weights.
+        """
+        self._refuse_over_partitions("load_weights")
+        return super().load_weights(*args, **kwargs)
+
+    def _refuse_over_partitions(self, method: str) -> None:
+        partitions = runtime.current().topology.mp_size
+        if partitions > 1:
+            raise StepError(
+                f"{method} of model {self.name!r} would see the weights of this rank alone: the model is spread over "
+                f"{partitions} partitions. Call model.save_model(path) on every rank to write the whole model, "
+                f"which tf_keras.models.load_model reads in one process."
+            )
+
     def _is_local(self, variable: Any) -> bool:
         state = self._smp_store.state(variable)
         if state is None or state.owner is None:

@@ -72,6 +72,24 @@ def not_an_override(method: Any) -> Any:
     return method
 
 
+def checked_in_checkpoints(check: Callable[[Any], None]) -> type[Any]:
+    """A base class whose variables are checked before a checkpoint takes or gives their value.
+
+    TensorFlow's checkpoints read and write a variable's memory past `numpy` and `assign`, and leave out, without a
+    word, a variable that has none. To take a value and to give one, they first ask where it is, by this method.
+
+    Args:
+        check: given the variable; raises where its value can be neither taken nor given.
+    """
+
+    class Checked:
+        def _serialize_to_tensors(self) -> Any:
+            check(self)
+            return super()._serialize_to_tensors()  # type: ignore[misc]
+
+    return Checked
+
+
 def tape_is_recording() -> bool:
     """Whether any gradient tape is active in this thread."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()

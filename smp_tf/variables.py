@@ -82,7 +82,21 @@ def _check_readable(variable: Any, doing: str) -> None:
     )
 
 
-class _Guarded:
+def _check_saved(variable: Any) -> None:
+    # While the structure of a model is written its values are left out on purpose.
+    state: VariableState = variable.smp_state
+    if state.is_filled or _tracing.depth:
+        return
+    if state.owner is None:
+        _check_readable(variable, "save or restore")
+    raise OwnershipError(
+        f"Cannot save or restore variable {state.name!r} here: partition {state.owner} owns it and only its rank "
+        f"stores it, so a checkpoint of this rank would lack it. model.save_model(path), called on every rank, writes "
+        f"the weights of all partitions."
+    )
+
+
+class _Guarded(tf_internals.checked_in_checkpoints(_check_saved)):  # type: ignore[misc]
     """What a variable of a distributed model does before it is read or written: check that this rank stores it."""
 
     smp_state: VariableState

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import pytest
 
 import smp_tf as smp
+from smp_tf import runtime
+from smp_tf.topology import Grid
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +47,21 @@ def init(keras_defaults: None) -> Iterator[Callable[..., None]]:
 
     yield start
     smp.shutdown()
+
+
+@pytest.fixture
+def two_partitions(init: Callable[..., None]) -> Iterator[Callable[[], None]]:
+    """Makes this process, once it is initialised and from the call on, rank 0 of two partitions; rank 1 is nobody."""
+    before: list[runtime.Runtime] = []
+
+    def pretend() -> None:
+        before.append(runtime.current())
+        alone = before[0].topology
+        topology = dataclasses.replace(
+            alone, grid=Grid(2, 2), local_size=2, hosts=alone.hosts * 2, pids=(alone.pids[0], alone.pids[0] + 1)
+        )
+        runtime.install(dataclasses.replace(before[0], topology=topology))
+
+    yield pretend
+    if before:
+        runtime.install(before[0])

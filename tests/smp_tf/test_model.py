@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -366,6 +367,29 @@ class TestOutsideAStep:
         assert len(model.local_variables) == 4
 
 
+class TestWeightFiles:
+    @pytest.mark.parametrize("name", ["w.weights.h5", "checkpoint"])
+    def test_with_one_partition_they_are_as_with_keras(self, name: str, tmp_path: Path) -> None:
+        model = Net()
+        before = predictions(model)
+        model.save_weights(tmp_path / name)
+        model.head.bias.assign([7.0, 8.0])
+        model.load_weights(tmp_path / name)
+        assert predictions(model).tolist() == before.tolist()
+
+    @pytest.mark.parametrize("method", ["save_weights", "load_weights"])
+    def test_with_more_they_would_lose_weights_and_are_refused(
+        self, method: str, tmp_path: Path, two_partitions: Callable[[], None]
+    ) -> None:
+        model = Net()
+        predictions(model)
+        two_partitions()
+        with pytest.raises(StepError, match=f"^{method} of model 'net' would see .* alone: .* over 2 partitions") as e:
+            getattr(model, method)(tmp_path / "w")
+        assert "Call model.save_model(path) on every rank" in str(e.value)
+        assert list(tmp_path.iterdir()) == []
+
+
 class TestRefused:
     def test_before_init(self) -> None:
         smp.shutdown()
@@ -374,7 +398,9 @@ class TestRefused:
         with pytest.raises(NotInitializedError):
             smp.DistributedModel(functional)
 
-    @pytest.mark.parametrize("arguments", [(), (3,), ("net",), (functional, functional)], ids=str)
+    @pytest.mark.parametrize(
+        "arguments", [(), (3,), ("net",), (functional, functional)], ids=["none", "3", "net", "two"]
+    )
     def test_anything_but_one_model_or_function(self, arguments: tuple[Any, ...]) -> None:
         with pytest.raises(TypeError, match="is either subclassed or given one Keras model, or one function"):
             smp.DistributedModel(*arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,6 +177,25 @@ def test_keras_calls_an_overridden_build_before_the_first_call_unless_it_is_mark
     Model.build = tf_internals.not_an_override(build) if marked else build
     Model()(tf.ones([2, 3]))
     assert built == ([] if marked else [(2, 3)])
+
+
+def test_every_checkpoint_asks_before_it_takes_or_gives_a_value(tmp_path: Path) -> None:
+    asked: list[str] = []
+    checked = tf_internals.checked_in_checkpoints(lambda variable: asked.append(variable.name))
+
+    class Checked(checked, tf_internals.UninitializedVariable):  # type: ignore[misc, valid-type]
+        pass
+
+    variable = Checked(shape=[2], dtype=tf.float32, name="v")
+    tf.train.Checkpoint(v=variable).write(str(tmp_path / "empty"))
+    assert asked == ["v:0"]
+    variable.assign([1.0, 2.0])
+    written = tf.train.Checkpoint(v=variable).write(str(tmp_path / "full"))
+    assert asked == ["v:0"] * 2
+    variable.assign([0.0, 0.0])
+    tf.train.Checkpoint(v=variable).read(written)
+    assert asked == ["v:0"] * 3
+    assert variable.numpy().tolist() == [1.0, 2.0]
 
 
 def test_whether_a_tape_is_recording() -> None:

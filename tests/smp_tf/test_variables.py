@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,45 @@ def test_a_trace_does_not_make_eager_reads_right() -> None:
     _, (first, _) = deferred(two_weights)
     with tracing_step(), pytest.raises(OwnershipError):
         first.numpy()
+
+
+class TestCheckpoints:
+    def test_one_that_would_lack_a_weight_of_another_rank_is_not_written_silently(self, tmp_path: Path) -> None:
+        store, (first, second) = deferred(two_weights)
+        store.settle({0: 0, 1: 1}, stage=0, seed=SEED)
+        with pytest.raises(OwnershipError, match="Cannot save or restore variable 'second' here: partition 1") as e:
+            tf.train.Checkpoint(first=first, second=second).write(str(tmp_path / "c"))
+        assert "model.save_model(path), called on every rank" in str(e.value)
+        assert list(tmp_path.glob("c*")) == []
+
+    def test_one_is_not_restored_into_a_weight_of_another_rank(self, tmp_path: Path) -> None:
+        written = tf.train.Checkpoint(v=tf.Variable([1.0, 2.0])).write(str(tmp_path / "c"))
+        store, (first, _) = deferred(two_weights)
+        store.settle({0: 1, 1: 0}, stage=0, seed=SEED)
+        with pytest.raises(OwnershipError, match="Cannot save or restore variable 'first' here"):
+            tf.train.Checkpoint(v=first).read(written)
+        assert not has_storage(first)
+
+    def test_one_before_the_plan_would_be_empty_and_is_an_error(self, tmp_path: Path) -> None:
+        _, (first, _) = deferred(two_weights)
+        with pytest.raises(OwnershipError, match="Cannot save or restore variable 'first' yet"):
+            tf.train.Checkpoint(v=first).write(str(tmp_path / "c"))
+
+    def test_a_weight_that_was_freed_is_not_saved_silently_either(self, tmp_path: Path) -> None:
+        freed, store = tf.Variable([1.0], name="freed"), VariableStore("net")
+        store.adopt(freed)
+        store.settle({0: 1}, stage=0, seed=SEED)
+        with pytest.raises(OwnershipError, match="variable 'freed' here"):
+            tf.train.Checkpoint(v=freed).write(str(tmp_path / "c"))
+
+    def test_a_rank_s_own_weights_are_saved_and_restored(self, tmp_path: Path) -> None:
+        store, (first, second) = deferred(two_weights)
+        store.settle({}, stage=0, seed=SEED)
+        checkpoint = tf.train.Checkpoint(first=first, second=second)
+        written = checkpoint.write(str(tmp_path / "c"))
+        first.assign([0.0, 0.0])
+        checkpoint.read(written).assert_consumed()
+        assert first.numpy().tolist() == [1.0, 2.0]
 
 
 class _SeveralWeights(layers.Layer):
