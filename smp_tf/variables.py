@@ -26,6 +26,21 @@ from smp_tf.errors import OwnershipError
 
 
 @dataclasses.dataclass
+class Placement:
+    """Who stores a variable: one and the same for all models that use it.
+
+    Args:
+        owner: its stage; None before the plan.
+        is_local: whether this rank stores it; meaningful once owner is known.
+        is_filled: whether it has a value here.
+    """
+
+    owner: int | None = None
+    is_local: bool = False
+    is_filled: bool = False
+
+
+@dataclasses.dataclass
 class VariableState:
     """What smp_tf knows about one variable of a distributed model.
 
@@ -34,18 +49,29 @@ class VariableState:
         initial_value: makes the initial value; None for a variable that was built with its value.
         op_seeds: the seeds that TensorFlow's random ops in the initial value have drawn, in the order of the ops.
         position: how many variables of the model were created before it.
-        owner: its stage; None before the plan.
-        is_local: whether this rank stores it; meaningful once owner is known.
-        is_filled: whether it has a value here.
+        placement: who stores it; shared with the other models that use the variable.
     """
 
     name: str
     initial_value: Callable[[], tf.Tensor] | None
     op_seeds: tuple[tf_internals.OpSeeds, ...]
     position: int
-    owner: int | None = None
-    is_local: bool = False
-    is_filled: bool = False
+    placement: Placement = dataclasses.field(default_factory=Placement)
+
+    @property
+    def owner(self) -> int | None:
+        """The stage that stores the variable; None before the plan."""
+        return self.placement.owner
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this rank stores it; meaningful once its owner is known."""
+        return self.placement.is_local
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether it has a value here."""
+        return self.placement.is_filled
 
 
 class _Tracing(threading.local):
@@ -197,10 +223,19 @@ class VariableStore:
         return self._states.get(id(variable.handle))
 
     def adopt(self, variable: tf.Variable) -> None:
-        """Take in a variable that was built with its value."""
-        if self.state(variable) is None:
-            state = VariableState(self._unique(variable.name), None, (), len(self._states), is_filled=True)
-            self._add(variable, state)
+        """Take in a variable that was built with its value, or that belongs to another model as well.
+
+        Whichever model runs a step first decides who stores what they share.
+        """
+        if self.state(variable) is not None:
+            return
+        position, name = len(self._states), self._unique(variable.name)
+        first = store_of(variable)
+        known = first.state(variable) if first is not None else None
+        if known is not None:
+            self._add(variable, dataclasses.replace(known, name=name, position=position), also=True)
+        else:
+            self._add(variable, VariableState(name, None, (), position, Placement(is_filled=True)))
 
     def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         """A variable creator (see `tf.variable_creator_scope`) that makes variables without storage.
@@ -229,10 +264,12 @@ class VariableStore:
             state.position = len(self._states)
             self._add(variable, state)
 
-    def _add(self, variable: Any, state: VariableState) -> None:
+    def _add(self, variable: Any, state: VariableState, also: bool = False) -> None:
+        """Note a variable as this model's, or as also this one's."""
         self._states[id(variable.handle)] = state
         self._variables[id(variable.handle)] = variable
-        _owner_of[id(variable.handle)] = weakref.ref(self)
+        earlier = _stores_of.get(id(variable.handle), ()) if also else ()
+        _stores_of[id(variable.handle)] = (*earlier, weakref.ref(self))
 
     def _unique(self, name: str) -> str:
         base = name.partition(":")[0]
@@ -254,13 +291,14 @@ class VariableStore:
             state = self._states[id(variable.handle)]
             if state.owner is not None:
                 continue
-            state.owner = owners.get(state.position, 0)
-            state.is_local = state.owner == stage
+            placement = state.placement
+            placement.owner = owners.get(state.position, 0)
+            placement.is_local = placement.owner == stage
             if state.is_local and not state.is_filled:
                 self._fill(variable, state, seed)
             elif not state.is_local and state.is_filled:
                 tf_internals.destroy_storage(variable)
-                state.is_filled = False
+                placement.is_filled = False
                 if type(variable) is tf_internals.ResourceVariable:
                     # The script and Keras hold this very object; from now on it checks who reads it.
                     variable.smp_state = state
@@ -275,18 +313,21 @@ class VariableStore:
                 value = _with_drawn_seeds(state.initial_value, state.op_seeds, seed, state.position)
             else:
                 value = tf.convert_to_tensor(state.initial_value(), dtype=variable.dtype)
-            state.is_filled = True
+            state.placement.is_filled = True
             variable.assign(value, read_value=False)
 
 
-_owner_of: dict[int, weakref.ref[VariableStore]] = {}
+#: The stores of a variable, by its handle: that of the model it was made in first.
+_stores_of: dict[int, tuple[weakref.ref[VariableStore], ...]] = {}
 
 
 def store_of(variable: Any) -> VariableStore | None:
     """The store of the distributed model a variable belongs to; None for a variable of the script's own."""
-    found = _owner_of.get(id(variable.handle))
-    store = found() if found is not None else None
-    return store if store is not None and store.state(variable) is not None else None
+    for found in _stores_of.get(id(variable.handle), ()):
+        store = found()
+        if store is not None and store.state(variable) is not None:
+            return store
+    return None
 
 
 def is_remote(variable: Any) -> bool:

@@ -293,6 +293,39 @@ class TestNested:
         assert len(model.local_variables) == 6
         assert len(model.inner.local_variables) == 4
 
+    def test_layers_shared_by_two_models_train_with_both(self) -> None:
+        encoder = [layers.Dense(4, activation="tanh"), layers.Dense(2)]
+
+        class Uses(smp.DistributedModel):
+            def __init__(self) -> None:
+                super().__init__()
+                self.encoder = encoder
+                self.head = layers.Dense(2)
+
+            def call(self, x: tf.Tensor) -> tf.Tensor:
+                for layer in self.encoder:
+                    x = layer(x)
+                return self.head(x)
+
+        one, other = Uses(), Uses()
+        predictions(one)
+        before = encoder[0].kernel.numpy()
+        predictions(other)
+        assert encoder[0].kernel.numpy().tolist() == before.tolist()
+        assert len(other.local_variables) == 6
+
+        @smp.step
+        def train(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(other(x) ** 2)
+            return tape.gradient(loss, other.trainable_variables)
+
+        gradients = [g.accumulate() for g in train(X)]
+        tf_keras.optimizers.SGD(0.5).apply_gradients(zip(gradients, other.trainable_variables, strict=True))
+        assert encoder[0].kernel.numpy().tolist() != before.tolist()
+        plain = one.head(encoder[1](encoder[0](X))).numpy()
+        assert predictions(one) == pytest.approx(plain, abs=1e-6)
+
     def test_weights_made_in_the_model_itself(self) -> None:
         class Scaled(smp.DistributedModel):
             def __init__(self) -> None:

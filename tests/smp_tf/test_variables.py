@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,62 @@ def test_a_trace_does_not_make_eager_reads_right() -> None:
     _, (first, _) = deferred(two_weights)
     with tracing_step(), pytest.raises(OwnershipError):
         first.numpy()
+
+
+class TestSharedByTwoModels:
+    def shared(self) -> tuple[VariableStore, VariableStore, list[tf.Variable]]:
+        """A model with two weights, and one that has made a weight of its own before it takes in those two."""
+        one, made = deferred(two_weights)
+        other, own = deferred(lambda: [tf.Variable(lambda: tf.constant([9.0]), name="own")], "other")
+        for variable in (*made, *own):
+            other.adopt(variable)
+        return one, other, [*made, *own]
+
+    def test_the_model_that_runs_first_decides_for_both(self) -> None:
+        one, other, (first, second, own) = self.shared()
+        one.settle({0: 0, 1: 1}, stage=1, seed=SEED)
+        assert [other.state(v).owner for v in (first, second, own)] == [0, 1, None]
+        assert other.is_new
+        second.assign([6.0, 6.0, 6.0])
+        other.settle({0: 1, 1: 1, 2: 0}, stage=1, seed=SEED)
+        assert [other.state(v).owner for v in (first, second, own)] == [0, 1, 1]
+        assert second.numpy().tolist() == [6.0, 6.0, 6.0]
+        assert own.numpy().tolist() == [9.0]
+        assert not has_storage(first)
+        assert not one.is_new
+
+    def test_the_model_that_came_second_may_run_first(self) -> None:
+        one, other, (first, second, own) = self.shared()
+        other.settle({0: 0, 1: 1, 2: 0}, stage=0, seed=SEED)
+        assert not one.is_new
+        one.settle({0: 0, 1: 1}, stage=0, seed=SEED)
+        assert [v.numpy().tolist() for v in (second, own)] == [[3.0, 4.0, 5.0], [9.0]]
+        assert is_remote(first)
+
+    def test_each_model_counts_it_in_its_own_order(self) -> None:
+        one, other, (first, second, own) = self.shared()
+        assert [one.state(v).position for v in (first, second)] == [0, 1]
+        assert [other.state(v).position for v in (own, first, second)] == [0, 1, 2]
+        assert store_of(first) is one
+
+    def test_a_weight_built_with_its_value_is_shared_too(self) -> None:
+        one, other, weight = VariableStore("one"), VariableStore("other"), tf.Variable([1.0])
+        one.adopt(weight)
+        one.settle({0: 1}, stage=0, seed=SEED)
+        other.adopt(weight)
+        other.settle({0: 0}, stage=0, seed=SEED)
+        assert is_remote(weight)
+        with pytest.raises(OwnershipError, match="partition 1 owns it"):
+            weight.numpy()
+
+    def test_it_stays_a_model_s_after_the_first_model_is_gone(self) -> None:
+        one, other, (first, second, _) = self.shared()
+        one.settle({0: 0, 1: 1}, stage=0, seed=SEED)
+        del one
+        gc.collect()
+        assert store_of(second) is other
+        assert is_remote(second)
+        assert not is_remote(first)
 
 
 class TestCheckpoints:
