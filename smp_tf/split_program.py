@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +53,7 @@ class _Flat:
         return _Flat(values, accumulated, weights, total)
 
 
-@dataclass
+@dataclass(repr=False)
 class SplitProgram:
     """A step made ready for one signature: this rank's program and what is needed to call it.
 
@@ -89,13 +90,30 @@ class SplitProgram:
         Returns:
             The structure the step function returns, with a `StepOutput` in place of every tensor.
         """
+        if tf.config.functions_run_eagerly():
+            raise StepError(
+                f"Step {self.name!r} is cut and pipelined as a graph, and cannot run op by op. Switch "
+                f"tf.config.run_functions_eagerly off around it; to debug its body, use tf.print in it."
+            )
         if not tf.executing_eagerly():
             return self._results(self._emit(tensors))
         if self._eager is None:
-            self._eager = tf.function(self._emit_tensors, autograph=False)
+            self._eager = tf.function(self._named_emitter(), autograph=False)
         flat = self._eager(*tensors)
         assert self._layout is not None
         return self._results(self._layout.filled(flat))
+
+    def __repr__(self) -> str:
+        return f"<SplitProgram of step {self.name!r}>"
+
+    def _named_emitter(self) -> Callable[..., list[tf.Tensor]]:
+        """`_emit_tensors` under a name of its own: TensorFlow warns of retracing by counting the traces of one code."""
+
+        def emit_tensors(*tensors: Any) -> list[tf.Tensor]:
+            return self._emit_tensors(*tensors)
+
+        code = emit_tensors.__code__.replace(co_name=f"{self.name}_{self.stage_program.number}")
+        return types.FunctionType(code, emit_tensors.__globals__, code.co_name, None, emit_tensors.__closure__)
 
     def _emit_tensors(self, *tensors: Any) -> list[tf.Tensor]:
         self._layout = self._emit(tensors)

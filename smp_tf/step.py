@@ -172,7 +172,8 @@ class Step:
             arguments.names, arguments.roots, arguments.tensors, self._options.non_split, self._options.axes
         )
         batch = static_batch_size(planned)
-        microbatches = self._microbatches(batch, config.microbatches)
+        is_cut = any(argument.axis is not None for argument in planned)
+        microbatches = self._microbatches(batch, config.microbatches) if is_cut else 1
         sizes = sizes_of(batch, microbatches) if batch is not None else ()
         size = sizes[0] if len(set(sizes)) == 1 else None
 
@@ -290,6 +291,8 @@ class Step:
     def _microbatches(self, batch: int | None, wanted: int) -> int:
         if batch is None or batch >= wanted:
             return wanted
+        if batch == 0:
+            raise StepError(f"Step {self.name!r} was given a batch without samples. Leave empty batches out.")
         if not self._programs:
             raise StepError(
                 f"The first batch of step {self.name!r} has {batch} samples, fewer than the {wanted} microbatches "

@@ -74,6 +74,10 @@ def sort_arguments(bound: inspect.BoundArguments, signature: Sequence[Any] | Non
     return Arguments(structure, tuple(sorter.tensors), tuple(sorter.names), tuple(sorter.roots))
 
 
+#: What may hold tensors and is passed as it is: the step uses it, and none of its tensors is cut.
+_KNOWN = (tf.Module, tf.Variable, type)
+
+
 class _Sorter:
     def __init__(self) -> None:
         self.tensors: list[Any] = []
@@ -96,6 +100,11 @@ class _Sorter:
             return self._keep(root, path, value)
         if isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable):
             return self._keep(root, path, value)
+        if any(map(tf.is_tensor, getattr(value, "__dict__", {}).values())) and not isinstance(value, _KNOWN):
+            raise StepError(
+                f"Step argument {path!r} is a {type(value).__name__} that holds tensors, which a step cannot find in "
+                f"it to cut them. Pass the tensors themselves, or a dictionary, list or named tuple of them."
+            )
         specs = dict(_children(spec))
         if specs and specs.keys() != dict(_children(value)).keys():
             raise StepError(

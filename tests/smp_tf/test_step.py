@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,20 @@ class TestArguments:
 
 
 class TestPrograms:
+    def test_a_step_without_anything_to_cut_runs_once(self, model: Sum) -> None:
+        result = smp.step(lambda: model(tf.ones([6, 3])))()
+        assert [value.shape[0] for value in result.outputs] == [6]
+
+    def test_tensorflows_warning_of_retracing_does_not_show_the_program(
+        self, model: Sum, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Bug: seven sizes of batches made it print 300 kB, and it came without any retracing."""
+        step = smp.step(lambda x: model(x))
+        for size in range(4, 11):
+            step(X[:size])
+        assert "retracing" not in caplog.text
+        assert len(repr(next(iter(step._programs.values())))) < 100
+
     def test_calls_alike_share_one(self, model: Sum, traces: list[str]) -> None:
         @smp.step
         def step(x: tf.Tensor, scale: float) -> tf.Tensor:
@@ -317,6 +332,26 @@ class TestRefused:
             "The first batch of step 'train' has 3 samples, fewer than the 4 microbatches it is to be cut into. Use "
             "batches of at least 4 samples, or fewer microbatches."
         )
+
+    def test_an_empty_batch(self, model: Sum) -> None:
+        step = smp.step(lambda x: model(x))
+        step(X)
+        with pytest.raises(StepError, match=r"was given a batch without samples\. Leave empty batches out"):
+            step(X[:0])
+
+    def test_an_object_that_holds_tensors(self, model: Sum) -> None:
+        batch = SimpleNamespace(x=tf.constant(X))
+        with pytest.raises(StepError, match="argument 'batch' is a SimpleNamespace that holds tensors"):
+            smp.step(lambda batch: model(batch.x))(batch)
+
+    def test_running_functions_eagerly(self, model: Sum) -> None:
+        step = smp.step(lambda x: model(x))
+        tf.config.run_functions_eagerly(True)
+        try:
+            with pytest.raises(StepError, match=r"cannot run op by op\. Switch tf\.config\.run_functions_eagerly off"):
+                step(X)
+        finally:
+            tf.config.run_functions_eagerly(False)
 
     def test_a_tape_around_it(self, model: Sum) -> None:
         @smp.step

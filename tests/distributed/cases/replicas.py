@@ -1,0 +1,39 @@
+"""Trains a model on this replica's part of every batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+import smp_tf as smp
+from tests.distributed.cases.equality import own_variables
+from tests.distributed.models import MODELS, STEPS, forward_backward
+
+
+def train(model: str) -> dict[str, Any]:
+    """Six optimizer steps; each of D replicas takes every D-th sample.
+
+    Args:
+        model: its name in the zoo.
+    """
+    entry = MODELS[model]
+    entry.prepare()
+    net = entry.build(smp.DistributedModel)
+    optimizer = entry.optimizer()
+
+    @smp.step
+    def step(batch: Any) -> Any:
+        return forward_backward(entry, net, batch)
+
+    @tf.function
+    def train_step(*batch: tf.Tensor) -> tf.Tensor:
+        loss, gradients = step(batch)
+        sums = [gradient.accumulate() for gradient in gradients]
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+        return loss.reduce_mean()
+
+    for number in range(STEPS):
+        part = [array[smp.dp_rank() :: smp.dp_size()] for array in entry.batch(number)]
+        train_step(*map(tf.constant, part))
+    return {"variables": own_variables(net), "replica": smp.dp_rank()}
