@@ -9,7 +9,7 @@ from typing import Any
 
 import tf_keras
 
-from smp_tf import manual_placement, variables
+from smp_tf import manual_placement, runtime, variables
 from smp_tf.errors import StepError
 from smp_tf.partition.trace import Recorder
 
@@ -86,7 +86,11 @@ class OptimizerPatch(_Patch):
     """
 
     def _replace(self) -> None:
-        for name, wrapper in (("build", _filtered_build), ("apply_gradients", _filtered_apply)):
+        for name, wrapper in (
+            ("build", _filtered_build),
+            ("apply_gradients", _filtered_apply),
+            ("finalize_variable_values", _filtered_finalize),
+        ):
             for optimizer in _optimizers_defining(name):
                 self._wrap(optimizer, name, wrapper)
 
@@ -126,9 +130,35 @@ def _stored_here(variable: Any) -> bool:
 
 def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
     def build(optimizer: Any, var_list: Iterable[Any]) -> Any:
-        return original(optimizer, [v for v in var_list if _stored_here(v)])
+        wanted = list(var_list)
+        _refuse_what_is_undecided(wanted)
+        return original(optimizer, [v for v in wanted if _stored_here(v)])
 
     return build
+
+
+def _refuse_what_is_undecided(wanted: Iterable[Any]) -> None:
+    """Raise where an optimizer would make slots on every rank, since it is not decided who stores the variables."""
+    running = runtime.current_or_none()
+    if running is None or running.topology.mp_size == 1:
+        return
+    for variable in wanted:
+        store = variables.store_of(variable)
+        state = store.state(variable) if store is not None else None
+        if state is not None and state.owner is None:
+            raise StepError(
+                f"An optimizer was to be built for variable {state.name!r} before the first step of its model. Which "
+                f"of the {running.topology.mp_size} partitions stores the variable is not decided yet, so every rank "
+                f"would make slots for it. Build the optimizer after the first step, or not at all: apply_gradients "
+                f"does it."
+            )
+
+
+def _filtered_finalize(original: Callable[..., Any]) -> Callable[..., Any]:
+    def finalize_variable_values(optimizer: Any, var_list: Iterable[Any]) -> Any:
+        return original(optimizer, [v for v in var_list if _stored_here(v)])
+
+    return finalize_variable_values
 
 
 def _refuse_what_needs_all_gradients(optimizer: Any) -> None:

@@ -163,6 +163,44 @@ def test_building_an_optimizer_makes_slots_for_own_variables_only(name: str, pat
     assert (1000,) not in slots_of(optimizer)
 
 
+class TestBuiltBeforeTheFirstStep:
+    def undecided(self) -> tuple[VariableStore, tf.Variable]:
+        store = VariableStore("net")
+        with tf.variable_creator_scope(store.creator), tracing_step():
+            return store, tf.Variable(lambda: tf.zeros([1000]), name="undecided")
+
+    def test_an_optimizer_would_make_slots_on_every_rank_and_is_refused(
+        self, patch: OptimizerPatch, init: Callable[..., None], two_partitions: Callable[[], None]
+    ) -> None:
+        init()
+        two_partitions()
+        _store, variable = self.undecided()
+        optimizer = tf_keras.optimizers.Adam()
+        with pytest.raises(StepError, match=r"built for variable 'undecided' before .* first step") as raised:
+            optimizer.build([tf.Variable([1.0]), variable])
+        assert "Build the optimizer after the first step, or not at all: apply_gradients does it." in str(raised.value)
+        assert slots_of(optimizer) == []
+
+    def test_with_one_partition_it_is_built(self, patch: OptimizerPatch, init: Callable[..., None]) -> None:
+        init()
+        _store, variable = self.undecided()
+        optimizer = tf_keras.optimizers.Adam()
+        optimizer.build([variable])
+        assert slots_of(optimizer) == [(1000,), (1000,)]
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scaled"])
+def test_averages_of_weights_are_put_in_place_where_the_weights_are(scaled: bool, patch: OptimizerPatch) -> None:
+    own, remote = own_and_remote()
+    optimizer = inner = tf_keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    inner.apply_gradients([(tf.ones([2]), own), (None, remote)])
+    assert own.numpy().tolist() == [0.0, 1.0]
+    if scaled:
+        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(inner)
+    optimizer.finalize_variable_values([own, remote])
+    assert own.numpy().tolist() == [0.5, 1.5]
+
+
 def test_a_gradient_that_is_at_hand_for_a_variable_that_is_not_is_dropped(patch: OptimizerPatch) -> None:
     own, remote = own_and_remote()
     tf_keras.optimizers.SGD(1.0).apply_gradients([(tf.ones([2]), own), (tf.ones([1000]), remote)])
@@ -228,7 +266,7 @@ class TestPatch:
         return {
             (owner, name): owner.__dict__[name]
             for owner in owners
-            for name in ("build", "apply_gradients")
+            for name in ("build", "apply_gradients", "finalize_variable_values")
             if name in owner.__dict__
         }
 
