@@ -95,11 +95,28 @@ class OptimizerPatch(_Patch):
                 self._wrap(optimizer, name, wrapper)
 
 
+class StatePatch(_Patch):
+    """Makes metrics, and layers that adapt to data, hold their values from the start.
+
+    A metric's variables belong to the script, on every rank, also where a distributed model makes the metric. A layer
+    that adapts runs functions of its own over its variables, while the model is constructed or before its first step.
+    """
+
+    def _replace(self) -> None:
+        self._wrap(tf_keras.metrics.Metric, "add_weight", _at_once)
+        self._wrap(tf_keras.layers.experimental.preprocessing.PreprocessingLayer, "adapt", _adapted)
+        # Reads what it has just made.
+        self._wrap(tf_keras.layers.Normalization, "build", _at_once)
+
+
 #: In force from the first `smp.partition` until `smp.shutdown`.
 construction_patch = ConstructionPatch()
 
 #: In force from the first distributed model until `smp.shutdown`.
 optimizer_patch = OptimizerPatch()
+
+#: In force from the first distributed model until `smp.shutdown`.
+state_patch = StatePatch()
 
 
 def _optimizers_defining(method: str) -> list[type]:
@@ -122,6 +139,26 @@ def _noted_construction(original: Callable[..., None]) -> Callable[..., None]:
         manual_placement.note_construction(layer)
 
     return __init__
+
+
+def _at_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    def made(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        with variables.made_at_once():
+            return original(owner, *args, **kwargs)
+
+    return made
+
+
+def _adapted(original: Callable[..., Any]) -> Callable[..., Any]:
+    def adapt(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        for variable in layer.variables:
+            store = variables.store_of(variable)
+            if store is not None:
+                store.fill(variable, runtime.current().seed)
+        with variables.made_at_once():
+            return original(layer, *args, **kwargs)
+
+    return adapt
 
 
 def _stored_here(variable: Any) -> bool:

@@ -14,7 +14,7 @@ import tf_keras
 
 from smp_tf import runtime, tf_internals
 from smp_tf.errors import StepError
-from smp_tf.keras_adapter import optimizer_patch
+from smp_tf.keras_adapter import optimizer_patch, state_patch
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.variables import VariableStore, tracing_step
 
@@ -54,8 +54,9 @@ class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         runtime.current()  # an error that says so where smp.init was forgotten
-        optimizer_patch.install()
-        on_shutdown(optimizer_patch.remove)
+        for patch in (optimizer_patch, state_patch):
+            if patch.install():
+                on_shutdown(patch.remove)
         if cls is DistributedModel:
             return _wrap(*args, **kwargs)
         store = VariableStore(cls.__name__)
@@ -110,7 +111,10 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             with self._without_storage():
                 return super().__call__(*args, **kwargs)
         with trace.model_call(self):
-            return super().__call__(*args, **kwargs)
+            outputs = super().__call__(*args, **kwargs)
+        # Metrics that the model holds are updated on every rank, like any other of the script.
+        self._smp_store.leave_to_script(v for metric in self.metrics for v in metric.variables)
+        return outputs
 
     @tf_internals.not_an_override
     def build(self, input_shape: Any) -> None:
@@ -189,6 +193,8 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             )
 
     def _is_local(self, variable: Any) -> bool:
+        if self._smp_store.leaves_to_script(variable):
+            return True
         state = self._smp_store.state(variable)
         if state is None or state.owner is None:
             raise StepError(

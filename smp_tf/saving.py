@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,27 +53,30 @@ def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
         raise StepError(f"Model {model.name!r} has not run a step yet, so there is nothing to save.")
     running = runtime.current()
     weights = list(model.variables)
-    owners = [_owner(model, variable) for variable in weights]
     stage_ranks = running.topology.grid.members(CommGroup.PP_GROUP, _WRITER)
+    holders = [_holder(model, variable, stage_ranks) for variable in weights]
     rank = running.topology.rank
     # Nothing is written or sent before all have come: a rank that never comes may wait in a step for this one.
     barrier(name=f"the beginning of saving model {model.name!r}")
     if rank == _WRITER:
-        _write(model, path, weights, [stage_ranks[owner] for owner in owners])
-    elif rank in stage_ranks:
-        for number, (variable, owner) in enumerate(zip(weights, owners, strict=True)):
-            if stage_ranks[owner] == rank:
+        _write(model, path, weights, holders)
+    else:
+        for number, (variable, holder) in enumerate(zip(weights, holders, strict=True)):
+            if holder == rank:
                 _transport().send_bytes(_WRITER, tag_of("saved value", number), _as_bytes(variable))
     barrier(name=f"the end of saving model {model.name!r}")
 
 
-def _owner(model: DistributedModel, variable: Any) -> int:
+def _holder(model: DistributedModel, variable: Any, stage_ranks: Sequence[int]) -> int:
+    """The rank whose value of a variable is saved."""
+    if model._smp_store.leaves_to_script(variable):
+        return _WRITER
     state = model._smp_store.state(variable)
     if state is None or state.owner is None:
         raise StepError(
             f"Model {model.name!r} has not run a step yet, so its variable {variable.name!r} has no value to save."
         )
-    return state.owner
+    return stage_ranks[state.owner]
 
 
 def _write(model: DistributedModel, path: str, weights: list[Any], holders: list[int]) -> None:

@@ -16,7 +16,7 @@ import dataclasses
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -76,6 +76,7 @@ class VariableState:
 
 class _Tracing(threading.local):
     depth = 0
+    made_at_once = False
 
 
 _tracing = _Tracing()
@@ -90,6 +91,17 @@ def tracing_step() -> Iterator[None]:
         yield
     finally:
         _tracing.depth = before
+
+
+@contextlib.contextmanager
+def made_at_once() -> Iterator[None]:
+    """Within this context models make variables with their value, for code that uses them before there is a plan."""
+    before = _tracing.made_at_once
+    _tracing.made_at_once = True
+    try:
+        yield
+    finally:
+        _tracing.made_at_once = before
 
 
 def _check_readable(variable: Any, doing: str) -> None:
@@ -205,6 +217,7 @@ class VariableStore:
         self.model_name = model_name
         self._states: dict[int, VariableState] = {}
         self._variables: dict[int, tf.Variable] = {}
+        self._of_script: dict[int, tf.Variable] = {}
         self._names: set[str] = set()
 
     def __len__(self) -> int:
@@ -222,12 +235,22 @@ class VariableStore:
         """What is known about a variable; None where it is not one of this model's."""
         return self._states.get(id(variable.handle))
 
+    def leave_to_script(self, variables: Iterable[tf.Variable]) -> None:
+        """Leave variables that the model holds, such as those of metrics, to the script: every rank stores them."""
+        for variable in variables:
+            if self.state(variable) is None:
+                self._of_script[id(variable.handle)] = variable
+
+    def leaves_to_script(self, variable: Any) -> bool:
+        """Whether a variable that the model holds is the script's own."""
+        return id(variable.handle) in self._of_script
+
     def adopt(self, variable: tf.Variable) -> None:
         """Take in a variable that was built with its value, or that belongs to another model as well.
 
         Whichever model runs a step first decides who stores what they share.
         """
-        if self.state(variable) is not None:
+        if self.state(variable) is not None or self.leaves_to_script(variable):
             return
         position, name = len(self._states), self._unique(variable.name)
         first = store_of(variable)
@@ -244,7 +267,7 @@ class VariableStore:
         with it: whoever has the value at hand holds it already. Those that turn out to be weights are adopted later.
         """
         initial_value = kwargs.pop("initial_value", None)
-        if not callable(initial_value):
+        if not callable(initial_value) or _tracing.made_at_once:
             return make_script_variable(initial_value=initial_value, **kwargs)
         shape, dtype, op_seeds = _draw_seeds(initial_value)
         wanted = kwargs.get("dtype")
@@ -303,6 +326,17 @@ class VariableStore:
                     # The script and Keras hold this very object; from now on it checks who reads it.
                     variable.smp_state = state
                     variable.__class__ = FreedVariable
+
+    def fill(self, variable: Any, seed: int) -> None:
+        """Give a variable its initial value before the plan; ranks that turn out not to own it free it then.
+
+        Args:
+            variable: one of the model's variables.
+            seed: as for `settle`.
+        """
+        state = self._states[id(variable.handle)]
+        if state.owner is None and not state.is_filled:
+            self._fill(variable, state, seed)
 
     def _fill(self, variable: Any, state: VariableState, seed: int) -> None:
         assert state.initial_value is not None

@@ -312,3 +312,13 @@ class TestPatch:
         assert optimizer_patch.install() is False
         smp.shutdown()
         assert self.methods() == before
+
+    def test_metrics_and_adapting_layers_are_as_before_after_shutdown(self, init: Callable[..., None]) -> None:
+        preprocessing = layers.experimental.preprocessing.PreprocessingLayer
+        before = tf_keras.metrics.Metric.add_weight, preprocessing.adapt
+        init()
+        Net()
+        assert tf_keras.metrics.Metric.add_weight is not before[0]
+        assert preprocessing.adapt is not before[1]
+        smp.shutdown()
+        assert (tf_keras.metrics.Metric.add_weight, preprocessing.adapt) == before

@@ -14,7 +14,7 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf.errors import NotInitializedError, OwnershipError, StepError
-from smp_tf.variables import DeferredVariable
+from smp_tf.variables import DeferredVariable, store_of
 
 SEED = 5
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10.0
@@ -398,6 +398,99 @@ class TestOutsideAStep:
         predictions(model)
         assert [v.shape.as_list() for v in model.local_trainable_variables] == [[4, 2], [2]]
         assert len(model.local_variables) == 4
+
+
+class TestStateOfTheScript:
+    class Measured(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__(name="net")
+            self.head = layers.Dense(2, kernel_initializer="ones")
+            self.seen = tf_keras.metrics.Mean()
+            self.listed = [tf_keras.metrics.Sum()]
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.head(x)
+
+    def test_a_metric_that_a_model_makes_belongs_to_the_script(self) -> None:
+        model = self.Measured()
+        states = [*model.seen.variables, *model.listed[0].variables]
+        assert [v.numpy() for v in states] == [0.0, 0.0, 0.0]
+
+        @smp.step
+        def measure(x: tf.Tensor) -> tf.Tensor:
+            y = model(x)
+            model.seen.update_state(y)
+            model.listed[0].update_state(x)
+            return y
+
+        expected = measure(X).concat().numpy().mean()
+        assert [store_of(v) for v in states] == [None, None, None]
+        assert float(model.seen.result()) == pytest.approx(expected, rel=1e-6)
+        assert float(model.listed[0].result()) == pytest.approx(X.sum(), rel=1e-6)
+        assert [v is w for v, w in zip(model.local_variables, model.variables, strict=True)] == [True] * 5
+        model.seen.reset_state()
+        assert float(model.seen.total) == 0.0
+
+    def test_a_model_with_a_metric_is_saved_with_its_state(self, tmp_path: Path) -> None:
+        model = self.Measured()
+        predictions(model)
+        model.seen.update_state([2.0, 4.0])
+        model.save_model(tmp_path / "saved")
+        loaded = tf_keras.models.load_model(tmp_path / "saved")
+        assert [v.numpy().tolist() for v in loaded.variables[2:]] == [6.0, 2.0, 0.0]
+
+    @pytest.mark.parametrize("built", [False, True], ids=["unbuilt", "built"])
+    def test_normalization_adapts_to_data_while_a_model_is_constructed(self, built: bool) -> None:
+        def adapted() -> Any:
+            layer = layers.Normalization()
+            if built:
+                layer.build((None, 3))
+            layer.adapt(X)
+            return layer
+
+        class Adapts(smp.DistributedModel):
+            def __init__(self) -> None:
+                super().__init__()
+                self.normal = adapted()
+                self.head = layers.Dense(2, kernel_initializer="ones")
+
+            def call(self, x: tf.Tensor) -> tf.Tensor:
+                return self.head(self.normal(x))
+
+        model = Adapts()
+        expected = adapted()(X).numpy().sum(axis=1)
+        assert predictions(model)[:, 0] == pytest.approx(expected, abs=1e-5)
+        assert model.normal.adapt_mean.numpy() == pytest.approx(X.mean(axis=0))
+        assert store_of(model.normal.adapt_mean) is model._smp_store
+
+    def test_normalization_adapts_after_construction_and_before_the_first_step(self) -> None:
+        model = smp.DistributedModel(lambda: tf_keras.Sequential([layers.Normalization(), layers.Dense(2)]))
+        model.wrapped.layers[0].adapt(X)
+        predictions(model)
+        assert model.wrapped.layers[0].adapt_mean.numpy() == pytest.approx(X.mean(axis=0))
+
+    def test_a_functional_model_with_a_normalization_that_was_not_adapted(self) -> None:
+        def build() -> tf_keras.Model:
+            inputs = layers.Input((3,))
+            return tf_keras.Model(inputs, layers.Dense(2)(layers.Normalization()(inputs)))
+
+        model = with_seed(lambda: smp.DistributedModel(build))
+        assert predictions(model) == pytest.approx(expected(build), rel=1e-6)
+
+    def test_a_layer_with_variables_without_storage_adapts(self) -> None:
+        def adapted() -> Any:
+            layer = layers.Discretization(num_bins=3)
+            layer.build((None, 3))
+            layer.adapt(X)
+            return layer
+
+        class Adapts(smp.DistributedModel):
+            def __init__(self) -> None:
+                super().__init__()
+                self.bins = adapted()
+                self.head = layers.Dense(2)
+
+        assert Adapts().bins.bin_boundaries == adapted().bin_boundaries
 
 
 class TestWeightFiles:

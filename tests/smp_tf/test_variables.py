@@ -20,6 +20,7 @@ from smp_tf.variables import (
     FreedVariable,
     VariableStore,
     is_remote,
+    made_at_once,
     make_script_variable,
     store_of,
     tracing_step,
@@ -233,6 +234,41 @@ class TestSharedByTwoModels:
         assert store_of(second) is other
         assert is_remote(second)
         assert not is_remote(first)
+
+
+class TestMadeAtOnce:
+    def test_a_variable_has_its_value_and_belongs_to_no_model(self) -> None:
+        store = VariableStore("net")
+        with tf.variable_creator_scope(store.creator), tracing_step():
+            with made_at_once():
+                now = tf.Variable(lambda: tf.constant([1.0, 2.0]))
+            later = tf.Variable(lambda: tf.constant([3.0]))
+        assert now.numpy().tolist() == [1.0, 2.0]
+        assert [v.name for v in store] == [later.name]
+        assert not has_storage(later)
+
+    def test_what_is_left_to_the_script_is_stored_on_every_rank(self) -> None:
+        store, total = VariableStore("net"), tf.Variable(3.0)
+        store.leave_to_script([total])
+        store.adopt(total)
+        store.settle({0: 1}, stage=0, seed=SEED)
+        assert (len(store), store.leaves_to_script(total), store_of(total)) == (0, True, None)
+        assert total.numpy() == 3.0
+
+    @pytest.mark.parametrize("owner", [0, 1])
+    def test_what_is_filled_before_the_plan_is_freed_where_another_rank_owns_it(self, owner: int) -> None:
+        store, (first, second) = deferred(two_weights)
+        store.fill(first, seed=SEED)
+        store.fill(first, seed=SEED)
+        first.assign([7.0, 8.0])
+        assert not has_storage(second)
+        store.settle({0: owner, 1: 0}, stage=0, seed=SEED)
+        assert stored_bytes(first) == (0 if owner else 8)
+        if owner:
+            with pytest.raises(OwnershipError, match="partition 1 owns it"):
+                first.numpy()
+        else:
+            assert first.numpy().tolist() == [7.0, 8.0]
 
 
 class TestCheckpoints:
