@@ -273,7 +273,7 @@ class _Splitter:
         owner = None if variable is None else self.assignment.owners[variable]
         stage = output.stage if owner is None else owner
         of_script = variable is not None and owner is None and self.assignment.stages > 1
-        if of_script and output.is_part:
+        if variable is not None and of_script and output.is_part:
             raise PlacementError(
                 f"The step returns the sparse gradient {self.graph.nodes[output.tensor.node].name!r} of "
                 f"{self.graph.variables[variable].name!r}, a variable of the script that every rank has. Return "
