@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -183,13 +183,36 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         self._refuse_over_partitions("load_weights")
         return super().load_weights(*args, **kwargs)
 
+    def get_weights(self) -> list[Any]:
+        """As `tf_keras.Model.get_weights`, with one partition.
+
+        Raises:
+            StepError: there are several partitions, so this rank does not have all weights.
+        """
+        self._refuse_over_partitions("get_weights")
+        weights: list[Any] = super().get_weights()
+        return weights
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """As `tf_keras.Model.set_weights`, with one partition.
+
+        Args:
+            weights: arrays in the order of `variables`.
+
+        Raises:
+            StepError: there are several partitions, so this rank does not store all weights.
+        """
+        self._refuse_over_partitions("set_weights")
+        super().set_weights(weights)
+
     def _refuse_over_partitions(self, method: str) -> None:
         partitions = runtime.current().topology.mp_size
         if partitions > 1:
             raise StepError(
                 f"{method} of model {self.name!r} would see the weights of this rank alone: the model is spread over "
                 f"{partitions} partitions. Call model.save_model(path) on every rank to write the whole model, "
-                f"which tf_keras.models.load_model reads in one process."
+                f"which tf_keras.models.load_model reads in one process; model.local_variables are the weights of this "
+                f"rank."
             )
 
     def _is_local(self, variable: Any) -> bool:

@@ -141,32 +141,32 @@ class _Guarded(tf_internals.checked_in_checkpoints(_check_saved)):  # type: igno
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
         _check_readable(self, "read")
-        return super()._read_variable_op(*args, **kwargs)  # type: ignore[misc]
+        return super()._read_variable_op(*args, **kwargs)
 
     def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.Variable.sparse_read`; an error on a rank that does not store the variable."""
         _check_readable(self, "read")
-        return super().sparse_read(*args, **kwargs)  # type: ignore[misc]
+        return super().sparse_read(*args, **kwargs)
 
     def gather_nd(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.Variable.gather_nd`; an error on a rank that does not store the variable."""
         _check_readable(self, "read")
-        return super().gather_nd(*args, **kwargs)  # type: ignore[misc]
+        return super().gather_nd(*args, **kwargs)
 
     def assign(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.Variable.assign`; an error on a rank that does not store the variable."""
         _check_readable(self, "assign to")
-        return super().assign(*args, **kwargs)  # type: ignore[misc]
+        return super().assign(*args, **kwargs)
 
     def assign_add(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.Variable.assign_add`; an error on a rank that does not store the variable."""
         _check_readable(self, "assign to")
-        return super().assign_add(*args, **kwargs)  # type: ignore[misc]
+        return super().assign_add(*args, **kwargs)
 
     def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.Variable.assign_sub`; an error on a rank that does not store the variable."""
         _check_readable(self, "assign to")
-        return super().assign_sub(*args, **kwargs)  # type: ignore[misc]
+        return super().assign_sub(*args, **kwargs)
 
 
 def _guard_scatters() -> None:

@@ -503,6 +503,14 @@ class TestWeightFiles:
         model.load_weights(tmp_path / name)
         assert predictions(model).tolist() == before.tolist()
 
+    def test_lists_of_weights_with_one_partition_are_as_with_keras(self) -> None:
+        model = Net()
+        before = predictions(model)
+        weights = model.get_weights()
+        model.head.bias.assign([7.0, 8.0])
+        model.set_weights(weights)
+        assert predictions(model).tolist() == before.tolist()
+
     @pytest.mark.parametrize("method", ["save_weights", "load_weights"])
     def test_with_more_they_would_lose_weights_and_are_refused(
         self, method: str, tmp_path: Path, two_partitions: Callable[[], None]
@@ -514,6 +522,19 @@ class TestWeightFiles:
             getattr(model, method)(tmp_path / "w")
         assert "Call model.save_model(path) on every rank" in str(e.value)
         assert list(tmp_path.iterdir()) == []
+
+    def test_lists_of_weights_with_more_are_refused_before_any_is_changed(
+        self, two_partitions: Callable[[], None]
+    ) -> None:
+        model = Net()
+        predictions(model)
+        before = [v.numpy().tolist() for v in model.variables]
+        two_partitions()
+        with pytest.raises(StepError, match=r"^get_weights of model 'net' .* model\.local_variables are the weights"):
+            model.get_weights()
+        with pytest.raises(StepError, match=r"^set_weights of model 'net'"):
+            model.set_weights([np.zeros(v.shape) for v in model.variables])
+        assert [v.numpy().tolist() for v in model.variables] == before
 
 
 class TestRefused:
