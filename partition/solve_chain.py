@@ -23,7 +23,7 @@ stage needs no case of its own: it is the cut between them that costs the copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
@@ -159,6 +159,50 @@ def solve_chain(
     return best[1]
 
 
+def follow_owners(chain: Chain, stages: int, owners: Mapping[int, int], microbatches: int = 1) -> ChainSolution:
+    """Put the units of a chain where an earlier step put their variables; stages may stay empty.
+
+        owned by stage   -  0  -  -  1  -        GAN after training: only the generator, all of it on stage 0
+        placed on        0  0  0  0  1  1             0  0  -  0   ──▶  0  0  0  0
+
+    A unit without an owned variable stays with the unit before it: nothing crosses for it but what would anyway. A
+    variable of several units is the pin of none of them.
+
+    Args:
+        chain: the units; `manual` holds the stage that owns the unit's variables, or None.
+        stages: number of stages.
+        owners: stage of variables whose owner an earlier step decided.
+        microbatches: over which the copies of a step are spread.
+
+    Returns:
+        The stages; times and memory are estimated as for any cut.
+
+    Raises:
+        PlacementError: data would have to flow from a later stage to an earlier one.
+    """
+    pins = _placed(chain, stages)
+    for (first, before), (second, name) in pairwise(pins):
+        if second < first:
+            raise PlacementError(
+                f"An earlier step put the variables of {before!r} on stage {first} and those of {name!r} on stage "
+                f"{second}, where they stay. In this step data flows from {before!r} to {name!r}, and it cannot flow "
+                f"from a later stage to an earlier one. Run the step that uses all of these layers first: it then "
+                f"decides for the others."
+            )
+    stage = pins[0][0] if pins else 0
+    stage_of = []
+    for pin in chain.manual:
+        stage = stage if pin is None else pin
+        stage_of.append(stage)
+    cuts = tuple(sum(s < later for s in stage_of) for later in range(1, stages))
+    decided = {w.variable: owners.get(w.variable, stage_of[w.users[0]]) for w in chain.weights}
+    tables = _Tables(chain, frozenset(), microbatches)
+    search = _Search(tables, _earliest_starts(chain, stages), [1] * stages, microbatches, None)
+    times, memory = search.of_cuts(cuts)
+    finite = tuple(t if np.isfinite(t) else 0.0 for t in times)
+    return ChainSolution(cuts, tuple(stage_of), decided, finite, memory)
+
+
 def _stage_of(cuts: Sequence[int], count: int) -> tuple[int, ...]:
     """Stage of every unit."""
     return tuple(stage for stage, (a, b) in enumerate(pairwise((0, *cuts, count))) for _ in range(b - a))
@@ -180,19 +224,24 @@ def _check(chain: Chain, stages: int) -> None:
             f"the largest possible is {count}. Use fewer partitions, or build the model of more "
             f"layers."
         )
-    placed = [(stage, name) for stage, name in zip(chain.manual, chain.names, strict=False) if stage is not None]
-    for stage, name in placed:
-        if not 0 <= stage < stages:
-            raise PlacementError(
-                f"{name!r} was placed on partition {stage}. There are {stages}: use 0 to {stages - 1}."
-            )
-    for (first, before), (second, name) in pairwise(placed):
+    for (first, before), (second, name) in pairwise(_placed(chain, stages)):
         if second < first:
             raise PlacementError(
                 f"Partitions must follow the order in which data flows: {before!r}, on partition "
                 f"{first}, comes before "
                 f"{name!r}, on partition {second}. Place them in order."
             )
+
+
+def _placed(chain: Chain, stages: int) -> list[tuple[int, str]]:
+    """Stage and name of the units whose stage is given."""
+    placed = [(stage, name) for stage, name in zip(chain.manual, chain.names, strict=False) if stage is not None]
+    for stage, name in placed:
+        if not 0 <= stage < stages:
+            raise PlacementError(
+                f"{name!r} was placed on partition {stage}. There are {stages}: use 0 to {stages - 1}."
+            )
+    return placed
 
 
 def _listed(names: Sequence[str], most: int = 6) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from smp_tf.partition.assign import Assignment, Role, assign
-from smp_tf.partition.cost import estimate
+from smp_tf.partition.cost import Costs, estimate
+from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.op_graph import OpGraph, Tensor
 from smp_tf.partition.plan import Plan, StageForecast, make_plan
-from smp_tf.partition.solve_chain import Chain, solve_chain
+from smp_tf.partition.solve_chain import Chain, ChainSolution, follow_owners, solve_chain
 from smp_tf.partition.split import Split, split
 from smp_tf.partition.sums import sum_before_sending
 from smp_tf.partition.units import AFTER_MODEL, Unit, build_units
@@ -78,18 +79,13 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         The plan.
 
     Raises:
-        PlacementError: the model has too few units, or does not fit.
+        PlacementError: the model has too few units, does not fit, or data would have to flow backwards between the
+            owners that an earlier step decided.
     """
-    units = _pinned(units_of(graph), owners)
+    units = units_of(graph)
     costs = estimate(graph, units, slots=request.slots, microbatches=request.microbatches, unknown=request.samples)
     held = in_flight(request.schedule, request.stages, request.microbatches)
-    solution = solve_chain(
-        Chain.of([u.name for u in units], [u.stage for u in units], costs),
-        request.stages,
-        objective=request.objective,
-        microbatches=request.microbatches,
-        in_flight=held,
-    )
+    solution = _solve(units, costs, request, owners, held)
     return make_plan(
         graph,
         units,
@@ -104,18 +100,37 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
     )
 
 
-def _pinned(units: Sequence[Unit], owners: Mapping[int, int]) -> tuple[Unit, ...]:
-    """The units, each on the stage that owns its variables.
+def _solve(
+    units: Sequence[Unit], costs: Costs, request: PlacementRequest, owners: Mapping[int, int], held: Sequence[int]
+) -> ChainSolution:
+    pins = _pins(units, owners)
+    asked = [unit.stage if pin is None else pin for unit, pin in zip(units, pins, strict=True)]
+    chain = Chain.of([unit.name for unit in units], asked, costs)
+    decided = any(pin is not None for pin in pins)
+    if not decided or any(pin is None and unit.variables for unit, pin in zip(units, pins, strict=True)):
+        try:
+            return solve_chain(
+                chain,
+                request.stages,
+                objective=request.objective,
+                microbatches=request.microbatches,
+                in_flight=held,
+            )
+        except PlacementError:
+            if not decided:
+                raise
+    # What an earlier step decided leaves no choice; a step that uses a part of the models leaves stages empty.
+    return follow_owners(chain, request.stages, owners, request.microbatches)
+
+
+def _pins(units: Sequence[Unit], owners: Mapping[int, int]) -> list[int | None]:
+    """The stage that owns each unit's variables, where an earlier step decided it.
 
     A variable that several units use pins none of them: whoever does not own it reads it remotely, as in the step that
     decided.
     """
     users = Counter(v for unit in units for v in unit.variables)
-    pinned: list[Unit] = []
-    for unit in units:
-        stages = {owners[v] for v in unit.variables if v in owners and users[v] == 1}
-        pinned.append(dataclasses.replace(unit, stage=max(stages)) if stages else unit)
-    return tuple(pinned)
+    return [max((owners[v] for v in unit.variables if v in owners and users[v] == 1), default=None) for unit in units]
 
 
 def cut(
