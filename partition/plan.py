@@ -336,6 +336,8 @@ def _reasons(
         ]
         said = f"stores the most, {as_bytes(forecast[heaviest].stored_bytes)}"
     inside = [unit.index for unit in units if solution.stage_of[unit.index] == heaviest]
+    if not inside:  # every estimate is zero, and a later step leaves the stage empty
+        return ()
     largest = max(inside, key=lambda u: weigh[u])
     total = sum(weigh[u] for u in inside) or 1.0
     lines = [f"stage {heaviest} {said}"]
