@@ -15,7 +15,7 @@ CXX_SOURCES = $(shell find $(wildcard ops tests tools) -name '*.cc' -o -name '*.
 ARGS ?=
 # Tests of one process share the cores; those that start several have them to themselves. That ARGS leaves nothing to one
 # of the two (pytest's exit status 5) is no failure.
-AT_ONCE := -n logical --maxprocesses 4 --dist loadfile -m "not distributed
+AT_ONCE := -n logical --maxprocesses 4 --dist loadfile
 run_tests = $(PYTEST) $(1) $(TESTS) $(ARGS) || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
@@ -32,14 +32,14 @@ demo: setup ## Train a split model on two processes, then load it in one without
 	$(IN_VENV) python examples/load_digits.py
 
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
-	$(call run_tests,$(AT_ONCE)")
+	$(call run_tests,$(AT_ONCE) -m "not distributed")
 	$(call run_tests,-m distributed)
 
 test-quick: setup ## Run the unit tests, under 3 minutes
-	$(call run_tests,$(AT_ONCE) and not large")
+	$(call run_tests,$(AT_ONCE) -m "not distributed and not large")
 
 test-all: setup ## Run all tests, the whole grid of models and settings included
-	$(call run_tests,$(AT_ONCE)" --full)
+	$(call run_tests,$(AT_ONCE) -m "not distributed" --full)
 	$(call run_tests,-m distributed --full --results=tests/distributed/RESULTS.md)
 
 # TensorFlow's oldest supported version, in an environment and a copy of the sources of its own: the

@@ -345,13 +345,9 @@ class _Splitter:
         if place.role in (Role.FREE, Role.REPLICATED):
             return StepOutputPlan(tensor, Delivery.MADE_BY_ALL, None, False)
         behind = self._variables_behind(tensor)
-        is_gradient = bool(behind) and (self._is_changed_gradient(tensor) or not self._needs_model(tensor.node))
-        of_one_stage = (
-            node.backward
-            or len(behind) == 1
-            or self._is_changed_gradient(tensor)
-            or len(self._gradient_stages(tensor.node)) == 1
-        )
+        of_one_variable = self._is_changed_gradient(tensor)
+        is_gradient = bool(behind) and (of_one_variable or not self._needs_model(tensor.node))
+        of_one_stage = of_one_variable or len(behind) == 1 or len(self._gradient_stages(tensor.node)) == 1
         local = index in self.local_outputs or (is_gradient and of_one_stage)
         delivery = Delivery.LOCAL if local else Delivery.SENT_TO_ALL
         kind = self.graph.type_of(tensor)

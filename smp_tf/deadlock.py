@@ -25,6 +25,7 @@ INTERVAL = 2.0
 # Seconds a message must have been waited for: longer than any message is on its way.
 STUCK = 5.0
 _ANSWER_TIME = 1.0
+SAME_STEPS = "Every rank must call the same steps in the same order, with batches of the same shapes."
 
 
 class DeadlockWatch:
@@ -85,20 +86,31 @@ class DeadlockWatch:
             self._suspects[rank] = seen
             return
         us = self._describe(self._transport.rank)
-        waits = (
-            f"waits until {us} takes {wait['label']!r}" if wait["is_send"] else f"waits for {wait['label']!r} from {us}"
-        )
         raise RankMismatchError(
             f"{us[:1].upper()}{us[1:]} is {self._doing}, while {self._describe(rank)} is in step {status['step']} and "
-            f"{waits}. Every rank must call the same steps in the same order, with batches of the same shapes."
+            f"{wait_in_words(wait, us)}. {SAME_STEPS}"
         )
 
     def _wait_for_us(self, status: dict[str, Any]) -> dict[str, Any] | None:
         """What the step of another rank has waited for from this rank for long, if anything."""
-        if not status["in_step"]:
-            return None
-        for wait in status["waits"]:
-            of_step = wait["peer"] == self._transport.rank and wait["program"] == status["program"]
-            if of_step and wait["seconds"] > self._stuck:
-                return dict(wait)
-        return None
+        waits = (wait for wait in stuck_waits(status, self._stuck) if wait["peer"] == self._transport.rank)
+        return next(waits, None)
+
+
+def stuck_waits(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]:
+    """The messages of its step that a rank has waited for longer than any is on its way; none outside a step.
+
+    Args:
+        status: what the rank answered to `Transport.ask`.
+        stuck: seconds after which a message is not merely on its way.
+    """
+    if not status["in_step"]:
+        return []
+    return [w for w in status["waits"] if w["program"] == status["program"] and w["seconds"] > stuck]
+
+
+def wait_in_words(wait: dict[str, Any], peer: str) -> str:
+    """What a rank waits for, after "rank 1 is in step 7 and"."""
+    if wait["is_send"]:
+        return f"waits until {peer} takes {wait['label']!r}"
+    return f"waits for {wait['label']!r} from {peer}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +40,7 @@ def tag_layer_calls(recorder: Recorder, is_model: Callable[[Any], bool]) -> Iter
         tf_keras.layers.Layer.__call__ = original
 
 
-class _Patch:
+class _Patch(abc.ABC):
     """Methods of Keras's classes replaced by ours, from `install` until `remove`."""
 
     def __init__(self) -> None:
@@ -62,8 +63,9 @@ class _Patch:
             setattr(owner, name, original)
         self._originals.clear()
 
+    @abc.abstractmethod
     def _replace(self) -> None:
-        raise NotImplementedError
+        """Put ours in place, by `_wrap`."""
 
     def _wrap(self, owner: type, name: str, wrapper: Callable[..., Any]) -> None:
         original = owner.__dict__[name]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from smp_tf import runtime
 from smp_tf.agreement import require_agreement
 from smp_tf.control import allgather_json
+from smp_tf.deadlock import SAME_STEPS
 from smp_tf.errors import RankMismatchError
 from smp_tf.partition.fingerprint import difference, outline
 from smp_tf.partition.op_graph import OpGraph
@@ -53,7 +54,7 @@ def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph
         "which step to run next",
         {number: {"step": other["step"], "arguments": other["arguments"]} for number, other in enumerate(everyone)},
         running.topology.describe,
-        "Every rank must call the same steps in the same order, with batches of the same shapes.",
+        SAME_STEPS,
     )
     if len({other["fingerprint"] for other in everyone}) > 1:
         _explain_difference(step, graph)

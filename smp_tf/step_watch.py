@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from smp_tf.deadlock import SAME_STEPS, STUCK, stuck_waits, wait_in_words
 from smp_tf.errors import RankMismatchError
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 # Seconds between two looks; a circle that is seen twice is one.
 INTERVAL = 2.5
-# Seconds a message must have been waited for: longer than any message is on its way.
-STUCK = 5.0
 _ANSWER_TIME = 1.0
 _TELL_TIME = 2.0
 
@@ -89,15 +88,11 @@ class StepWatch:
             return
         assert circle is not None
         text = "; ".join(
-            f"{self._describe(status['rank'])} is in step {status['step']} of {_named(status['program'])} and waits "
-            + (
-                f"until rank {wait['peer']} takes {wait['label']!r}"
-                if wait["is_send"]
-                else f"for {wait['label']!r} from rank {wait['peer']}"
-            )
+            f"{self._describe(status['rank'])} is in step {status['step']} of {_named(status['program'])} and "
+            + wait_in_words(wait, f"rank {wait['peer']}")
             for status, wait in circle
         )
-        advice = "Every rank must call the same steps in the same order, with batches of the same shapes."
+        advice = SAME_STEPS
         if len({status["program"] for status, _ in circle}) == 1:
             advice += (
                 " An error of a step that one rank catches leaves the others in that step: let it end the job, or keep "
@@ -114,11 +109,9 @@ class StepWatch:
         def follow(rank: int) -> bool:
             asked.add(rank)
             status = self._transport.ask(rank, _ANSWER_TIME)
-            if status is None or not status["in_step"]:
+            if status is None:
                 return False
-            for wait in status["waits"]:
-                if wait["program"] != status["program"] or wait["seconds"] <= self._stuck:
-                    continue
+            for wait in stuck_waits(status, self._stuck):
                 way.append((status, wait))
                 if wait["peer"] == own or (wait["peer"] not in asked and follow(wait["peer"])):
                     return True

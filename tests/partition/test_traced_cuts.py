@@ -295,6 +295,17 @@ def test_of_a_metric_only_the_operand_of_its_assignment_crosses() -> None:
         assert segment.has_effect
 
 
+#: The norm of the gradients of three layers: scalars go to the stage that makes it, and it goes to all.
+OF_THE_NORM = [
+    "1.1 -> 0.1 global_norm/L2Loss_2:0 []",
+    "1.1 -> 0.1 global_norm/L2Loss_3:0 []",
+    "2.1 -> 0.1 global_norm/L2Loss_4:0 []",
+    "2.1 -> 0.1 global_norm/L2Loss_5:0 []",
+    "0.1 -> 1.- global_norm/global_norm:0 []",
+    "0.1 -> 2.- global_norm/global_norm:0 []",
+]
+
+
 def test_of_a_norm_over_all_gradients_only_scalars_cross() -> None:
     model = chain(3)
 
@@ -307,14 +318,7 @@ def test_of_a_norm_over_all_gradients_only_scalars_cross() -> None:
     split = cut(step_graph(step, FLOATS, FLOATS, models=[model]), {f"net/dense_{i}": i for i in range(3)})
     per_layer = [line for line in without_loss(split) if "Relu:0" in line or "MatMul:0" in line]
     assert len(per_layer) == 4
-    assert [line for line in without_loss(split) if line not in per_layer] == [
-        "1.1 -> 0.1 global_norm/L2Loss_2:0 []",
-        "1.1 -> 0.1 global_norm/L2Loss_3:0 []",
-        "2.1 -> 0.1 global_norm/L2Loss_4:0 []",
-        "2.1 -> 0.1 global_norm/L2Loss_5:0 []",
-        "0.1 -> 1.- global_norm/global_norm:0 []",
-        "0.1 -> 2.- global_norm/global_norm:0 []",
-    ]
+    assert [line for line in without_loss(split) if line not in per_layer] == OF_THE_NORM
     assert [o.delivery for o in split.outputs] == [Delivery.SENT_TO_ALL] * 2 + [Delivery.LOCAL] * 6
 
 
@@ -332,12 +336,7 @@ def test_of_gradients_clipped_by_their_norm_only_scalars_cross_and_each_stays_wi
     of_the_chain = [line for line in without_loss(split) if "Relu:0" in line or "MatMul:0" in line]
     assert len(of_the_chain) == 4
     assert [line for line in without_loss(split) if line not in of_the_chain] == [
-        "1.1 -> 0.1 global_norm/L2Loss_2:0 []",
-        "1.1 -> 0.1 global_norm/L2Loss_3:0 []",
-        "2.1 -> 0.1 global_norm/L2Loss_4:0 []",
-        "2.1 -> 0.1 global_norm/L2Loss_5:0 []",
-        "0.1 -> 1.- global_norm/global_norm:0 []",
-        "0.1 -> 2.- global_norm/global_norm:0 []",
+        *OF_THE_NORM,
         "0.1 -> 1.2 clip_by_global_norm/add:0 []",
         "0.1 -> 2.2 clip_by_global_norm/add:0 []",
     ]

@@ -25,24 +25,23 @@ def _initialised(init: Callable[..., None]) -> None:
     init(microbatches=2, seed=SEED)
 
 
-class Net(smp.DistributedModel):
-    def __init__(self) -> None:
-        super().__init__(name="net")
-        self.hidden = layers.Dense(4, activation="tanh")
-        self.head = layers.Dense(2)
+def net_of(base: type[Any]) -> type[Any]:
+    """The same model as a subclass of a class."""
 
-    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
-        return self.head(self.hidden(x))
+    class Net(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="net")
+            self.hidden = layers.Dense(4, activation="tanh")
+            self.head = layers.Dense(2)
+
+        def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+            return self.head(self.hidden(x))
+
+    return Net
 
 
-class PlainNet(tf_keras.Model):
-    def __init__(self) -> None:
-        super().__init__(name="net")
-        self.hidden = layers.Dense(4, activation="tanh")
-        self.head = layers.Dense(2)
-
-    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
-        return self.head(self.hidden(x))
+Net = net_of(smp.DistributedModel)
+PlainNet = net_of(tf_keras.Model)
 
 
 def functional() -> tf_keras.Model:

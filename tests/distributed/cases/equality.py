@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 import smp_tf as smp
-from tests.distributed.models import MODELS, STEPS, ZooModel, forward_backward
+from tests.distributed.cases.training import training_step
+from tests.distributed.models import MODELS, STEPS, ZooModel
 
 
 def make_model(entry: ZooModel) -> smp.DistributedModel:
@@ -40,15 +41,7 @@ def train(model: str, eager: bool = False, predicts: bool = True) -> dict[str, A
     net = make_model(entry)
     optimizer = entry.optimizer()
 
-    @smp.step
-    def step(batch: Sequence[tf.Tensor]) -> Any:
-        return forward_backward(entry, net, batch)
-
-    def train_step(*batch: tf.Tensor) -> tf.Tensor:
-        loss, gradients = step(batch)
-        sums = [g if g is None else g.accumulate() for g in gradients]
-        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
-        return loss.reduce_mean()
+    train_step = training_step(entry, net, optimizer)
 
     @smp.step
     def predict(inputs: Sequence[tf.Tensor]) -> Any:

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tf_keras import layers
 
 import smp_tf as smp
+from tests.distributed.cases.training import training_step
 from tests.distributed.models import MODELS
-from tests.distributed.models import forward_backward as loss_and_gradients
 
 # Counts bytes of the CPU's tensors; takes effect only before the first op.
 _mapped = Path("/proc/self/maps").read_text().splitlines()
@@ -99,17 +99,7 @@ def start_time(model: str) -> dict[str, Any]:
     net = entry.build(smp.DistributedModel)
     optimizer = entry.optimizer()
 
-    @smp.step
-    def forward_backward(batch: Any) -> Any:
-        return loss_and_gradients(entry, net, batch)
-
-    @tf.function
-    def step(*batch: tf.Tensor) -> tf.Tensor:
-        loss, gradients = forward_backward(batch)
-        sums = [gradient.accumulate() for gradient in gradients]
-        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
-        return loss.reduce_mean()
-
+    step = tf.function(training_step(entry, net, optimizer))
     batch = [tf.constant(np.repeat(array, 4, axis=0)) for array in entry.batch(0)]
     began = time.perf_counter()
     step(*batch).numpy()

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 import smp_tf as smp
 from tests.distributed.cases.equality import own_variables
-from tests.distributed.models import MODELS, STEPS, forward_backward
+from tests.distributed.cases.training import training_step
+from tests.distributed.models import MODELS, STEPS
 
 
 def train(model: str) -> dict[str, Any]:
@@ -22,17 +23,7 @@ def train(model: str) -> dict[str, Any]:
     net = entry.build(smp.DistributedModel)
     optimizer = entry.optimizer()
 
-    @smp.step
-    def step(batch: Any) -> Any:
-        return forward_backward(entry, net, batch)
-
-    @tf.function
-    def train_step(*batch: tf.Tensor) -> tf.Tensor:
-        loss, gradients = step(batch)
-        sums = [gradient.accumulate() for gradient in gradients]
-        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
-        return loss.reduce_mean()
-
+    train_step = tf.function(training_step(entry, net, optimizer))
     for number in range(STEPS):
         part = [array[smp.dp_rank() :: smp.dp_size()] for array in entry.batch(number)]
         train_step(*map(tf.constant, part))
