@@ -150,74 +150,125 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         return [v for v in self.trainable_variables if self._is_local(v)]
 
     def save_model(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole, unsplit model as a SavedModel that tf_keras loads without smp_tf.
+        """Write the whole, unsplit model.
 
-        Every rank must call it. No rank holds more than one foreign weight at a time.
+        Every rank must call it. Rank 0 writes, and never holds more than one weight of another rank.
 
         Args:
-            path: folder to write; an earlier model there is replaced once the new one is complete.
+            path: a folder for a SavedModel, which `tf_keras.models.load_model` reads without smp_tf; a file that ends
+                in `.keras` or `.h5` for a wrapped model, read the same way; or one that ends in `.weights.h5` for
+                the weights alone. What was there is replaced once the new is complete.
 
         Raises:
-            StepError: the model has not run a step yet, or the path asks for a format this does not write.
+            StepError: the model has not run a step yet, or such a model cannot be written to such a file.
             RankMismatchError: not every rank calls it.
+
+        Example:
+            >>> model.save_model("trained")
+            >>> tf_keras.models.load_model("trained")  # elsewhere, without smp_tf
         """
         from smp_tf.saving import save_model
 
         save_model(self, path)
 
-    def save_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf_keras.Model.save_weights`, with one partition.
+    def save_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        save_format: str | None = None,
+        options: Any = None,
+    ) -> None:
+        """Write the weights of the whole model, as `tf_keras.Model.save_weights` does; every rank must call it.
 
-        Raises:
-            StepError: there are several partitions, so this rank does not have all weights.
-        """
-        self._refuse_over_partitions("save_weights")
-        return super().save_weights(*args, **kwargs)
-
-    def load_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf_keras.Model.load_weights`, with one partition.
-
-        Raises:
-            StepError: there are several partitions, so this rank does not store all weights.
-        """
-        self._refuse_over_partitions("load_weights")
-        return super().load_weights(*args, **kwargs)
-
-    def get_weights(self) -> list[Any]:
-        """As `tf_keras.Model.get_weights`, with one partition.
-
-        Raises:
-            StepError: there are several partitions, so this rank does not have all weights.
-        """
-        self._refuse_over_partitions("get_weights")
-        weights: list[Any] = super().get_weights()
-        return weights
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """As `tf_keras.Model.set_weights`, with one partition.
+        Rank 0 writes, and never holds more than one weight of another rank. What is written loads into the same class
+        with `tf_keras.Model` as its base, or into the model that was wrapped.
 
         Args:
-            weights: arrays in the order of `variables`.
+            filepath: a file that ends in `.h5` or `.weights.h5`, or the prefix of checkpoint files.
+            overwrite: whether what is there may be replaced.
+            save_format: "tf" or "h5"; by default by the end of the path.
+            options: not supported; None.
 
         Raises:
-            StepError: there are several partitions, so this rank does not store all weights.
+            StepError: the model has not run a step yet, something is there already, or options were given.
+            RankMismatchError: not every rank calls it.
         """
-        self._refuse_over_partitions("set_weights")
-        super().set_weights(weights)
+        from smp_tf.saving import save_weights
 
-    def _refuse_over_partitions(self, method: str) -> None:
-        partitions = runtime.current().topology.mp_size
-        if partitions > 1:
-            raise StepError(
-                f"{method} of model {self.name!r} would see the weights of this rank alone: the model is spread over "
-                f"{partitions} partitions. Call model.save_model(path) on every rank to write the whole model, "
-                f"which tf_keras.models.load_model reads in one process; model.local_variables are the weights of this "
-                f"rank."
-            )
+        _refuse_options("save_weights", options)
+        save_weights(self, filepath, overwrite, save_format)
+
+    def load_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        skip_mismatch: bool = False,
+        by_name: bool = False,
+        options: Any = None,
+    ) -> Any:
+        """Read weights as `tf_keras.Model.load_weights` does; every rank must call it.
+
+        Each rank reads what it stores and no more. Before the first step the values take the place of the initial ones.
+
+        Args:
+            filepath: what `save_weights` of a plain or a distributed model wrote, a `.keras` file, or a SavedModel.
+            skip_mismatch: HDF5 only: leave out layers whose weights do not fit.
+            by_name: HDF5 only: match layers by their names instead of their order.
+            options: not supported; None.
+
+        Returns:
+            For a checkpoint that was read now, what was found, with methods such as `expect_partial`; else None.
+
+        Raises:
+            FileNotFoundError: there are no weights at the path.
+            ValueError: they do not fit the model.
+            StepError: options were given.
+        """
+        from smp_tf.loading import load_weights
+
+        _refuse_options("load_weights", options)
+        return load_weights(self, filepath, skip_mismatch, by_name)
+
+    def get_weights(self) -> Sequence[Any]:
+        """The weights as they are now, in the order of `weights`.
+
+        Returns:
+            With one partition a list of arrays; with several a `ShardedWeights`, of which every rank holds its part:
+            making it and giving it to `set_weights` sends nothing, and asking for an element is collective.
+
+        Raises:
+            StepError: there are several partitions and the model has not run a step yet.
+        """
+        if runtime.current().topology.mp_size == 1:
+            weights: list[Any] = super().get_weights()
+            return weights
+        from smp_tf.sharded_weights import get_weights
+
+        return get_weights(self)
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Give the model other weights; every rank must call it with the same ones, and takes what it stores.
+
+        Before the first step the values take the place of the initial ones.
+
+        Args:
+            weights: what `get_weights` gave, or arrays in the order of `weights`.
+
+        Raises:
+            ValueError: the number of weights, or the shape of one, is not that of the model.
+            StepError: what `get_weights` gave, and this model has not run a step yet.
+        """
+        from smp_tf.sharded_weights import set_weights
+
+        set_weights(self, weights)
 
     def _is_local(self, variable: Any) -> bool:
+        owner = self._owner_of(variable)
+        return owner is None or owner == runtime.current().topology.mp_rank
+
+    def _owner_of(self, variable: Any) -> int | None:
+        """The stage that stores a variable; None for one that every rank stores."""
         if self._smp_store.leaves_to_script(variable):
-            return True
+            return None
         state = self._smp_store.state(variable)
         if state is None or state.owner is None:
             raise StepError(
@@ -225,7 +276,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
                 f"a step that uses the model. Ask after it, or in a hook registered with "
                 f"smp.register_post_partition_hook."
             )
-        return state.is_local
+        return state.owner
 
 
 class WrappedModel(DistributedModel):
@@ -260,6 +311,16 @@ class WrappedModel(DistributedModel):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped model."""
         return self.wrapped(*args, **{name: value for name, value in kwargs.items() if name not in self._not_taken})
+
+
+def keras_model_of(model: DistributedModel) -> tf_keras.Model:
+    """The model whose files Keras writes and reads: the wrapped one, or the distributed model itself."""
+    return model.wrapped if isinstance(model, WrappedModel) else model
+
+
+def _refuse_options(method: str, options: Any) -> None:
+    if options is not None:
+        raise StepError(f"{method} of a distributed model takes no options of TensorFlow's. Received: {options!r}")
 
 
 def _wrap(*args: Any, **kwargs: Any) -> WrappedModel:

@@ -1,149 +1,169 @@
-"""Save a whole model from its parts: the structure by Keras, the values streamed to one rank, one tensor at a time.
+"""Write a whole model to a file or folder: the structure by Keras, the values fetched one at a time.
 
-every rank comes to the beginning: a rank that is in a step instead is an error within seconds
-writer                                     owners of other stages
-structure without values ──▶ folder
-own values ──▶ shard 0
-recv one, write its shard, free it  ◀────  send one
-merge the shards' indices, rename the folder
+| path            | what is written                | loads into                                            |
+|-----------------|--------------------------------|-------------------------------------------------------|
+| folder          | SavedModel                     | tf_keras.models.load_model, without the class         |
+| `.keras`, `.h5` | model file of a wrapped model  | tf_keras.models.load_model                            |
+| `.weights.h5`   | the weights alone              | load_weights of the same class with tf_keras.Model as |
+|                 |                                | its base, or of the model that was wrapped            |
+
+Whatever it is, it is written under another name and put in place when it is complete.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 import tf_keras
-from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from smp_tf import runtime
-from smp_tf.control import barrier, tag_of
+from smp_tf import tf_checkpoint, tf_internals
 from smp_tf.errors import StepError
-from smp_tf.model import DistributedModel, WrappedModel, save_structure
-from smp_tf.ops.transport import Transport
-from smp_tf.topology import CommGroup
+from smp_tf.gather import write_with_all_weights
+from smp_tf.model import DistributedModel, WrappedModel, keras_model_of, save_structure
 
-_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_WRITER = 0
-
-
-def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
-    """Write the whole, unsplit model as a SavedModel that tf_keras loads without smp_tf.
-
-    Args:
-        model: a distributed model that has run a step.
-        path: folder to write; an earlier model there is replaced once the new one is complete.
-
-    Raises:
-        StepError: the model has not run a step yet, or the path asks for a format this function does not write.
-        RankMismatchError: not every rank saves it.
-    """
-    path = os.fspath(path)
-    if path.endswith((".keras", ".h5", ".hdf5")):
-        raise StepError(
-            f"save_model writes a SavedModel, a folder. Received: path={path!r}. Leave out the file extension; "
-            f"tf_keras.models.load_model(path) reads the folder."
-        )
-    if not model.built:
-        raise StepError(f"Model {model.name!r} has not run a step yet, so there is nothing to save.")
-    running = runtime.current()
-    weights = list(model.variables)
-    stage_ranks = running.topology.grid.members(CommGroup.PP_GROUP, _WRITER)
-    holders = [_holder(model, variable, stage_ranks) for variable in weights]
-    rank = running.topology.rank
-    # Nothing is written or sent before all have come: a rank that never comes may wait in a step for this one.
-    barrier(name=f"the beginning of saving model {model.name!r}")
-    if rank == _WRITER:
-        _write(model, path, weights, holders)
-    else:
-        for number, (variable, holder) in enumerate(zip(weights, holders, strict=True)):
-            if holder == rank:
-                _transport().send_bytes(_WRITER, tag_of("saved value", number), _as_bytes(variable))
-    barrier(name=f"the end of saving model {model.name!r}")
-
-
-def _holder(model: DistributedModel, variable: Any, stage_ranks: Sequence[int]) -> int:
-    """The rank whose value of a variable is saved."""
-    if model._smp_store.leaves_to_script(variable):
-        return _WRITER
-    state = model._smp_store.state(variable)
-    if state is None or state.owner is None:
-        raise StepError(
-            f"Model {model.name!r} has not run a step yet, so its variable {variable.name!r} has no value to save."
-        )
-    return stage_ranks[state.owner]
-
-
-def _write(model: DistributedModel, path: str, weights: list[Any], holders: list[int]) -> None:
-    saved = model.wrapped if isinstance(model, WrappedModel) else model
-    building = f"{path}.writing-{secrets.token_hex(4)}"
-    try:
-        with save_structure():
-            tf_keras.models.save_model(saved, building, save_format="tf", include_optimizer=False)
-        _write_values(os.path.join(building, "variables", "variables"), weights, holders)
-        _put_in_place(building, path)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-
-
-def _write_values(prefix: str, weights: list[Any], holders: list[int]) -> None:
-    """Replace the values in a SavedModel's tensor bundle, without ever holding two foreign ones."""
-    graph = tf.train.load_checkpoint(prefix).get_tensor(_GRAPH_KEY)
-    keys = _keys(graph, len(weights))
-    rank = runtime.current().topology.rank
-    own = [number for number, holder in enumerate(holders) if holder == rank]
-    shards = [f"{prefix}-part-own"]
-    tf.raw_ops.SaveV2(
-        prefix=shards[0],
-        tensor_names=[_GRAPH_KEY, *(keys[n] for n in own)],
-        shape_and_slices=[""] * (1 + len(own)),
-        tensors=[tf.constant(graph), *(tf.convert_to_tensor(weights[n]) for n in own)],
-    )
-    for number, holder in enumerate(holders):
-        if holder == rank:
-            continue
-        value = _from_bytes(_transport().recv_bytes(holder, tag_of("saved value", number)), weights[number])
-        shards.append(f"{prefix}-part-{number}")
-        tf.raw_ops.SaveV2(prefix=shards[-1], tensor_names=[keys[number]], shape_and_slices=[""], tensors=[value])
-    for name in os.listdir(os.path.dirname(prefix)):
-        if name.startswith("variables.") and "-part-" not in name:
-            os.remove(os.path.join(os.path.dirname(prefix), name))
-    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=shards, destination_prefix=prefix, delete_old_dirs=False)
-
-
-def _transport() -> Transport:
-    transport = runtime.current().transport
-    assert transport is not None, "a weight that another rank holds means there is another rank"
-    return transport
-
-
-def _as_bytes(variable: Any) -> np.ndarray:
-    return np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)
-
-
-def _from_bytes(data: memoryview, variable: Any) -> tf.Tensor:
-    kind = variable.dtype.base_dtype
-    return tf.constant(np.frombuffer(data, kind.as_numpy_dtype).reshape(variable.shape), kind)
-
-
-def _keys(serialized: bytes, count: int) -> list[str]:
-    """The key of every variable, in the order of `model.variables`, from a saved object graph."""
-    graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(serialized)
-    children = {child.local_name: child.node_id for child in graph.nodes[0].children}
-    listed = {child.local_name: child.node_id for child in graph.nodes[children["variables"]].children}
-    return [graph.nodes[listed[str(number)]].attributes[0].checkpoint_key for number in range(count)]
+_HDF5 = (".h5", ".hdf5")
 
 
 def _put_in_place(building: str, path: str) -> None:
+    old = f"{building}.old"
     if os.path.isdir(path):
-        old = f"{building}.old"
         os.rename(path, old)
-        os.rename(building, path)
-        shutil.rmtree(old)
+    os.replace(building, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
+    """Write the whole, unsplit model; see `DistributedModel.save_model`.
+
+    Args:
+        model: a distributed model that has run a step.
+        path: folder or file to write.
+
+    Raises:
+        StepError: the model has not run a step yet, or a model of this kind cannot be written to such a file.
+        RankMismatchError: not every rank saves it.
+    """
+    path = os.fspath(path)
+    if path.endswith(".weights.h5"):
+        save_weights(model, path)
+        return
+    is_file = path.endswith((".keras", *_HDF5))
+    if is_file and not isinstance(model, WrappedModel):
+        raise StepError(
+            f"A subclass of smp.DistributedModel cannot be written as a {os.path.splitext(path)[1]} file, which would "
+            f"need the class to be loaded. Received: path={path!r}. Leave out the extension to write a SavedModel, "
+            f"which tf_keras.models.load_model reads without the class, or write the weights alone, to a path that "
+            f"ends in .weights.h5."
+        )
+    write = _model_file if is_file else _saved_model
+    _write(model, path, f"saving model {model.name!r}", lambda building: write(model, building))
+
+
+def save_weights(
+    model: DistributedModel, path: str | os.PathLike[str], overwrite: bool = True, save_format: str | None = None
+) -> None:
+    """Write the weights of the whole model; see `DistributedModel.save_weights`.
+
+    Args:
+        model: a distributed model that has run a step.
+        path: file to write; in TensorFlow's format, the prefix of its files.
+        overwrite: whether what is there may be replaced.
+        save_format: "tf" or "h5"; by default "h5" where the path ends in .h5 or .keras, else "tf".
+
+    Raises:
+        StepError: the model has not run a step yet, or something is there and `overwrite` is false.
+        RankMismatchError: not every rank saves them.
+    """
+    path = os.fspath(path)
+    as_hdf5 = _is_hdf5(path, save_format)
+
+    def write_hdf5(building: str) -> None:
+        with tf_internals.values_one_by_one():
+            tf_keras.Model.save_weights(keras_model_of(model), building, save_format="h5")
+
+    def write_checkpoint(building: str) -> None:
+        tf_checkpoint.write(model, building)
+
+    if not overwrite and os.path.exists(path if as_hdf5 else f"{path}.index"):
+        raise StepError(f"There are weights in {path!r} already, and overwrite=False was given.")
+    doing = f"saving the weights of model {model.name!r}"
+    if as_hdf5:
+        _write(model, path, doing, write_hdf5)
     else:
-        os.rename(building, path)
+        _write(model, path, doing, write_checkpoint, _put_prefix_in_place)
+
+
+def _is_hdf5(path: str, save_format: str | None) -> bool:
+    by_name = path.endswith((".keras", *_HDF5))
+    chosen = (save_format or ("h5" if by_name else "tf")).lower().strip()
+    if chosen in ("h5", "hdf5", "keras"):
+        return True
+    if chosen not in ("tf", "tensorflow"):
+        raise ValueError(f'save_format is "tf" or "h5". Received: save_format={save_format!r}')
+    if by_name:
+        raise ValueError(f'save_format="tf" does not go with the path {path!r}, which names an HDF5 file.')
+    return False
+
+
+def _write(
+    model: DistributedModel,
+    path: str,
+    doing: str,
+    write: Callable[[str], None],
+    put_in_place: Callable[[str, str], None] = _put_in_place,
+) -> None:
+    """Have rank 0 write to another path, which replaces the wanted one when all is written."""
+    if not model.built:
+        raise StepError(f"Model {model.name!r} has not run a step yet, so there is nothing to save.")
+    folder, name = os.path.split(os.path.abspath(path))
+    # The end of the name, which says what kind of file it is, stays.
+    building = os.path.join(folder, f".writing-{secrets.token_hex(4)}-{name}")
+
+    def safely() -> None:
+        os.makedirs(folder, exist_ok=True)
+        try:
+            write(building)
+            put_in_place(building, os.path.join(folder, name))
+        finally:
+            _remove(building)
+
+    write_with_all_weights(model, doing, safely)
+
+
+def _model_file(model: DistributedModel, path: str) -> None:
+    with tf_internals.values_one_by_one():
+        if path.endswith(".keras"):
+            tf_keras.models.save_model(keras_model_of(model), path, save_format="keras")
+        else:
+            tf_keras.models.save_model(keras_model_of(model), path, save_format="h5", include_optimizer=False)
+
+
+def _saved_model(model: DistributedModel, path: str) -> None:
+    with save_structure():
+        tf_keras.models.save_model(keras_model_of(model), path, save_format="tf", include_optimizer=False)
+    prefix = os.path.join(path, "variables", "variables")
+    tf_checkpoint.replace_values(prefix, keras_model_of(model), list(model.variables))
+
+
+def _put_prefix_in_place(building: str, path: str) -> None:
+    """The same for the files of a checkpoint, the index last: without it there is none."""
+    names = {file: path + file.removeprefix(building) for file in tf_checkpoint.files_of(building)}
+    stale = [file for file in tf_checkpoint.files_of(path) if file not in names.values()]
+    for file, name in names.items():
+        os.replace(file, name)
+    for file in stale:
+        os.remove(file)
+    tf.compat.v1.train.update_checkpoint_state(os.path.dirname(path), os.path.basename(path))
+
+
+def _remove(building: str) -> None:
+    for path in glob.glob(f"{glob.escape(building)}*"):
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.remove(path)

@@ -7,13 +7,19 @@ change it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import resource_variable_ops
+from tf_keras.src import backend
+from tf_keras.src.saving import saving_lib
+from tf_keras.src.saving.legacy import hdf5_format
 
 UninitializedVariable: type[Any] = resource_variable_ops.UninitializedVariable
 ResourceVariable: type[Any] = resource_variable_ops.ResourceVariable
@@ -88,6 +94,67 @@ def checked_in_checkpoints(check: Callable[[Any], None]) -> type[Any]:
             return super()._serialize_to_tensors()  # type: ignore[misc]
 
     return Checked
+
+
+class _ReadLater:
+    """Stands for the value of a variable in lists that Keras makes of all values of a file."""
+
+    def __init__(self, variable: Any) -> None:
+        self._variable = variable
+        self.shape = tuple(variable.shape)
+        self.dtype = variable.dtype.base_dtype.as_numpy_dtype
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.asarray(self._variable.numpy(), *args, **kwargs)
+
+
+class _OnDisk(saving_lib.H5IOStore):
+    """Keras's store of weights in a `.keras` file, which it makes up in memory; this one lies beside the file."""
+
+    def __init__(self, root_path: Any, archive: Any = None, mode: str = "r") -> None:
+        self._inner = None
+        if archive is None or mode != "w":
+            super().__init__(root_path, archive=archive, mode=mode)
+            return
+        self._inner, self._into = str(root_path), archive
+        # Kept open until close().
+        self._file = tempfile.NamedTemporaryFile(dir=os.path.dirname(archive.filename), suffix=".h5")  # noqa: SIM115
+        super().__init__(self._file.name, mode="w")
+
+    def close(self) -> None:
+        super().close()
+        if self._inner is not None:
+            self._into.write(self._file.name, self._inner)
+            self._file.close()
+
+
+@contextlib.contextmanager
+def values_one_by_one() -> Iterator[None]:
+    """Within this context Keras writes and reads files of weights one value at a time, and assigns what it read as is.
+
+    By itself it reads all weights of an HDF5 file before it assigns the first, and makes a `.keras` file in memory.
+    """
+
+    def get(tensors: Iterable[Any]) -> list[Any]:
+        return [_ReadLater(tensor) for tensor in tensors]
+
+    def read(group: Any) -> list[Any]:
+        return [group[name] for name in hdf5_format.load_attributes_from_hdf5_group(group, "weight_names")]
+
+    def give(pairs: Iterable[tuple[Any, Any]]) -> None:
+        for variable, value in pairs:
+            variable.assign(np.asarray(value) if type(variable) is ResourceVariable else value)
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, ours in (
+            (backend, "batch_get_value", get),
+            (backend, "batch_set_value", give),
+            (hdf5_format, "load_subset_weights_from_hdf5_group", read),
+            (saving_lib, "H5IOStore", _OnDisk),
+        ):
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, ours)
+        yield
 
 
 def tape_is_recording() -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import tf_internals
+from smp_tf import foreign_values, tf_internals
 from smp_tf.errors import OwnershipError
 
 
@@ -120,6 +120,15 @@ def _check_readable(variable: Any, doing: str) -> None:
     )
 
 
+def _check_fits(variable: Any, value: Any) -> None:
+    shape = value.shape if hasattr(value, "shape") else tf.convert_to_tensor(value, variable.dtype).shape
+    if not variable.shape.is_compatible_with(shape):
+        raise ValueError(
+            f"Cannot assign a value of shape {tuple(shape)} to variable {variable.smp_state.name!r} of shape "
+            f"{tuple(variable.shape)}."
+        )
+
+
 def _check_saved(variable: Any) -> None:
     # While the structure of a model is written its values are left out on purpose.
     state: VariableState = variable.smp_state
@@ -140,6 +149,9 @@ class _Guarded(tf_internals.checked_in_checkpoints(_check_saved)):  # type: igno
     smp_state: VariableState
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
+        fetch = foreign_values.fetch()
+        if fetch is not None and not self.smp_state.is_filled and tf.executing_eagerly():
+            return fetch(self)
         _check_readable(self, "read")
         return super()._read_variable_op(*args, **kwargs)
 
@@ -153,10 +165,21 @@ class _Guarded(tf_internals.checked_in_checkpoints(_check_saved)):  # type: igno
         _check_readable(self, "read")
         return super().gather_nd(*args, **kwargs)
 
-    def assign(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign`; an error on a rank that does not store the variable."""
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.assign`; an error on a rank that does not store the variable.
+
+        Before it is decided who stores it, the value takes the place of the initial one.
+        """
+        if not self.smp_state.is_filled and tf.executing_eagerly():
+            if self.smp_state.owner is None:
+                _check_fits(self, value)
+                set_initial_value(self, foreign_values.later(value, self.dtype))
+                return self
+            if foreign_values.leaves_out():
+                _check_fits(self, value)
+                return self
         _check_readable(self, "assign to")
-        return super().assign(*args, **kwargs)
+        return super().assign(foreign_values.as_array(value), *args, **kwargs)
 
     def assign_add(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.Variable.assign_add`; an error on a rank that does not store the variable."""
@@ -219,6 +242,7 @@ class VariableStore:
         self._variables: dict[int, tf.Variable] = {}
         self._of_script: dict[int, tf.Variable] = {}
         self._names: set[str] = set()
+        self._before_settling: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
         return len(self._states)
@@ -310,6 +334,9 @@ class VariableStore:
             stage: the stage of this rank.
             seed: for random ops in initial values where TensorFlow has no global seed.
         """
+        with tf.init_scope():
+            while self._before_settling:
+                self._before_settling.pop(0)()
         for variable in self:
             state = self._states[id(variable.handle)]
             if state.owner is not None:
@@ -326,6 +353,12 @@ class VariableStore:
                     # The script and Keras hold this very object; from now on it checks who reads it.
                     variable.smp_state = state
                     variable.__class__ = FreedVariable
+            # It may hold a value that was assigned, of which other ranks need nothing.
+            state.initial_value = None
+
+    def before_settling(self, load: Callable[[], None]) -> None:
+        """Have a function run when all variables are there and it is about to be decided who stores them."""
+        self._before_settling.append(load)
 
     def fill(self, variable: Any, seed: int) -> None:
         """Give a variable its initial value before the plan; ranks that turn out not to own it free it then.
@@ -362,6 +395,23 @@ def store_of(variable: Any) -> VariableStore | None:
         if store is not None and store.state(variable) is not None:
             return store
     return None
+
+
+def set_initial_value(variable: Any, value: Callable[[], Any]) -> bool:
+    """Replace what a variable will start with, if it is not decided yet who stores it.
+
+    Args:
+        variable: any variable.
+        value: gives the value; called on the rank that will store it.
+
+    Returns:
+        Whether that is so; a variable that has a value is to be assigned to.
+    """
+    state = getattr(variable, "smp_state", None)
+    if state is None or state.is_filled or state.owner is not None:
+        return False
+    state.initial_value, state.op_seeds = value, ()
+    return True
 
 
 def is_remote(variable: Any) -> bool:

@@ -492,50 +492,6 @@ class TestStateOfTheScript:
         assert Adapts().bins.bin_boundaries == adapted().bin_boundaries
 
 
-class TestWeightFiles:
-    @pytest.mark.parametrize("name", ["w.weights.h5", "checkpoint"])
-    def test_with_one_partition_they_are_as_with_keras(self, name: str, tmp_path: Path) -> None:
-        model = Net()
-        before = predictions(model)
-        model.save_weights(tmp_path / name)
-        model.head.bias.assign([7.0, 8.0])
-        model.load_weights(tmp_path / name)
-        assert predictions(model).tolist() == before.tolist()
-
-    def test_lists_of_weights_with_one_partition_are_as_with_keras(self) -> None:
-        model = Net()
-        before = predictions(model)
-        weights = model.get_weights()
-        model.head.bias.assign([7.0, 8.0])
-        model.set_weights(weights)
-        assert predictions(model).tolist() == before.tolist()
-
-    @pytest.mark.parametrize("method", ["save_weights", "load_weights"])
-    def test_with_more_they_would_lose_weights_and_are_refused(
-        self, method: str, tmp_path: Path, two_partitions: Callable[[], None]
-    ) -> None:
-        model = Net()
-        predictions(model)
-        two_partitions()
-        with pytest.raises(StepError, match=f"^{method} of model 'net' would see .* alone: .* over 2 partitions") as e:
-            getattr(model, method)(tmp_path / "w")
-        assert "Call model.save_model(path) on every rank" in str(e.value)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_lists_of_weights_with_more_are_refused_before_any_is_changed(
-        self, two_partitions: Callable[[], None]
-    ) -> None:
-        model = Net()
-        predictions(model)
-        before = [v.numpy().tolist() for v in model.variables]
-        two_partitions()
-        with pytest.raises(StepError, match=r"^get_weights of model 'net' .* model\.local_variables are the weights"):
-            model.get_weights()
-        with pytest.raises(StepError, match=r"^set_weights of model 'net'"):
-            model.set_weights([np.zeros(v.shape) for v in model.variables])
-        assert [v.numpy().tolist() for v in model.variables] == before
-
-
 class TestRefused:
     def test_before_init(self) -> None:
         smp.shutdown()

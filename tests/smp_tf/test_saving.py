@@ -15,7 +15,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import control, runtime, saving
+from smp_tf import control, gather, runtime, tf_checkpoint
 from smp_tf.control import ControlChannel
 from smp_tf.deadlock import DeadlockWatch
 from smp_tf.errors import RankMismatchError, StepError
@@ -117,6 +117,17 @@ def test_the_values_are_in_the_folder_and_nothing_else_is_left(tmp_path: Path) -
     )
 
 
+@pytest.mark.parametrize("name", ["net.keras", "net.h5", "net.hdf5"])
+@pytest.mark.parametrize("form", ["functional", "functional builder", "sequential builder"])
+def test_a_wrapped_model_is_written_to_one_file_like_any_of_keras(form: str, name: str, tmp_path: Path) -> None:
+    model = FORMS[form]()
+    train(model)
+    model.save_model(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    loaded = tf_keras.models.load_model(tmp_path / name, compile=False)
+    assert loaded(X).numpy() == pytest.approx(prediction_of(model), abs=1e-6)
+
+
 def test_saving_again_replaces_the_earlier_model(tmp_path: Path) -> None:
     model = smp.DistributedModel(functional)
     prediction_of(model)
@@ -141,7 +152,7 @@ def test_an_error_while_saving_leaves_the_earlier_model_and_nothing_else(
     def full(*args: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(saving, "_write_values", full)
+    monkeypatch.setattr(tf_checkpoint, "replace_values", full)
     with pytest.raises(OSError, match="No space left on device"):
         model.save_model(tmp_path / "saved")
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
@@ -183,9 +194,9 @@ def test_weights_of_other_types_and_shapes_keep_their_bits(tmp_path: Path) -> No
     "variable", [tf.Variable([1.5, 2.5]), tf.Variable(3, dtype=tf.int64), tf.Variable(tf.zeros([2, 0]))]
 )
 def test_bytes_sent_become_the_value_again(variable: tf.Variable) -> None:
-    sent = saving._as_bytes(variable)
+    sent = gather.as_bytes(variable)
     assert sent.dtype == np.uint8
-    again = saving._from_bytes(memoryview(sent.tobytes()), variable)
+    again = gather.as_tensor(memoryview(sent.tobytes()), variable)
     assert (again.dtype, again.shape) == (variable.dtype, variable.shape)
     assert again.numpy().tolist() == variable.numpy().tolist()
 
@@ -256,16 +267,18 @@ def test_a_rank_that_saves_alone_while_another_waits_for_it_in_a_step_is_an_erro
 
 class TestRefused:
     @pytest.mark.parametrize("name", ["net.keras", "net.h5", "net.hdf5"])
-    def test_formats_it_does_not_write(self, name: str, tmp_path: Path) -> None:
-        with pytest.raises(StepError, match="save_model writes a SavedModel, a folder") as raised:
-            Net().save_model(tmp_path / name)
-        assert f"path='{tmp_path / name}'. Leave out the file extension" in str(raised.value)
+    def test_a_file_that_could_not_be_loaded_without_the_class(self, name: str, tmp_path: Path) -> None:
+        model = Net()
+        train(model)
+        with pytest.raises(StepError, match=r"^A subclass of smp.DistributedModel cannot be written as a \.") as raised:
+            model.save_model(tmp_path / name)
+        assert f"path='{tmp_path / name}'. Leave out the extension to write a SavedModel" in str(raised.value)
         assert list(tmp_path.iterdir()) == []
 
     def test_a_model_that_has_not_run_a_step(self, tmp_path: Path) -> None:
         model = Net()
         model.build((None, 3))
-        with pytest.raises(StepError, match="'net' has not run a step yet, so its variable 'dense/kernel:0' has no"):
+        with pytest.raises(StepError, match="Which rank stores variable 'dense/kernel:0' of model 'net' is decided at"):
             model.save_model(tmp_path / "saved")
         assert list(tmp_path.iterdir()) == []
 

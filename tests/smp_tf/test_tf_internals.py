@@ -224,3 +224,63 @@ def test_a_tape_inside_a_traced_function_is_seen_only_there() -> None:
 
     traced(tf.constant(3.0))
     assert seen == [False, True]
+
+
+def small_model() -> Any:
+    return tf_keras.Sequential([tf_keras.layers.Input((2,)), tf_keras.layers.Dense(3), tf_keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize("name", ["w.h5", "m.h5", "m.keras"])
+def test_keras_writes_values_one_by_one_and_none_in_memory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, read = small_model(), []
+    original = tf_internals.ResourceVariable.numpy
+
+    def noted(variable: Any) -> Any:
+        read.append((variable.name, sorted(path.name for path in tmp_path.iterdir())))
+        return original(variable)
+
+    def in_memory() -> None:
+        raise AssertionError("Keras makes the file in memory")
+
+    with tf_internals.values_one_by_one(), monkeypatch.context() as patched:
+        patched.setattr(tf_internals.ResourceVariable, "numpy", noted)
+        patched.setattr(tf_internals.saving_lib.io, "BytesIO", in_memory)
+        model.save_weights(tmp_path / name) if name == "w.h5" else model.save(tmp_path / name)
+    assert [variable for variable, _ in read] == [v.name for v in model.variables]
+    assert all(files for _, files in read), "a value was read before there was a file to write it to"
+    loaded = small_model()
+    loaded.load_weights(tmp_path / name)
+    assert [v.numpy().tolist() for v in loaded.variables] == [v.numpy().tolist() for v in model.variables]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_keras_gives_what_it_reads_to_assign_unread(tmp_path: Path) -> None:
+    model, given = small_model(), []
+    model.save_weights(tmp_path / "w.h5")
+
+    class Noting(tf_internals.ResourceVariable):  # type: ignore[misc, valid-type]
+        def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+            given.append(type(value).__name__)
+
+    loaded = small_model()
+    for variable in loaded.variables:
+        variable.__class__ = Noting
+    with tf_internals.values_one_by_one():
+        loaded.load_weights(tmp_path / "w.h5")
+    assert given == ["Dataset"] * 4
+
+
+def test_keras_is_as_before_after_that() -> None:
+    keras = tf_internals.backend, tf_internals.hdf5_format, tf_internals.saving_lib
+    before = [vars(module).copy() for module in keras]
+
+    def fails() -> None:
+        with tf_internals.values_one_by_one():
+            assert [vars(module) for module in keras] != before
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fails()
+    assert [vars(module) for module in keras] == before

@@ -132,11 +132,18 @@ USES: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("batch_scatter", "assign to", lambda v: v.batch_scatter_update(tf.IndexedSlices([1.0], [0]))),
 ]
 
+ASSIGN = next((doing, use) for name, doing, use in USES if name == "assign")
+
 
 @pytest.mark.parametrize(("doing", "use"), [pytest.param(*rest, id=name) for name, *rest in USES])
 class TestUse:
     def test_before_the_plan_is_an_error_that_names_the_variable(self, doing: str, use: Callable[[Any], Any]) -> None:
-        _, (first, _) = deferred(two_weights)
+        store, (first, _) = deferred(two_weights)
+        if (doing, use) == ASSIGN:
+            use(first)
+            store.settle({}, stage=0, seed=SEED)
+            assert first.numpy().tolist() == [1.0, 1.0], "what was assigned takes the place of the initial value"
+            return
         with pytest.raises(
             OwnershipError, match=f"Cannot {doing} variable 'first' yet: .* first call of a step"
         ) as raised:

@@ -1,0 +1,178 @@
+"""The list that `get_weights` gives: every rank holds its own part, and an element is fetched when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import tensorflow as tf
+
+from smp_tf import foreign_values, gather, runtime
+from smp_tf.control import barrier, tag_of
+from smp_tf.errors import StepError
+from smp_tf.model import DistributedModel, keras_model_of
+from smp_tf.topology import CommGroup
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One weight in the list.
+
+    Args:
+        name: the variable's name.
+        owner: the stage that has the value; None where every rank has it.
+        shape: of the value.
+        dtype: of the value.
+        value: the value, where this rank has it.
+    """
+
+    name: str
+    owner: int | None
+    shape: tf.TensorShape
+    dtype: tf.DType
+    value: np.ndarray | None
+
+
+class ShardedWeights(Sequence[np.ndarray]):
+    """The weights of a split model at one moment; `model.set_weights` takes them back without gathering them.
+
+    Asking for an element, or going through all of them, is collective: all ranks of the replica must do it, and each
+    gets the element. `local` needs no other rank.
+
+    Args:
+        shards: the weights, in the order of `model.weights`.
+
+    Example:
+        >>> best = model.get_weights()      # nothing is sent
+        >>> model.set_weights(best)         # nothing is sent
+        >>> kernel = best[0]                # on all ranks: an array
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = tuple(shards)
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __repr__(self) -> str:
+        here = sum(shard.value is not None for shard in self.shards)
+        return f"<ShardedWeights of {len(self.shards)} weights, {here} of them on this rank>"
+
+    @property
+    def local(self) -> dict[int, np.ndarray]:
+        """The values this rank has, by their place in the list."""
+        return {number: shard.value for number, shard in enumerate(self.shards) if shard.value is not None}
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(index, slice):
+            return [self._fetch(shard) for shard in self.shards[index]]
+        return self._fetch(self.shards[index])
+
+    def _fetch(self, shard: Shard) -> np.ndarray:
+        if shard.owner is None:
+            assert shard.value is not None, "every rank has it"
+            return shard.value
+        topology = runtime.current().topology
+        ranks = topology.members(CommGroup.PP_GROUP)
+        barrier(CommGroup.PP_GROUP, name=f"reading weight {shard.name!r} of a list of sharded weights")
+        owner = ranks[shard.owner]
+        if topology.rank != owner:
+            return gather.as_array(gather.transport().recv_bytes(owner, _FETCHED), shard)
+        assert shard.value is not None, "its owner has it"
+        for rank in ranks:
+            if rank != owner:
+                gather.transport().send_bytes(rank, _FETCHED, gather.as_bytes(shard.value))
+        return shard.value
+
+
+_FETCHED, _MOVED = tag_of("fetched weight"), tag_of("moved weight")
+
+
+def get_weights(model: DistributedModel) -> ShardedWeights:
+    """The weights of a model as they are now; see `DistributedModel.get_weights`.
+
+    Args:
+        model: a distributed model that has run a step.
+
+    Raises:
+        StepError: the model has not run a step yet.
+    """
+    return ShardedWeights([_shard(model, variable) for variable in model.weights])
+
+
+def _shard(model: DistributedModel, variable: Any) -> Shard:
+    owner = model._owner_of(variable)
+    is_here = owner is None or owner == runtime.current().topology.mp_rank
+    value = np.array(variable.numpy()) if is_here else None
+    return Shard(variable.name, owner, variable.shape, variable.dtype, value)
+
+
+def set_weights(model: DistributedModel, weights: Sequence[Any]) -> None:
+    """Give a model other weights; see `DistributedModel.set_weights`.
+
+    Args:
+        model: a distributed model.
+        weights: what `get_weights` gave, or one array for each weight.
+
+    Raises:
+        ValueError: the number of weights or the shape of one is not that of the model.
+        StepError: the model has no weights yet, or is given sharded ones and has not run a step yet.
+    """
+    if not keras_model_of(model).built:
+        raise StepError(
+            f"Model {model.name!r} makes its weights when it is first called, so it has none to set yet. Call "
+            f"model.build(input_shape) before, or set them after the first step."
+        )
+    targets = model.weights
+    if len(targets) != len(weights):
+        raise ValueError(
+            f"Model {model.name!r} has {len(targets)} weights. Received: a list of {len(weights)} weights."
+        )
+    if isinstance(weights, ShardedWeights):
+        for number, (variable, shard) in enumerate(zip(targets, weights.shards, strict=True)):
+            _require_shape(number, variable, shard.shape)
+        for variable, shard in zip(targets, weights.shards, strict=True):
+            _take(model, variable, shard)
+        return
+    for number, (variable, value) in enumerate(zip(targets, weights, strict=True)):
+        _require_shape(number, variable, np.shape(value))
+    with foreign_values.left_out():
+        for variable, value in zip(targets, weights, strict=True):
+            variable.assign(value)
+
+
+def _require_shape(number: int, variable: Any, shape: Any) -> None:
+    if not variable.shape.is_compatible_with(shape):
+        raise ValueError(
+            f"Weight {number}, {variable.name!r}, has shape {tuple(variable.shape)}. Received: a value of shape "
+            f"{tuple(shape)}."
+        )
+
+
+def _take(model: DistributedModel, variable: Any, shard: Shard) -> None:
+    """Assign one weight, which travels only where another rank has it than stores the variable."""
+    owner = model._owner_of(variable)
+    topology = runtime.current().topology
+    ranks, here = topology.members(CommGroup.PP_GROUP), topology.mp_rank
+    if owner is None and shard.owner is not None:
+        raise StepError(
+            f"Weight {variable.name!r} is on every rank, and the one it is to get, {shard.name!r}, is on partition "
+            f"{shard.owner} alone. Give set_weights a list of arrays."
+        )
+    if shard.owner in (None, owner):
+        if here == owner or owner is None:
+            variable.assign(shard.value)
+    elif here == shard.owner:
+        assert owner is not None
+        gather.transport().send_bytes(ranks[owner], _MOVED, gather.as_bytes(shard.value))
+    elif here == owner:
+        assert shard.owner is not None
+        variable.assign(gather.as_array(gather.transport().recv_bytes(ranks[shard.owner], _MOVED), shard))

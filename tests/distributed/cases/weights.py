@@ -1,0 +1,218 @@
+"""Writes and reads weights of a split model in every way, and says what each rank read and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+import smp_tf as smp
+from smp_tf import saving
+from smp_tf.errors import OwnershipError, StepError
+
+X = np.arange(24, dtype=np.float32).reshape(8, 3) / 10.0
+SUBCLASS_FILES = ["w.weights.h5", "w.h5", "w"]
+FUNCTIONAL_FILES = [*SUBCLASS_FILES, "m.keras", "m.h5"]
+
+
+def net_of(base: Any) -> Any:
+    class Net(base):
+        def __init__(self) -> None:
+            super().__init__(name="net")
+            # Keras numbers layers without a name per process, and rank 0 builds a model more than the others.
+            self.hidden = layers.Dense(4, activation="tanh", name="hidden")
+            self.normal = layers.BatchNormalization(name="normal")
+            self.middle = layers.Dense(5, activation="tanh", name="middle")
+            self.head = layers.Dense(2, name="head")
+
+        def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+            return self.head(self.middle(self.normal(self.hidden(x), training=training)))
+
+    return Net()
+
+
+def functional() -> tf_keras.Model:
+    inputs = layers.Input((3,))
+    hidden = layers.Dense(4, activation="tanh", name="hidden")(inputs)
+    middle = layers.Dense(5, activation="tanh", name="middle")(layers.BatchNormalization(name="normal")(hidden))
+    return tf_keras.Model(inputs, layers.Dense(2, name="head")(middle), name="fun")
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[], Any], list[str]]] = {
+    "subclass": (lambda: net_of(smp.DistributedModel), lambda: net_of(tf_keras.Model), SUBCLASS_FILES),
+    "builder": (lambda: smp.DistributedModel(functional), functional, FUNCTIONAL_FILES),
+}
+
+
+def predictions(model: Any) -> np.ndarray:
+    @smp.step
+    def predict(x: tf.Tensor) -> tf.Tensor:
+        return model(x, training=False)
+
+    return predict(X).concat().numpy()
+
+
+@contextlib.contextmanager
+def values_read() -> Iterator[list[str]]:
+    """What is read of HDF5 files and of checkpoints within this context."""
+    read: list[str] = []
+    of_hdf5, load = h5py.Dataset.__array__, tf.train.load_checkpoint
+
+    def counted(dataset: h5py.Dataset, *args: Any, **kwargs: Any) -> Any:
+        read.append(dataset.name)
+        return of_hdf5(dataset, *args, **kwargs)
+
+    class Reader:
+        def __init__(self, reader: Any) -> None:
+            self._reader = reader
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._reader, name)
+
+        def get_tensor(self, key: str) -> Any:
+            if "OBJECT_GRAPH" not in key:
+                read.append(key)
+            return self._reader.get_tensor(key)
+
+    h5py.Dataset.__array__, tf.train.load_checkpoint = counted, lambda path: Reader(load(path))
+    try:
+        yield read
+    finally:
+        h5py.Dataset.__array__, tf.train.load_checkpoint = of_hdf5, load
+
+
+def files(kind: str) -> dict[str, Any]:
+    """Ours into plain Keras, and plain Keras's into ours, before the first step and after it.
+
+    Args:
+        kind: of model, in KINDS.
+    """
+    distributed, plain, names = KINDS[kind]
+    folder = Path(tempfile.mkdtemp()) if smp.rank() == 0 else None
+    folder = smp.allgather(folder)[0]
+    model = distributed()
+    ours = predictions(model)
+    found: dict[str, Any] = {"ours": ours, "plain": {}, "before": {}, "after": {}, "read": {}}
+    for name in names:
+        if name.startswith("w"):
+            model.save_weights(folder / name)
+        else:
+            model.save_model(folder / name)
+        if smp.rank() == 0:
+            target = plain()
+            target(X)
+            if name == "m.h5":
+                target = tf_keras.models.load_model(folder / name, compile=False)
+            else:
+                target.load_weights(folder / name)
+            found["plain"][name] = target(X).numpy()
+            if name == "m.h5":
+                continue
+            target.set_weights([w + 0.25 for w in target.get_weights()])
+            target.save(folder / name) if name == "m.keras" else target.save_weights(folder / name)
+            found["changed"] = target(X).numpy()
+    smp.barrier()
+    for name in names:
+        if name == "m.h5":
+            continue
+        early, late = distributed(), distributed()
+        with values_read() as read:
+            early.load_weights(folder / name)
+            found["before"][name] = predictions(early)
+        predictions(late)
+        with values_read() as read_late:
+            late.load_weights(folder / name)
+        found["after"][name] = predictions(late)
+        found["read"][name] = [len(read), len(read_late), len(late.local_variables), len(late.variables)]
+    return found
+
+
+def lists() -> dict[str, Any]:
+    """Lists of weights: taken and put back, moved to a model cut otherwise, gathered, set whole, and refused."""
+    model = KINDS["builder"][0]()
+    before = predictions(model)
+    kept = model.get_weights()
+    here = sorted(kept.local)
+    model.set_weights([np.zeros(shard.shape, np.float32) for shard in kept.shards])
+    zeros = predictions(model)
+    model.set_weights(kept)
+    back = predictions(model)
+    gathered = list(kept)
+    last = kept[-1]
+    whole = KINDS["builder"][0]()
+    whole.set_weights(gathered)
+    refused = []
+    for weights in (gathered[:-1], [*gathered[:-1], np.zeros(9)]):
+        try:
+            model.set_weights(weights)
+        except ValueError as error:
+            refused.append(str(error))
+    return {
+        "before": before, "zeros": zeros, "back": back, "whole": predictions(whole), "last": last, "here": here,
+        "gathered": gathered, "said": repr(kept), "refused": refused,
+    }  # fmt: skip
+
+
+class Placed(smp.DistributedModel):
+    """A model that is cut where it is told to be.
+
+    Args:
+        first: number of layers on stage 0.
+    """
+
+    def __init__(self, first: int) -> None:
+        super().__init__(name="placed")
+        self.layers_in_order = [layers.Dense(4, name=f"layer{number}") for number in range(4)]
+        self.first = first
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        for number, layer in enumerate(self.layers_in_order):
+            with smp.partition(0 if number < self.first else 1):
+                x = layer(x)
+        return x
+
+
+def moved() -> dict[str, Any]:
+    """The weights of a model cut after its first layer, given to one that is cut after its third."""
+    source, target = Placed(1), Placed(3)
+    wanted = predictions(source)
+    before = predictions(target)
+    target.set_weights(source.get_weights())
+    owners = [[shard.owner for shard in model.get_weights().shards] for model in (source, target)]
+    return {"wanted": wanted, "before": before, "after": predictions(target), "owners": owners}
+
+
+def failing() -> dict[str, Any]:
+    """Rank 0 cannot write: every rank gets an error, and can go on."""
+    model = KINDS["builder"][0]()
+    before = predictions(model)
+    folder = Path(tempfile.mkdtemp())
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError("No space left on device")
+
+    original, saving.tf_keras.Model.save_weights = saving.tf_keras.Model.save_weights, full
+    said = ""
+    try:
+        model.save_weights(folder / "w.h5")
+    except (StepError, OSError) as error:
+        said = f"{type(error).__name__}: {error}"
+    finally:
+        saving.tf_keras.Model.save_weights = original
+    foreign = next((v for v in model.variables if all(v is not w for w in model.local_variables)), None)
+    try:
+        if foreign is not None:
+            foreign.numpy()
+        refused = foreign is None
+    except OwnershipError:
+        refused = True
+    same = bool((predictions(model) == before).all())
+    return {"said": said, "left": [path.name for path in folder.iterdir()], "refused": refused, "same": same}
