@@ -6,19 +6,17 @@ rank's program (trace, lower, place, cut, build), and `SplitProgram` writes the 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from smp_tf import keras_adapter, planning, runtime, variables
-from smp_tf.announce import announce
+from smp_tf import planning, runtime, variables
 from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.microbatching import (
@@ -28,16 +26,15 @@ from smp_tf.microbatching import (
     sizes_of,
     static_batch_size,
 )
-from smp_tf.model import DistributedModel, set_step_being_traced
-from smp_tf.partition.lower import Lowered, OutputSlot, lower
+from smp_tf.model import DistributedModel
+from smp_tf.partition.lower import Lowered, OutputSlot
 from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.randomness import make_stateless
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
-from smp_tf.partition.trace import Recorder, trace
 from smp_tf.pipeline.executor import build_stage_program, plan_program
 from smp_tf.plan_agreement import agree_on_plan, show_plan
 from smp_tf.split_program import SplitProgram
 from smp_tf.step_arguments import Arguments, fill, sort_arguments
+from smp_tf.step_trace import StepTrace, trace_step
 from smp_tf.tf_internals import tape_is_recording
 from smp_tf.topology import CommGroup
 from smp_tf.unsplit import UnsplitProgram
@@ -71,38 +68,6 @@ def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
         on_shutdown(_hooks.clear)
     _hooks.append(hook)
     return hook
-
-
-class _StepTrace:
-    """A trace under way: which models are being called, and where new variables go."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.models: list[DistributedModel] = []
-        self._open: list[DistributedModel] = []
-
-    @contextlib.contextmanager
-    def model_call(self, model: DistributedModel) -> Iterator[None]:
-        """Note that a distributed model is being called."""
-        if not self._open and self.recorder.in_nested_graph:
-            raise StepError(
-                f"Model {model.name!r} was called inside a tf.cond, a loop or a compiled function of the step, which "
-                f"runs as one op and cannot be cut. Call the model outside it, and choose among its results with "
-                f"tf.where or tf.cond."
-            )
-        if model not in self.models:
-            self.models.append(model)
-        self._open.append(model)
-        try:
-            yield
-        finally:
-            self._open.pop()
-
-    def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Make a variable: without storage inside a model's call, at once elsewhere."""
-        if self._open:
-            return self._open[-1]._smp_store.creator(next_creator, **kwargs)
-        return variables.make_script_variable(**kwargs)
 
 
 class Step:
@@ -177,50 +142,14 @@ class Step:
         sizes = sizes_of(batch, microbatches) if batch is not None else ()
         size = sizes[0] if len(set(sizes)) == 1 else None
 
-        step_traces: list[_StepTrace] = []
-
-        @contextlib.contextmanager
-        def scopes(recorder: Recorder) -> Iterator[None]:
-            current = _StepTrace(recorder)
-            step_traces.append(current)
-            before = set_step_being_traced(current)
-            try:
-                with (
-                    variables.tracing_step(),
-                    tf.variable_creator_scope(current.creator),
-                    keras_adapter.tag_layer_calls(recorder, lambda layer: isinstance(layer, DistributedModel)),
-                ):
-                    yield
-            finally:
-                set_step_being_traced(before)
-
-        traced = trace(
-            self._function,
-            [microbatch_spec(argument, size) for argument in planned],
-            lambda body, tensors: self._call(body, arguments.structure, tensors),
-            scopes=scopes,
-            autograph=self._options.autograph,
-            name=self.name,
-        )
-        models = step_traces[-1].models
-        if not models:
-            raise StepError(
-                f"Step {self.name!r} calls no distributed model, so there is nothing to split. Call an instance "
-                f"of a subclass of smp.DistributedModel inside it."
-            )
-        for model in models:
-            for variable in model.variables:
-                model._smp_store.adopt(variable)
-        lowered = lower(traced, _describe)
-        graph = make_stateless(lowered.graph, lambda note: announce(note, running.topology.rank))
-        is_random = graph is not lowered.graph
-        graph = planning.prune(graph)
+        traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
+        models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
         if stages == microbatches == running.topology.size == 1 and not is_random:
             _settle(models, lowered, [0] * len(lowered.variables), 0, running.seed)
             self._run_hooks()
             body = autograph_convert(self._function) if self._options.autograph else self._function
-            return UnsplitProgram(traced, lowered, lambda given: self._call(body, arguments.structure, given))
+            return UnsplitProgram(traced.trace, lowered, lambda given: self._call(body, arguments.structure, given))
         samples = max(sizes, default=1)
         request = planning.PlacementRequest(stages, microbatches, config.pipeline, config.optimize, 2.0, samples)
         proposed = planning.propose(graph, request, _owners_decided(lowered))
@@ -256,13 +185,35 @@ class Step:
         counter = variables.make_script_variable(initial_value=np.int64(0), trainable=False, name=f"{self.name}_steps")
         return SplitProgram(
             name=self.name,
-            trace=traced,
+            trace=traced.trace,
             lowered=lowered,
             stage_program=program,
             arguments=planned,
             microbatches=microbatches,
             ordinal=_next_ordinal(),
             counter=counter,
+        )
+
+    def trace(self, *args: Any, **kwargs: Any) -> StepTrace:
+        """Trace the step for arguments that are one microbatch, without running or planning anything.
+
+        Args:
+            *args: the positional arguments of the function.
+            **kwargs: its keyword arguments.
+
+        Returns:
+            The trace; its graph takes the tensors of the arguments in their order.
+        """
+        arguments = self._sort(args, kwargs)
+        return self._trace(arguments, [tf.type_spec_from_value(tensor) for tensor in arguments.tensors])
+
+    def _trace(self, arguments: Arguments, specs: Sequence[tf.TypeSpec]) -> StepTrace:
+        return trace_step(
+            self._function,
+            specs,
+            lambda body, tensors: self._call(body, arguments.structure, tensors),
+            autograph=self._options.autograph,
+            name=self.name,
         )
 
     def _run_hooks(self) -> None:
@@ -305,15 +256,6 @@ class Step:
         bound = self._signature.bind_partial()
         bound.arguments.update(filled)
         return body(*bound.args, **bound.kwargs)
-
-
-def _describe(variable: tf.Variable) -> tuple[str, bool]:
-    store = variables.store_of(variable)
-    if store is None:
-        return variable.name.partition(":")[0], False
-    state = store.state(variable)
-    assert state is not None
-    return state.name, True
 
 
 def _owners_decided(lowered: Lowered) -> dict[int, int]:

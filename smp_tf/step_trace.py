@@ -1,0 +1,134 @@
+"""From a step function to its op graph: trace it for one microbatch, in the scopes in which models may be called."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import keras_adapter, planning, runtime, variables
+from smp_tf.announce import announce
+from smp_tf.errors import StepError
+from smp_tf.model import DistributedModel, set_step_being_traced
+from smp_tf.partition.lower import Lowered, lower
+from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.randomness import make_stateless
+from smp_tf.partition.trace import Recorder, Trace, trace
+
+
+class _OpenTrace:
+    """A trace under way: which models are being called, and where new variables go."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.models: list[DistributedModel] = []
+        self._open: list[DistributedModel] = []
+
+    @contextlib.contextmanager
+    def model_call(self, model: DistributedModel) -> Iterator[None]:
+        """Note that a distributed model is being called."""
+        if not self._open and self.recorder.in_nested_graph:
+            raise StepError(
+                f"Model {model.name!r} was called inside a tf.cond, a loop or a compiled function of the step, which "
+                f"runs as one op and cannot be cut. Call the model outside it, and choose among its results with "
+                f"tf.where or tf.cond."
+            )
+        if model not in self.models:
+            self.models.append(model)
+        self._open.append(model)
+        try:
+            yield
+        finally:
+            self._open.pop()
+
+    def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """Make a variable: without storage inside a model's call, at once elsewhere."""
+        if self._open:
+            return self._open[-1]._smp_store.creator(next_creator, **kwargs)
+        return variables.make_script_variable(**kwargs)
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """A step function, traced for one microbatch.
+
+    Args:
+        trace: the trace itself.
+        lowered: the op graph read off it, as traced, with what it captures and returns.
+        models: the distributed models it calls.
+        graph: the op graph, with stateless random ops and without what nothing needs.
+        is_random: whether random ops were made stateless.
+    """
+
+    trace: Trace
+    lowered: Lowered
+    models: list[DistributedModel]
+    graph: OpGraph
+    is_random: bool
+
+
+def trace_step(
+    function: Callable[..., Any],
+    specs: Sequence[tf.TypeSpec],
+    call: Callable[[Callable[..., Any], Sequence[Any]], Any],
+    *,
+    autograph: bool,
+    name: str,
+) -> StepTrace:
+    """Trace a step function for one microbatch.
+
+    Args:
+        function: the function.
+        specs: types of its tensor arguments, for one microbatch.
+        call: calls the function, which AutoGraph may have converted, with its real signature, given the tensors.
+        autograph: convert Python control flow over tensors.
+        name: the step's name, for messages.
+
+    Returns:
+        The trace.
+
+    Raises:
+        StepError: it calls no distributed model.
+    """
+    open_traces: list[_OpenTrace] = []
+
+    @contextlib.contextmanager
+    def scopes(recorder: Recorder) -> Iterator[None]:
+        current = _OpenTrace(recorder)
+        open_traces.append(current)
+        before = set_step_being_traced(current)
+        try:
+            with (
+                variables.tracing_step(),
+                tf.variable_creator_scope(current.creator),
+                keras_adapter.tag_layer_calls(recorder, lambda layer: isinstance(layer, DistributedModel)),
+            ):
+                yield
+        finally:
+            set_step_being_traced(before)
+
+    traced = trace(function, specs, call, scopes=scopes, autograph=autograph, name=name)
+    models = open_traces[-1].models
+    if not models:
+        raise StepError(
+            f"Step {name!r} calls no distributed model, so there is nothing to split. Call an instance "
+            f"of a subclass of smp.DistributedModel inside it."
+        )
+    for model in models:
+        for variable in model.variables:
+            model._smp_store.adopt(variable)
+    lowered = lower(traced, _describe)
+    graph = make_stateless(lowered.graph, lambda note: announce(note, runtime.current().topology.rank))
+    return StepTrace(traced, lowered, models, planning.prune(graph), is_random=graph is not lowered.graph)
+
+
+def _describe(variable: tf.Variable) -> tuple[str, bool]:
+    store = variables.store_of(variable)
+    if store is None:
+        return variable.name.partition(":")[0], False
+    state = store.state(variable)
+    assert state is not None
+    return state.name, True
