@@ -13,6 +13,7 @@ from them:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -213,6 +214,34 @@ def estimate(
     placed = forward_unit.keys() | backward_unit.keys()
     defaulted = sorted({name for number in placed for name in per_node[number].defaulted})
     return Costs(costs, flows, stashes, weights, tuple(defaulted), machine)
+
+
+def with_measured(
+    costs: Costs, units: Sequence[Unit], measured: Mapping[str, tuple[float, float]]
+) -> tuple[Costs, int]:
+    """The costs with times that were measured where there are any.
+
+    Times of the other units stay estimates, brought to the same scale.
+
+    Args:
+        costs: estimated costs.
+        units: the units they belong to.
+        measured: seconds forward and backward of units, by name; other names are ignored.
+
+    Returns:
+        The costs, and how many of the units were measured.
+    """
+    known = {unit.index: measured[unit.name] for unit in units if unit.name in measured}
+    estimated = sum(costs.units[u].time_forward + costs.units[u].time_backward for u in known)
+    scale = sum(map(sum, known.values())) / estimated if estimated else 1.0
+
+    def timed(number: int, cost: UnitCost) -> UnitCost:
+        forward, backward = known.get(number, (cost.time_forward * scale, cost.time_backward * scale))
+        return dataclasses.replace(cost, time_forward=forward, time_backward=backward)
+
+    if not known:
+        return costs, 0
+    return dataclasses.replace(costs, units=tuple(timed(n, cost) for n, cost in enumerate(costs.units))), len(known)
 
 
 def _tensors(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -204,27 +203,30 @@ def _with_late_inputs(nodes: Sequence[Node]) -> tuple[Node, ...]:
 def _in_topological_order(graph: OpGraph) -> OpGraph:
     """The graph renumbered so that every node comes after what it needs, otherwise in the order of creation.
 
-    An op may get inputs after it was made: differentiating a while loop adds the stacks it fills to its inputs.
+    An op may get inputs after it was made: differentiating a while loop adds the stacks it fills to its inputs. They
+    move to just before it, and all else stays where it is. A backward op comes after the op it differentiates also
+    where it reads nothing of it, such as the zeros that a loop's backward pass begins with.
     """
-    needs = [{t.node for t in node.inputs} | set(node.control) for node in graph.nodes]
-    readers: list[list[int]] = [[] for _ in graph.nodes]
-    for number, before in enumerate(needs):
-        for other in before:
-            readers[other].append(number)
-    missing = [len(before) for before in needs]
-    ready = [number for number, count in enumerate(missing) if count == 0]
-    heapq.heapify(ready)
+    needs = [sorted(_needed(node), reverse=True) for node in graph.nodes]
     order: list[int] = []
-    while ready:
-        number = heapq.heappop(ready)
-        order.append(number)
-        for reader in readers[number]:
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                heapq.heappush(ready, reader)
-    if len(order) < len(graph.nodes):
-        stuck = next(node.name for node, count in zip(graph.nodes, missing, strict=True) if count)
-        raise TraceError(f"The step's graph has a cycle through op {stuck!r}; such a graph cannot be cut.")
+    done, under_way = set[int](), set[int]()
+    # A node is taken out when it is met again, after all that it needs.
+    stack = list(range(len(graph.nodes) - 1, -1, -1))
+    while stack:
+        number = stack[-1]
+        if number in done:
+            stack.pop()
+        elif number in under_way:
+            order.append(stack.pop())
+            done.add(number)
+        else:
+            under_way.add(number)
+            missing = [before for before in needs[number] if before not in done]
+            if any(before in under_way for before in missing):
+                raise TraceError(
+                    f"The step's graph has a cycle through op {graph.nodes[number].name!r}; such a graph cannot be cut."
+                )
+            stack.extend(missing)
     new = {old: position for position, old in enumerate(order)}
 
     def moved(tensor: Tensor) -> Tensor:
@@ -245,6 +247,12 @@ def _in_topological_order(graph: OpGraph) -> OpGraph:
         outputs=tuple(moved(t) for t in graph.outputs),
         gradients=tuple(Gradient(g.variable, tuple(moved(t) for t in g.tensors)) for g in graph.gradients),
     )
+
+
+def _needed(node: Node) -> set[int]:
+    """The nodes that a node has to come after."""
+    differentiated = set() if node.forward_of is None else {node.forward_of}
+    return {t.node for t in node.inputs} | set(node.control) | differentiated
 
 
 class _ForwardOps:

@@ -261,6 +261,27 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
         set_weights(self, weights)
 
+    def profile(self, *example_inputs: Any, **kwargs: Any) -> None:
+        """Measure how long the layers take here, so that the plan made at the first step goes by that.
+
+        Optional: without it the plan goes by estimates from the sizes of the operations. Every rank must call it,
+        before the first step; rank 0 measures, forward and backward, one layer after the other and with the weights
+        of one at a time.
+
+        Args:
+            *example_inputs: what the model is called with, for any number of samples.
+            **kwargs: the same by keyword; `training` is true unless given, where the model takes it.
+
+        Raises:
+            StepError: the model has run a step already, or gives nothing that has a gradient.
+
+        Example:
+            >>> model.profile(tf.zeros([32, 28, 28, 1]))
+        """
+        from smp_tf.profiling import profile
+
+        profile(self, example_inputs, kwargs)
+
     def _is_local(self, variable: Any) -> bool:
         owner = self._owner_of(variable)
         return owner is None or owner == runtime.current().topology.mp_rank

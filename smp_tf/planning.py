@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from smp_tf.partition.assign import Assignment, Role, assign
-from smp_tf.partition.cost import Costs, estimate
+from smp_tf.partition.cost import Costs, estimate, with_measured
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.op_graph import OpGraph, Tensor
@@ -36,6 +36,7 @@ class PlacementRequest:
         objective: "memory" or "speed".
         slots: optimizer slots per trainable variable, in sizes of the variable.
         samples: samples of a microbatch, where the graph leaves that length open.
+        measured: seconds forward and backward of units that were measured, by name.
     """
 
     stages: int
@@ -44,6 +45,7 @@ class PlacementRequest:
     objective: str
     slots: float
     samples: int = 1
+    measured: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
 
 def prune(graph: OpGraph) -> OpGraph:
@@ -84,9 +86,10 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
     """
     units = units_of(graph)
     costs = estimate(graph, units, slots=request.slots, microbatches=request.microbatches, unknown=request.samples)
+    costs, known = with_measured(costs, units, request.measured)
     held = in_flight(request.schedule, request.stages, request.microbatches)
     solution = _solve(units, costs, request, owners, held)
-    return make_plan(
+    plan = make_plan(
         graph,
         units,
         costs,
@@ -98,6 +101,10 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         fingerprint=fingerprint(graph),
         owners=owners,
     )
+    if known:
+        said = f"the times are measured ones, of {known} of the {len(units)} units"
+        plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
+    return plan
 
 
 def _solve(
@@ -131,6 +138,20 @@ def _pins(units: Sequence[Unit], owners: Mapping[int, int]) -> list[int | None]:
     """
     users = Counter(v for unit in units for v in unit.variables)
     return [max((owners[v] for v in unit.variables if v in owners and users[v] == 1), default=None) for unit in units]
+
+
+def cut_into_units(graph: OpGraph) -> tuple[tuple[Unit, ...], Split]:
+    """The units of a step, and the step cut so that each of them is a stage of its own.
+
+    Args:
+        graph: the pruned op graph.
+
+    Raises:
+        PlacementError: the cut goes through something that cannot be cut.
+    """
+    units = units_of(graph)
+    stage_of = {number: unit.index for unit in units for number in unit.nodes}
+    return units, split(assign(graph, len(units), stage_of))
 
 
 def cut(

@@ -151,7 +151,14 @@ class Step:
             body = autograph_convert(self._function) if self._options.autograph else self._function
             return UnsplitProgram(traced.trace, lowered, lambda given: self._call(body, arguments.structure, given))
         samples = max(sizes, default=1)
-        request = planning.PlacementRequest(stages, microbatches, config.pipeline, config.optimize, 2.0, samples)
+        measured = {
+            name: (forward * samples, backward * samples)
+            for model in models
+            for name, (forward, backward) in model._smp_store.measured.items()
+        }
+        request = planning.PlacementRequest(
+            stages, microbatches, config.pipeline, config.optimize, 2.0, samples, measured
+        )
         proposed = planning.propose(graph, request, _owners_decided(lowered))
         with tf.init_scope():
             plan, number = agree_on_plan(self.name, _described(planned), proposed, graph)

@@ -243,6 +243,8 @@ class VariableStore:
         self._of_script: dict[int, tf.Variable] = {}
         self._names: set[str] = set()
         self._before_settling: list[Callable[[], None]] = []
+        #: What `model.profile` measured: seconds forward and backward for one sample, by unit.
+        self.measured: dict[str, tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._states)
@@ -254,6 +256,10 @@ class VariableStore:
     def is_new(self) -> bool:
         """Whether it is still to be decided who stores these variables."""
         return any(state.owner is None for state in self._states.values())
+
+    def is_placed(self, variable: Any) -> bool:
+        """Whether it is decided who stores a variable of this model."""
+        return self._states[id(variable.handle)].owner is not None
 
     def state(self, variable: Any) -> VariableState | None:
         """What is known about a variable; None where it is not one of this model's."""

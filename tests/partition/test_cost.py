@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smp_tf.partition.cost import Flow, Machine, Stash, Weight, estimate
+from smp_tf.partition.cost import Flow, Machine, Stash, Weight, estimate, with_measured
 from smp_tf.partition.units import build_units
 
 from .op_graph_builder import GraphBuilder, chain_of_dense
@@ -121,3 +121,25 @@ def test_unknown_op_types_are_said() -> None:
     b.add("Unrelated", b.argument())
     graph = b.graph()
     assert estimate(graph, build_units(graph)).defaulted == ("Frobnicate",)
+
+
+def test_measured_times_take_the_place_of_estimates_and_give_the_others_their_scale() -> None:
+    graph = chain_of_dense(2)
+    units = build_units(graph)
+    costs = estimate(graph, units, machine=COUNTING)
+    first, second, after = costs.units
+    forward, backward = 3 * second.time_forward, second.time_backward
+    scale = (forward + backward) / (second.time_forward + second.time_backward)
+    measured, known = with_measured(costs, units, {units[1].name: (forward, backward), "another model/dense": (9, 9)})
+    assert known == 1
+    assert (measured.units[1].time_forward, measured.units[1].time_backward) == (forward, backward)
+    assert measured.units[0].time_forward == pytest.approx(first.time_forward * scale)
+    assert measured.units[2].time_forward == pytest.approx(after.time_forward * scale)
+    assert (measured.flows, measured.weights) == (costs.flows, costs.weights)
+
+
+def test_without_measured_times_of_these_units_the_costs_stay_as_they_are() -> None:
+    graph = chain_of_dense(2)
+    units = build_units(graph)
+    costs = estimate(graph, units, machine=COUNTING)
+    assert with_measured(costs, units, {"another model/dense": (9, 9)}) == (costs, 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from smp_tf.partition.errors import PlacementError
-from smp_tf.planning import PlacementRequest, cut, propose
+from smp_tf.planning import PlacementRequest, cut, cut_into_units, propose
 from tests.partition.op_graph_builder import chain_of_dense
 
 TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
@@ -47,3 +49,20 @@ def test_owners_against_the_flow_of_data_are_an_error_that_names_the_earlier_ste
     )
     with pytest.raises(PlacementError, match=words):
         propose(chain_of_dense(2), TWO, {0: 1, 1: 0})
+
+
+def test_measured_times_move_the_cut_and_are_said() -> None:
+    graph = chain_of_dense(4)
+    estimated = propose(graph, dataclasses.replace(TWO, objective="speed"), {})
+    assert list(estimated.units.values()) == [0, 0, 1, 1]
+    measured = {"net/dense_0": (0.9, 0.9), **{f"net/dense_{n}": (0.1, 0.1) for n in (1, 2, 3)}}
+    plan = propose(graph, dataclasses.replace(TWO, objective="speed", measured=measured), {})
+    assert list(plan.units.values()) == [0, 1, 1, 1]
+    assert plan.reasons[-1] == "the times are measured ones, of 4 of the 4 units"
+    assert not any("measured" in reason for reason in estimated.reasons)
+
+
+def test_cut_into_units_every_unit_is_a_stage() -> None:
+    units, done = cut_into_units(chain_of_dense(3))
+    assert [unit.name for unit in units] == ["net/dense_0", "net/dense_1", "net/dense_2"]
+    assert sorted(done.segments) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
