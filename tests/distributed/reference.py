@@ -23,8 +23,10 @@ import tf_keras
 from tests.distributed.models import MODELS, STEPS, Batch, ZooModel, forward_backward
 
 
-def microbatches_of(batch: Batch, count: int) -> list[Batch]:
-    """Cuts a batch into parts whose sizes differ by at most one."""
+def microbatches_of(batch: Batch, count: int, replicas: int = 1) -> list[Batch]:
+    """Cuts a batch into parts whose sizes differ by at most one; first into those of the replicas, if there are any."""
+    if replicas > 1:
+        return [part for share in microbatches_of(batch, replicas) for part in microbatches_of(share, count)]
     parts = [np.array_split(array, count) for array in batch]
     return list(zip(*parts, strict=True))
 
@@ -42,8 +44,16 @@ def weighted_mean(values: Sequence[Any], weights: Sequence[int]) -> Any:
     return tf.add_n(terms) / tf.cast(total, values[0].dtype)
 
 
-def train(entry: ZooModel, counts: Sequence[int]) -> dict[int, dict[str, np.ndarray]]:
+def train(
+    entry: ZooModel, counts: Sequence[int], replicas: int = 1, steps: int = STEPS
+) -> dict[int, dict[str, np.ndarray]]:
     """Trains one model once per number of microbatches, from the same initial weights.
+
+    Args:
+        entry: the model.
+        counts: numbers of microbatches.
+        replicas: how many cut their share of a batch into that many.
+        steps: optimizer steps.
 
     Returns:
         Per number of microbatches: `losses`, `initial_<i>` and `final_<i>` for the i-th of the
@@ -63,8 +73,8 @@ def train(entry: ZooModel, counts: Sequence[int]) -> dict[int, dict[str, np.ndar
             variable.assign(value)
         optimizer = entry.optimizer()
         losses = []
-        for step in range(STEPS):
-            parts = microbatches_of(entry.batch(step), count)
+        for step in range(steps):
+            parts = microbatches_of(entry.batch(step), count, replicas)
             sizes = [len(part[0]) for part in parts]
             told = [body(*map(tf.constant, part)) for part in parts]
             losses.append(weighted_mean([loss for loss, _ in told], sizes).numpy())
