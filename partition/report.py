@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -95,14 +96,13 @@ def layer_names(plan: Plan) -> list[str]:
     stages: list[list[str]] = [[] for _ in range(plan.stages)]
     for name, stage in plan.units.items():
         stages[stage].append(name)
-    models = {name.partition("/")[0] for name in plan.units if name != AFTER_MODEL}
-    one_model = len(models) == 1
+    around = _around([name for name in plan.units if name != AFTER_MODEL])
     where: dict[str, set[int]] = {}
     for name, stage in plan.units.items():
-        where.setdefault(_outer(name, one_model), set()).add(stage)
+        where.setdefault(_outer(name, around), set()).add(stage)
 
     def shown(name: str) -> str:
-        outer = _outer(name, one_model)
+        outer = _outer(name, around)
         if len(where[outer]) == 1:
             return outer
         return f"part of {outer}"
@@ -110,18 +110,19 @@ def layer_names(plan: Plan) -> list[str]:
     return [_first_and_last([shown(n) for n in names], len(names)) for names in stages]
 
 
-def _within(name: str, one_model: bool) -> str:
-    """A unit's path without the name of the only model."""
-    first, _, rest = name.partition("/")
-    return rest if one_model and rest else first if not rest else name
+def _around(names: Sequence[str]) -> int:
+    """How many parts of their paths all units have in common: the model, and one that it wraps."""
+    paths = [name.partition(" + ")[0].split("/")[:-1] for name in names]
+    same = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    return sum(1 for _ in same)
 
 
-def _outer(name: str, one_model: bool) -> str:
-    """The outermost layer of a unit's path, the model's own name left out."""
+def _outer(name: str, around: int) -> str:
+    """The outermost layer in a unit's path within what is around all units; of several models with the model's name."""
     if name == AFTER_MODEL:
         return name
-    inner = _within(name.partition(" + ")[0], one_model)
-    return inner.partition("/")[0] if one_model else "/".join(inner.split("/")[:2])
+    path = name.partition(" + ")[0].split("/")
+    return "/".join(path[around : around + 1] if around else path[:2])
 
 
 def _first_and_last(names: Sequence[str], count: int) -> str:
