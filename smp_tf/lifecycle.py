@@ -141,6 +141,7 @@ def _start(given: Config) -> Runtime:
     require_tensorflow()
     # These import TensorFlow and Horovod, which must be known to be the right ones first.
     from smp_tf import devices, process_sets
+    from smp_tf.seeds import seed_everything
 
     launched = is_launched()
     rest_horovod(given.partitions)
@@ -173,7 +174,7 @@ def _start(given: Config) -> Runtime:
     if world.size > 1:
         transport = _open_transport(config, topology, hellos, launched)
     seed = hellos[0]["seed"]
-    _seed_everything(seed)
+    seed_everything(seed)
     _watch_over(transport, topology)
     return Runtime(
         given=given,
@@ -243,12 +244,13 @@ def _greet(config: Config) -> list[dict[str, Any]]:
 
     import smp_tf
     from smp_tf.process_sets import exchange_bytes
+    from smp_tf.seeds import script_seed
 
     hello = {
         "host": socket.gethostname(),
         "machine": _machine(),
         "pid": os.getpid(),
-        "seed": config.seed if config.seed is not None else secrets.randbits(32),
+        "seed": config.seed if config.seed is not None else script_seed(),
         "must agree": {
             "configuration": config.as_json(),
             "smp_tf version": smp_tf.__version__,
@@ -264,12 +266,3 @@ def _greet(config: Config) -> list[dict[str, Any]]:
         "Give every rank the same configuration and the same installed versions.",
     )
     return hellos
-
-
-def _seed_everything(seed: int) -> None:
-    # The same seed on every rank of the world, not only of a replica: a script that shuffles a
-    # data set before each replica takes its share, or splits off test data, must do so alike
-    # everywhere. Ops in the step differ between replicas all the same: their keys hold the dp rank.
-    import tf_keras
-
-    tf_keras.utils.set_random_seed(seed)

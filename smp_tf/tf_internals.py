@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import resource_variable_ops
 from tf_keras.src import backend
@@ -47,6 +48,22 @@ def draw_op_seeds(op_seed: int | None) -> OpSeeds:
     with tf.init_scope():
         seeds: OpSeeds = _get_seed(op_seed)
     return seeds
+
+
+def global_seed() -> int | None:
+    """The seed given to `tf.random.set_seed`; None where it was not called."""
+    seed: int | None = eager_context.global_seed()
+    return seed
+
+
+def global_seed_generator() -> Any:
+    """An object that is another one after every `tf.random.set_seed`; None before the first."""
+    return eager_context.context()._rng
+
+
+def set_keras_seed_generator(generator: Any) -> None:
+    """Let Keras draw the seeds of initializers in this thread from a `random.Random`, as its `set_random_seed` does."""
+    backend._SEED_GENERATOR.generator = generator
 
 
 @contextlib.contextmanager

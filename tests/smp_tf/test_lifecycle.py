@@ -87,6 +87,27 @@ class TestSeeds:
         assert runtime.current().seed != first
         assert 0 <= first < 1 << 32
 
+    def test_the_seed_that_the_script_set_before_is_taken(self) -> None:
+        """It was once overridden by a drawn one."""
+        tf.random.set_seed(7)
+        smp.init()
+        assert runtime.current().seed == 7
+        drawn = self.draws()
+        smp.shutdown()
+        smp.init({"seed": 7})
+        assert self.draws() == drawn
+
+    def test_initial_weights_follow_a_seed_that_the_script_sets_afterwards(self) -> None:
+        """As until TensorFlow 2.6, and as Keras's own `set_random_seed` does; smp.init once kept them to its seed."""
+        smp.init({"seed": 3})
+        weights = []
+        for seed in (7, 8, 7, 7):
+            tf.random.set_seed(seed)
+            weights.append(tf.keras.initializers.GlorotUniform()((2, 2)).numpy().tolist())
+        tf.keras.utils.set_random_seed(7)
+        weights.append(tf.keras.initializers.GlorotUniform()((2, 2)).numpy().tolist())
+        assert [weights.index(w) for w in weights] == [0, 1, 0, 0, 0]
+
 
 class TestShutdown:
     def test_it_may_come_without_init_and_twice(self) -> None:

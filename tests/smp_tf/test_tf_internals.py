@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -284,3 +285,24 @@ def test_keras_is_as_before_after_that() -> None:
     with pytest.raises(OSError, match="full"):
         fails()
     assert [vars(module) for module in keras] == before
+
+
+def test_a_global_seed_is_seen_and_every_setting_of_it() -> None:
+    tf.random.set_seed(7)
+    first = tf_internals.global_seed_generator()
+    assert (tf_internals.global_seed(), tf_internals.global_seed_generator() is first) == (7, True)
+    tf.random.uniform([])
+    assert tf_internals.global_seed_generator() is first
+    tf.random.set_seed(7)
+    assert tf_internals.global_seed_generator() is not first
+
+
+def test_keras_draws_the_seeds_of_initializers_from_the_generator_it_is_given() -> None:
+    class Fixed(random.Random):
+        def randint(self, a: int, b: int) -> int:
+            return 5
+
+    tf_internals.set_keras_seed_generator(Fixed())
+    drawn = tf_keras.initializers.GlorotUniform()((2, 2)).numpy()
+    tf_keras.utils.set_random_seed(1)
+    assert (drawn == tf_keras.initializers.GlorotUniform(seed=5)((2, 2)).numpy()).all()

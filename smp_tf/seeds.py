@@ -1,0 +1,62 @@
+"""The seeds of Python, NumPy, TensorFlow and Keras: alike on all ranks, and the script's own where it sets them.
+
+before smp.init    tf.random.set_seed(7)     rank 0's is taken for all, where the configuration has no seed
+after it           tf.random.set_seed(7)     Keras's initial weights follow it, as they did until TensorFlow 2.6
+                   tf.keras.utils.set_random_seed(7)   Keras's own way, which needs no help
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from smp_tf import tf_internals
+
+#: What TensorFlow draws from since `seed_everything`: whoever finds another knows that the script has set a seed.
+_ours: Any = None
+
+
+def script_seed() -> int:
+    """The seed that the script has given to TensorFlow already, else a drawn one; from 0 to 2**32 - 1."""
+    given = tf_internals.global_seed()
+    if given is None or tf_internals.global_seed_generator() is _ours:
+        return secrets.randbits(32)
+    return given % 2**32
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy, TensorFlow and Keras.
+
+    The same seed goes to every rank of the world, not only of a replica: a script that shuffles a data set before each
+    replica takes its share, or splits off test data, must do so alike everywhere. Ops in the step differ between
+    replicas all the same: their keys hold the dp rank.
+
+    Args:
+        seed: from 0 to 2**32 - 1.
+    """
+    global _ours
+    random.seed(seed)
+    np.random.seed(seed)
+    tf.random.set_seed(seed)
+    _ours = tf_internals.global_seed_generator()
+    tf_internals.set_keras_seed_generator(_FollowingGenerator(seed))
+
+
+class _FollowingGenerator(random.Random):
+    """Draws the seeds of Keras's initializers; begins anew whenever the script calls `tf.random.set_seed`."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._followed: Any = _ours
+
+    def randint(self, a: int, b: int) -> int:
+        """As `random.Random.randint`."""
+        current = tf_internals.global_seed_generator()
+        if current is not self._followed:
+            self._followed = current
+            self.seed(tf_internals.global_seed())
+        return super().randint(a, b)
