@@ -239,11 +239,12 @@ class Step:
                         f"Within a step, later microbatches would see other weights than earlier ones. Return the "
                         f"gradients and apply them after the step."
                     )
-        wanted = graph.ancestors(t.node for t in graph.outputs)
+        effects = [n for n, node in enumerate(graph.nodes) if node.writes or (node.stateful and not node.reads)]
+        wanted = graph.ancestors([*(t.node for t in graph.outputs), *effects])
         if not any(graph.nodes[number].call or graph.nodes[number].backward for number in wanted):
             raise StepError(
-                f"Nothing that step {self.name!r} returns depends on the model. Return the loss, the gradients "
-                f"or the predictions."
+                f"Nothing that step {self.name!r} returns or updates depends on the model. Return the loss, the "
+                f"gradients or the predictions, or update a metric with them."
             )
 
     def _microbatches(self, batch: int | None, wanted: int) -> int:

@@ -383,7 +383,7 @@ class TestRefused:
         def body(x: tf.Tensor) -> Any:
             return returned(x, model(x))
 
-        with pytest.raises(StepError, match="Nothing that step 'body' returns depends on the model"):
+        with pytest.raises(StepError, match="Nothing that step 'body' returns or updates depends on the model"):
             body(X)
 
     def test_assigning_a_weight_in_it(self, model: Sum) -> None:
