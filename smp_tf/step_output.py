@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.data_parallel import mark_averaged
 from smp_tf.errors import StepError
 
 
@@ -105,8 +106,8 @@ class StepOutput:
             return None
         if self._total is not None:
             if isinstance(self._total_weight, int):
-                return _scaled(self._total, 1.0 / self._total_weight)
-            return _scaled(self._total, 1.0 / tf.cast(self._total_weight, tf.float64))
+                return mark_averaged(_scaled(self._total, 1.0 / self._total_weight))
+            return mark_averaged(_scaled(self._total, 1.0 / tf.cast(self._total_weight, tf.float64)))
         return _weighted_mean([_as_float(v) for v in self.outputs], self._weights)
 
     def reduce_sum(self) -> Any:
