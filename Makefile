@@ -7,7 +7,7 @@ PYTEST := $(IN_VENV) python -m pytest
 LAST := tests/examples/ tests/distributed/
 FOLDERS := $(sort $(dir $(wildcard tests/*/test_*.py)))
 TESTS := $(filter-out $(LAST),$(FOLDERS)) $(foreach folder,$(LAST),$(filter $(folder),$(FOLDERS)))
-SOURCES := $(wildcard smp_tf ops partition pipeline examples benchmarks tests tools setup.py)
+SOURCES := $(wildcard smp_tf smdistributed ops partition pipeline examples benchmarks tests tools setup.py)
 # mypy looks at folders, not at setup.py: links give it the package as it is installed.
 TYPED := .setup/typed
 CXX_SOURCES = $(shell find $(wildcard ops tests tools) -name '*.cc' -o -name '*.h')
@@ -71,7 +71,9 @@ lint: setup ## Check style, types and formatting
 	@rm -rf $(TYPED) && mkdir -p $(TYPED)/smp_tf
 	@ln -s $(filter-out %/__pycache__,$(wildcard $(CURDIR)/smp_tf/*)) \
 		$(addprefix $(CURDIR)/,ops partition pipeline) $(TYPED)/smp_tf/
-	cd $(TYPED) && $(IN_VENV) mypy --config-file $(CURDIR)/pyproject.toml --package smp_tf
+	@ln -s $(CURDIR)/smdistributed $(TYPED)/
+	cd $(TYPED) && $(IN_VENV) mypy --config-file $(CURDIR)/pyproject.toml --package smp_tf \
+		--package smdistributed
 	$(IN_VENV) mypy tools
 
 format: setup ## Format the Python and C++ sources

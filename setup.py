@@ -1,10 +1,12 @@
 """Builds smp_tf: four folders of this repository become one package, with the compiled ops inside.
 
-folder       installed as
-smp_tf/      smp_tf
-ops/         smp_tf.ops        (and what ops/build.py compiles)
-partition/   smp_tf.partition
-pipeline/    smp_tf.pipeline
+folder         installed as
+smp_tf/        smp_tf
+ops/           smp_tf.ops        (and what ops/build.py compiles)
+partition/     smp_tf.partition
+pipeline/      smp_tf.pipeline
+smdistributed/ smdistributed     (the drop-in alias, beside smp_tf; only its innermost folder is a package, so that
+                                 other distributions may have packages of their own in `smdistributed`)
 
 Everything declarative is in pyproject.toml.
 """
@@ -26,13 +28,14 @@ FOLDERS = {
     "smp_tf.ops": "ops",
     "smp_tf.partition": "partition",
     "smp_tf.pipeline": "pipeline",
+    "smdistributed.modelparallel.tensorflow": "smdistributed/modelparallel/tensorflow",
 }
 # What ops/build.py makes: the libraries, and what they were built against.
 BUILT = ("_transport.so", "_tf_ops.so", "_build.json")
 
 
 def packages() -> list[str]:
-    """All packages, those inside the four folders included."""
+    """All packages, those inside the folders included."""
     found = []
     for package, folder in FOLDERS.items():
         found.append(package)
@@ -80,7 +83,7 @@ class BuildOps(build_ext):
 setup(
     packages=packages(),
     package_dir=FOLDERS,
-    package_data={"smp_tf": ["py.typed"]},
+    package_data={package: ["py.typed"] for package in ("smp_tf", "smdistributed.modelparallel.tensorflow")},
     # Says that the wheel is for one platform, and gives sdist its sources (with MANIFEST.in).
     ext_modules=[Extension("smp_tf.ops._transport", sources=[])],
     cmdclass={"build_ext": BuildOps},

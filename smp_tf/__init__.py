@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from smp_tf.data_parallel import average_gradients
     from smp_tf.lifecycle import init, is_initialized, shutdown
     from smp_tf.manual_placement import partition
     from smp_tf.messaging import (
@@ -66,6 +67,7 @@ _WHERE: dict[str, str] = {
     "init": "smp_tf.lifecycle",
     "shutdown": "smp_tf.lifecycle",
     "is_initialized": "smp_tf.lifecycle",
+    "average_gradients": "smp_tf.data_parallel",
     "allgather": "smp_tf.messaging",
     "barrier": "smp_tf.messaging",
     "broadcast": "smp_tf.messaging",
@@ -116,6 +118,7 @@ __all__ = [
     "RankType",
     "StepOutput",
     "allgather",
+    "average_gradients",
     "barrier",
     "broadcast",
     "dp_barrier",
@@ -210,5 +213,13 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _watch_horovod() -> None:
+    """Sees to it that Horovod's functions, when the script imports them, know of smp_tf."""
+    from smp_tf.horovod_scope import watch
+
+    watch()
+
+
 _find_rooms_beside_this_folder()
 _set_environment()
+_watch_horovod()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,3 +43,75 @@ def sum_over_replicas(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor
         )
         sums.update(zip(of_type, reduced, strict=True))
     return [tf.cast(sums[index], t.dtype) for index, t in enumerate(tensors)]
+
+
+def average_gradients(gradients: Sequence[Any]) -> list[Any]:
+    """Average gradients over the replicas of this rank's partition.
+
+    What `accumulate` of a step's gradient gives is averaged already and comes back as it is; this is for gradients that
+    were computed in another way, such as those of the script's own variables.
+
+    Args:
+        gradients: tensors or sparse slices, the same on every replica in number, shapes and types; None for those of
+            weights that this rank does not store.
+
+    Returns:
+        The averages, in order; None stays None.
+
+    Example:
+        >>> gradients = smp.average_gradients(tape.gradient(loss, [scale]))
+    """
+    results = list(gradients)
+    replicas = runtime.current().topology.dp_size
+    todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
+    name = _next_name()
+    dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
+    sums = sum_over_replicas([tf.convert_to_tensor(results[i]) for i in dense], name)
+    for i, total in zip(dense, sums, strict=True):
+        results[i] = scaled(total, 1.0 / replicas)
+    for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
+        results[i] = scaled(_gathered(results[i], f"{name}_{i}"), 1.0 / replicas)
+    for i in todo:
+        mark_averaged(results[i])
+    return results
+
+
+def _gathered(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+    """The slices of all replicas, whose sum is that of the tensors they stand for."""
+    group = runtime.current().process_sets.dp
+    if group is None:
+        return slices
+    import horovod.tensorflow as hvd
+
+    values = hvd.allgather(slices.values, name=f"{name}_values", process_set=group)
+    indices = hvd.allgather(slices.indices, name=f"{name}_indices", process_set=group)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+_names = itertools.count()
+
+
+def _next_name() -> str:
+    """A name that no other operation of the graph being written has; replicas write the same graphs."""
+    return "smp_average" if tf.executing_eagerly() else f"smp_average_{next(_names)}"
+
+
+def mark_averaged(gradient: Any) -> Any:
+    """Note that a gradient is equal on all replicas; returns it."""
+    gradient._smp_averaged = True
+    return gradient
+
+
+def is_averaged(value: Any) -> bool:
+    """Whether a tensor is a gradient that was averaged over the replicas."""
+    return getattr(value, "_smp_averaged", False)
+
+
+def scaled(value: Any, factor: float) -> Any:
+    """A tensor or sparse slices times a number; the same object where that is 1."""
+    if factor == 1.0:
+        return value
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(scaled(value.values, factor), value.indices, value.dense_shape)
+    tensor = tf.convert_to_tensor(value)
+    return tensor * tf.constant(factor, tensor.dtype)

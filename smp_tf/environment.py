@@ -95,6 +95,23 @@ def require_tf_keras() -> None:
         )
 
 
+def require_tf_keras_for(module: str) -> None:
+    """Refuses to go on in a script that has imported TensorFlow, with Keras 3, above a module that stands for smp_tf.
+
+    Args:
+        module: the module that the script imports, for the message.
+
+    Raises:
+        EnvironmentSetupError: TensorFlow was imported with Keras 3.
+    """
+    tensorflow: Any = sys.modules.get("tensorflow")
+    if tensorflow is not None and getattr(tensorflow, "_tf_uses_legacy_keras", True) is False:
+        raise EnvironmentSetupError(
+            f"This script imports TensorFlow before {module}, so its tf.keras is Keras 3. Run it with "
+            f"{_LEGACY_KERAS}=1 in the environment: {_LEGACY_KERAS}=1 horovodrun -np 2 python <script>"
+        )
+
+
 def require_tensorflow() -> ModuleType:
     """Imports TensorFlow and tf_keras and checks their versions.
 

@@ -40,10 +40,15 @@ def tag_layer_calls(recorder: Recorder, is_model: Callable[[Any], bool]) -> Iter
         tf_keras.layers.Layer.__call__ = original
 
 
-class _Patch(abc.ABC):
+#: Stands for an attribute that was not there.
+_NOTHING = object()
+
+
+class Patch(abc.ABC):
     """Methods of Keras's classes replaced by ours, from `install` until `remove`."""
 
     def __init__(self) -> None:
+        # By class and name: what stood there, or that nothing did.
         self._originals: list[tuple[type, str, Any]] = []
 
     def install(self) -> bool:
@@ -60,7 +65,10 @@ class _Patch(abc.ABC):
     def remove(self) -> None:
         """Put Keras's own back."""
         for owner, name, original in reversed(self._originals):
-            setattr(owner, name, original)
+            if original is _NOTHING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
         self._originals.clear()
 
     @abc.abstractmethod
@@ -72,15 +80,21 @@ class _Patch(abc.ABC):
         self._originals.append((owner, name, original))
         setattr(owner, name, functools.wraps(original)(wrapper(original)))
 
+    def _add(self, owner: type, name: str, value: Any) -> None:
+        """Give a class an attribute that Keras's does not define itself."""
+        if name not in owner.__dict__:
+            self._originals.append((owner, name, _NOTHING))
+            setattr(owner, name, value)
 
-class ConstructionPatch(_Patch):
+
+class ConstructionPatch(Patch):
     """Makes layers remember under which `smp.partition`, if any, they were constructed."""
 
     def _replace(self) -> None:
         self._wrap(tf_keras.layers.Layer, "__init__", _noted_construction)
 
 
-class OptimizerPatch(_Patch):
+class OptimizerPatch(Patch):
     """Makes optimizers skip what this rank does not store.
 
     Pairs of a gradient and a variable of another rank are dropped before an optimizer builds its slots, so no slot is
@@ -93,11 +107,11 @@ class OptimizerPatch(_Patch):
             ("apply_gradients", _filtered_apply),
             ("finalize_variable_values", _filtered_finalize),
         ):
-            for optimizer in _optimizers_defining(name):
+            for optimizer in optimizers_defining(name):
                 self._wrap(optimizer, name, wrapper)
 
 
-class StatePatch(_Patch):
+class StatePatch(Patch):
     """Makes metrics, and layers that adapt to data, hold their values from the start.
 
     A metric's variables belong to the script, on every rank, also where a distributed model makes the metric. A layer
@@ -121,7 +135,7 @@ optimizer_patch = OptimizerPatch()
 state_patch = StatePatch()
 
 
-def _optimizers_defining(method: str) -> list[type]:
+def optimizers_defining(method: str) -> list[type]:
     """Every optimizer class, new and legacy, with a definition of its own of a method."""
     found: list[type] = []
     bases = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.large
 
 IMPORTS = """
 import importlib, json
-names = ["smp_tf", "smp_tf.ops", "smp_tf.partition", "smp_tf.pipeline", "smp_tf.partition.errors"]
+names = ["smp_tf", "smp_tf.ops", "smp_tf.partition", "smp_tf.pipeline", "smp_tf.partition.errors",
+    "smdistributed.modelparallel.tensorflow"]
 print(json.dumps({name: importlib.import_module(name).__file__ for name in names}))
 """
 FOLDERS = {
@@ -28,6 +29,7 @@ FOLDERS = {
     "smp_tf.partition": "partition",
     "smp_tf.pipeline": "pipeline",
     "smp_tf.partition.errors": "partition",
+    "smdistributed.modelparallel.tensorflow": "smdistributed/modelparallel/tensorflow",
 }
 
 
@@ -99,9 +101,13 @@ def test_the_wheel_holds_the_package_and_its_ops(wheel: Path) -> None:
         "smp_tf/ops/_build.json",
         "smp_tf/partition/__init__.py",
         "smp_tf/pipeline/__init__.py",
+        "smdistributed/modelparallel/tensorflow/__init__.py",
+        "smdistributed/modelparallel/tensorflow/utils.py",
     } <= names
+    # Namespaces, in which other distributions may have packages of their own.
+    assert not {"smdistributed/__init__.py", "smdistributed/modelparallel/__init__.py"} & names
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"smp_tf"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"smp_tf", "smdistributed"}
     assert wheel.name.endswith("linux_x86_64.whl") or wheel.name.endswith("linux_aarch64.whl")
 
 
@@ -121,6 +127,8 @@ def test_an_installed_wheel_is_imported_from_anywhere(wheel: Path, environment: 
     assert Path(found["smp_tf"]).parent == site
     assert Path(found["smp_tf.ops"]).parent == site / "ops"
     assert Path(found["smp_tf.pipeline"]).parent == site / "pipeline"
+    alias = "smdistributed/modelparallel/tensorflow"
+    assert Path(found[alias.replace("/", ".")]).parent == environment.site / alias
     load = "from smp_tf.ops.library import tf_ops_library as load; print(load().__name__)"
     assert run([environment.python, "-c", load], tmp_path).strip() != ""
 

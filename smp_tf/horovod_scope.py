@@ -1,0 +1,349 @@
+"""What Horovod's functions mean while smp_tf is initialised.
+
+    script              hvd.rank(), hvd.size()     hvd.allreduce(x), hvd.broadcast_variables(...) and their kin
+    ------------------  -------------------------  --------------------------------------------------------------
+    `import smp_tf`     the world                  the world; an error for weights and gradients of a split model,
+                                                   which no two ranks of a replica have in common
+    the drop-in alias   this rank's group of       that group; None (the gradient of another rank's weight) stays
+                        replicas                   None, and weights of other ranks are left out
+
+The functions of the module `horovod.tensorflow` are replaced by ones that look, at every call, which of the two is in
+force; without `smp.init` they are Horovod's. Whoever names a process set gets that one. smp_tf itself always does.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+from smp_tf import runtime
+from smp_tf.errors import StepError
+
+_means_replicas = False
+
+
+def watch() -> None:
+    """Replaces Horovod's functions now or, if the script has not imported it yet, when it does."""
+    import wrapt
+
+    for module, replace in (
+        ("horovod.tensorflow", replace_functions),
+        ("horovod.tensorflow.keras", _replace_keras_functions),
+    ):
+        wrapt.register_post_import_hook(replace, module)
+
+
+def mean_replicas() -> None:
+    """Makes Horovod's functions mean this rank's group of replicas, until `smp.shutdown`."""
+    global _means_replicas
+    from smp_tf.lifecycle import on_shutdown
+
+    if not _means_replicas:
+        _means_replicas = True
+        on_shutdown(_mean_world)
+
+
+def _mean_world() -> None:
+    global _means_replicas
+    _means_replicas = False
+
+
+def replace_functions(hvd: ModuleType) -> None:
+    """Replaces the functions of the module `horovod.tensorflow`; doing it twice is doing it once."""
+    for name, kind in _KINDS.items():
+        original = getattr(hvd, name, None)
+        if original is not None and not hasattr(original, "smp_original"):
+            setattr(hvd, name, _replacement(name, original, kind(name, original)))
+
+
+def _replace_keras_functions(keras: ModuleType) -> None:
+    """The same for `horovod.tensorflow.keras`, whose collectives call those of `horovod.tensorflow`."""
+    import horovod.tensorflow as hvd
+
+    for name in ("init", "rank", "size"):
+        setattr(keras, name, getattr(hvd, name))
+    name = "DistributedOptimizer"
+    setattr(keras, name, _replacement(name, getattr(keras, name), _wrapped_optimizer(name, getattr(keras, name))))
+
+
+def _replacement(name: str, original: Callable[..., Any], scoped: Callable[..., Any]) -> Callable[..., Any]:
+    import tensorflow as tf
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if runtime.current_or_none() is None:
+            return original(*args, **kwargs)
+        return scoped(*args, **kwargs)
+
+    # AutoGraph, which converts a user's tf.function, has nothing to convert in Horovod.
+    replaced: Any = tf.autograph.experimental.do_not_convert(call)
+    replaced.smp_original = original
+    return replaced
+
+
+# --- one kind of function each ------------------------------------------------------------------------------------
+
+
+def _said(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`hvd.rank` and `hvd.size`: numbers."""
+    attribute = {"rank": "dp_rank", "size": "dp_size"}[name]
+
+    def number(*args: Any, **kwargs: Any) -> Any:
+        if not _means_replicas:
+            return original(*args, **kwargs)
+        return getattr(runtime.current().topology, attribute)
+
+    return number
+
+
+def _started(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`hvd.init`: `smp.init` has started Horovod, and a second start would forget its process sets."""
+    return lambda *args, **kwargs: None
+
+
+def _collective(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function over a process set; its first parameter is what to reduce, gather or broadcast."""
+    signature = inspect.signature(original)
+    first = next(iter(signature.parameters))
+
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments[first]
+        if isinstance(given, (list, tuple)) or inspect.isgenerator(given):
+            given = bound.arguments[first] = list(given)
+        own = bound.arguments.get("process_set")
+        if own is not None and not _is_world(own):
+            return original(*bound.args, **bound.kwargs)
+        _refuse_in_a_step(name)
+        if own is not None or not _means_replicas:
+            _refuse_what_is_split(name, given)
+            return original(*bound.args, **bound.kwargs)
+        bound.apply_defaults()
+        return _over_replicas(name, original, bound, first)
+
+    return collective
+
+
+def _wrapped_tape(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`hvd.DistributedGradientTape`: within a step the tape itself, whose gradients smp_tf averages."""
+
+    def tape(gradtape: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _means_replicas or "process_set" in kwargs:
+            _refuse_in_a_step(name)
+            return original(gradtape, *args, **kwargs)
+        group = runtime.current().process_sets.dp
+        if _in_a_step() or group is None:
+            return gradtape
+        return original(gradtape, *args, process_set=group, **kwargs)
+
+    return tape
+
+
+def _wrapped_optimizer(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`hvd.DistributedOptimizer`: the optimizer itself, which averages what is not averaged yet."""
+
+    def optimizer(wrapped: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _means_replicas or "process_set" in kwargs:
+            return original(wrapped, *args, **kwargs)
+        import horovod.tensorflow as hvd
+
+        bound = inspect.signature(original).bind(wrapped, *args, **kwargs)
+        bound.apply_defaults()
+        if bound.arguments["op"] != hvd.Average or bound.arguments["backward_passes_per_step"] != 1:
+            raise StepError(
+                "hvd.DistributedOptimizer with another op than hvd.Average, or with backward_passes_per_step, does not "
+                "fit smp_tf, which averages gradients over the replicas and accumulates them over the microbatches. "
+                "Leave these options out, and set microbatches instead."
+            )
+        apply = wrapped.apply_gradients
+
+        def apply_gradients(grads_and_vars: Iterable[Any], *rest: Any, **more: Any) -> Any:
+            from smp_tf.data_parallel import average_gradients
+
+            pairs = list(grads_and_vars)
+            averaged = average_gradients([gradient for gradient, _ in pairs])
+            return apply(zip(averaged, (v for _, v in pairs), strict=True), *rest, **more)
+
+        wrapped.apply_gradients = apply_gradients
+        return wrapped
+
+    return optimizer
+
+
+def _unsupported(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What Horovod can do over all processes only."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if not _means_replicas:
+            return original(*args, **kwargs)
+        raise StepError(
+            f"hvd.{name}() works over all processes only, and with smp_tf hvd means the replicas of this rank's "
+            f"partition. Give every replica the same number of batches instead, and leave the call out."
+        )
+
+    return refuse
+
+
+_KINDS: dict[str, Callable[[str, Callable[..., Any]], Callable[..., Any]]] = {
+    "rank": _said,
+    "size": _said,
+    "init": _started,
+    "join": _unsupported,
+    "DistributedGradientTape": _wrapped_tape,
+    "DistributedOptimizer": _wrapped_optimizer,
+    **dict.fromkeys(
+        (
+            "allgather", "allgather_object", "allreduce", "alltoall", "broadcast", "broadcast_", "broadcast_object",
+            "broadcast_variables", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "reducescatter",
+        ),
+        _collective,
+    ),
+}  # fmt: skip
+
+
+# --- collectives --------------------------------------------------------------------------------------------------
+
+
+def _is_world(process_set: Any) -> bool:
+    return process_set.process_set_id == 0
+
+
+def _in_a_step() -> bool:
+    from smp_tf.model import step_being_traced
+
+    return step_being_traced() is not None
+
+
+def _refuse_in_a_step(name: str) -> None:
+    """Raise where a collective would become an op of one stage, and run once per microbatch."""
+    if _in_a_step():
+        raise StepError(
+            f"hvd.{name} was called inside a step, whose ops are spread over the ranks and run once per microbatch. "
+            f"Call it after the step, on what the step returns: gradients that come out of accumulate() are averaged "
+            f"over the replicas already, and smp.average_gradients(gradients) averages others."
+        )
+
+
+def _refuse_what_is_split(name: str, given: Any) -> None:
+    """Raise where a collective over all processes is given what only some of them have."""
+    from smp_tf import data_parallel, variables
+    from smp_tf.step_output import StepOutput
+
+    for value in given if isinstance(given, list) else [given]:
+        if value is None or isinstance(value, StepOutput) or data_parallel.is_averaged(value):
+            raise StepError(
+                f"hvd.{name} works over all processes, and was given "
+                f"{'None' if value is None else 'a gradient'} of a model that is split over them, where each process "
+                f"has other gradients. smp_tf averages gradients over the replicas by itself; "
+                f"smp.average_gradients(gradients) does so for gradients of any kind. Leave the call out, or name a "
+                f"process set."
+            )
+        if _is_variable(value) and variables.store_of(value) is not None:
+            raise StepError(
+                f"hvd.{name} works over all processes, and was given variable {value.name!r} of a model that is split "
+                f"over them, where each process has other variables. Replicas begin with equal values, and "
+                f"smp.average_gradients keeps them so. Leave the call out, or name a process set."
+            )
+
+
+def _is_variable(value: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(value, tf.Variable)
+
+
+def _over_replicas(name: str, original: Callable[..., Any], bound: inspect.BoundArguments, first: str) -> Any:
+    """Call a collective over this rank's group of replicas."""
+    group = runtime.current().process_sets.dp
+    given = bound.arguments[first]
+    bound.arguments["process_set"] = group
+    if "root_rank" in bound.arguments:
+        bound.arguments["root_rank"] = _world_rank(name, bound.arguments["root_rank"])
+    if name.endswith("_object"):
+        if group is not None:
+            return original(*bound.args, **bound.kwargs)
+        return given if name == "broadcast_object" else [given]
+
+    def call(values: Any) -> Any:
+        if group is None:
+            return _alone(name, values, bound.arguments)
+        bound.arguments[first] = values
+        return original(*bound.args, **bound.kwargs)
+
+    if name in ("broadcast_variables", "broadcast_"):
+        return call([v for v in given if not _is_elsewhere(v)])
+    if "allreduce" in name:
+        return _allreduce(name, given, bound.arguments, call)
+    return _skipping(given, call)
+
+
+def _skipping(given: Any, call: Callable[[Any], Any]) -> Any:
+    """Call with what this rank has, None in place of the rest."""
+    if not isinstance(given, list):
+        return None if _is_elsewhere(given) else call(given)
+    results: list[Any] = [None] * len(given)
+    here = [position for position, value in enumerate(given) if not _is_elsewhere(value)]
+    if here:
+        for position, result in zip(here, call([given[position] for position in here]), strict=True):
+            results[position] = result
+    return results
+
+
+def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[[Any], Any]) -> Any:
+    """Reduce what is not averaged yet; what is, is so on all replicas, and its average and sum are known."""
+    import horovod.tensorflow as hvd
+
+    from smp_tf import data_parallel
+
+    op = hvd.handle_average_backwards_compatibility(arguments["op"], arguments["average"])
+    arguments["op"], arguments["average"] = op, None
+    factor = arguments["prescale_factor"] * arguments["postscale_factor"]
+    # By how much the reduction of equal values is larger than each.
+    known = {hvd.Average: factor, hvd.Sum: factor * runtime.current().topology.dp_size}
+    values = given if isinstance(given, list) else [given]
+    averaged = [op in known and data_parallel.is_averaged(value) for value in values]
+    rest = [None if done else value for value, done in zip(values, averaged, strict=True)]
+    reduced = _skipping(rest if isinstance(given, list) else rest[0], call)
+    results = [
+        data_parallel.scaled(value, known[op]) if done else result
+        for value, done, result in zip(values, averaged, reduced if isinstance(given, list) else [reduced], strict=True)
+    ]
+    return results if isinstance(given, list) else results[0]
+
+
+def _is_elsewhere(value: Any) -> bool:
+    from smp_tf import variables
+
+    return value is None or (_is_variable(value) and variables.is_remote(value))
+
+
+def _world_rank(name: str, root: int) -> int:
+    from smp_tf.topology import CommGroup
+
+    members: Sequence[int] = runtime.current().topology.members(CommGroup.DP_GROUP)
+    if not 0 <= root < len(members):
+        raise StepError(
+            f"hvd.{name} was given root_rank={root}. With smp_tf hvd means the {len(members)} replicas of this rank's "
+            f"partition: use 0 to {len(members) - 1}, as hvd.rank() counts."
+        )
+    return members[root]
+
+
+def _alone(name: str, values: Any, arguments: dict[str, Any]) -> Any:
+    """What a collective gives in a group of one."""
+    import tensorflow as tf
+
+    from smp_tf import data_parallel
+
+    if name == "broadcast_variables":
+        return None
+    if name == "alltoall":
+        splits = arguments["splits"]
+        return tf.convert_to_tensor(values) if splits is None else (tf.convert_to_tensor(values), splits)
+    factor = arguments.get("prescale_factor", 1.0) * arguments.get("postscale_factor", 1.0)
+    if isinstance(values, list):
+        return [data_parallel.scaled(value, factor) for value in values]
+    return data_parallel.scaled(values, factor)

@@ -1,0 +1,62 @@
+"""Scripts written for SageMaker's model parallel library run as they are, with the results of one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from tests.distributed.harness import ONE_THREAD, Outcome, launch_script
+
+SCRIPTS = "tests/distributed/scripts/existing"
+
+
+def run(size: int, script: str, config: Mapping[str, object] | None = None, launched: bool = True) -> Outcome:
+    environment = dict(ONE_THREAD)
+    if config is not None:
+        environment["SM_HP_MP_PARAMETERS"] = json.dumps(config)
+    path = f"{SCRIPTS}/{script}.py"
+    return launch_script(size, path, environment=environment, launched=launched, deadline=180).expect_clean()
+
+
+def lines(outcome: Outcome, start: str, rank: int = 0) -> list[str]:
+    return [line for line in outcome.output(rank).splitlines() if line.startswith(start)]
+
+
+def test_mnist_without_horovod() -> None:
+    """The step that only updates metrics was once refused, and the seed set before `smp.init` was overridden."""
+    alone, split = run(1, "mnist", launched=False), run(2, "mnist")
+    assert len(lines(alone, "Epoch ")) == 3
+    assert lines(split, "Epoch ") == lines(split, "Epoch ", rank=1) == lines(alone, "Epoch ")
+    assert "The key 'fork' in smp.init is ignored" in split.output(0)
+    assert [lines(split, "partitioned", rank) for rank in (0, 1)] == [
+        ["partitioned into 2 with 2 variables here"],
+        ["partitioned into 2 with 4 variables here"],
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[str]:
+    """What one process prints that is given all replicas' batches."""
+    outcome = run(1, "mnist_horovod", {"partitions": 1, "microbatches": 4}, launched=False)
+    assert len(lines(outcome, "epoch ")) == 8
+    return lines(outcome, "epoch ")
+
+
+@pytest.mark.parametrize(
+    ("size", "config", "local_and_sum"),
+    [
+        (4, {"partitions": 2, "horovod": True}, [(0, 0, 2), (0, 1, 4), (1, 2, 2), (1, 3, 4)]),
+        (2, {"partitions": 1, "placement_strategy": "spread"}, [(0, 0, 1), (1, 1, 1)]),
+    ],
+)
+def test_mnist_with_horovod(
+    whole: list[str], size: int, config: dict[str, object], local_and_sum: list[tuple[int, int, int]]
+) -> None:
+    """Two replicas that share every batch give the losses of one process."""
+    split = run(size, "mnist_horovod", {"microbatches": 2, **config})
+    assert lines(split, "epoch ") == whole
+    for rank, (replica, local, total) in enumerate(local_and_sum):
+        told = f"replica {replica} of 2 local rank {local} ranks in all {total}"
+        assert lines(split, "replica", rank) == [told]

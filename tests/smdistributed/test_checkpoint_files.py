@@ -1,0 +1,101 @@
+"""Folders from one rank to another: whole, or not at all, and never outside the receiver's folder."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+import smp_tf
+from smdistributed.modelparallel.tensorflow import checkpoint_files
+from smdistributed.modelparallel.tensorflow.utils import receive_checkpoint_files, send_checkpoint_files
+from smp_tf.errors import MessageError
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[Any]:
+    """What was sent and is still to be received."""
+    queue: SimpleQueue[Any] = SimpleQueue()
+    monkeypatch.setattr(smp_tf, "send", lambda obj, dest_rank: queue.put(obj))
+    monkeypatch.setattr(smp_tf, "recv_from", lambda src_rank: queue.get_nowait())
+    return queue
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_arrives_as_it_is(wire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_files, "_CHUNK", 5)
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "mp_rank_0" / "deep").mkdir(parents=True)
+    (source / "mp_rank_0" / "deep" / "ckpt-1.index").write_bytes(b"0123456789ab")
+    (source / "empty").write_bytes(b"")
+    (source / "ckpt-1.json").write_bytes(b"12345")
+    target.mkdir()
+    (target / "ckpt-1.json").write_bytes(b"old")
+    (target / "other").write_bytes(b"stays")
+    send_checkpoint_files(source, 1)
+    receive_checkpoint_files(target, 0)
+    assert files_in(target) == {**files_in(source), "other": b"stays"}
+    assert sorted(path.name for path in target.iterdir()) == ["ckpt-1.json", "empty", "mp_rank_0", "other"]
+
+
+def test_chunks_are_small(wire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_files, "_CHUNK", 4)
+    (tmp_path / "file").write_bytes(b"0123456789")
+    send_checkpoint_files(tmp_path, 1)
+    sent = [wire.get_nowait() for _ in range(wire.qsize())]
+    digest = hashlib.sha256(b"0123456789").hexdigest()
+    assert sent == [{"path": "file", "bytes": 10}, b"0123", b"4567", b"89", {"sha256": digest}, {"files": 1}]
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../up", "a/../../up", "", ".", None, "a\0b", ".receiving-x/a"])
+def test_a_path_that_leaves_the_folder_is_refused(wire: Any, tmp_path: Path, path: Any) -> None:
+    wire.put({"path": path, "bytes": 1})
+    with pytest.raises(MessageError, match=r"must stay within .*Received: " + re.escape(repr(path))):
+        receive_checkpoint_files(tmp_path / "target", 0)
+    assert list((tmp_path / "target").iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["link", "link/file"])
+def test_a_path_through_a_link_is_refused(wire: Any, tmp_path: Path, path: str) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "link").symlink_to(tmp_path / "outside")
+    wire.put({"path": path, "bytes": 1})
+    with pytest.raises(MessageError, match=r"leads through .*link.*, a symbolic link"):
+        receive_checkpoint_files(tmp_path / "target", 0)
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_link_is_not_sent(wire: Any, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    with pytest.raises(MessageError, match="is neither, or a symbolic link"):
+        send_checkpoint_files(tmp_path, 1)
+    assert wire.empty()
+
+
+def test_a_damaged_file_changes_nothing(wire: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"good")
+    for message in ({"path": "file", "bytes": 3}, b"bad", {"sha256": "0"}, {"files": 1}):
+        wire.put(message)
+    with pytest.raises(MessageError, match="'file' from rank 0 arrived damaged"):
+        receive_checkpoint_files(tmp_path, 0)
+    assert files_in(tmp_path) == {"file": b"good"}
+
+
+@pytest.mark.parametrize("message", ["hello", {"epoch": 3}])
+def test_another_message_is_told_from_a_file(wire: Any, tmp_path: Path, message: Any) -> None:
+    wire.put(message)
+    with pytest.raises(MessageError, match="Rank 0 must call send_checkpoint_files at the same point"):
+        receive_checkpoint_files(tmp_path, 0)
+
+
+def test_what_is_no_folder_is_refused(wire: Any, tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError, match="which is not a folder"):
+        send_checkpoint_files(tmp_path / "nothing", 1)
