@@ -185,3 +185,29 @@ def register_function(definition: function_pb2.FunctionDef) -> None:
     runtime = eager_context.context()
     if not runtime.has_function(definition.signature.name):
         runtime.add_function_def(definition)
+
+
+def why_xla_cannot(function: Any, specs: Sequence[tf.TensorSpec], unknown: int) -> str | None:
+    """Why XLA cannot compile a `tf.function` for arguments of some types; None where it can.
+
+    XLA is only asked for its own representation of the function, which is where it refuses ops it does not have.
+
+    Args:
+        function: made with `jit_compile=True`.
+        specs: the types of its arguments.
+        unknown: length to try for dimensions that are not known.
+    """
+    tried = [
+        spec if spec.shape.is_fully_defined() else tf.TensorSpec([d or unknown for d in spec.shape], spec.dtype)
+        for spec in specs
+        if spec.shape.rank is not None
+    ]
+    if len(tried) < len(specs):
+        return "it takes a tensor of unknown rank"
+    try:
+        with tf.init_scope():
+            function.experimental_get_compiler_ir(*tried)(stage="hlo")
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        said = str(error)
+        return " ".join(said.partition(" on XLA_")[2].partition(": ")[2].partition("{{")[0].split()) or said
+    return None

@@ -102,6 +102,7 @@ def build_stage_program(
     keep: frozenset[int] = frozenset(),
     weighted: bool = False,
     xla: bool = False,
+    samples: int = 1,
 ) -> StageProgram:
     """Trace the functions of one stage.
 
@@ -114,7 +115,8 @@ def build_stage_program(
         variables: the variables whose handles this rank may use, by index in the op graph.
         keep: positions of gradient outputs whose value per microbatch is wanted beside their sum.
         weighted: whether microbatches weigh differently in sums.
-        xla: compile the functions with XLA.
+        xla: compile the functions with XLA, where XLA can.
+        samples: samples of a microbatch, where the graph leaves that length open.
 
     Returns:
         The program of this rank.
@@ -135,7 +137,14 @@ def build_stage_program(
         own = {t: accumulators[t] for t in segment.outputs if t in accumulators}
         outputs = tuple(t for t in segment.outputs if t not in own or t in kept or _read_later(split, stage, t, sweep))
         functions[sweep] = build_segment_function(
-            split.graph, segment, variables, outputs=outputs, accumulators=own, weighted=weighted, xla=xla
+            split.graph,
+            segment,
+            variables,
+            outputs=outputs,
+            accumulators=own,
+            weighted=weighted,
+            xla=xla,
+            samples=samples,
         )
     return StageProgram(
         split=split,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -31,6 +32,7 @@ class SegmentFunction:
         outputs: the tensors it returns, in order.
         weighted: whether it takes, last, the weight (a float64 scalar) of what it adds to sums.
         function: the traced function.
+        uncompiled: why XLA does not compile it although that was asked for; else None.
     """
 
     segment: Segment
@@ -40,6 +42,7 @@ class SegmentFunction:
     outputs: tuple[Tensor, ...]
     weighted: bool
     function: Callable[..., Sequence[tf.Tensor]]
+    uncompiled: str | None = None
 
 
 def _spec(kind: TensorType, name: str) -> tf.TensorSpec:
@@ -55,6 +58,7 @@ def build_segment_function(
     accumulators: Mapping[Tensor, Accumulator] | None = None,
     weighted: bool = False,
     xla: bool = False,
+    samples: int = 1,
 ) -> SegmentFunction:
     """Trace a segment into a function.
 
@@ -65,7 +69,8 @@ def build_segment_function(
         outputs: what to return; everything that others need where not given.
         accumulators: the sums to add to, by the tensor to add.
         weighted: whether to multiply what is added by a weight, passed at every call.
-        xla: compile the function with XLA.
+        xla: compile the function with XLA, where XLA can.
+        samples: samples of a microbatch, where the graph leaves that length open; only to ask XLA whether it can.
 
     Returns:
         The function with the list of what to pass it.
@@ -85,14 +90,13 @@ def build_segment_function(
     if weighted:
         specs.append(tf.TensorSpec([], tf.float64, name="smp_weight"))
 
-    def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
+    def computed(tensors: Sequence[tf.Tensor], wanted: Sequence[Tensor]) -> list[tf.Tensor]:
         current = tf_internals.current_graph()
         given: dict[str, tf.Tensor] = dict(zip(names, tensors, strict=False))
         for number, variable in handles.items():
             handle = tf_internals.capture(current, variables[variable].handle)
             given[tensor_name(graph, Tensor(number, 0))] = handle
-        wanted = [tensor_name(graph, t) for t in dict.fromkeys((*outputs, *sums))]
-        imported = [name for name in wanted if name not in given]
+        imported = [name for t in dict.fromkeys(wanted) if (name := tensor_name(graph, t)) not in given]
         used = {name for node in body.node for name in map(_with_port, node.input)}
         made = tf.graph_util.import_graph_def(
             body,
@@ -101,15 +105,26 @@ def build_segment_function(
             name="",
         )
         given.update(zip(imported, made or (), strict=True))
+        return [given[tensor_name(graph, t)] for t in wanted]
+
+    def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        values = dict(zip((*outputs, *sums), computed(tensors, (*outputs, *sums)), strict=True))
         for tensor, accumulator in sums.items():
-            value = given[tensor_name(graph, tensor)]
+            value = values[tensor]
             accumulator.add(value * tf.cast(tensors[-1], value.dtype) if weighted else value)
-        return [given[tensor_name(graph, t)] for t in outputs]
+        return [values[t] for t in outputs]
 
     run.__name__ = f"stage_{segment.stage}_sweep_{segment.sweep}"
-    traced = tf.function(
-        run, autograph=False, jit_compile=True if xla else None, experimental_attributes={"_noinline": True}
-    )
+
+    def traced(body: Callable[..., Any], jit_compile: bool | None) -> Any:
+        return tf.function(body, autograph=False, jit_compile=jit_compile, experimental_attributes={"_noinline": True})
+
+    def run_without_sums(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        # To ask XLA with: the variables that hold the sums are empty between two steps.
+        return computed(tensors, (*outputs, *sums))
+
+    uncompiled = tf_internals.why_xla_cannot(traced(run_without_sums, True), specs, samples) if xla else None
+    compiled = True if xla and uncompiled is None else None
     return SegmentFunction(
         segment=segment,
         arguments=arguments,
@@ -117,7 +132,8 @@ def build_segment_function(
         variables=tuple(handles.values()),
         outputs=outputs,
         weighted=weighted,
-        function=traced.get_concrete_function(*specs),
+        function=traced(run, compiled).get_concrete_function(*specs),
+        uncompiled=uncompiled,
     )
 
 

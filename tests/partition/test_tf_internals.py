@@ -321,3 +321,18 @@ def test_a_function_written_by_hand_can_be_called_after_it_was_registered() -> N
     tf_internals.register_function(definition)
     tf_internals.register_function(definition)  # again, which changes nothing
     assert call(tf.constant(2.0)).numpy() == 6.0
+
+
+def test_xla_says_whether_and_why_not_it_can_compile() -> None:
+    spec = tf.TensorSpec([None, 2])
+    variable = tf.Variable([1.0, 2.0])
+
+    def asked(body: Any, *specs: tf.TensorSpec) -> str | None:
+        return tf_internals.why_xla_cannot(tf.function(body, jit_compile=True), specs, 3)
+
+    assert asked(lambda x: x * variable, spec) is None
+    assert asked(lambda x: x + tf.constant(1.0), tf.TensorSpec([])) is None
+    reason = asked(lambda x: tf.py_function(lambda v: v, [x], tf.float32), spec)
+    assert reason is not None
+    assert reason.startswith("EagerPyFunc (No registered 'EagerPyFunc' OpKernel for XLA_CPU_JIT")
+    assert asked(lambda x: x, tf.TensorSpec(None)) == "it takes a tensor of unknown rank"

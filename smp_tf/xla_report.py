@@ -1,0 +1,32 @@
+"""What XLA was asked to compile and cannot: said once, on rank 0."""
+
+from __future__ import annotations
+
+from smp_tf import runtime
+from smp_tf.announce import announce
+from smp_tf.control import allgather_json
+from smp_tf.pipeline.executor import StageProgram
+
+_SWEEPS = {0: "forward pass", 1: "backward pass"}
+
+
+def report_uncompiled(step: str, program: StageProgram) -> None:
+    """Say which parts of a step run without XLA, and why; every rank calls it.
+
+    Args:
+        step: name of the step function.
+        program: what this rank runs of it.
+    """
+    mine = {
+        f"the {_SWEEPS.get(sweep, f'sweep {sweep}')} of stage {program.stage}": function.uncompiled
+        for sweep, function in sorted(program.functions.items())
+        if function.uncompiled is not None
+    }
+    everyone = allgather_json(mine, name=f"what XLA compiles of step {step!r}")
+    parts = {part: reason for of_rank in everyone for part, reason in of_rank.items()}
+    if parts:
+        listed = "; ".join(f"{part}: {reason}" for part, reason in sorted(parts.items()))
+        announce(
+            f"xla is true, but XLA cannot compile all of step {step!r}. These parts run without it: {listed}",
+            runtime.current().topology.rank,
+        )
