@@ -132,21 +132,18 @@ KEYS: dict[str, Key] = {
         _boolean,
         "true or false",
         "whether smp_tf chooses the stages, or the script does with smp.partition",
-        supported=_only(True),
     ),
     "default_partition": Key(
         0,
         _integer(0),
         "an int of at least 0 and below partitions",
         "where what is outside any smp.partition goes when auto_partition is false",
-        supported=_only(0),
     ),
     "contiguous": Key(
         True,
         _boolean,
         "true or false",
-        "whether every stage is one run of the graph in topological order",
-        supported=_only(True),
+        "whether every stage must be one run of the graph in topological order; it is so in any case",
     ),
     "horovod": Key(
         None,
@@ -204,8 +201,7 @@ KEYS: dict[str, Key] = {
         False,
         _boolean,
         "true or false",
-        "compile the stage functions with XLA",
-        supported=_only(False),
+        "compile the stage functions with XLA, where XLA can",
     ),
 }
 
@@ -265,7 +261,7 @@ class Config:
         Raises:
             ConfigError: Partitions and processes do not fit each other.
         """
-        partitions, notes = self.partitions, list(self.notes)
+        partitions, default_partition, notes = self.partitions, self.default_partition, list(self.notes)
         if partitions is None:
             partitions = world_size
         elif world_size == 1 and not launched and partitions > 1:
@@ -273,7 +269,7 @@ class Config:
                 f"One process and no launcher: partitions is 1 instead of {partitions}. To split "
                 f"the model, start the script with: horovodrun -np {partitions} python <script>"
             )
-            partitions = 1
+            partitions, default_partition = 1, 0
         if world_size % partitions:
             legal = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
             raise ConfigError(
@@ -281,9 +277,9 @@ class Config:
                 f"{world_size}. With {world_size} processes it can be {legal}; with {partitions} "
                 f"partitions, start {partitions} processes or a multiple of that."
             )
-        if self.default_partition >= partitions:
+        if default_partition >= partitions:
             raise ConfigError(
-                f"default_partition is {self.default_partition}, but with {partitions} partitions "
+                f"default_partition is {default_partition}, but with {partitions} partitions "
                 f"it must be below {partitions}."
             )
         replicas = world_size // partitions
@@ -293,7 +289,13 @@ class Config:
                 f"{replicas} replicas, whose gradients would never be averaged. Remove the key, or "
                 f"use {world_size} partitions or {partitions} processes."
             )
-        return dataclasses.replace(self, partitions=partitions, horovod=replicas > 1, notes=tuple(notes))
+        return dataclasses.replace(
+            self,
+            partitions=partitions,
+            default_partition=default_partition,
+            horovod=replicas > 1,
+            notes=tuple(notes),
+        )
 
 
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> Config:
@@ -368,6 +370,11 @@ def check_config(values: Mapping[str, Any], source: str) -> Config:
             )
         checked[key_name] = checked_value
         given_as[key_name] = name
+    if checked.get("contiguous") is False:
+        notes.append(
+            f"contiguous = false in {source} allows a partition to be visited more than once, which no plan of smp_tf "
+            "does yet: every partition is one run of the layers."
+        )
     return Config(**checked, notes=tuple(notes))
 
 

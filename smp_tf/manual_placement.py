@@ -23,7 +23,7 @@ def _stack() -> list[int]:
 
 @contextlib.contextmanager
 def partition(index: int) -> Iterator[None]:
-    """Place the layers called (or constructed) within this context on one partition.
+    """Place the layers called (or constructed) within this context on one partition, and the ops made in `call`.
 
     Args:
         index: the partition, from 0; the innermost context wins.
@@ -50,9 +50,21 @@ def partition(index: int) -> Iterator[None]:
     _notice_constructions()
     _stack().append(index)
     try:
-        yield
+        with _noted_in_trace(index):
+            yield
     finally:
         _stack().pop()
+
+
+def _noted_in_trace(index: int) -> contextlib.AbstractContextManager[None]:
+    """Within this context, ops that a model makes itself belong to a block of the partition, as if it were a layer."""
+    from smp_tf.model import step_being_traced
+
+    recorder = getattr(step_being_traced(), "recorder", None)
+    if recorder is None or not recorder.in_call or recorder.in_nested_graph:
+        return contextlib.nullcontext()
+    block: contextlib.AbstractContextManager[None] = recorder.call(f"partition_{index}", "smp.partition", index)
+    return block
 
 
 def _notice_constructions() -> None:

@@ -10,6 +10,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from smp_tf.partition.assign import Assignment, Role, assign
 from smp_tf.partition.cost import Costs, estimate, with_measured
@@ -37,6 +38,7 @@ class PlacementRequest:
         slots: optimizer slots per trainable variable, in sizes of the variable.
         samples: samples of a microbatch, where the graph leaves that length open.
         measured: seconds forward and backward of units that were measured, by name.
+        default: where the script places all layers, the stage of those it has not placed; else None.
     """
 
     stages: int
@@ -46,6 +48,7 @@ class PlacementRequest:
     slots: float
     samples: int = 1
     measured: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    default: int | None = None
 
 
 def prune(graph: OpGraph) -> OpGraph:
@@ -111,7 +114,8 @@ def _solve(
     units: Sequence[Unit], costs: Costs, request: PlacementRequest, owners: Mapping[int, int], held: Sequence[int]
 ) -> ChainSolution:
     pins = _pins(units, owners)
-    asked = [unit.stage if pin is None else pin for unit, pin in zip(units, pins, strict=True)]
+    placed = _placed_by_script(units, request)
+    asked = [stage if pin is None else pin for stage, pin in zip(placed, pins, strict=True)]
     chain = Chain.of([unit.name for unit in units], asked, costs)
     decided = any(pin is not None for pin in pins)
     if not decided or any(pin is None and unit.variables for unit, pin in zip(units, pins, strict=True)):
@@ -128,6 +132,40 @@ def _solve(
                 raise
     # What an earlier step decided leaves no choice; a step that uses a part of the models leaves stages empty.
     return follow_owners(chain, request.stages, owners, request.microbatches)
+
+
+def _placed_by_script(units: Sequence[Unit], request: PlacementRequest) -> list[int | None]:
+    """The stage that the script asked for each unit, or None.
+
+    Raises:
+        PlacementError: all units are placed, and data would come back to a stage, or a stage has none.
+    """
+    if request.stages == 1:
+        return [None] * len(units)
+    if request.default is None:
+        return [unit.stage for unit in units]
+    placed = [request.default if unit.stage is None else unit.stage for unit in units]
+    for (before, first), (unit, second) in pairwise(zip(units, placed, strict=True)):
+        if second < first:
+            raise PlacementError(
+                f"auto_partition is false, and {unit.name!r} is {_why(unit, second)}, while what comes before it, "
+                f"{before.name!r}, is {_why(before, first)}. Every partition is one run of the layers in the order in "
+                f"which data flows: it cannot come back to an earlier partition. Place both with smp.partition, in "
+                f"order."
+            )
+    empty = sorted(set(range(request.stages)) - set(placed))
+    if empty:
+        raise PlacementError(
+            f"auto_partition is false, and no layer is on partition {', '.join(map(str, empty))} of {request.stages}. "
+            f"Place one there with smp.partition, or use fewer partitions."
+        )
+    return list(placed)
+
+
+def _why(unit: Unit, stage: int) -> str:
+    if unit.stage is None:
+        return f"outside any smp.partition, and so on default_partition {stage}"
+    return f"on partition {stage}"
 
 
 def _pins(units: Sequence[Unit], owners: Mapping[int, int]) -> list[int | None]:

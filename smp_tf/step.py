@@ -38,6 +38,7 @@ from smp_tf.step_trace import StepTrace, trace_step
 from smp_tf.tf_internals import tape_is_recording
 from smp_tf.topology import CommGroup
 from smp_tf.unsplit import UnsplitProgram
+from smp_tf.xla_report import report_uncompiled
 
 # A user's tf.function calls a step and its outputs; AutoGraph has nothing to convert in them.
 leave_unconverted("smp_tf")
@@ -145,7 +146,7 @@ class Step:
         traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
         models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
-        if stages == microbatches == running.topology.size == 1 and not is_random:
+        if stages == microbatches == running.topology.size == 1 and not (is_random or config.xla):
             _settle(models, lowered, [0] * len(lowered.variables), 0, running.seed)
             self._run_hooks()
             body = autograph_convert(self._function) if self._options.autograph else self._function
@@ -156,8 +157,9 @@ class Step:
             for model in models
             for name, (forward, backward) in model._smp_store.measured.items()
         }
+        by_hand = None if config.auto_partition else config.default_partition
         request = planning.PlacementRequest(
-            stages, microbatches, config.pipeline, config.optimize, 2.0, samples, measured
+            stages, microbatches, config.pipeline, config.optimize, 2.0, samples, measured, by_hand
         )
         proposed = planning.propose(graph, request, _owners_decided(lowered))
         with tf.init_scope():
@@ -187,7 +189,11 @@ class Step:
             mine,
             keep=frozenset(range(len(cut.outputs))) if self._options.keep_gradients else frozenset(),
             weighted=size is None or running.topology.dp_size > 1,
+            xla=config.xla,
+            samples=samples,
         )
+        if config.xla:
+            report_uncompiled(self.name, program)
         self._run_hooks()
         counter = variables.make_script_variable(initial_value=np.int64(0), trainable=False, name=f"{self.name}_steps")
         return SplitProgram(

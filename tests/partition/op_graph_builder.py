@@ -125,7 +125,7 @@ class GraphBuilder:
         return graph
 
 
-def chain_of_dense(layers: int, width: int = 8, batch: int = 4) -> OpGraph:
+def chain_of_dense(layers: int, width: int = 8, batch: int = 4, stages: Sequence[int | None] | None = None) -> OpGraph:
     """Forward and backward of dense layers `net/dense_i`, with the mean of the output as loss.
 
     forward   x ─▶ MatMul ─▶ Relu ─▶ ... ─▶ Mean
@@ -138,7 +138,7 @@ def chain_of_dense(layers: int, width: int = 8, batch: int = 4) -> OpGraph:
     inputs, products, relus, handles, weights = [], [], [], [], []
     for i in range(layers):
         handles.append(b.variable(f"net/dense_{i}/kernel", (width, width)))
-        call = b.call(f"net/dense_{i}", net, class_name="Dense")
+        call = b.call(f"net/dense_{i}", net, class_name="Dense", stage=stages[i] if stages else None)
         inputs.append(x)
         weights.append(b.read(handles[-1], call))
         products.append(b.add("MatMul", x, weights[-1], call=call, shape=(batch, width)))

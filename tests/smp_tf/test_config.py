@@ -199,6 +199,15 @@ def test_an_ignored_key_is_said():
     assert config == Config()
 
 
+def test_a_plan_that_may_be_more_than_a_chain_is_a_chain_and_it_is_said():
+    config = load_config({"contiguous": False})
+    assert config.contiguous is False
+    assert config.notes == (
+        "contiguous = false in smp.init allows a partition to be visited more than once, which no plan of smp_tf does "
+        "yet: every partition is one run of the layers.",
+    )
+
+
 def test_what_is_not_supported_yet_is_refused_and_its_default_is_not():
     unsupported = {name: key for name, key in KEYS.items() if not key.supported(_other(key))}
     assert unsupported, "the test needs a key that is not supported yet"
@@ -252,6 +261,10 @@ class TestForWorld:
         with pytest.raises(ConfigError, match="8 processes and 2 partitions make 4 replicas"):
             Config(partitions=2, horovod=False).for_world(8)
         assert Config(partitions=2, horovod=False).for_world(2).horovod is False
+
+    def test_one_process_has_no_other_default_partition(self):
+        config = Config(partitions=2, auto_partition=False, default_partition=1).for_world(1, launched=False)
+        assert (config.partitions, config.default_partition) == (1, 0)
 
     def test_default_partition_must_exist(self):
         with pytest.raises(ConfigError, match=r"default_partition is 2, .* below 2"):

@@ -108,6 +108,40 @@ def test_in_a_step_each_call_is_traced_with_the_partition_asked_for(init: Callab
     ]
 
 
+def test_ops_that_a_model_makes_itself_are_in_a_block_of_the_partition(init: Callable[..., None]) -> None:
+    """They were once placed with their neighbours, whatever the script said."""
+    init(microbatches=2)
+
+    class Net(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = layers.Dense(2, name="hidden"), layers.Dense(2, name="head")
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            x = self.hidden(x)
+            with partition(1):
+                x = tf.nn.relu(x)
+                return self.head(x)
+
+    model = Net()
+
+    @smp.step
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(model(x))
+
+    step(tf.ones([4, 2]))
+    [program] = step._programs.values()
+    graph = program.lowered.graph
+    placed = {n.op: (graph.calls[n.call].path, graph.calls[n.call].stage) for n in graph.nodes}
+    assert placed["Relu"] == ("net/partition_1", 1)
+    assert {c.path: c.stage for c in graph.calls if c.path} == {
+        "net": None,
+        "net/hidden": None,
+        "net/partition_1": 1,
+        "net/partition_1/head": 1,
+    }
+
+
 def test_an_error_within_ends_the_context() -> None:
     with pytest.raises(KeyError), partition(1):
         raise KeyError

@@ -66,3 +66,31 @@ def test_cut_into_units_every_unit_is_a_stage() -> None:
     units, done = cut_into_units(chain_of_dense(3))
     assert [unit.name for unit in units] == ["net/dense_0", "net/dense_1", "net/dense_2"]
     assert sorted(done.segments) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def by_hand(default: int = 0) -> PlacementRequest:
+    return dataclasses.replace(TWO, default=default)
+
+
+def test_by_hand_what_the_script_has_not_placed_is_on_the_default_partition() -> None:
+    assert list(propose(chain_of_dense(4, stages=[None, 0, 1, 1]), by_hand(), {}).units.values()) == [0, 0, 1, 1]
+    assert list(propose(chain_of_dense(4, stages=[0, None, None, None]), by_hand(1), {}).units.values()) == [0, 1, 1, 1]
+
+
+def test_by_hand_a_partition_is_visited_once() -> None:
+    words = (
+        r"auto_partition is false, and 'net/dense_2' is outside any smp\.partition, and so on default_partition 0, "
+        r"while what comes before it, 'net/dense_1', is on partition 1\..*cannot come back"
+    )
+    with pytest.raises(PlacementError, match=words):
+        propose(chain_of_dense(3, stages=[0, 1, None]), by_hand(), {})
+
+
+def test_by_hand_every_partition_has_a_layer() -> None:
+    with pytest.raises(PlacementError, match=r"no layer is on partition 1 of 2\. Place one there with smp\.partition"):
+        propose(chain_of_dense(3), by_hand(), {})
+
+
+def test_with_one_partition_nothing_is_placed_by_hand() -> None:
+    one = dataclasses.replace(by_hand(), stages=1)
+    assert set(propose(chain_of_dense(3, stages=[0, 1, None]), one, {}).units.values()) == {0}
