@@ -30,6 +30,7 @@ def test_mnist_without_horovod() -> None:
     assert len(lines(alone, "Epoch ")) == 3
     assert lines(split, "Epoch ") == lines(split, "Epoch ", rank=1) == lines(alone, "Epoch ")
     assert "The key 'fork' in smp.init is ignored" in split.output(0)
+    assert lines(split, "received", rank=1) == ["received True"]
     assert [lines(split, "partitioned", rank) for rank in (0, 1)] == [
         ["partitioned into 2 with 2 variables here"],
         ["partitioned into 2 with 4 variables here"],
@@ -60,3 +61,13 @@ def test_mnist_with_horovod(
     for rank, (replica, local, total) in enumerate(local_and_sum):
         told = f"replica {replica} of 2 local rank {local} ranks in all {total}"
         assert lines(split, "replica", rank) == [told]
+
+
+def test_layers_placed_by_hand() -> None:
+    alone, split = run(1, "manual", launched=False), run(2, "manual")
+    assert len(lines(alone, "epoch ")) == 3
+    assert lines(split, "epoch ") == lines(alone, "epoch ")
+    assert [lines(split, "here:", rank) for rank in (0, 1)] == [
+        ["here: net/dense/kernel:0 net/dense_1/kernel:0"],
+        ["here: net/dense_2/kernel:0 net/dense_3/kernel:0"],
+    ]

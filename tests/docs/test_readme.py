@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import smp_tf
 from smp_tf.config import KEYS, Key
 from tests.distributed.harness import ONE_THREAD, Outcome, launch_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md")
+GUIDES = ("docs/coming_from_smp.md", "docs/coming_from_horovod.md")
 SAVED = '"digits_model"'
 
 
@@ -64,11 +66,24 @@ def test_every_configuration_key_is_listed_once() -> None:
     assert keys_in(usable) == set(KEYS) - keys_in(refused)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *GUIDES])
 def test_every_link_leads_to_a_file(name: str) -> None:
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page(name))
-    assert links
-    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+    assert links or name in GUIDES
+    folder = (ROOT / name).parent
+    assert [link for link in links if "://" not in link and not (folder / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_guides_are_linked_and_their_code_is_python_that_uses_public_names(name: str) -> None:
+    assert f"]({name})" in page()
+    before, after = blocks("python", page(name))
+    for code in (before, after):
+        compile(code, name, "exec")
+    names = {used for text in re.findall(r"`([^`]+)`", page(name)) for used in re.findall(r"\bsmp\.(\w+)", text)}
+    names |= set(re.findall(r"\bsmp\.(\w+)", after))
+    assert {"init", "step"} <= names
+    assert names <= {*smp_tf.__all__, "core", "utils"}
 
 
 @pytest.mark.parametrize("name", PAGES)

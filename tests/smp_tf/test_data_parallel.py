@@ -24,12 +24,17 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         asked.append({"types": [t.dtype for t in tensors], **kwargs})
         return [t * 3 for t in tensors]
 
+    def allgather(tensor: tf.Tensor, **kwargs: Any) -> tf.Tensor:
+        asked.append({"gathered": tensor.dtype, **kwargs})
+        return tf.concat([tensor] * 3, 0)
+
     running = SimpleNamespace(
-        topology=SimpleNamespace(group_size=lambda kind: {"dp": 3}[kind.value]),
+        topology=SimpleNamespace(group_size=lambda kind: {"dp": 3}[kind.value], dp_size=3),
         process_sets=SimpleNamespace(dp="the set of this stage"),
     )
     monkeypatch.setattr(data_parallel.runtime, "current", lambda: running)
     monkeypatch.setattr(hvd, "grouped_allreduce", grouped_allreduce)
+    monkeypatch.setattr(hvd, "allgather", allgather)
     return asked
 
 
@@ -69,3 +74,32 @@ def test_other_types_travel_as_they_are(reduced: list[dict[str, Any]], dtype: tf
 def test_nothing_to_sum_asks_nobody(reduced: list[dict[str, Any]]) -> None:
     assert sum_over_replicas([], "gradients") == []
     assert reduced == []
+
+
+def test_averages_leave_out_what_is_none_or_averaged_already(reduced: list[dict[str, Any]]) -> None:
+    done = data_parallel.mark_averaged(tf.constant([7.0]))
+    first, none, same, other = data_parallel.average_gradients([tf.constant([1.0, 2.0]), None, done, tf.constant(4.0)])
+    assert (first.numpy().tolist(), none, same is done, float(other)) == ([1.0, 2.0], None, True, 4.0)
+    assert [(asked["types"], asked["name"]) for asked in reduced] == [([tf.float32] * 2, "smp_average_float32")]
+    assert all(map(data_parallel.is_averaged, (first, same, other)))
+    again = data_parallel.average_gradients([first, same])
+    assert (again[0] is first, again[1] is same, len(reduced)) == (True, True, 1)
+
+
+def test_the_average_of_sparse_slices_is_sparse(reduced: list[dict[str, Any]]) -> None:
+    slices = tf.IndexedSlices(tf.constant([[3.0]]), tf.constant([1]), tf.constant([2, 1]))
+    (average,) = data_parallel.average_gradients([slices])
+    assert isinstance(average, tf.IndexedSlices)
+    assert average.values.numpy().tolist() == [[1.0], [1.0], [1.0]]
+    assert tf.convert_to_tensor(average).numpy().tolist() == [[0.0], [3.0]]
+    assert [asked["gathered"] for asked in reduced] == [tf.float32, tf.int32]
+
+
+def test_within_a_graph_every_average_has_a_name_of_its_own(reduced: list[dict[str, Any]]) -> None:
+    @tf.function
+    def twice() -> Any:
+        first = data_parallel.average_gradients([tf.constant(1.0)])
+        return first + data_parallel.average_gradients([tf.constant(2.0)])
+
+    assert [float(t) for t in twice()] == [1.0, 2.0]
+    assert len({asked["name"] for asked in reduced}) == 2

@@ -386,6 +386,21 @@ class TestRefused:
         with pytest.raises(StepError, match="Nothing that step 'body' returns or updates depends on the model"):
             body(X)
 
+    def test_nothing_returned_but_a_metric_updated(self, model: Sum) -> None:
+        """It was once refused."""
+        total = tf_keras.metrics.Sum()
+
+        @smp.step
+        def body(x: tf.Tensor) -> None:
+            total(model(x))
+
+        @smp.step
+        def told(x: tf.Tensor) -> Any:
+            return model(x)
+
+        assert body(X) is None
+        assert float(total.result()) == pytest.approx(float(tf.reduce_sum(told(X).concat())))
+
     def test_assigning_a_weight_in_it(self, model: Sum) -> None:
         @smp.step
         def body(x: tf.Tensor) -> tf.Tensor:

@@ -5,11 +5,15 @@ Only the data is another: scikit-learn's digits in place of the download.
 
 # ruff: noqa: B905
 # isort: off
+import os
+import tempfile
+
 import tensorflow as tf
 from tensorflow.keras.layers import Conv2D, Dense, Flatten
 from sklearn.datasets import load_digits
 
 import smdistributed.modelparallel.tensorflow as smp
+from smdistributed.modelparallel.tensorflow.utils import receive_checkpoint_files, send_checkpoint_files
 
 tf.random.set_seed(1234)
 cfg = {
@@ -114,3 +118,16 @@ for epoch in range(3):
     )
 
 smp.core.barrier()
+
+# The training host hands its files to the other one.
+if smp.size() > 1:
+    folder = tempfile.mkdtemp()
+    if smp.rank() == 0:
+        os.makedirs(os.path.join(folder, "mp_rank_0"))
+        with open(os.path.join(folder, "mp_rank_0", "ckpt-1.data"), "wb") as file:
+            file.write(bytes(range(256)) * 20000)
+        send_checkpoint_files(folder, 1)
+    elif smp.rank() == 1:
+        receive_checkpoint_files(folder, 0)
+        with open(os.path.join(folder, "mp_rank_0", "ckpt-1.data"), "rb") as file:
+            print("received", file.read() == bytes(range(256)) * 20000)
