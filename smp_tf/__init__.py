@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from smp_tf.checkpoint import CheckpointManager
     from smp_tf.data_parallel import average_gradients
     from smp_tf.lifecycle import init, is_initialized, shutdown
     from smp_tf.manual_placement import partition
@@ -75,6 +76,7 @@ _WHERE: dict[str, str] = {
     "mp_barrier": "smp_tf.messaging",
     "recv_from": "smp_tf.messaging",
     "send": "smp_tf.messaging",
+    "CheckpointManager": "smp_tf.checkpoint",
     "DistributedModel": "smp_tf.model",
     "StepOutput": "smp_tf.step_output",
     "partition": "smp_tf.manual_placement",
@@ -113,6 +115,7 @@ __all__ = [
     "RDP_GROUP",
     "TP_GROUP",
     "WORLD",
+    "CheckpointManager",
     "CommGroup",
     "DistributedModel",
     "RankType",
@@ -150,7 +153,7 @@ __all__ = [
 ]
 
 # Names that a user can only use with tf_keras behind tf.keras.
-_NEED_TF_KERAS = frozenset({"DistributedModel", "step"})
+_NEED_TF_KERAS = frozenset({"CheckpointManager", "DistributedModel", "step"})
 
 # Public names that a submodule bears too: `smp.step` and `smp.partition` are what a script calls.
 _NAMED_LIKE_SUBMODULES = ("partition", "step")

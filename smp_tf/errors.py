@@ -15,6 +15,7 @@ from smp_tf.pipeline.errors import ProgramError, ScheduleError, TaskTextError
 
 __all__ = [
     "AlreadyInitializedError",
+    "CheckpointError",
     "ConfigError",
     "EnvironmentSetupError",
     "GraphError",
@@ -65,6 +66,10 @@ class RankMismatchError(RuntimeError):
 
 class MessageError(RuntimeError):
     """A message between ranks could not be sent, received or understood."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written, is damaged, or does not fit what it is restored into."""
 
 
 class OwnershipError(RuntimeError):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import tensorflow as tf
 import tf_keras
 
-from smp_tf import manual_placement, runtime, variables
+from smp_tf import manual_placement, pending_restore, runtime, variables
 from smp_tf.errors import StepError
 from smp_tf.partition.trace import Recorder
 
@@ -109,6 +111,8 @@ class OptimizerPatch(Patch):
         ):
             for optimizer in optimizers_defining(name):
                 self._wrap(optimizer, name, wrapper)
+        # The legacy optimizers have no `build`; this is where they make their slots.
+        self._wrap(tf_keras.optimizers.legacy.Optimizer, "_create_all_weights", _reported_weights)
 
 
 class StatePatch(Patch):
@@ -185,9 +189,32 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
     def build(optimizer: Any, var_list: Iterable[Any]) -> Any:
         wanted = list(var_list)
         _refuse_what_is_undecided(wanted)
-        return original(optimizer, [v for v in wanted if _stored_here(v)])
+        # A class's `build` calls that of its base first, when not all slots are there.
+        outermost = optimizer not in _being_built
+        _being_built.add(optimizer)
+        try:
+            result = original(optimizer, [v for v in wanted if _stored_here(v)])
+        finally:
+            if outermost:
+                _being_built.discard(optimizer)
+        if outermost:
+            pending_restore.optimizer_ready(optimizer)
+        return result
 
     return build
+
+
+_being_built: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _create_all_weights(optimizer: Any, var_list: Iterable[Any]) -> Any:
+        result = original(optimizer, var_list)
+        with tf.init_scope():
+            pending_restore.optimizer_ready(optimizer)
+        return result
+
+    return _create_all_weights
 
 
 def _refuse_what_is_undecided(wanted: Iterable[Any]) -> None:
@@ -237,7 +264,10 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             _refuse_what_needs_all_gradients(optimizer)
         if pairs and len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept):
             # Nothing to apply on this rank: only the step counter moves, as on every other rank.
-            return optimizer.iterations.assign_add(1)
+            with tf.init_scope():
+                iterations = optimizer.iterations  # legacy optimizers make it now
+                pending_restore.optimizer_ready(optimizer, built=False)
+            return iterations.assign_add(1)
         return original(optimizer, kept, *args, **kwargs)
 
     return apply_gradients

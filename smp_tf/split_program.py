@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import runtime
+from smp_tf import pending_restore, runtime, step_random
 from smp_tf.data_parallel import sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.input_check import add_input_check
@@ -66,8 +66,7 @@ class SplitProgram:
         stage_program: what this rank runs.
         arguments: how the step's tensor arguments are cut.
         microbatches: number of microbatches.
-        ordinal: how many programs were made since `smp.init` before this one.
-        counter: counts the steps, for random masks.
+        random: what the step function is known by where its random ops need seeds; None where it draws nothing.
     """
 
     name: str
@@ -76,8 +75,7 @@ class SplitProgram:
     stage_program: StageProgram
     arguments: tuple[SplitArgument, ...]
     microbatches: int
-    ordinal: int
-    counter: tf.Variable
+    random: str | None
     _eager: Any = field(default=None, init=False)
     _layout: _Flat | None = field(default=None, init=False)
 
@@ -127,13 +125,9 @@ class SplitProgram:
         replicas = running.topology.dp_size
         sizes = slicer.sizes
         weights: Sequence[Any] = list(sizes) if program.weighted else [1] * len(sizes)
+        pending_restore.add_check()
         # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
-        base = (running.seed * 0x9E3779B1 + running.topology.dp_rank * 0x85EBCA77 + self.ordinal) % (1 << 61)
-        done_before = self.counter.assign_add(1, read_value=True) - 1
-
-        def seed(microbatch: int) -> tf.Tensor:
-            return tf.stack([tf.constant(base, tf.int64), done_before * (1 << 20) + microbatch])
-
+        seed = step_random.next_seeds(self.random, running.topology.dp_rank) if self.random is not None else _no_seed
         results = emit(program, slicer, self.lowered.captures, seed, weights)
         if running.config.check_inputs:
             add_input_check(
@@ -170,6 +164,10 @@ class SplitProgram:
             is_local=plan.delivery is not Delivery.LOCAL or plan.stage == self.stage_program.stage,
             is_gradient=plan.is_gradient,
         )
+
+
+def _no_seed(microbatch: int) -> tf.Tensor:
+    raise AssertionError("a step that draws no random numbers needs no seed")
 
 
 def _total(weights: Sequence[Any]) -> Any:

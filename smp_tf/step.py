@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from smp_tf import planning, runtime, variables
+from smp_tf import pending_restore, planning, runtime, step_random, variables
 from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.microbatching import (
@@ -86,6 +84,7 @@ class Step:
         self._options = options
         self._signature = inspect.signature(function)
         self._programs: dict[Any, SplitProgram | UnsplitProgram] = {}
+        self._known_as = ""
         options.check(self._signature, self.name)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -117,10 +116,15 @@ class Step:
         arguments = self._sort(args, kwargs)
         key = arguments.key
         if key not in self._programs:
-            if not self._programs:
-                on_shutdown(self._programs.clear)
+            if not self._known_as:
+                on_shutdown(self._forget)
+                self._known_as = step_random.name_step(self.name)
             self._programs[key] = self._prepare(arguments)
         return self._programs[key](arguments.tensors)
+
+    def _forget(self) -> None:
+        self._programs.clear()
+        self._known_as = ""
 
     def _sort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         try:
@@ -195,7 +199,6 @@ class Step:
         if config.xla:
             report_uncompiled(self.name, program)
         self._run_hooks()
-        counter = variables.make_script_variable(initial_value=np.int64(0), trainable=False, name=f"{self.name}_steps")
         return SplitProgram(
             name=self.name,
             trace=traced.trace,
@@ -203,8 +206,7 @@ class Step:
             stage_program=program,
             arguments=planned,
             microbatches=microbatches,
-            ordinal=_next_ordinal(),
-            counter=counter,
+            random=self._known_as if is_random else None,
         )
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:
@@ -288,6 +290,7 @@ def _settle(
 ) -> None:
     """Tell every model who owns its variables; this rank's get their initial values now."""
     by_handle = {id(v.handle): owners[index] for index, v in enumerate(lowered.variables)}
+    to_place: list[tuple[variables.VariableStore, dict[int, int]]] = []
     for model in models:
         store = model._smp_store
         by_position = {}
@@ -296,7 +299,13 @@ def _settle(
             state = store.state(variable)
             if owner is not None and state is not None:
                 by_position[state.position] = owner
-        store.settle(by_position, stage, seed)
+        to_place.append((store, by_position))
+    restored = pending_restore.values_for(
+        (variable, owner) for store, owned in to_place for variable, owner in store.to_settle(owned)
+    )
+    for store, by_position in to_place:
+        store.settle(by_position, stage, seed, restored)
+    pending_restore.take_what_exists()
 
 
 def _described(arguments: Sequence[SplitArgument]) -> dict[str, str]:
@@ -332,22 +341,6 @@ def _part_of(results: Any, name: str) -> Any:
         f"local_outputs names {name!r}, which is not in what the step returns. Use a key of the returned mapping, a "
         f"field of the returned named tuple, or a position in the returned sequence."
     )
-
-
-_ordinals = itertools.count()
-
-
-def _next_ordinal() -> int:
-    """How many programs were made since `smp.init`: the same on every rank and for any number of partitions."""
-    ordinal = next(_ordinals)
-    if ordinal == 0:
-        on_shutdown(_restart_ordinals)
-    return ordinal
-
-
-def _restart_ordinals() -> None:
-    global _ordinals
-    _ordinals = itertools.count()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.training.saving import saveable_object_util
 from tf_keras.src import backend
 from tf_keras.src.saving import saving_lib
 from tf_keras.src.saving.legacy import hdf5_format
@@ -172,6 +173,37 @@ def values_one_by_one() -> Iterator[None]:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, ours)
         yield
+
+
+def object_state(trackable: Any) -> dict[str, tf.Tensor]:
+    """The state that a checkpoint holds of an object itself, apart from the variables it tracks, by name.
+
+    Lookup tables, iterators of data sets and `tf.train.experimental.PythonState` have such state; most objects have
+    none.
+    """
+    saver = _saver(trackable)
+    return {} if saver is None else dict(saver._serialize_to_tensors())
+
+
+def set_object_state(trackable: Any, state: Mapping[str, tf.Tensor]) -> None:
+    """Give an object the state that `object_state` took."""
+    _saver(trackable)._restore_from_tensors(dict(state))
+
+
+def _saver(trackable: Any) -> Any:
+    """What takes and gives an object's state: itself, or a converter for objects that speak an older protocol."""
+    if saveable_object_util.trackable_has_serialize_to_tensor(trackable):
+        return trackable
+    factories = saveable_object_util.saveable_objects_from_trackable(trackable)
+    if not factories:
+        return None
+    saveables = [
+        made
+        for name, factory in factories.items()
+        for made in [factory(name=name) if callable(factory) else factory]
+        if made is not None
+    ]
+    return saveable_object_util.SaveableCompatibilityConverter(trackable, saveables) if saveables else None
 
 
 def tape_is_recording() -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from smp_tf import pending_restore
 from smp_tf.model import set_step_being_traced
 from smp_tf.partition.lower import Lowered, OutputSlot
 from smp_tf.partition.trace import Trace
@@ -52,8 +53,10 @@ class UnsplitProgram:
             The structure it returns, with a `StepOutput` in place of every tensor.
         """
         if tf.executing_eagerly():
+            pending_restore.count_step()
             flat = self.trace.function(*tensors)
             return tf.nest.map_structure(lambda slot: self._filled(slot, flat), self.lowered.results)
+        pending_restore.add_check()
         before = set_step_being_traced(_Calls())
         try:
             results = self.call(tensors)

@@ -138,8 +138,8 @@ def _check_saved(variable: Any) -> None:
         _check_readable(variable, "save or restore")
     raise OwnershipError(
         f"Cannot save or restore variable {state.name!r} here: partition {state.owner} owns it and only its rank "
-        f"stores it, so a checkpoint of this rank would lack it. model.save_model(path), called on every rank, writes "
-        f"the weights of all partitions."
+        f"stores it, so a checkpoint of this rank would lack it. smp.CheckpointManager(checkpoint, directory), used on "
+        f"every rank, saves and restores the variables of all partitions."
     )
 
 
@@ -332,13 +332,29 @@ class VariableStore:
         self._names.add(unique)
         return unique
 
-    def settle(self, owners: dict[int, int], stage: int, seed: int) -> None:
+    def to_settle(self, owners: dict[int, int]) -> list[tuple[tf.Variable, int]]:
+        """The variables that `settle` would decide about, each with the stage that will store it.
+
+        Args:
+            owners: as for `settle`.
+        """
+        states = ((variable, self._states[id(variable.handle)]) for variable in self)
+        return [(variable, owners.get(state.position, 0)) for variable, state in states if state.owner is None]
+
+    def settle(
+        self,
+        owners: dict[int, int],
+        stage: int,
+        seed: int,
+        restored: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None,
+    ) -> None:
         """Decide who stores what: fill the variables of this stage, free what was built and belongs elsewhere.
 
         Args:
             owners: stage of each variable, by position in creation order; variables not in it go to stage 0.
             stage: the stage of this rank.
             seed: for random ops in initial values where TensorFlow has no global seed.
+            restored: gives the value that a variable of this stage is to have instead of its initial one, or None.
         """
         with tf.init_scope():
             while self._before_settling:
@@ -350,7 +366,12 @@ class VariableStore:
             placement = state.placement
             placement.owner = owners.get(state.position, 0)
             placement.is_local = placement.owner == stage
-            if state.is_local and not state.is_filled:
+            value = restored(variable) if state.is_local else None
+            if value is not None:
+                placement.is_filled = True
+                with tf.init_scope():
+                    variable.assign(value, read_value=False)
+            elif state.is_local and not state.is_filled:
                 self._fill(variable, state, seed)
             elif not state.is_local and state.is_filled:
                 tf_internals.destroy_storage(variable)

@@ -1,0 +1,138 @@
+"""The state of Keras optimizers: which variable is the slot of which weight. For tf_keras, old and new optimizers.
+
+The new optimizers keep slots in lists, one entry per variable that they were built for, in an order that is the rank's
+own; a list that is as long as the optimizer's index of variables is one of slots:
+
+    optimizer._index_dict   {key of kernel: 0, key of bias: 1}
+    optimizer._momentums    [of kernel,        of bias]          ─▶ (kernel, "momentums"), (bias, "momentums")
+
+Some of their slots are made without a reference to the weight (Adafactor), so looking at what is made would not do.
+The legacy optimizers name theirs (`get_slot_names`, `get_slot`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+_NEW = tf_keras.optimizers.Optimizer
+_LEGACY = tf_keras.optimizers.legacy.Optimizer
+# All slots and other variables once more, in the order in which they were made; and the index.
+_NOT_STATE = ("_variables", "_index_dict")
+
+#: Optimizers that have reported on this rank, and whether they were built for variables here.
+_reported: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether something is a Keras optimizer."""
+    return isinstance(value, (_NEW, _LEGACY))
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that has the slots: the one inside, for a `LossScaleOptimizer`."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def report(optimizer: Any, built: bool) -> bool:
+    """Note that an optimizer has made its slots on this rank, or that it has none to make here.
+
+    Args:
+        optimizer: any Keras optimizer.
+        built: whether it was built for variables of this rank.
+
+    Returns:
+        Whether that is new.
+    """
+    inner = innermost(optimizer)
+    known = _reported.get(inner)
+    _reported[inner] = built or bool(known)
+    return known is None or (built and not known)
+
+
+def is_ready(optimizer: Any) -> bool:
+    """Whether an optimizer has made its slots, or is known to need none on this rank."""
+    return innermost(optimizer) in _reported or has_slots(optimizer)
+
+
+def has_slots(optimizer: Any) -> bool:
+    """Whether an optimizer has been built for variables on this rank."""
+    inner = innermost(optimizer)
+    if isinstance(inner, _NEW):
+        return bool(getattr(inner, "_index_dict", None))
+    return bool(inner.get_slot_names()) or _reported.get(inner, False)
+
+
+def children(optimizer: Any) -> dict[str, Any]:
+    """What an optimizer tracks, by name, without its slots.
+
+    Args:
+        optimizer: any Keras optimizer.
+    """
+    inner = innermost(optimizer)
+    # The new optimizers keep their first answer, and would leave out for ever what they make later.
+    vars(inner).pop("_coalesced_children", None)
+    tracked: Mapping[str, Any] = tf.train.TrackableView.children(optimizer)
+    vars(inner).pop("_coalesced_children", None)
+    left_out = {*_NOT_STATE, *_slot_lists(inner)}
+    return {name: child for name, child in tracked.items() if name not in left_out}
+
+
+def slots(optimizer: Any, variables: Iterable[tf.Variable]) -> Iterator[tuple[tf.Variable, str, tf.Variable]]:
+    """The slots of variables.
+
+    Args:
+        optimizer: any Keras optimizer.
+        variables: those whose slots are wanted.
+
+    Yields:
+        A variable, the name of the slot without leading underscores, and the slot. For an optimizer of the new kind.
+    """
+    inner = innermost(optimizer)
+    if isinstance(inner, _NEW):
+        index = getattr(inner, "_index_dict", None) or {}
+        lists = _slot_lists(inner)
+        for variable in variables:
+            place = index.get(inner._var_key(variable))
+            if place is not None:
+                for name, values in lists.items():
+                    yield variable, name.lstrip("_"), values[place]
+        return
+    for name in inner.get_slot_names():
+        for variable in variables:
+            try:
+                yield variable, name, inner.get_slot(variable, name)
+            except KeyError:
+                continue
+
+
+def count_of_variables(optimizer: Any) -> int | None:
+    """For how many variables an optimizer has slots; None where it does not say."""
+    inner = innermost(optimizer)
+    return len(getattr(inner, "_index_dict", None) or {}) if isinstance(inner, _NEW) else None
+
+
+def has_slot_lists(optimizer: Any) -> bool:
+    """Whether an optimizer of the new kind keeps any slots."""
+    return bool(_slot_lists(innermost(optimizer)))
+
+
+def _slot_lists(optimizer: Any) -> dict[str, Any]:
+    """The attributes of an optimizer of the new kind that hold slots."""
+    index = getattr(optimizer, "_index_dict", None)
+    if not index:
+        return {}
+    return {
+        name: values
+        for name, values in vars(optimizer).items()
+        if name not in _NOT_STATE
+        and isinstance(values, list)
+        and len(values) == len(index)
+        and all(isinstance(value, tf.Variable) for value in values)
+    }
