@@ -281,7 +281,7 @@ class _Writing:
         mine = {
             "must agree": {
                 "checkpoint": name,
-                "owners of the model's variables": {i.key: i.stage for i in found.items.values() if _is_owned(i)},
+                "owners of the model's variables": {i.key: i.stage for i in found.items.values() if i.kind is Kind.MODEL},
             },
             "has": [item.key for item in found.items.values() if not _is_owned(item)],
             "built": found.optimizers,
