@@ -1,0 +1,182 @@
+"""Every Keras optimizer goes on after a restore as if nothing had been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+import smp_tf as smp
+from smp_tf import optimizer_state
+from smp_tf.checkpoint_keys import Kind, survey
+
+X = np.arange(24, dtype=np.float32).reshape(8, 3) / 10.0
+new, legacy = tf_keras.optimizers, tf_keras.optimizers.legacy
+scaled = tf_keras.mixed_precision.LossScaleOptimizer
+
+
+def falling() -> Any:
+    return new.schedules.ExponentialDecay(0.05, 2, 0.5, staircase=True)
+
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "Adadelta": lambda: new.Adadelta(0.5),
+    "Adafactor": lambda: new.Adafactor(0.05),
+    "Adagrad": lambda: new.Adagrad(0.05),
+    "Adam": lambda: new.Adam(0.05, amsgrad=True),
+    "Adam, falling rate": lambda: new.Adam(falling()),
+    "Adam, averages": lambda: new.Adam(0.05, use_ema=True),
+    "Adam, loss scale": lambda: scaled(new.Adam(0.05), initial_scale=4.0, dynamic_growth_steps=3),
+    "AdamW": lambda: new.AdamW(0.05, weight_decay=0.1),
+    "Adamax": lambda: new.Adamax(0.05),
+    "Ftrl": lambda: new.Ftrl(0.05),
+    "Lion": lambda: new.Lion(0.01),
+    "Nadam": lambda: new.Nadam(0.05),
+    "RMSprop": lambda: new.RMSprop(0.05, momentum=0.9, centered=True),
+    "SGD": lambda: new.SGD(0.05),
+    "SGD, momentum": lambda: new.SGD(0.05, momentum=0.9, nesterov=True),
+    "legacy Adadelta": lambda: legacy.Adadelta(0.5),
+    "legacy Adagrad": lambda: legacy.Adagrad(0.05),
+    "legacy Adam": lambda: legacy.Adam(0.05, amsgrad=True),
+    "legacy Adam, falling rate": lambda: legacy.Adam(falling()),
+    "legacy Adam, loss scale": lambda: scaled(legacy.Adam(0.05), initial_scale=4.0, dynamic_growth_steps=3),
+    "legacy Adamax": lambda: legacy.Adamax(0.05),
+    "legacy Ftrl": lambda: legacy.Ftrl(0.05),
+    "legacy Nadam": lambda: legacy.Nadam(0.05),
+    "legacy RMSprop": lambda: legacy.RMSprop(0.05, momentum=0.9, centered=True),
+    "legacy SGD": lambda: legacy.SGD(0.05),
+    "legacy SGD, momentum": lambda: legacy.SGD(0.05, momentum=0.9),
+}
+
+
+class Net(smp.DistributedModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = layers.Dense(4, activation="tanh")
+        self.head = layers.Dense(2)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.head(self.hidden(x))
+
+
+class Training:
+    """A model, its optimizer, and steps that train it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.model, self.optimizer = Net(), optimizer
+        self.checkpoint = tf.train.Checkpoint(model=self.model, optimizer=optimizer)
+        is_scaled = hasattr(optimizer, "get_scaled_loss")
+
+        @smp.step
+        def step(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.model(x) - 1.0) ** 2)
+                used = optimizer.get_scaled_loss(loss) if is_scaled else loss
+            return tape.gradient(used, self.model.trainable_variables)
+
+        @tf.function
+        def train(x: tf.Tensor) -> None:
+            gradients = [g.accumulate() for g in step(x)]
+            if is_scaled:
+                gradients = optimizer.get_unscaled_gradients(gradients)
+            optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+
+        self.train = train
+
+    def state(self) -> dict[str, Any]:
+        items = survey(self.checkpoint).items.values()
+        return {item.key: item.target.numpy() for item in items if item.kind is not Kind.STATE}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_as_if_it_had_not_been_interrupted(
+    name: str, init: Callable[..., None], tmp_path: Path
+) -> None:
+    init(microbatches=2)
+    whole = Training(OPTIMIZERS[name]())
+    manager = smp.CheckpointManager(whole.checkpoint, tmp_path)
+    whole.train(X)
+    whole.train(X + 1.0)
+    manager.save()
+    whole.train(X + 2.0)
+
+    tf_keras.utils.set_random_seed(77)
+    resumed = Training(OPTIMIZERS[name]())
+    assert smp.CheckpointManager(resumed.checkpoint, tmp_path).restore() == str(tmp_path / "ckpt-1")
+    resumed.train(X + 2.0)
+    expected, got = whole.state(), resumed.state()
+    assert got.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_array_equal(got[key], value, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["Adam", "Nadam", "legacy Adam", "Adam, loss scale"])
+def test_a_training_that_is_under_way_goes_back(name: str, init: Callable[..., None], tmp_path: Path) -> None:
+    init(microbatches=2)
+    training = Training(OPTIMIZERS[name]())
+    manager = smp.CheckpointManager(training.checkpoint, tmp_path)
+    training.train(X)
+    manager.save()
+    saved = training.state()
+    training.train(X)
+    after = training.state()
+    manager.restore()
+    for key, value in training.state().items():
+        np.testing.assert_array_equal(value, saved[key], err_msg=key)
+    training.train(X)
+    for key, value in training.state().items():
+        np.testing.assert_array_equal(value, after[key], err_msg=key)
+
+
+def slots_of(optimizer: Any, variables: list[tf.Variable]) -> list[tuple[str, str]]:
+    found = optimizer_state.slots(optimizer, variables)
+    return [(variable.name, slot_name) for variable, slot_name, _ in found]
+
+
+def test_slots_are_found_whatever_the_order_the_optimizer_was_built_in() -> None:
+    a, b = tf.Variable([1.0], name="a"), tf.Variable([[1.0, 2.0]], name="b")
+    optimizer = new.Adafactor()
+    optimizer.build([b, a])
+    assert slots_of(optimizer, [a, b]) == [
+        ("a:0", "r"), ("a:0", "c"), ("a:0", "v"),
+        ("b:0", "r"), ("b:0", "c"), ("b:0", "v"),
+    ]  # fmt: skip
+    found = {(v.name, n): slot for v, n, slot in optimizer_state.slots(optimizer, [a, b])}
+    assert found["b:0", "c"] is optimizer._c[0]
+    assert found["a:0", "v"] is optimizer._v[1]
+    assert optimizer_state.count_of_variables(optimizer) == 2
+
+
+def test_slots_of_a_legacy_optimizer_are_those_of_the_variables_that_were_updated() -> None:
+    a, b = tf.Variable([1.0], name="a"), tf.Variable([1.0], name="b")
+    optimizer = legacy.RMSprop(momentum=0.5)
+    assert not optimizer_state.has_slots(optimizer)
+    optimizer.apply_gradients([(tf.constant([1.0]), b)])
+    assert slots_of(optimizer, [a, b]) == [("b:0", "rms"), ("b:0", "momentum")]
+    assert optimizer_state.has_slots(optimizer)
+
+
+def test_looking_at_an_optimizer_before_it_is_built_hides_nothing_later() -> None:
+    """Keras keeps the first answer to what an optimizer tracks."""
+    optimizer = new.Nadam()
+    assert sorted(optimizer_state.children(optimizer)) == ["_iterations", "_learning_rate"]
+    optimizer.build([tf.Variable([1.0])])
+    assert sorted(optimizer_state.children(optimizer)) == ["_iterations", "_learning_rate", "_u_product"]
+
+
+def test_an_optimizer_with_nothing_to_do_here_is_ready_and_has_no_slots() -> None:
+    optimizer = legacy.Adam()
+    assert not optimizer_state.is_ready(optimizer)
+    assert optimizer_state.report(optimizer, built=False)
+    assert optimizer_state.is_ready(optimizer)
+    assert not optimizer_state.has_slots(optimizer)
+    assert not optimizer_state.report(optimizer, built=False)
+    assert optimizer_state.report(optimizer, built=True)
+    assert not optimizer_state.report(optimizer, built=False)
+    assert optimizer_state.has_slots(optimizer)
