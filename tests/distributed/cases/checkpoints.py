@@ -1,0 +1,212 @@
+"""Trainings that are saved, and trainings that go on from there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+import smp_tf as smp
+from smp_tf import checkpoint_files, restore
+from smp_tf.checkpoint_keys import Kind, survey
+
+SAVED_AT = 3
+STEPS = 6
+# Samples of all replicas together: two shapes, of which a resumed training sees the other one first.
+SAMPLES = (16, 16, 8, 8, 16, 8)
+
+
+class Net(smp.DistributedModel):
+    def __init__(self) -> None:
+        super().__init__(name="net")
+        self.hidden = [layers.Dense(width, activation="tanh") for width in (9, 8, 7)]
+        self.normal = layers.BatchNormalization()
+        self.drop = layers.Dropout(0.4)
+        self.head = layers.Dense(2)
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        for layer in self.hidden:
+            x = self.drop(layer(x), training=training)
+        return self.head(self.normal(x, training=training))
+
+
+def optimizer_named(name: str) -> Any:
+    if name == "adam":
+        return tf_keras.optimizers.Adam(tf_keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5, True))
+    return {
+        "adafactor": lambda: tf_keras.optimizers.Adafactor(0.01),
+        "averages": lambda: tf_keras.optimizers.SGD(0.01, momentum=0.9, use_ema=True),
+        "legacy": lambda: tf_keras.optimizers.legacy.RMSprop(0.01, momentum=0.9),
+    }[name]()
+
+
+class Training:
+    """A model, an optimizer, a metric and a counter of the script's, and what trains them."""
+
+    def __init__(self, optimizer: str = "adam", eager: bool = False) -> None:
+        tf_keras.backend.set_floatx("float64")
+        self.net, self.optimizer = Net(), optimizer_named(optimizer)
+        self.seen = tf.Variable(0, dtype=tf.int64)
+        self.mean = tf_keras.metrics.Mean()
+        self.checkpoint = tf.train.Checkpoint(
+            model=self.net, optimizer=self.optimizer, seen=self.seen, metrics=[self.mean]
+        )
+
+        @smp.step
+        def step(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.net(x, training=True) - 1.0) ** 2)
+            return tape.gradient(loss, self.net.trainable_variables), loss
+
+        @smp.step
+        def predict(x: tf.Tensor) -> Any:
+            return self.net(x, training=False)
+
+        def train(x: tf.Tensor) -> tf.Tensor:
+            gradients, loss = step(x)
+            sums = [gradient.accumulate() for gradient in gradients]
+            self.optimizer.apply_gradients(zip(sums, self.net.trainable_variables, strict=True))
+            self.mean.update_state(loss.reduce_mean())
+            return loss.reduce_mean()
+
+        self._train = train if eager else tf.function(train)
+        self.predict = predict
+
+    def run(self, numbers: Iterable[int]) -> list[float]:
+        """Steps of the given numbers; returns their losses."""
+        losses = []
+        for number in numbers:
+            x = batch(number)
+            losses.append(float(self._train(x)))
+            self.seen.assign_add(len(x))
+        return losses
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What this rank stores, by key."""
+        items = survey(self.checkpoint).items.values()
+        return {i.key: i.target.numpy() for i in items if i.is_here and i.kind is not Kind.STATE}
+
+
+def batch(number: int) -> np.ndarray:
+    whole = np.random.RandomState(number).standard_normal((SAMPLES[number], 5))
+    return whole[smp.dp_rank() :: smp.dp_size()]
+
+
+def whole(folder: str, optimizer: str = "adam") -> dict[str, Any]:
+    """A training that saves on its way and is not interrupted."""
+    training = Training(optimizer)
+    manager = smp.CheckpointManager(training.checkpoint, folder)
+    training.run(range(SAVED_AT))
+    path = manager.save()
+    losses = training.run(range(SAVED_AT, STEPS))
+    return {"path": path, "losses": losses, "state": training.state(), "replica": smp.dp_rank()}
+
+
+def resumed(folder: str, when: str = "before", optimizer: str = "adam", eager: bool = False) -> dict[str, Any]:
+    """The rest of it.
+
+    Args:
+        folder: of the checkpoint.
+        when: "before" the first step, "after" some, or "after evaluation": after a first step that does not train.
+        optimizer: as in the training that was saved.
+        eager: apply gradients outside a tf.function.
+    """
+    read: list[str] = []
+
+    def noted(directory: str, manifest: Any, keys: Iterable[str]) -> Iterator[tuple[str, tf.Tensor]]:
+        wanted = list(keys)
+        read.extend(wanted)
+        return checkpoint_files.read_tensors(directory, manifest, wanted)
+
+    restore.read_tensors = noted
+    try:
+        training = Training(optimizer, eager)
+        manager = smp.CheckpointManager(training.checkpoint, folder)
+        if when == "after":
+            training.run([5, 4])
+        path = manager.restore("ckpt-1") if when == "after" else manager.restore()
+        if when == "after evaluation":
+            training.predict(batch(2))
+        losses = training.run(range(SAVED_AT, STEPS))
+    finally:
+        restore.read_tensors = checkpoint_files.read_tensors
+    manifest = checkpoint_files.read_manifest(folder, "ckpt-1")
+    of_stages = {key for key, stored in manifest.tensors.items() if stored.stage is not None}
+    return {
+        "path": path,
+        "losses": losses,
+        "state": training.state(),
+        "replica": smp.dp_rank(),
+        "read of stages": sorted(set(read) & of_stages),
+        "held of stages": sorted(set(training.state()) & of_stages),
+    }
+
+
+def rotation(folder: str) -> dict[str, Any]:
+    """Five saves, of which two stay; the fourth number is used again."""
+    training = Training()
+    manager = smp.CheckpointManager(training.checkpoint, folder, max_to_keep=2)
+    training.run([0])
+    kept = []
+    for number in (None, None, None, None, 4):
+        manager.save(number)
+        smp.barrier()
+        kept.append([os.path.basename(path) for path in manager.checkpoints])
+        smp.barrier()
+    return {"kept": kept, "latest": os.path.basename(manager.latest_checkpoint)}
+
+
+def restored_from_nothing(folder: str) -> dict[str, Any]:
+    training = Training()
+    manager = smp.CheckpointManager(training.checkpoint, folder)
+    return {"paths": [manager.restore(), manager.restore("ckpt-7"), manager.restore(restore_prefix="ckpt-7")]}
+
+
+def left_over(folder: str) -> dict[str, Any]:
+    """Whole trainings' checkpoints restored into less; the errors of all ranks."""
+    training = Training()
+    checkpoint = tf.train.Checkpoint(model=training.net, seen=training.seen)
+    manager = smp.CheckpointManager(checkpoint, folder)
+    manager.restore("ckpt-1")
+    training.run([0])
+    told = []
+    for again in (lambda: training.run([1]), manager.save):
+        try:
+            again()
+        except Exception as error:
+            told.append([type(error).__name__, str(error)])
+    manager.restore("ckpt-1", expect_partial=True)
+    training.run([1, 2])
+    return {"told": told}
+
+
+def damaged(folder: str, after: bool) -> dict[str, Any]:
+    """A checkpoint with a flipped byte in a part; what is told, and whether anything changed."""
+    training = Training()
+    manager = smp.CheckpointManager(training.checkpoint, folder)
+    if after:
+        training.run([0])
+    before = training.state()
+    told = ""
+    try:
+        manager.restore()
+        training.run([1])
+    except smp.errors.CheckpointError as error:
+        told = str(error)
+    now = training.state()
+    return {"told": told, "changed": [key for key in before if not np.array_equal(before[key], now[key])]}
+
+
+def saved_by_one_rank(folder: str) -> None:
+    """Rank 0 saves while rank 1 goes on training."""
+    training = Training()
+    manager = smp.CheckpointManager(training.checkpoint, folder)
+    training.run([0])
+    if smp.rank() == 0:
+        manager.save()
+    training.run([0])

@@ -1,0 +1,43 @@
+"""Saves twice; while it saves the second time, one rank kills itself at its first call of a kind."""
+
+import os
+import signal
+import sys
+
+import smp_tf as smp
+
+# isort: split
+import numpy as np
+import tensorflow as tf
+from tf_keras import layers
+
+
+def main() -> None:
+    folder, rank, call = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    smp.init({"partitions": 2, "microbatches": 2, "seed": 1})
+    model = smp.DistributedModel(lambda: __import__("tf_keras").Sequential([layers.Dense(4), layers.Dense(3)]))
+    number = tf.Variable(0)
+
+    @smp.step
+    def step(x):
+        return model(x)
+
+    step(np.ones((4, 3), np.float32))
+    manager = smp.CheckpointManager(tf.train.Checkpoint(model=model, number=number), folder, max_to_keep=1)
+    number.assign(1)
+    manager.save()
+    number.assign(2)
+    original = getattr(os, call)
+
+    def deadly(*args):
+        print("@@ killed", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args)
+
+    if smp.rank() == rank:
+        setattr(os, call, deadly)
+    manager.save()
+    smp.shutdown()
+
+
+main()

@@ -1,0 +1,225 @@
+"""A training that is saved, interrupted and restored gives what it would have given, on whatever ranks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smp_tf import checkpoint_files
+from tests.distributed.harness import Case, CaseResult, launch, launch_script
+
+CASES = "tests.distributed.cases.checkpoints"
+
+
+def config(partitions: int, seed: int = 1) -> dict[str, object]:
+    return {"partitions": partitions, "microbatches": 4, "seed": seed}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+def whole(folders: Path, partitions: int, name: str, optimizer: str = "adam") -> Case:
+    arguments = {"folder": str(folders / name), "optimizer": optimizer}
+    return Case(f"whole {name}", "whole", arguments, config(partitions))
+
+
+def resumed(folders: Path, partitions: int, source: str, **arguments: Any) -> Case:
+    name = " ".join(["resumed", source, *map(str, arguments.values())])
+    # Another seed: that of the checkpoint is to be used.
+    return Case(name, "resumed", {"folder": str(folders / source), **arguments}, config(partitions, seed=99))
+
+
+@pytest.fixture(scope="module")
+def results(folders: Path) -> dict[str, CaseResult]:
+    """All launches: trainings that are saved first, then those that go on from there."""
+    found = launch(1, CASES, [whole(folders, 1, "1")])
+    found |= launch(3, CASES, [whole(folders, 3, "3")])
+    found |= launch(4, CASES, [whole(folders, 2, "2x2")])
+    optimizers = ("adafactor", "averages", "legacy")
+    cases = [
+        whole(folders, 2, "2"),
+        *(whole(folders, 2, name, name) for name in optimizers),
+        resumed(folders, 2, "1"),
+        resumed(folders, 2, "2"),
+        resumed(folders, 2, "2", when="after"),
+        resumed(folders, 2, "2", when="after evaluation"),
+        resumed(folders, 2, "2", when="before", optimizer="adam", eager=True),
+        resumed(folders, 2, "3"),
+        resumed(folders, 1, "2x2"),
+        *(resumed(folders, 2, name, when="before", optimizer=name) for name in optimizers),
+        Case("rotation", "rotation", {"folder": str(folders / "rotation")}, config(2)),
+        Case("nothing", "restored_from_nothing", {"folder": str(folders / "nothing")}, config(2)),
+    ]
+    found |= launch(2, CASES, cases)
+    found |= {f"on 3: {n}": r for n, r in launch(3, CASES, [resumed(folders, 3, "2")]).items()}
+    found |= {f"on 1: {n}": r for n, r in launch(1, CASES, [resumed(folders, 1, "2")]).items()}
+    return found
+
+
+def union(values: list[Any], replica: int = 0) -> dict[str, np.ndarray]:
+    """What the ranks of a replica store together."""
+    together: dict[str, np.ndarray] = {}
+    for value in values:
+        if value["replica"] == replica:
+            together |= value["state"]
+    return together
+
+
+RESUMED = {
+    "2 to 2": ("2", "resumed 2"),
+    "2 to 2, after steps": ("2", "resumed 2 after"),
+    "2 to 2, after evaluation": ("2", "resumed 2 after evaluation"),
+    "2 to 2, eagerly": ("2", "resumed 2 before adam True"),
+    "1 to 2": ("1", "resumed 1"),
+    "3 to 2": ("3", "resumed 3"),
+    "2 to 3": ("2", "on 3: resumed 2"),
+    "2 to 1": ("2", "on 1: resumed 2"),
+    "2x2 to 1x2": ("2x2", "resumed 2x2"),
+    "adafactor": ("adafactor", "resumed adafactor before adafactor"),
+    "averages": ("averages", "resumed averages before averages"),
+    "legacy": ("legacy", "resumed legacy before legacy"),
+}
+
+
+@pytest.mark.parametrize("way", RESUMED)
+def test_a_resumed_training_is_the_uninterrupted_one(way: str, results: dict[str, CaseResult]) -> None:
+    source, name = RESUMED[way]
+    expected, got = results[f"whole {source}"].values(), results[name].values()
+    for rank in got:
+        assert Path(rank["path"]).name == "ckpt-1"
+        np.testing.assert_allclose(rank["losses"], expected[0]["losses"], rtol=1e-9)
+    for replica in {rank["replica"] for rank in got}:
+        there, here = union(expected, replica), union(got, replica)
+        assert here.keys() == there.keys()
+        for key, value in there.items():
+            np.testing.assert_allclose(here[key], value, rtol=1e-9, atol=1e-12, err_msg=f"{way}: {key}")
+
+
+@pytest.mark.parametrize("way", RESUMED)
+def test_no_rank_reads_or_holds_what_another_stores(way: str, results: dict[str, CaseResult]) -> None:
+    ranks = [rank for rank in results[RESUMED[way][1]].values() if rank["replica"] == 0]
+    for rank in ranks:
+        assert rank["read of stages"] == rank["held of stages"]
+    assert len({key for rank in ranks for key in rank["read of stages"]}) == sum(len(r["read of stages"]) for r in ranks)
+
+
+def test_parts_hold_what_their_stage_owns(results: dict[str, CaseResult], folders: Path) -> None:
+    results["whole 2x2"].values()
+    manifest = checkpoint_files.read_manifest(str(folders / "2x2"), "ckpt-1")
+    assert (manifest.partitions, manifest.replicas) == (2, 2)
+    assert [part.prefix.partition("/")[0] for part in manifest.parts] == ["mp_rank_0", "mp_rank_1"]
+    for key, stored in manifest.tensors.items():
+        assert stored.part == (stored.stage or 0), key
+    keys = list(manifest.tensors)
+    assert "model/hidden/0/kernel" in keys
+    assert "model/hidden/0/kernel/.OPTIMIZER_SLOT/optimizer/momentums" in keys
+    shared = [key for key, stored in manifest.tensors.items() if stored.stage is None]
+    assert sorted(shared) == [
+        "metrics/0/count",
+        "metrics/0/total",
+        "optimizer/_current_learning_rate",
+        "optimizer/_iterations",
+        "save_counter",
+        "seen",
+    ]
+
+
+def test_keys_do_not_depend_on_the_number_of_partitions(results: dict[str, CaseResult], folders: Path) -> None:
+    keys = [sorted(checkpoint_files.read_manifest(str(folders / n), "ckpt-1").tensors) for n in ("1", "2", "3", "2x2")]
+    assert keys[1:] == [keys[0]] * 3
+
+
+def test_rotation_keeps_the_latest_saved(results: dict[str, CaseResult], folders: Path) -> None:
+    for rank in results["rotation"].values():
+        assert rank["kept"] == [
+            ["ckpt-1"],
+            ["ckpt-1", "ckpt-2"],
+            ["ckpt-2", "ckpt-3"],
+            ["ckpt-3", "ckpt-4"],
+            ["ckpt-3", "ckpt-4"],
+        ]
+        assert rank["latest"] == "ckpt-4"
+    files = [path.name for path in (folders / "rotation").rglob("*") if path.is_file()]
+    assert len(files) == 2 * (1 + 2 * 2), files
+
+
+def test_restoring_from_nothing_does_nothing_and_says_so_once(results: dict[str, CaseResult]) -> None:
+    result = results["nothing"]
+    for rank in result.values():
+        assert rank["paths"] == [None, None, None]
+    assert result.output[0].count("smp_tf: there is no checkpoint in '") == 1
+    assert result.output[0].count("smp_tf: there is no checkpoint 'ckpt-7' in '") == 1
+    assert "there is no" not in result.output[1]
+
+
+def test_state_that_nothing_takes_up_is_an_error_on_every_rank(results: dict[str, CaseResult], folders: Path) -> None:
+    results["whole 2"].values()
+    case = Case("left over", "left_over", {"folder": str(folders / "2")}, config(2))
+    [result] = launch(2, CASES, [case]).values()
+    for error in [rank.error or "" for rank in result.ranks]:
+        assert "holds state that nothing here has taken up: " in error or "rank" in error, result.report()
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_a_damaged_tensor_is_named_on_all_ranks_and_nothing_is_loaded(
+    results: dict[str, CaseResult], folders: Path
+) -> None:
+    results["whole 2"].values()
+    shutil.copytree(folders / "2", folders / "damaged")
+    [path] = (folders / "damaged" / "mp_rank_1").glob("*.data-*")
+    flip(path, 11)
+    cases = [
+        Case(name, "damaged", {"folder": str(folders / "damaged"), "after": after}, config(2))
+        for name, after in (("after", True), ("before", False))
+    ]
+    for result in launch(2, CASES, cases).values():
+        for rank in result.values():
+            assert f"cannot be read from {path}; the file is damaged." in rank["told"], rank
+            assert "rank 1 (host " in rank["told"]
+            assert rank["changed"] == []
+
+
+def test_a_save_of_some_ranks_only_is_an_error_in_time(folders: Path) -> None:
+    case = Case("one", "saved_by_one_rank", {"folder": str(folders / "one")}, config(2))
+    [result] = launch(2, CASES, [case]).values()
+    assert "saving checkpoint 'ckpt-1'" in (result.ranks[0].error or ""), result.report()
+    assert max(rank.seconds for rank in result.ranks) < 40
+    assert list((folders / "one").glob("*.json")) == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "call", "expected"),
+    [
+        (1, "fsync", "ckpt-1"),
+        (0, "fsync", "ckpt-1"),
+        (0, "replace", "ckpt-1"),
+        (0, "remove", "ckpt-2"),
+    ],
+)
+def test_a_rank_that_is_killed_while_it_saves_leaves_a_checkpoint(
+    rank: int, call: str, expected: str, tmp_path: Path
+) -> None:
+    """The call that ends the rank; `tests/smp_tf/test_checkpoint_kill.py` tries every one in one process."""
+    script = "tests/distributed/scripts/killed_save.py"
+    outcome = launch_script(2, script, [str(tmp_path), str(rank), call], deadline=60)
+    assert outcome.returncode != 0
+    assert not outcome.timed_out, outcome.report()
+    assert outcome.line_with("@@ killed", rank) is not None, outcome.report()
+    found = checkpoint_files.listing(str(tmp_path), "ckpt")
+    assert found.names[-1] == expected
+    for name in found.names:
+        manifest = checkpoint_files.read_manifest(str(tmp_path), name)
+        checkpoint_files.check_files(str(tmp_path), manifest)
+        read = {key: value.numpy() for key, value in checkpoint_files.read_tensors(str(tmp_path), manifest, manifest.tensors)}
+        assert read["number"] == int(name[-1])
