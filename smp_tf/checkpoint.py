@@ -141,7 +141,9 @@ class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
         writing.commit(self._max_to_keep)
         return os.path.join(self.directory, name)
 
-    def restore(self, restore_prefix: str | os.PathLike[str] | None = None, *, expect_partial: bool = False) -> str | None:
+    def restore(
+        self, restore_prefix: str | os.PathLike[str] | None = None, *, expect_partial: bool = False
+    ) -> str | None:
         """Restore a checkpoint. Every rank calls it.
 
         What exists is restored at once, and what does not exist yet when it is made: the model's variables at the
@@ -281,7 +283,9 @@ class _Writing:
         mine = {
             "must agree": {
                 "checkpoint": name,
-                "owners of the model's variables": {i.key: i.stage for i in found.items.values() if i.kind is Kind.MODEL},
+                "owners of the model's variables": {
+                    i.key: i.stage for i in found.items.values() if i.kind is Kind.MODEL
+                },
             },
             "has": [item.key for item in found.items.values() if not _is_owned(item)],
             "built": found.optimizers,

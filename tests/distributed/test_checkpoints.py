@@ -106,7 +106,9 @@ def test_no_rank_reads_or_holds_what_another_stores(way: str, results: dict[str,
     ranks = [rank for rank in results[RESUMED[way][1]].values() if rank["replica"] == 0]
     for rank in ranks:
         assert rank["read of stages"] == rank["held of stages"]
-    assert len({key for rank in ranks for key in rank["read of stages"]}) == sum(len(r["read of stages"]) for r in ranks)
+    assert len({key for rank in ranks for key in rank["read of stages"]}) == sum(
+        len(r["read of stages"]) for r in ranks
+    )
 
 
 def test_parts_hold_what_their_stage_owns(results: dict[str, CaseResult], folders: Path) -> None:
@@ -221,5 +223,8 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_a_checkpoint(
     for name in found.names:
         manifest = checkpoint_files.read_manifest(str(tmp_path), name)
         checkpoint_files.check_files(str(tmp_path), manifest)
-        read = {key: value.numpy() for key, value in checkpoint_files.read_tensors(str(tmp_path), manifest, manifest.tensors)}
+        read = {
+            key: value.numpy()
+            for key, value in checkpoint_files.read_tensors(str(tmp_path), manifest, manifest.tensors)
+        }
         assert read["number"] == int(name[-1])

@@ -313,7 +313,9 @@ class TestLeftOver:
         manager.restore()
         got = [first.losses(1)]
         first.losses(2, 3)
-        with pytest.raises(CheckpointError, match="would lack variables: the model at 'second/model' has not run a step"):
+        with pytest.raises(
+            CheckpointError, match="would lack variables: the model at 'second/model' has not run a step"
+        ):
             manager.save()
         assert [*got, second.losses(1)] == expected
 
@@ -336,7 +338,9 @@ class TestMisfit:
         manager_of(training, tmp_path).restore()
         with pytest.raises(CheckpointError) as raised:
             training.losses(0)
-        assert "'model/hidden/kernel' is float32[3, 5] here and float32[3, 4] in checkpoint 'ckpt-1'." in str(raised.value)
+        assert "'model/hidden/kernel' is float32[3, 5] here and float32[3, 4] in checkpoint 'ckpt-1'." in str(
+            raised.value
+        )
 
     def test_of_dtype_at_once(self, tmp_path: Path) -> None:
         smp.CheckpointManager(tf.train.Checkpoint(value=tf.Variable(1.0)), tmp_path).save()
@@ -347,7 +351,9 @@ class TestMisfit:
     def test_what_the_checkpoint_lacks(self, tmp_path: Path) -> None:
         saved(tmp_path)
         manager = manager_of(Training(best=tf.Variable(1.0)), tmp_path)
-        with pytest.raises(CheckpointError, match="lacks best, which tf.train.Checkpoint was given here. To restore what"):
+        with pytest.raises(
+            CheckpointError, match="lacks best, which tf.train.Checkpoint was given here. To restore what"
+        ):
             manager.restore()
 
     def test_a_layer_the_checkpoint_lacks_at_the_first_step(self, tmp_path: Path) -> None:

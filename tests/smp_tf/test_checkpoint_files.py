@@ -71,7 +71,12 @@ def test_small_tensors_are_read_together_and_large_ones_alone(monkeypatch: pytes
     values = {"x": np.zeros(1), "a": np.zeros(2), "b": np.zeros(2), "c": np.zeros(100), "d": np.zeros(1)}
     manifest = save(tmp_path, values=values)
     monkeypatch.setattr(files, "_GROUP", 32)
-    assert list(files._groups(manifest, ["a", "b", "c", "d", "x"])) == [(0, ["x"]), (1, ["a", "b"]), (1, ["c"]), (1, ["d"])]
+    assert list(files._groups(manifest, ["a", "b", "c", "d", "x"])) == [
+        (0, ["x"]),
+        (1, ["a", "b"]),
+        (1, ["c"]),
+        (1, ["d"]),
+    ]
 
 
 class TestListing:
@@ -155,12 +160,16 @@ class TestDamage:
         whole = path.read_text()
         for damaged in ("", whole[:100], whole.replace("float32", "float16"), "[]", "7"):
             path.write_text(damaged)
-            with pytest.raises(CheckpointError, match="manifest .*ckpt-1.json is damaged or truncated. Restore another"):
+            with pytest.raises(
+                CheckpointError, match="manifest .*ckpt-1.json is damaged or truncated. Restore another"
+            ):
                 files.read_manifest(str(tmp_path), "ckpt-1")
 
     def test_a_later_version_is_said(self, tmp_path: Path) -> None:
         (tmp_path / "ckpt-1.json").write_text(json.dumps({"version": 2, "checkpoint": {}}))
-        with pytest.raises(CheckpointError, match="by a later smp_tf, in version 2 of the format; this one reads up to 1"):
+        with pytest.raises(
+            CheckpointError, match="by a later smp_tf, in version 2 of the format; this one reads up to 1"
+        ):
             files.read_manifest(str(tmp_path), "ckpt-1")
 
     def test_of_sizes(self, tmp_path: Path) -> None:
@@ -190,6 +199,8 @@ class TestDamage:
         files.check_files(str(tmp_path), manifest)
         with pytest.raises(CheckpointError) as raised:
             list(files.read_tensors(str(tmp_path), manifest, ["good", "bad"]))
-        assert str(raised.value).startswith(f"'bad' of checkpoint ckpt-1 cannot be read from {path}; the file is damaged.")
+        assert str(raised.value).startswith(
+            f"'bad' of checkpoint ckpt-1 cannot be read from {path}; the file is damaged."
+        )
         [(_, good)] = files.read_tensors(str(tmp_path), manifest, ["good"])
         assert good.numpy().tolist() == [0, 1, 2]

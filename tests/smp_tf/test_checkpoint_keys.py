@@ -99,7 +99,9 @@ def test_what_another_rank_stores_is_not_here(init: Callable[..., None], two_par
     model.build((None, 3))
     two_partitions()
     model._smp_store.settle({2: 1, 3: 1}, 0, 1)
-    found = {key.rpartition("model/wrapped/")[2]: i for key, i in survey(tf.train.Checkpoint(model=model)).items.items()}
+    found = {
+        key.rpartition("model/wrapped/")[2]: i for key, i in survey(tf.train.Checkpoint(model=model)).items.items()
+    }
     assert {key: (item.stage, item.is_here) for key, item in found.items()} == {
         "layer_with_weights-0/kernel": (0, True),
         "layer_with_weights-0/bias": (0, True),
@@ -138,7 +140,8 @@ def test_slots_of_variables_that_cannot_be_reached_are_counted(init: Callable[..
 
 
 @pytest.mark.parametrize(
-    ("key", "variable"), [("a/b", "a/b"), ("a/b/.OPTIMIZER_SLOT/opt/momentums", "a/b"), ("opt/_iterations", "opt/_iterations")]
+    ("key", "variable"),
+    [("a/b", "a/b"), ("a/b/.OPTIMIZER_SLOT/opt/momentums", "a/b"), ("opt/_iterations", "opt/_iterations")],
 )
 def test_the_variable_of_a_slot(key: str, variable: str) -> None:
     assert variable_of_slot(key) == variable
