@@ -22,7 +22,7 @@ from tensorflow.python.eager import backprop, record
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import auto_control_deps_utils, func_graph, op_def_registry
-from tensorflow.python.ops import gradients_util
+from tensorflow.python.ops import gradients_util, resource_variable_ops
 
 
 @contextlib.contextmanager
@@ -144,6 +144,15 @@ def resource_uses(op: tf.Operation) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
 def capture(graph: func_graph.FuncGraph, tensor: tf.Tensor) -> tf.Tensor:
     """The placeholder through which a function being traced sees a tensor from outside."""
     return graph.capture(tensor)
+
+
+def make_variable(value: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Variable:
+    """A resource variable made at once and outside any graph, also in later traces of a `tf.function`.
+
+    Through `tf.Variable` it would be the function's, which allows that in its first trace only.
+    """
+    with tf.init_scope():
+        return resource_variable_ops.ResourceVariable(value, trainable=False, shape=shape, name=name)
 
 
 def current_graph() -> func_graph.FuncGraph:

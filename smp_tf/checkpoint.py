@@ -3,7 +3,7 @@
 save       all ranks come, say what they have ──▶ owners write parts ──▶ all are done ──▶ rank 0 commits, then rotates
 restore    all ranks agree on the checkpoint  ──▶ each reads what it stores; the rest waits for its objects
 
-What is written where is told in `checkpoint_files`, under which keys in `checkpoint_keys`, how it comes back in `restore`.
+`checkpoint_files` tells what is written where, `checkpoint_keys` under which keys, `restore` how it comes back.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@
 
     parts written, fsynced ──▶ all ranks have come ──▶ manifest written beside its place, fsynced, renamed ──▶ fsync
 
-Every save draws part names of its own, so it never touches a file that an earlier manifest names, also when it saves the
-same number again. A deletion takes the manifest first. Whatever instant a process is killed at, each manifest that is
-there names files that are whole; files that no manifest names are left-overs, which a later save deletes.
+Every save draws part names of its own, so it never touches a file that an earlier manifest names, also when it saves
+the same number again. A deletion takes the manifest first. Whatever instant a process is killed at, each manifest that
+is there names files that are whole; files that no manifest names are left-overs, which a later save deletes.
 
 This file knows folders, names and tensors; it knows nothing of models, ranks that talk, or TensorFlow's objects.
 """

@@ -1,7 +1,7 @@
 """The restore that is under way: what a checkpoint holds for objects that do not exist yet.
 
-Whoever makes such objects reports here: steps when it is decided who stores what, optimizers when they make their slots.
-`restore.Restore` does the work; this file only says which one it is, so that everybody may import it.
+Whoever makes such objects reports here: steps when it is decided who stores what, optimizers when they make their
+slots. `restore.Restore` does the work; this file only says which one it is, so that everybody may import it.
 """
 
 from __future__ import annotations

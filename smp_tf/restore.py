@@ -201,8 +201,9 @@ class Restore:
                 )
         if lacking:
             problems.append(
-                f"Checkpoint {self.name!r} in {self._directory} lacks {_listed(lacking)}, which tf.train.Checkpoint was "
-                f"given here. To restore what it has and leave the rest as it is: restore(..., expect_partial=True)."
+                f"Checkpoint {self.name!r} in {self._directory} lacks {_listed(lacking)}, which tf.train.Checkpoint "
+                f"was given here. To restore what it has, and leave the rest as it is: "
+                f"restore(..., expect_partial=True)."
             )
         return problems
 

@@ -70,3 +70,17 @@ def test_only_numbers_of_known_shape_are_added_up_in_place() -> None:
     assert not fits(TensorType("bool", (2,)))
     with pytest.raises(ValueError, match=r"known shape.*'loss'"):
         Accumulator(TensorType("float32", (None,)), "loss")
+
+
+def test_a_later_trace_of_a_function_makes_its_own() -> None:
+    """A second batch shape in a training step that is a tf.function was refused by TensorFlow once."""
+    made = []
+
+    @tf.function
+    def traced(x: tf.Tensor) -> tf.Tensor:
+        made.append(Accumulator(TensorType("float32", (2,)), f"sum_{len(made)}"))
+        return x
+
+    traced(tf.ones([1]))
+    traced(tf.ones([2]))
+    assert len(made) == 2

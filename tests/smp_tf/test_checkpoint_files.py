@@ -161,14 +161,14 @@ class TestDamage:
         for damaged in ("", whole[:100], whole.replace("float32", "float16"), "[]", "7"):
             path.write_text(damaged)
             with pytest.raises(
-                CheckpointError, match="manifest .*ckpt-1.json is damaged or truncated. Restore another"
+                CheckpointError, match=r"manifest .*ckpt-1.json is damaged or truncated. Restore another"
             ):
                 files.read_manifest(str(tmp_path), "ckpt-1")
 
     def test_a_later_version_is_said(self, tmp_path: Path) -> None:
         (tmp_path / "ckpt-1.json").write_text(json.dumps({"version": 2, "checkpoint": {}}))
         with pytest.raises(
-            CheckpointError, match="by a later smp_tf, in version 2 of the format; this one reads up to 1"
+            CheckpointError, match=r"by a later smp_tf, in version 2 of the format; this one reads up to 1"
         ):
             files.read_manifest(str(tmp_path), "ckpt-1")
 
