@@ -25,7 +25,7 @@ from smp_tf.restore import Restore
 from smp_tf.topology import CommGroup
 
 
-class CheckpointManager(tf.train.CheckpointManager):  # type: ignore[misc]
+class CheckpointManager(tf.train.CheckpointManager):
     """Saves and restores a training whose state is spread over the ranks, and keeps the latest checkpoints.
 
     Used like `tf.train.CheckpointManager`, on every rank. Each variable is written by the rank that stores it, into

@@ -65,7 +65,24 @@ def test_the_language_model_falls_well_below_the_unigram_entropy() -> None:
     assert float(found[1]) < 0.8 * float(found[2])
 
 
-@pytest.mark.parametrize("name", ["digits", "language_model", "load_digits"])
+def test_a_resumed_training_prints_what_an_uninterrupted_one_prints(tmp_path: Path) -> None:
+    def run(processes: int, epochs: int, folder: str) -> list[str]:
+        arguments = ["--epochs", str(epochs), "--partitions", str(processes), "--checkpoints", str(tmp_path / folder)]
+        outcome = launch_script(processes, "examples/resume.py", arguments, deadline=120, launched=processes > 1)
+        outcome.expect_clean()
+        return re.findall(r"(epoch .*|ckpt-\d+ restored: .*), (?:saved|best)", outcome.output(0))
+
+    whole = run(2, 3, "whole")
+    resumed = [*run(2, 1, "parts"), *run(3, 2, "parts"), *run(1, 3, "parts")]
+    assert len(whole) == 3
+    assert [line for line in resumed if "restored" in line] == [
+        "ckpt-1 restored: 1 epochs done",
+        "ckpt-2 restored: 2 epochs done",
+    ]
+    assert [line for line in resumed if "restored" not in line] == whole
+
+
+@pytest.mark.parametrize("name", ["digits", "language_model", "load_digits", "resume"])
 def test_help_is_given_in_one_process(name: str) -> None:
     outcome = launch_script(1, f"examples/{name}.py", ["--help"], launched=False).expect_clean()
     assert "--" in outcome.output(0)
