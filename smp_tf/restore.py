@@ -184,7 +184,7 @@ class Restore:
 
     def _misfits(self, items: Iterable[Item]) -> list[str]:
         """What the checkpoint lacks, or has in another shape or dtype, in words."""
-        lacking, problems = [], []
+        lacking, other = [], []
         for item in items:
             stored = self._manifest.tensors.get(item.key)
             if stored is None:
@@ -195,10 +195,14 @@ class Restore:
                 continue
             shape, dtype = item.target.shape, item.target.dtype.base_dtype.name
             if dtype != stored.dtype or not shape.is_compatible_with(stored.shape):
-                problems.append(
-                    f"{item.key!r} is {dtype}{_dimensions(shape)} here and {stored.dtype}{list(stored.shape)} in "
-                    f"checkpoint {self.name!r}. Restore it into the same model, or leave it out of the checkpoint."
-                )
+                here = f"{dtype}{_dimensions(shape)} here"
+                other.append(f"{item.key!r} is {here} and {stored.dtype}{list(stored.shape)} there")
+        problems = []
+        if other:
+            problems.append(
+                f"Checkpoint {self.name!r} in {self._directory} holds other shapes or dtypes: {_listed(other)}. Restore "
+                f"it into the objects it was saved from, or leave these out of tf.train.Checkpoint."
+            )
         if lacking:
             problems.append(
                 f"Checkpoint {self.name!r} in {self._directory} lacks {_listed(lacking)}, which tf.train.Checkpoint "

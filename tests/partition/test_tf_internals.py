@@ -336,3 +336,16 @@ def test_xla_says_whether_and_why_not_it_can_compile() -> None:
     assert reason is not None
     assert reason.startswith("EagerPyFunc (No registered 'EagerPyFunc' OpKernel for XLA_CPU_JIT")
     assert asked(lambda x: x, tf.TensorSpec(None)) == "it takes a tensor of unknown rank"
+
+
+def test_variables_are_made_in_any_trace_of_a_function() -> None:
+    made, value = [], tf.zeros([0])
+
+    @tf.function
+    def traced(x: tf.Tensor) -> tf.Tensor:
+        made.append(tf_internals.make_variable(value, tf.TensorShape(None), "made"))
+        return x
+
+    traced(tf.ones([1]))
+    traced(tf.ones([2]))
+    assert [(variable.numpy().tolist(), variable.trainable) for variable in made] == [([], False)] * 2

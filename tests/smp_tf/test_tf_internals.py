@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 import tf_keras
+from tensorflow.python.training.saving import saveable_object
 
 from smp_tf import tf_internals
 
@@ -306,3 +307,37 @@ def test_keras_draws_the_seeds_of_initializers_from_the_generator_it_is_given() 
     drawn = tf_keras.initializers.GlorotUniform()((2, 2)).numpy()
     tf_keras.utils.set_random_seed(1)
     assert (drawn == tf_keras.initializers.GlorotUniform(seed=5)((2, 2)).numpy()).all()
+
+
+def test_objects_have_state_of_their_own_or_none() -> None:
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    table.insert(["a"], [3])
+    state = tf_internals.object_state(table)
+    assert {name: value.numpy().tolist() for name, value in state.items()} == {"-keys": [b"a"], "-values": [3]}
+    other = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    tf_internals.set_object_state(other, state)
+    assert other.lookup(tf.constant("a")).numpy() == 3
+    assert tf_internals.object_state(tf.Module()) == {}
+    assert tf_internals.object_state(tf_keras.layers.Dense(2)) == {}
+
+
+def test_objects_of_the_older_protocol_have_state_too() -> None:
+    class _Saveable(saveable_object.SaveableObject):
+        def __init__(self, owner: Any, name: str) -> None:
+            super().__init__(owner, [saveable_object.SaveSpec(tf.constant(owner.count), "", name)], name)
+
+        def restore(self, restored_tensors: Any, restored_shapes: Any) -> None:
+            self.op.count = int(restored_tensors[0])
+
+    class Counter(tf.Module):
+        count = 4
+
+        def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+            return {"count": lambda name: _Saveable(self, name)}
+
+    counter = Counter()
+    state = tf_internals.object_state(counter)
+    assert [value.numpy() for value in state.values()] == [4]
+    counter.count = 9
+    tf_internals.set_object_state(counter, state)
+    assert counter.count == 4

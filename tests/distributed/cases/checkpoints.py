@@ -50,6 +50,7 @@ class Training:
 
     def __init__(self, optimizer: str = "adam", eager: bool = False) -> None:
         tf_keras.backend.set_floatx("float64")
+        tf_keras.mixed_precision.set_global_policy("float64")
         self.net, self.optimizer = Net(), optimizer_named(optimizer)
         self.seen = tf.Variable(0, dtype=tf.int64)
         self.mean = tf_keras.metrics.Mean()
@@ -181,7 +182,6 @@ def left_over(folder: str) -> dict[str, Any]:
         except Exception as error:
             told.append([type(error).__name__, str(error)])
     manager.restore("ckpt-1", expect_partial=True)
-    training.run([1, 2])
     return {"told": told}
 
 
