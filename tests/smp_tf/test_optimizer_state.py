@@ -167,7 +167,12 @@ def test_looking_at_an_optimizer_before_it_is_built_hides_nothing_later() -> Non
     optimizer = new.Nadam()
     assert sorted(optimizer_state.children(optimizer)) == ["_iterations", "_learning_rate"]
     optimizer.build([tf.Variable([1.0])])
-    assert sorted(optimizer_state.children(optimizer)) == ["_iterations", "_learning_rate", "_u_product"]
+    # Neither from others that look after us, nor from us when others have looked before.
+    assert "_u_product" in tf.train.TrackableView.children(optimizer)
+    other = new.Nadam()
+    tf.train.TrackableView.children(other)
+    other.build([tf.Variable([1.0])])
+    assert sorted(optimizer_state.children(other)) == ["_iterations", "_learning_rate", "_u_product"]
 
 
 def test_an_optimizer_with_nothing_to_do_here_is_ready_and_has_no_slots() -> None:

@@ -18,7 +18,7 @@ from smp_tf.checkpoint_keys import Kind, survey
 SAVED_AT = 3
 STEPS = 6
 # Samples of all replicas together: two shapes, of which a resumed training sees the other one first.
-SAMPLES = (16, 16, 8, 8, 16, 8)
+SAMPLES = (32, 32, 16, 16, 32, 16)
 
 
 class Net(smp.DistributedModel):
