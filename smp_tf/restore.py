@@ -200,8 +200,8 @@ class Restore:
         problems = []
         if other:
             problems.append(
-                f"Checkpoint {self.name!r} in {self._directory} holds other shapes or dtypes: {_listed(other)}. Restore "
-                f"it into the objects it was saved from, or leave these out of tf.train.Checkpoint."
+                f"Checkpoint {self.name!r} in {self._directory} holds other shapes or dtypes: {_listed(other)}. "
+                f"Restore it into the objects it was saved from, or leave these out of tf.train.Checkpoint."
             )
         if lacking:
             problems.append(
