@@ -132,6 +132,8 @@ def recv(
 def begin_step(handles: Sequence[Any], program: int) -> tf.Tensor:
     """Begins a step: the fence in front of everything it does.
 
+    Steps run one after the other, in the order in which they stand in the program, whatever they touch.
+
     Args:
         handles: Resource tensors of the variables the step reads or writes. Automatic control
             dependencies put the fence behind their earlier uses.
@@ -140,7 +142,7 @@ def begin_step(handles: Sequence[Any], program: int) -> tf.Tensor:
     Returns:
         int64 scalar: the step's number, from 0, one more at every execution in this process.
     """
-    return tf_ops_library().smp_begin(handles=list(handles), program=program)
+    return tf_ops_library().smp_begin(handles=[*handles, _order()], program=program)
 
 
 def end_step(handles: Sequence[Any], program: int) -> tf.Operation | None:
@@ -153,8 +155,20 @@ def end_step(handles: Sequence[Any], program: int) -> tf.Operation | None:
     Returns:
         The op, or None in eager mode.
     """
-    operation = tf_ops_library().smp_end(handles=list(handles), program=program)
+    operation = tf_ops_library().smp_end(handles=[*handles, _order()], program=program)
     return None if tf.executing_eagerly() else operation
+
+
+_order_handle: tf.Tensor | None = None
+
+
+def _order() -> tf.Tensor:
+    """A resource that every step touches and nothing ever reads: it keeps steps in order."""
+    global _order_handle
+    if _order_handle is None:
+        with tf.init_scope():
+            _order_handle = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name="smp_tf_order_of_steps")
+    return _order_handle
 
 
 def _check_dtype(dtype: tf.DType, verb: str, label: str) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         send,
     )
     from smp_tf.model import DistributedModel
+    from smp_tf.norms import clip_by_global_norm, global_norm
     from smp_tf.ranks import (
         dp_rank,
         dp_size,
@@ -78,6 +79,8 @@ _WHERE: dict[str, str] = {
     "send": "smp_tf.messaging",
     "CheckpointManager": "smp_tf.checkpoint",
     "DistributedModel": "smp_tf.model",
+    "clip_by_global_norm": "smp_tf.norms",
+    "global_norm": "smp_tf.norms",
     "StepOutput": "smp_tf.step_output",
     "partition": "smp_tf.manual_placement",
     "register_post_partition_hook": "smp_tf.step",
@@ -124,11 +127,13 @@ __all__ = [
     "average_gradients",
     "barrier",
     "broadcast",
+    "clip_by_global_norm",
     "dp_barrier",
     "dp_rank",
     "dp_size",
     "get_dp_group",
     "get_mp_group",
+    "global_norm",
     "init",
     "is_initialized",
     "local_rank",
@@ -153,7 +158,7 @@ __all__ = [
 ]
 
 # Names that a user can only use with tf_keras behind tf.keras.
-_NEED_TF_KERAS = frozenset({"CheckpointManager", "DistributedModel", "step"})
+_NEED_TF_KERAS = frozenset({"CheckpointManager", "DistributedModel", "clip_by_global_norm", "global_norm", "step"})
 
 # Public names that a submodule bears too: `smp.step` and `smp.partition` are what a script calls.
 _NAMED_LIKE_SUBMODULES = ("partition", "step")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import manual_placement, pending_restore, runtime, variables
+from smp_tf import manual_placement, norms, pending_restore, runtime, tf_internals, variables
 from smp_tf.errors import StepError
 from smp_tf.partition.trace import Recorder
 
@@ -51,7 +52,7 @@ class Patch(abc.ABC):
 
     def __init__(self) -> None:
         # By class and name: what stood there, or that nothing did.
-        self._originals: list[tuple[type, str, Any]] = []
+        self._originals: list[tuple[Any, str, Any]] = []
 
     def install(self) -> bool:
         """Put ours in place. Doing it twice is doing it once.
@@ -77,7 +78,7 @@ class Patch(abc.ABC):
     def _replace(self) -> None:
         """Put ours in place, by `_wrap`."""
 
-    def _wrap(self, owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+    def _wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         original = owner.__dict__[name]
         self._originals.append((owner, name, original))
         setattr(owner, name, functools.wraps(original)(wrapper(original)))
@@ -100,7 +101,8 @@ class OptimizerPatch(Patch):
     """Makes optimizers skip what this rank does not store.
 
     Pairs of a gradient and a variable of another rank are dropped before an optimizer builds its slots, so no slot is
-    made for them and no warning is printed; the iteration counter advances all the same.
+    made for them and no warning is printed; the iteration counter advances all the same. What an optimizer decides by
+    all gradients, the norm to clip by and whether they are finite, is reduced over the stages.
     """
 
     def _replace(self) -> None:
@@ -113,6 +115,7 @@ class OptimizerPatch(Patch):
                 self._wrap(optimizer, name, wrapper)
         # The legacy optimizers have no `build`; this is where they make their slots.
         self._wrap(tf_keras.optimizers.legacy.Optimizer, "_create_all_weights", _reported_weights)
+        self._wrap(tf_internals.loss_scaling(), "_is_all_finite", _all_finite_over_stages)
 
 
 class StatePatch(Patch):
@@ -241,33 +244,93 @@ def _filtered_finalize(original: Callable[..., Any]) -> Callable[..., Any]:
     return finalize_variable_values
 
 
-def _refuse_what_needs_all_gradients(optimizer: Any) -> None:
-    """Raise where an optimizer would decide by the gradients of this rank alone, and so differently on each rank."""
-    if getattr(optimizer, "global_clipnorm", None) is not None:
-        raise StepError(
-            f"The optimizer clips by the norm of all gradients (global_clipnorm={optimizer.global_clipnorm}), of which "
-            f"this rank has only its partition's. Clip inside the step instead, where all gradients are seen: "
-            f"gradients, _ = tf.clip_by_global_norm(gradients, {optimizer.global_clipnorm})."
-        )
-    if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
-        raise StepError(
-            "A LossScaleOptimizer skips a step when any gradient is not finite, and this rank has only its "
-            "partition's gradients. Loss scaling over partitions is not supported yet; mixed_bfloat16 needs none."
-        )
+class _Spread(threading.local):
+    """Whether an optimizer that another one wraps is given gradients that are spread over partitions."""
+
+    wrapped: bool = False
+
+
+_spread = _Spread()
+
+
+@contextlib.contextmanager
+def _applying_over_partitions() -> Iterator[None]:
+    before, _spread.wrapped = _spread.wrapped, True
+    try:
+        yield
+    finally:
+        _spread.wrapped = before
+
+
+def _is_spread(pairs: Iterable[Any]) -> bool:
+    """Whether other ranks of the replica apply gradients of other variables of the same list."""
+    running = runtime.current_or_none()
+    if running is None or running.topology.mp_size == 1:
+        return False
+    return _spread.wrapped or any(variables.store_of(variable) is not None for _, variable in pairs)
 
 
 def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
         kept = [(gradient, variable) for gradient, variable in pairs if _stored_here(variable)]
-        if len(kept) < len(pairs):
-            _refuse_what_needs_all_gradients(optimizer)
-        if pairs and len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept):
-            # Nothing to apply on this rank: only the step counter moves, as on every other rank.
-            with tf.init_scope():
-                iterations = optimizer.iterations  # legacy optimizers make it now
-                pending_restore.optimizer_ready(optimizer, built=False)
-            return iterations.assign_add(1)
-        return original(optimizer, kept, *args, **kwargs)
+        is_spread = _is_spread(pairs)
+        nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
+        if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
+            with _applying_over_partitions() if is_spread else contextlib.nullcontext():
+                return _skip_scaled(optimizer) if nothing else original(optimizer, kept, *args, **kwargs)
+        if not is_spread or not _clips_by_all(optimizer):
+            return _only_count(optimizer) if nothing else original(optimizer, kept, *args, **kwargs)
+        if nothing:
+            norms.norm_of_own([])
+            return _only_count(optimizer)
+        with norms.counting([_is_counted(variable) for gradient, variable in kept if gradient is not None]):
+            return original(optimizer, kept, *args, **kwargs)
 
     return apply_gradients
+
+
+def _clips_by_all(optimizer: Any) -> bool:
+    """Whether an optimizer scales gradients by the norm of all of them."""
+    limit = getattr(optimizer, "global_clipnorm", None)
+    if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
+        return limit is not None
+    return limit is not None and limit > 0 and not optimizer.clipnorm
+
+
+def _is_counted(variable: Any) -> bool:
+    """Whether this rank counts a gradient: that of a variable it owns; of one that all have, the first stage does."""
+    return variables.store_of(variable) is not None or runtime.current().topology.mp_rank == 0
+
+
+def _only_count(optimizer: Any) -> Any:
+    """There is nothing to apply on this rank: only the step counter moves, as on every other rank."""
+    with tf.init_scope():
+        iterations = optimizer.iterations  # legacy optimizers make it now
+        pending_restore.optimizer_ready(optimizer, built=False)
+    return iterations.assign_add(1)
+
+
+def _skip_scaled(optimizer: Any) -> Any:
+    """The same for one that scales losses: with the others it decides whether gradients are applied."""
+    wanted = tf_internals.update_loss_scale(optimizer)
+    inner = optimizer.inner_optimizer
+    if _clips_by_all(inner) and _spread.wrapped:
+        # Those that apply gradients then reduce their norm, which every rank takes part in.
+        tf.__internal__.smart_cond.smart_cond(
+            wanted, lambda: norms.norm_of_own([]), lambda: tf.constant(0.0, _floatx())
+        )
+    return _only_count(inner)
+
+
+def _floatx() -> Any:
+    return tf_keras.backend.floatx()
+
+
+def _all_finite_over_stages(original: Callable[..., Any]) -> Callable[..., Any]:
+    def is_all_finite(gradients: Iterable[Any]) -> Any:
+        present = [gradient for gradient in gradients if gradient is not None]
+        here = original(present) if present else tf.constant(True)
+        return norms.all_finite(here) if _spread.wrapped else here
+
+    return is_all_finite

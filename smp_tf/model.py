@@ -16,6 +16,7 @@ from smp_tf import runtime, tf_internals
 from smp_tf.errors import StepError
 from smp_tf.keras_adapter import optimizer_patch, state_patch
 from smp_tf.lifecycle import on_shutdown
+from smp_tf.norms import NormPatch
 from smp_tf.variables import VariableStore, tracing_step
 
 _in_step = threading.local()
@@ -31,6 +32,10 @@ def set_step_being_traced(trace: Any) -> Any:
     before = getattr(_in_step, "trace", None)
     _in_step.trace = trace
     return before
+
+
+#: In force from the first distributed model until `smp.shutdown`.
+norm_patch = NormPatch(lambda: step_being_traced() is not None)
 
 
 def saving() -> bool:
@@ -54,7 +59,7 @@ class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         runtime.current()  # an error that says so where smp.init was forgotten
-        for patch in (optimizer_patch, state_patch):
+        for patch in (optimizer_patch, state_patch, norm_patch):
             if patch.install():
                 on_shutdown(patch.remove)
         if cls is DistributedModel:

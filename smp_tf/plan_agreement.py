@@ -15,6 +15,7 @@ from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.report import render
 from smp_tf.step_watch import name_program
+from smp_tf.topology import CommGroup
 
 #: Highest program number this process has used; numbers are never used twice, since messages bear them.
 _used = 0
@@ -61,6 +62,25 @@ def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph
     _used = 1 + max(other["programs"] for other in everyone)
     name_program(_used, f"{step!r} on {_in_words(arguments)}")
     return Plan.from_json(everyone[0]["plan"]), _used
+
+
+def agree_on_number(doing: str) -> int:
+    """A number that no rank of this replica has used for a program before.
+
+    Args:
+        doing: what the program computes, in words; the same on all ranks of the replica.
+
+    Returns:
+        The number, equal on all of them.
+
+    Raises:
+        RankMismatchError: a rank does something else.
+    """
+    global _used
+    said = allgather_json(_used, CommGroup.MP_GROUP, name=doing, doing=f"about to compute {doing}")
+    _used = 1 + max(said)
+    name_program(_used, repr(doing))
+    return _used
 
 
 def _explain_difference(step: str, graph: OpGraph) -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from smp_tf.data_parallel import mark_averaged
 from smp_tf.errors import StepError
+from smp_tf.gradient_marks import mark
 
 
 class StepOutput:
@@ -64,7 +65,7 @@ class StepOutput:
             StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
         """
         if self._values is not None:
-            return list(self._values)
+            return [self._marked(value) for value in self._values]
         if self._is_gradient:
             raise StepError(
                 f"{self._name} is a gradient: the pipeline keeps only its sum over the microbatches, not one value for "
@@ -104,19 +105,26 @@ class StepOutput:
         """The average over the microbatches, weighted by their number of samples; integers average to floats."""
         if self._is_gradient and not self._is_local:
             return None
+        return self._marked(self._average())
+
+    def _average(self) -> Any:
         if self._total is not None:
             if isinstance(self._total_weight, int):
                 return mark_averaged(_scaled(self._total, 1.0 / self._total_weight))
             return mark_averaged(_scaled(self._total, 1.0 / tf.cast(self._total_weight, tf.float64)))
         return _weighted_mean([_as_float(v) for v in self.outputs], self._weights)
 
+    def _marked(self, value: Any) -> Any:
+        """The value, known as a gradient where it is one."""
+        return mark(value) if self._is_gradient else value
+
     def reduce_sum(self) -> Any:
         """The sum over the microbatches, unweighted."""
         if self._is_gradient and not self._is_local:
             return None
         if self._total is not None and _all_one(self._weights):
-            return self._total
-        return _sum(self.outputs)
+            return self._marked(self._total)
+        return self._marked(_sum(self.outputs))
 
     def concat(self) -> Any:
         """The microbatches joined along axis 0, in order; scalars are stacked."""

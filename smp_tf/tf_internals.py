@@ -20,6 +20,7 @@ from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.training.saving import saveable_object_util
 from tf_keras.src import backend
+from tf_keras.src.mixed_precision import loss_scale_optimizer
 from tf_keras.src.saving import saving_lib
 from tf_keras.src.saving.legacy import hdf5_format
 
@@ -204,6 +205,35 @@ def _saver(trackable: Any) -> Any:
         if made is not None
     ]
     return saveable_object_util.SaveableCompatibilityConverter(trackable, saveables) if saveables else None
+
+
+def replace_global_norm(ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Put a function behind `tf.linalg.global_norm`, for whoever holds it under whatever name; returns the one before.
+
+    `tf.clip_by_global_norm` calls it too. What is public are wrappers around it; the innermost, TensorFlow's dispatcher,
+    keeps the function that it calls in its closure.
+    """
+    wrapper: Any = tf.linalg.global_norm
+    while "dispatch_target" not in wrapper.__code__.co_freevars:
+        wrapper = wrapper.__closure__[wrapper.__code__.co_freevars.index("fn")].cell_contents
+    cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("dispatch_target")]
+    before, cell.cell_contents = cell.cell_contents, ours
+    replaced: Callable[..., Any] = before
+    return replaced
+
+
+def loss_scaling() -> Any:
+    """The module of Keras's loss scaling, whose `_is_all_finite` decides for every optimizer whether to skip a step."""
+    return loss_scale_optimizer
+
+
+def update_loss_scale(optimizer: Any) -> Any:
+    """Change the loss scale of a `LossScaleOptimizer` as if it were given no gradient at all.
+
+    Returns:
+        Whether the gradients of the step are to be applied: a bool, or a bool tensor.
+    """
+    return optimizer._loss_scale.update([])[1] if optimizer.dynamic else True
 
 
 def tape_is_recording() -> bool:

@@ -221,29 +221,7 @@ def test_other_models_train_as_before(patch: OptimizerPatch) -> None:
     assert model.get_weights()[0].tolist() == [[0.0], [0.0]]
 
 
-class TestRefusals:
-    @pytest.mark.parametrize("module", [tf_keras.optimizers, tf_keras.optimizers.legacy])
-    def test_clipping_by_the_norm_of_gradients_that_are_elsewhere(self, module: Any, patch: OptimizerPatch) -> None:
-        own, remote = own_and_remote()
-        optimizer = module.SGD(global_clipnorm=2.0)
-        with pytest.raises(StepError, match=r"global_clipnorm=2.0\), of which this rank has only its partition's") as e:
-            optimizer.apply_gradients([(tf.ones([2]), own), (None, remote)])
-        assert "tf.clip_by_global_norm(gradients, 2.0)" in str(e.value)
-        assert own.numpy().tolist() == [1.0, 2.0]
-
-    @pytest.mark.parametrize("module", [tf_keras.optimizers, tf_keras.optimizers.legacy])
-    def test_loss_scaling_over_gradients_that_are_elsewhere(self, module: Any, patch: OptimizerPatch) -> None:
-        own, remote = own_and_remote()
-        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(module.SGD())
-        with pytest.raises(StepError, match=r"LossScaleOptimizer skips a step .* mixed_bfloat16 needs none"):
-            optimizer.apply_gradients([(tf.ones([2]), own), (None, remote)])
-        assert own.numpy().tolist() == [1.0, 2.0]
-
-    def test_also_where_nothing_remains(self, patch: OptimizerPatch) -> None:
-        _, remote = own_and_remote()
-        with pytest.raises(StepError, match="global_clipnorm"):
-            tf_keras.optimizers.SGD(global_clipnorm=2.0).apply_gradients([(None, remote)])
-
+class TestClipping:
     def test_not_where_all_gradients_are_at_hand(self, patch: OptimizerPatch) -> None:
         own, _ = own_and_remote()
         tf_keras.optimizers.SGD(1.0, global_clipnorm=1.0).apply_gradients([(tf.constant([3.0, 4.0]), own)])

@@ -341,3 +341,34 @@ def test_objects_of_the_older_protocol_have_state_too() -> None:
     counter.count = 9
     tf_internals.set_object_state(counter, state)
     assert counter.count == 4
+
+
+def test_the_function_behind_global_norm_can_be_replaced_for_all_who_hold_it() -> None:
+    held, clip = tf.linalg.global_norm, tf.clip_by_global_norm
+    original = tf_internals.replace_global_norm(lambda t_list, name=None: tf.constant(8.0))
+    try:
+        assert float(held([tf.constant([3.0, 4.0])])) == 8.0
+        clipped, norm = clip([tf.constant([3.0, 4.0]), None], 4.0)
+        assert (float(norm), clipped[0].numpy().tolist(), clipped[1]) == (8.0, [1.5, 2.0], None)
+    finally:
+        tf_internals.replace_global_norm(original)
+    assert float(tf.linalg.global_norm([tf.constant([3.0, 4.0])])) == 5.0
+
+
+@pytest.mark.parametrize("module", [tf_keras.optimizers, tf_keras.optimizers.legacy])
+def test_one_function_decides_for_every_loss_scale_optimizer(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def never(gradients: Any) -> tf.Tensor:
+        asked.append(len(gradients))
+        return tf.constant(False)
+
+    monkeypatch.setattr(tf_internals.loss_scaling(), "_is_all_finite", never)
+    optimizer = tf_keras.mixed_precision.LossScaleOptimizer(module.SGD(1.0), initial_scale=8.0)
+    weight = tf.Variable(1.0)
+    optimizer.apply_gradients([(tf.constant(1.0), weight)])
+    assert (float(weight), float(optimizer.loss_scale), asked) == (1.0, 4.0, [1])
+    assert not tf_internals.update_loss_scale(optimizer)
+    assert (float(optimizer.loss_scale), asked) == (2.0, [1, 0])
+    fixed = tf_keras.mixed_precision.LossScaleOptimizer(module.SGD(1.0), dynamic=False, initial_scale=8.0)
+    assert tf_internals.update_loss_scale(fixed) is True

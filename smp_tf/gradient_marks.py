@@ -1,0 +1,59 @@
+"""Which tensors come from the gradients that a step returned: a list of them is spread over the stages.
+
+A gradient is marked where a step's output gives it out. In a graph whatever is made of it is found by following inputs
+back; an eager tensor bears the mark itself, and what is made of it does not.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+_MARK = "_smp_tf_gradient_of_a_step"
+_marked: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def mark(value: Any) -> Any:
+    """Note that a tensor, or sparse slices, are a gradient that a step returned; gives them back."""
+    for tensor in _tensors(value):
+        if hasattr(tensor, "numpy"):
+            setattr(tensor, _MARK, True)
+        else:
+            _marked.setdefault(tensor.graph, set()).add(tensor.name)
+    return value
+
+
+def comes_from_a_step(value: Any) -> bool:
+    """Whether a tensor, or sparse slices, are such a gradient or, in a graph, were made of one."""
+    return any(getattr(t, _MARK, False) if hasattr(t, "numpy") else _made_of_marked(t) for t in _tensors(value))
+
+
+def _made_of_marked(tensor: tf.Tensor) -> bool:
+    seen: set[tuple[int, str]] = set()
+    stack = [tensor]
+    while stack:
+        current = stack.pop()
+        if hasattr(current, "numpy"):
+            if getattr(current, _MARK, False):
+                return True
+            continue
+        graph = current.graph
+        if (id(graph), current.name) in seen:
+            continue
+        seen.add((id(graph), current.name))
+        if current.name in _marked.get(graph, ()):
+            return True
+        stack.extend(t for t in current.op.inputs if t.dtype != tf.resource)
+        if not current.op.inputs:
+            # What a branch or a function sees of a tensor outside it.
+            stack.extend(out for out, inner in getattr(graph, "captures", ()) if inner is current)
+    return False
+
+
+def _tensors(value: Any) -> Iterable[Any]:
+    if isinstance(value, tf.IndexedSlices):
+        return (value.values,)
+    return (value,) if isinstance(value, tf.Tensor) else ()

@@ -1,0 +1,146 @@
+"""Objects of the script's own that a step cuts by their method `smp_slice(num_mb, mb, axis)`.
+
+A traced function takes tensors, so such an object travels as a composite tensor: what it is without its tensors (the
+template), and the tensors. It is put together again wherever its method, or the step, needs it:
+
+    Pair(x, y, name="a")  ──▶  template Pair(Slot 0, Slot 1, name="a") + tensors (x, y)
+                          ──▶  in the caller's graph, for microbatch m: Pair(x, y, "a").smp_slice(M, m, 0)
+                          ──▶  template of the slice + its tensors: what the step of one microbatch is given
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.errors import StepError
+from smp_tf.step_arguments import Slot, fill, is_sliced_object, key_of, sort_value
+
+#: A number for each template: what TensorFlow compares types by must be simple.
+_numbers: dict[Any, int] = {}
+
+
+class ObjectTensors(tf.__internal__.CompositeTensor):
+    """An object taken apart: its template and its tensors.
+
+    Args:
+        template: the object with a `Slot` in place of each tensor.
+        tensors: the tensors, composite ones whole.
+    """
+
+    def __init__(self, template: Any, tensors: Sequence[Any]) -> None:
+        self.template = template
+        self.tensors = tuple(tensors)
+
+    @property
+    def _type_spec(self) -> ObjectSpec:
+        return ObjectSpec(self.template, tuple(map(tf.type_spec_from_value, self.tensors)))
+
+    def value(self) -> Any:
+        """The object, with the tensors in it."""
+        return fill(self.template, self.tensors)
+
+
+class ObjectSpec(tf.TypeSpec):
+    """Type of an object taken apart: its template, and the types of its tensors."""
+
+    def __init__(self, template: Any, specs: Sequence[tf.TypeSpec]) -> None:
+        self.template = template
+        self.specs = tuple(_without_name(spec) for spec in specs)
+        self._number = _numbers.setdefault(key_of(template), len(_numbers))
+
+    @property
+    def value_type(self) -> type[ObjectTensors]:
+        return ObjectTensors
+
+    @property
+    def _component_specs(self) -> tuple[tf.TypeSpec, ...]:
+        return self.specs
+
+    def _to_components(self, value: ObjectTensors) -> tuple[Any, ...]:
+        return value.tensors
+
+    def _from_components(self, components: Sequence[Any]) -> ObjectTensors:
+        return ObjectTensors(self.template, components)
+
+    def _serialize(self) -> tuple[Any, ...]:
+        return self._number, self.specs
+
+    def common(self, other: ObjectSpec) -> ObjectSpec | None:
+        """The type of both, with dimensions left open in which they differ; None if they differ otherwise."""
+        if self._number != other._number or len(self.specs) != len(other.specs):
+            return None
+        specs = [a.most_specific_common_supertype([b]) for a, b in zip(self.specs, other.specs, strict=True)]
+        return None if None in specs else ObjectSpec(self.template, specs)
+
+
+def _without_name(spec: tf.TypeSpec) -> tf.TypeSpec:
+    return tf.TensorSpec(spec.shape, spec.dtype) if type(spec) is tf.TensorSpec else spec
+
+
+def take_apart(value: Any, name: str) -> ObjectTensors:
+    """An object, or what its `smp_slice` gave, as a composite tensor.
+
+    Args:
+        value: an object, a tensor, or a structure of them.
+        name: what it is, for messages.
+    """
+    template, tensors = sort_value(value, name)
+    return ObjectTensors(template, tensors)
+
+
+def slice_of(value: ObjectTensors, microbatches: int, microbatch: int, axis: int, name: str) -> ObjectTensors:
+    """One microbatch of an object.
+
+    Args:
+        value: the whole object.
+        microbatches: into how many it is cut.
+        microbatch: which of them.
+        axis: the axis that the step asks for.
+        name: the argument's name, for messages.
+    """
+    whole = value.value()
+    assert is_sliced_object(whole)
+    return take_apart(whole.smp_slice(microbatches, microbatch, axis), f"{name}.smp_slice(...)")
+
+
+def slice_spec(spec: ObjectSpec, microbatches: int, axis: int, name: str) -> ObjectSpec:
+    """The type of every microbatch of an object.
+
+    Args:
+        spec: type of the whole object.
+        microbatches: into how many it is cut.
+        axis: the axis that the step asks for.
+        name: the argument's name, for messages.
+
+    Returns:
+        The type, with dimensions left open in which microbatches differ.
+
+    Raises:
+        StepError: two microbatches do not have the same structure and types.
+    """
+    found: list[ObjectSpec] = []
+
+    def cut(value: ObjectTensors) -> list[Any]:
+        pieces = [slice_of(value, microbatches, number, axis, name) for number in range(microbatches)]
+        found.extend(piece._type_spec for piece in pieces)
+        return [piece.tensors for piece in pieces]
+
+    tf.function(cut, autograph=False).get_concrete_function(spec)
+    common = found[0]
+    for number, other in enumerate(found):
+        both = common.common(other)
+        if both is None:
+            raise StepError(
+                f"smp_slice of step argument {name!r} must give the same structure for every microbatch, since all of "
+                f"them run one program. Microbatch 0 is {_in_words(found[0])}; microbatch {number} is "
+                f"{_in_words(other)}."
+            )
+        common = both
+    return common
+
+
+def _in_words(spec: ObjectSpec) -> str:
+    return f"{spec.template!r} of {', '.join(f'{s.dtype.name}{s.shape}' for s in spec.specs) or 'no tensors'}"
