@@ -7,6 +7,7 @@ A batch of n samples becomes m microbatches whose sizes differ by at most one, t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.errors import StepError
+from smp_tf.sliced_objects import ObjectSpec, ObjectTensors, slice_of, slice_spec
 
 
 @dataclass(frozen=True)
@@ -23,18 +25,25 @@ class SplitArgument:
     Args:
         name: the argument's name in the step function's signature, with its place in a structure.
         axis: the axis that is cut; None for an argument passed whole.
-        spec: type of the whole tensor, which may be a composite one (ragged, sparse).
+        spec: type of the whole tensor, which may be a composite one (ragged, sparse), or an object taken apart.
+        piece: type of every microbatch of an object that is cut by its own method; None for anything else.
     """
 
     name: str
     axis: int | None
     spec: tf.TypeSpec
+    piece: ObjectSpec | None = None
+
+    @property
+    def is_object(self) -> bool:
+        """Whether this is an object that is cut by its own method."""
+        return self.axis is not None and isinstance(self.spec, ObjectSpec)
 
 
 def plan_arguments(
     names: Sequence[str],
     roots: Sequence[str],
-    tensors: Sequence[Any],
+    specs: Sequence[tf.TypeSpec],
     non_split: frozenset[str],
     axes: Mapping[str, int],
 ) -> tuple[SplitArgument, ...]:
@@ -43,7 +52,7 @@ def plan_arguments(
     Args:
         names: full name of each tensor argument, such as "batch['x']".
         roots: name of the step's parameter each belongs to.
-        tensors: the tensors, composite ones whole.
+        specs: type of each tensor, composite ones whole.
         non_split: parameters passed whole.
         axes: the axis of parameters that are not cut along axis 0.
 
@@ -54,20 +63,20 @@ def plan_arguments(
         StepError: a scalar is to be cut, or the axis does not exist.
     """
     planned = []
-    for name, root, tensor in zip(names, roots, tensors, strict=True):
-        spec = tf.type_spec_from_value(tensor)
-        if isinstance(spec, tf.TensorSpec):
-            spec = tf.TensorSpec(spec.shape, spec.dtype)
+    for name, root, spec in zip(names, roots, specs, strict=True):
         if root in non_split:
             planned.append(SplitArgument(name, None, spec))
             continue
         axis = axes.get(root, 0)
-        rank = tensor.shape.rank
+        if isinstance(spec, ObjectSpec):
+            planned.append(SplitArgument(name, axis, spec))
+            continue
         if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)):
             raise StepError(
-                f"Step argument {name!r} is of type {type(tensor).__name__}, which cannot be cut into microbatches. "
+                f"Step argument {name!r} is of type {spec.value_type.__name__}, which cannot be cut into microbatches. "
                 f"Tensors, ragged and sparse tensors can. Pass it whole with @smp.step(non_split_inputs=[{root!r}])."
             )
+        rank = spec.shape.rank
         if isinstance(spec, tf.RaggedTensorSpec) and axis != 0:
             raise StepError(
                 f"Step argument {name!r} is a ragged tensor, which can only be cut along axis 0. Change "
@@ -87,11 +96,25 @@ def plan_arguments(
     return tuple(planned)
 
 
-def static_batch_size(arguments: Sequence[SplitArgument]) -> int | None:
-    """The number of samples in a batch, where every cut argument's shape says so.
+def with_pieces(arguments: Sequence[SplitArgument], microbatches: int) -> tuple[SplitArgument, ...]:
+    """The arguments with the type of a microbatch of those that are cut by their own method.
 
     Args:
         arguments: the planned arguments.
+        microbatches: number of microbatches.
+    """
+    return tuple(
+        dataclasses.replace(a, piece=slice_spec(a.spec, microbatches, a.axis or 0, a.name)) if a.is_object else a
+        for a in arguments
+    )
+
+
+def static_batch_size(arguments: Sequence[SplitArgument], of_objects: int = 1) -> int | None:
+    """The number of samples in a batch, where every cut argument's shape says so.
+
+    Args:
+        arguments: the planned arguments. Objects with a method of their own do not say how many samples they have.
+        of_objects: the number where only such objects are cut: one for each microbatch, which then weigh alike.
 
     Returns:
         The number; None where it is known only when the step runs. 1 where nothing is cut.
@@ -101,7 +124,7 @@ def static_batch_size(arguments: Sequence[SplitArgument]) -> int | None:
     """
     sizes: dict[str, int | None] = {}
     for argument in arguments:
-        if argument.axis is not None:
+        if argument.axis is not None and not argument.is_object:
             shape = argument.spec.shape
             sizes[argument.name] = None if shape.rank is None else shape[argument.axis]
     known = {name: size for name, size in sizes.items() if size is not None}
@@ -113,7 +136,7 @@ def static_batch_size(arguments: Sequence[SplitArgument]) -> int | None:
         )
     if len(known) < len(sizes):
         return None
-    return next(iter(known.values()), 1)
+    return next(iter(known.values()), of_objects if any(a.is_object for a in arguments) else 1)
 
 
 def sizes_of(batch: int, microbatches: int) -> tuple[int, ...]:
@@ -145,7 +168,9 @@ def microbatch_spec(argument: SplitArgument, size: int | None) -> tf.TypeSpec:
         The type.
     """
     spec = argument.spec
-    if argument.axis is None or spec.shape.rank is None:
+    if argument.piece is not None:
+        return argument.piece
+    if argument.axis is None or argument.is_object or spec.shape.rank is None:
         return spec
     shape = spec.shape.as_list()
     shape[argument.axis] = size
@@ -154,6 +179,14 @@ def microbatch_spec(argument: SplitArgument, size: int | None) -> tf.TypeSpec:
     if isinstance(spec, tf.SparseTensorSpec):
         return tf.SparseTensorSpec(shape, spec.dtype)
     return tf.TensorSpec(shape, spec.dtype)
+
+
+def whole_of(argument: SplitArgument, value: Any) -> Any:
+    """An argument as the only microbatch of its batch."""
+    if not argument.is_object:
+        return value
+    assert argument.axis is not None
+    return slice_of(value, 1, 0, argument.axis, argument.name)
 
 
 class Slicer:
@@ -171,10 +204,10 @@ class Slicer:
         self._microbatches = microbatches
         self._slices: dict[tuple[int, int], list[tf.Tensor]] = {}
         self._parts: list[tuple[int, int]] = []
-        for number, value in enumerate(self._values):
-            parts = len(tf.nest.flatten(value, expand_composites=True))
+        for number, (argument, value) in enumerate(zip(arguments, self._values, strict=True)):
+            parts = len(tf.nest.flatten(argument.piece or value, expand_composites=True))
             self._parts += [(number, part) for part in range(parts)]
-        batch = static_batch_size(arguments)
+        batch = static_batch_size(arguments, microbatches)
         if batch is not None:
             sizes: Sequence[Any] = sizes_of(batch, microbatches)
             starts: Sequence[Any] = [sum(sizes[:index]) for index in range(microbatches)]
@@ -186,7 +219,7 @@ class Slicer:
     def _dynamic(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         counts = []
         for argument, value in zip(self._arguments, self._values, strict=True):
-            if argument.axis is not None:
+            if argument.axis is not None and not argument.is_object:
                 counts.append((argument, _count(value, argument.axis)))
         first, total = counts[0]
         checks = [
@@ -236,6 +269,9 @@ class Slicer:
     def _cut(self, argument: int, microbatch: int) -> Any:
         axis = self._arguments[argument].axis
         value = self._values[argument]
+        if self._arguments[argument].is_object:
+            assert axis is not None
+            return self._cut_object(argument, microbatch, axis)
         if axis is None or self._microbatches == 1:
             return value
         start, size = self._starts[microbatch], self.sizes[microbatch]
@@ -246,6 +282,17 @@ class Slicer:
             return tf.sparse.slice(value, first, shape)
         part = (slice(None),) * axis + (slice(start, start + size),)
         return value[part]
+
+
+    def _cut_object(self, argument: int, microbatch: int, axis: int) -> ObjectTensors:
+        planned = self._arguments[argument]
+        found = slice_of(self._values[argument], self._microbatches, microbatch, axis, planned.name)
+        if planned.piece is None or planned.piece.common(found._type_spec) is None:
+            raise StepError(
+                f"smp_slice of step argument {planned.name!r} gave {found.template!r} for microbatch {microbatch}, and "
+                f"something else when the step was traced. It must give the same structure every time."
+            )
+        return found
 
 
 def _count(value: Any, axis: int) -> tf.Tensor:

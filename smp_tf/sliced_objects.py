@@ -13,10 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from smp_tf.argument_structure import Slot, fill, is_record, key_of, map_children, with_attributes
 from smp_tf.errors import StepError
-from smp_tf.step_arguments import Slot, fill, is_sliced_object, key_of, sort_value
+
+#: What may hold tensors and is passed as it is: the step uses it, and none of its tensors is cut.
+_KNOWN = (tf.Module, tf.Variable, type)
 
 #: A number for each template: what TensorFlow compares types by must be simple.
 _numbers: dict[Any, int] = {}
@@ -80,6 +84,18 @@ def _without_name(spec: tf.TypeSpec) -> tf.TypeSpec:
     return tf.TensorSpec(spec.shape, spec.dtype) if type(spec) is tf.TensorSpec else spec
 
 
+def is_sliced_object(value: Any) -> bool:
+    """Whether an object says by itself how it is cut into microbatches."""
+    return not isinstance(value, type) and callable(getattr(value, "smp_slice", None))
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether an object, no structure that is known, has tensors among its attributes."""
+    if isinstance(value, _KNOWN) or is_record(value):
+        return False
+    return any(map(tf.is_tensor, getattr(value, "__dict__", {}).values()))
+
+
 def take_apart(value: Any, name: str) -> ObjectTensors:
     """An object, or what its `smp_slice` gave, as a composite tensor.
 
@@ -87,8 +103,22 @@ def take_apart(value: Any, name: str) -> ObjectTensors:
         value: an object, a tensor, or a structure of them.
         name: what it is, for messages.
     """
-    template, tensors = sort_value(value, name)
-    return ObjectTensors(template, tensors)
+    tensors: list[Any] = []
+
+    def place(path: str, part: Any) -> Any:
+        if isinstance(part, (np.ndarray, np.generic)):
+            part = tf.convert_to_tensor(part)
+        composite = isinstance(part, tf.__internal__.CompositeTensor) and not isinstance(part, tf.Variable)
+        if isinstance(part, tf.Tensor) or composite:
+            tensors.append(part)
+            return Slot(len(tensors) - 1)
+        if isinstance(part, _KNOWN):
+            return part
+        if is_sliced_object(part) or is_record(part) or holds_tensors(part):
+            return with_attributes(part, lambda key, child: place(f"{path}{key}", child))
+        return map_children(part, lambda key, child: place(f"{path}{key}", child))
+
+    return ObjectTensors(place(name, value), tensors)
 
 
 def slice_of(value: ObjectTensors, microbatches: int, microbatch: int, axis: int, name: str) -> ObjectTensors:
@@ -101,9 +131,7 @@ def slice_of(value: ObjectTensors, microbatches: int, microbatch: int, axis: int
         axis: the axis that the step asks for.
         name: the argument's name, for messages.
     """
-    whole = value.value()
-    assert is_sliced_object(whole)
-    return take_apart(whole.smp_slice(microbatches, microbatch, axis), f"{name}.smp_slice(...)")
+    return take_apart(value.value().smp_slice(microbatches, microbatch, axis), f"{name}.smp_slice(...)")
 
 
 def slice_spec(spec: ObjectSpec, microbatches: int, axis: int, name: str) -> ObjectSpec:
@@ -135,12 +163,15 @@ def slice_spec(spec: ObjectSpec, microbatches: int, axis: int, name: str) -> Obj
         if both is None:
             raise StepError(
                 f"smp_slice of step argument {name!r} must give the same structure for every microbatch, since all of "
-                f"them run one program. Microbatch 0 is {_in_words(found[0])}; microbatch {number} is "
-                f"{_in_words(other)}."
+                f"them run one program. Microbatch 0 is {spec_in_words(found[0])}; microbatch {number} is "
+                f"{spec_in_words(other)}."
             )
         common = both
     return common
 
 
-def _in_words(spec: ObjectSpec) -> str:
-    return f"{spec.template!r} of {', '.join(f'{s.dtype.name}{s.shape}' for s in spec.specs) or 'no tensors'}"
+def spec_in_words(spec: Any) -> str:
+    """A type for messages, such as "float32(8, 3)"."""
+    if isinstance(spec, ObjectSpec):
+        return f"{spec.template!r} of {', '.join(map(spec_in_words, spec.specs)) or 'no tensors'}"
+    return f"{spec.dtype.name}{spec.shape}"

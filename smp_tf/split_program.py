@@ -96,7 +96,8 @@ class SplitProgram:
         if not tf.executing_eagerly():
             return self._results(self._emit(tensors))
         if self._eager is None:
-            self._eager = tf.function(self._named_emitter(), autograph=False)
+            signature = [argument.spec for argument in self.arguments]
+            self._eager = tf.function(self._named_emitter(), autograph=False, input_signature=signature)
         flat = self._eager(*tensors)
         assert self._layout is not None
         return self._results(self._layout.filled(flat))

@@ -15,6 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import pending_restore, planning, runtime, step_random, variables
+from smp_tf.announce import announce
+from smp_tf.argument_structure import fill
 from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.microbatching import (
@@ -23,6 +25,7 @@ from smp_tf.microbatching import (
     plan_arguments,
     sizes_of,
     static_batch_size,
+    with_pieces,
 )
 from smp_tf.model import DistributedModel
 from smp_tf.partition.lower import Lowered, OutputSlot
@@ -30,8 +33,10 @@ from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
 from smp_tf.pipeline.executor import build_stage_program, plan_program
 from smp_tf.plan_agreement import agree_on_plan, show_plan
+from smp_tf.sliced_objects import ObjectTensors, spec_in_words
 from smp_tf.split_program import SplitProgram
-from smp_tf.step_arguments import Arguments, fill, sort_arguments
+from smp_tf.step_arguments import Arguments, sort_arguments
+from smp_tf.step_signatures import Signatures
 from smp_tf.step_trace import StepTrace, trace_step
 from smp_tf.tf_internals import tape_is_recording
 from smp_tf.topology import CommGroup
@@ -85,6 +90,7 @@ class Step:
         self._signature = inspect.signature(function)
         self._programs: dict[Any, SplitProgram | UnsplitProgram] = {}
         self._known_as = ""
+        self._signatures: Signatures
         options.check(self._signature, self.name)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -119,7 +125,9 @@ class Step:
             if not self._known_as:
                 on_shutdown(self._forget)
                 self._known_as = step_random.name_step(self.name)
-            self._programs[key] = self._prepare(arguments)
+                rank = runtime.current().topology.rank
+                self._signatures = Signatures(self.name, lambda text: announce(text, rank))
+            self._programs[key] = self._program_for(arguments)
         return self._programs[key](arguments.tensors)
 
     def _forget(self) -> None:
@@ -131,19 +139,41 @@ class Step:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"Step {self.name!r}: {error}") from None
-        return sort_arguments(bound, self._options.input_signature)
+        arguments = sort_arguments(bound, self._options.input_signature)
+        if self._options.input_signature is None:
+            return arguments
+        # What the signature leaves open is known here, and a smaller batch than that takes another program.
+        own = arguments.with_own_types()
+        batch = static_batch_size(self._planned(own))
+        wanted = runtime.current().config.microbatches
+        return own if batch is not None and batch < wanted else arguments
+
+    def _planned(self, arguments: Arguments) -> tuple[SplitArgument, ...]:
+        return plan_arguments(
+            arguments.names, arguments.roots, arguments.specs, self._options.non_split, self._options.axes
+        )
+
+    def _program_for(self, arguments: Arguments) -> SplitProgram | UnsplitProgram:
+        """The program for a call of a new kind: a new one, or one that takes any batch size."""
+        planned = self._planned(arguments)
+        batch = static_batch_size(planned, runtime.current().config.microbatches)
+        if batch is not None and batch < runtime.current().config.microbatches:
+            batch = None
+        settled = self._signatures.settle(arguments, planned, batch)
+        if settled.key not in self._programs:
+            self._programs[settled.key] = self._prepare(settled)
+        return self._programs[settled.key]
 
     def _prepare(self, arguments: Arguments) -> SplitProgram | UnsplitProgram:
         """The whole way from the function to this rank's program, for one signature."""
         running = runtime.current()
         config = running.config
         stages = config.partitions or 1
-        planned = plan_arguments(
-            arguments.names, arguments.roots, arguments.tensors, self._options.non_split, self._options.axes
-        )
-        batch = static_batch_size(planned)
+        planned = self._planned(arguments)
+        batch = static_batch_size(planned, config.microbatches)
         is_cut = any(argument.axis is not None for argument in planned)
         microbatches = self._microbatches(batch, config.microbatches) if is_cut else 1
+        planned = with_pieces(planned, microbatches)
         sizes = sizes_of(batch, microbatches) if batch is not None else ()
         size = sizes[0] if len(set(sizes)) == 1 else None
 
@@ -154,7 +184,9 @@ class Step:
             _settle(models, lowered, [0] * len(lowered.variables), 0, running.seed)
             self._run_hooks()
             body = autograph_convert(self._function) if self._options.autograph else self._function
-            return UnsplitProgram(traced.trace, lowered, lambda given: self._call(body, arguments.structure, given))
+            return UnsplitProgram(
+                traced.trace, lowered, planned, lambda given: self._call(body, arguments.structure, given)
+            )
         samples = max(sizes, default=1)
         measured = {
             name: (forward * samples, backward * samples)
@@ -268,7 +300,8 @@ class Step:
         return batch
 
     def _call(self, body: Callable[..., Any], structure: Mapping[str, Any], tensors: Sequence[Any]) -> Any:
-        filled = {name: fill(value, tensors) for name, value in structure.items()}
+        given = [t.value() if isinstance(t, ObjectTensors) else t for t in tensors]
+        filled = {name: fill(value, given) for name, value in structure.items()}
         bound = self._signature.bind_partial()
         bound.arguments.update(filled)
         return body(*bound.args, **bound.kwargs)
@@ -310,7 +343,7 @@ def _settle(
 
 def _described(arguments: Sequence[SplitArgument]) -> dict[str, str]:
     """The tensor arguments for a comparison between ranks."""
-    return {a.name: f"{a.spec.dtype.name}{a.spec.shape}" for a in arguments}
+    return {a.name: spec_in_words(a.spec) for a in arguments}
 
 
 def _local_outputs(results: Any, names: Sequence[str]) -> frozenset[int]:
@@ -377,8 +410,14 @@ def step(
 ) -> Any:
     """Decorate one forward-backward function so that it is split over the partitions and pipelined.
 
-    The body is traced for one microbatch. Its tensor arguments are cut along axis 0, it runs for every microbatch, and
-    each tensor it returns comes back as a `smp.StepOutput`.
+    The body is traced for one microbatch. Its tensor arguments, also those in lists, tuples, dictionaries, dataclasses
+    and composite tensors, are cut along axis 0; an object with a method `smp_slice(num_mb, mb, axis)` is cut by that
+    method, which returns microbatch `mb` of `num_mb` with the same structure every time. The body runs for every
+    microbatch, and each tensor it returns comes back as a `smp.StepOutput`.
+
+    The sizes of microbatches differ by at most one. Averages weigh each by its number of samples; where only objects
+    with `smp_slice` are cut, all weigh alike. A batch of fewer samples than microbatches runs one microbatch per
+    sample, unless it is the first; within a `tf.function` that leaves the batch size open it is an error when it comes.
 
     Args:
         function: the function; left out when the decorator is given options.

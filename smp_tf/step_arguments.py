@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from smp_tf.argument_structure import Slot, attributes_of, children, is_record, key_of, map_children, with_attributes
 from smp_tf.errors import StepError
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Place of a tensor argument in the structure of a call's arguments."""
-
-    index: int
+from smp_tf.sliced_objects import holds_tensors, is_sliced_object, take_apart
 
 
 @dataclass(frozen=True)
@@ -27,20 +22,32 @@ class Arguments:
 
     Args:
         structure: by parameter: what was passed, each tensor replaced by a `Slot`.
-        tensors: the tensors, composite ones whole.
+        tensors: the tensors, composite ones whole; objects with `smp_slice` as `ObjectTensors`.
         names: full name of each tensor, for messages.
         roots: name of the parameter each belongs to.
+        specs: the type each is traced with: its own, or what `input_signature` says.
     """
 
     structure: Mapping[str, Any]
     tensors: tuple[Any, ...]
     names: tuple[str, ...]
     roots: tuple[str, ...]
+    specs: tuple[tf.TypeSpec, ...]
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What a program is made for: the types of the tensors, and the values of all other arguments."""
-        return _key(self.structure), *(tf.type_spec_from_value(t) for t in self.tensors)
+        return key_of(self.structure), *self.specs
+
+    def with_own_types(self) -> Arguments:
+        """The same, to be traced with the tensors' own types, whatever `input_signature` leaves open."""
+        return dataclasses.replace(self, specs=tuple(map(type_of, self.tensors)))
+
+
+def type_of(tensor: Any) -> tf.TypeSpec:
+    """Type of a tensor, without its name."""
+    spec = tf.type_spec_from_value(tensor)
+    return tf.TensorSpec(spec.shape, spec.dtype) if isinstance(spec, tf.TensorSpec) else spec
 
 
 def sort_arguments(bound: inspect.BoundArguments, signature: Sequence[Any] | None) -> Arguments:
@@ -71,11 +78,9 @@ def sort_arguments(bound: inspect.BoundArguments, signature: Sequence[Any] | Non
             )
         else:
             structure[name] = sorter.place(name, name, value, specs[position] if position < len(specs) else None)
-    return Arguments(structure, tuple(sorter.tensors), tuple(sorter.names), tuple(sorter.roots))
-
-
-#: What may hold tensors and is passed as it is: the step uses it, and none of its tensors is cut.
-_KNOWN = (tf.Module, tf.Variable, type)
+    return Arguments(
+        structure, tuple(sorter.tensors), tuple(sorter.names), tuple(sorter.roots), tuple(sorter.specs)
+    )
 
 
 class _Sorter:
@@ -83,77 +88,67 @@ class _Sorter:
         self.tensors: list[Any] = []
         self.names: list[str] = []
         self.roots: list[str] = []
+        self.specs: list[tf.TypeSpec] = []
 
-    def _keep(self, root: str, path: str, tensor: Any) -> Slot:
+    def _keep(self, root: str, path: str, tensor: Any, spec: tf.TypeSpec | None = None) -> Slot:
         self.tensors.append(tensor)
         self.names.append(path)
         self.roots.append(root)
+        self.specs.append(type_of(tensor) if spec is None else spec)
         return Slot(len(self.tensors) - 1)
 
     def place(self, root: str, path: str, value: Any, spec: Any = None) -> Any:
         """A value with slots in place of its tensors, which are cast to the types of a structure like it."""
         if isinstance(spec, tf.TensorSpec) and value is not None:
-            return self._keep(root, path, tf.cast(tf.convert_to_tensor(value), spec.dtype))
+            return self._keep_as(root, path, tf.cast(tf.convert_to_tensor(value), spec.dtype), spec)
+        if isinstance(spec, tf.TypeSpec) and value is not None:
+            return self._keep_as(root, path, value, spec)
         if isinstance(value, (np.ndarray, np.generic)):
             return self._keep(root, path, tf.convert_to_tensor(value))
         if isinstance(value, tf.Tensor):
             return self._keep(root, path, value)
         if isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable):
             return self._keep(root, path, value)
-        if any(map(tf.is_tensor, getattr(value, "__dict__", {}).values())) and not isinstance(value, _KNOWN):
-            raise StepError(
-                f"Step argument {path!r} is a {type(value).__name__} that holds tensors, which a step cannot find in "
-                f"it to cut them. Pass the tensors themselves, or a dictionary, list or named tuple of them."
+        if is_sliced_object(value):
+            return self._keep(root, path, take_apart(value, path))
+        if is_record(value):
+            typed = attributes_of(spec) if type(spec) is type(value) else {}
+            return with_attributes(
+                value, lambda key, child: self.place(root, f"{path}{key}", child, typed.get(key[1:]))
             )
-        specs = dict(_children(spec))
-        if specs and specs.keys() != dict(_children(value)).keys():
+        self._refuse_hidden_tensors(path, value)
+        specs = dict(children(spec))
+        if specs and specs.keys() != dict(children(value)).keys():
             raise StepError(
                 f"Step argument {path!r} does not have the structure that input_signature gives it. Received: "
                 f"{value!r} where the signature has {spec!r}"
             )
         return map_children(value, lambda key, child: self.place(root, f"{path}{key}", child, specs.get(key)))
 
+    def _keep_as(self, root: str, path: str, value: Any, spec: tf.TypeSpec) -> Slot:
+        """Keep a tensor to be traced with the type that the signature gives it."""
+        own = type_of(value)
+        wanted = tf.TensorSpec(spec.shape, spec.dtype) if isinstance(spec, tf.TensorSpec) else spec
+        if not wanted.is_compatible_with(own):
+            raise StepError(
+                f"Step argument {path!r} does not fit its type in input_signature, {spec!r}. Received: {own!r}"
+            )
+        return self._keep(root, path, value, wanted)
 
-def _key(value: Any) -> Any:
-    """Something hashable that is equal for values with which a function is traced alike, and for no others."""
-    if isinstance(value, tf.Variable):
-        return value.ref()
-    if isinstance(value, (Mapping, list, tuple)):
-        return type(value), tuple((key, _key(child)) for key, child in _children(value))
-    try:
-        hash(value)
-    except TypeError:
-        return type(value), repr(value)
-    return type(value), value
-
-
-def _children(value: Any) -> list[tuple[str, Any]]:
-    """The items of a mapping or sequence, each with how it is reached; none for anything else."""
-    found: list[tuple[str, Any]] = []
-    map_children(value, lambda key, child: found.append((key, child)))
-    return found
-
-
-def fill(structure: Any, tensors: Sequence[Any]) -> Any:
-    """A structure with tensors in place of its slots."""
-    if isinstance(structure, Slot):
-        return tensors[structure.index]
-    return map_children(structure, lambda _, child: fill(child, tensors))
+    def _refuse_hidden_tensors(self, path: str, value: Any) -> None:
+        if isinstance(value, Set) and any(_is_tensor_or_reference(item) for item in value):
+            raise StepError(
+                f"Step argument {path!r} is a {type(value).__name__} of tensors. Its order is not the same on every "
+                f"rank, so the ranks could not tell the tensors apart. Pass a list, a tuple or a dictionary of them."
+            )
+        if holds_tensors(value):
+            raise StepError(
+                f"Step argument {path!r} is a {type(value).__name__} that holds tensors, which a step cannot find in "
+                f"it to cut them. Pass the tensors themselves, or a dictionary, list, named tuple or dataclass of "
+                f"them; or give the class a method smp_slice(num_mb, mb, axis) that returns microbatch mb of num_mb."
+            )
 
 
-def map_children(value: Any, convert: Any) -> Any:
-    """The same mapping or sequence with its items converted; anything else as it is.
-
-    Args:
-        value: any object.
-        convert: called with how an item is reached, such as "['x']", and the item.
-    """
-    if isinstance(value, Mapping):
-        kind: Any = type(value)
-        converted = {k: convert(f"[{k!r}]", v) for k, v in value.items()}
-        return kind(value.default_factory, converted) if isinstance(value, defaultdict) else kind(converted)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(convert(f".{f}", v) for f, v in zip(value._fields, value, strict=True)))
-    if isinstance(value, (list, tuple)):
-        return type(value)(convert(f"[{i}]", v) for i, v in enumerate(value))
-    return value
+def _is_tensor_or_reference(item: Any) -> bool:
+    """Whether an item of a set is a tensor, which can be in one as `tensor.ref()` or as a number of numpy."""
+    return isinstance(item, np.generic) or (hasattr(item, "deref") and tf.is_tensor(item.deref()))

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import pending_restore
+from smp_tf.microbatching import SplitArgument, whole_of
 from smp_tf.model import set_step_being_traced
 from smp_tf.partition.lower import Lowered, OutputSlot
 from smp_tf.partition.trace import Trace
@@ -36,11 +37,13 @@ class UnsplitProgram:
     Args:
         trace: the trace of the step function.
         lowered: what was read off it.
+        arguments: the step's tensor arguments.
         call: calls the step function with its real signature, given its tensor arguments.
     """
 
     trace: Trace
     lowered: Lowered
+    arguments: tuple[SplitArgument, ...]
     call: Callable[[Sequence[Any]], Any]
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
@@ -52,6 +55,7 @@ class UnsplitProgram:
         Returns:
             The structure it returns, with a `StepOutput` in place of every tensor.
         """
+        tensors = [whole_of(a, t) for a, t in zip(self.arguments, tensors, strict=True)]
         if tf.executing_eagerly():
             pending_restore.count_step()
             flat = self.trace.function(*tensors)

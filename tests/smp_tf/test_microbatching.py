@@ -22,10 +22,14 @@ from smp_tf.microbatching import (
 )
 
 
+def types(tensors: Sequence[Any]) -> list[tf.TypeSpec]:
+    return [tf.type_spec_from_value(tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t) for t in tensors]
+
+
 def plan(*tensors: Any, non_split: Sequence[str] = (), axes: dict[str, int] | None = None) -> tuple[SplitArgument, ...]:
     """The plan for arguments named a, b, c, ..."""
     names = "abcdefg"[: len(tensors)]
-    return plan_arguments(list(names), list(names), tensors, frozenset(non_split), axes or {})
+    return plan_arguments(list(names), list(names), types(tensors), frozenset(non_split), axes or {})
 
 
 def spec(*shape: int | None, dtype: tf.DType = tf.float32) -> tf.TensorSpec:
@@ -78,7 +82,7 @@ class TestPlan:
 
     def test_all_tensors_of_a_structure_are_cut_as_its_parameter_says(self) -> None:
         tensors = [tf.zeros([2, 6]), tf.zeros([3, 6])]
-        planned = plan_arguments(["pair[0]", "pair[1]"], ["pair", "pair"], tensors, frozenset(), {"pair": 1})
+        planned = plan_arguments(["pair[0]", "pair[1]"], ["pair", "pair"], types(tensors), frozenset(), {"pair": 1})
         assert [(argument.name, argument.axis) for argument in planned] == [("pair[0]", 1), ("pair[1]", 1)]
 
     def test_names_of_tensors_are_no_part_of_their_type(self) -> None:
@@ -125,7 +129,7 @@ class TestRefused:
 
     def test_the_root_is_named_where_it_is_to_be_changed(self) -> None:
         with pytest.raises(StepError, match=r"batch\['x'\]\" is a scalar .*non_split_inputs=\['batch'\]"):
-            plan_arguments(["batch['x']"], ["batch"], [tf.constant(1)], frozenset(), {})
+            plan_arguments(["batch['x']"], ["batch"], types([tf.constant(1)]), frozenset(), {})
 
     def test_arguments_of_different_batch_size(self) -> None:
         with pytest.raises(StepError) as raised:

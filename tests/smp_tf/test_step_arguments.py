@@ -13,7 +13,8 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.errors import StepError
-from smp_tf.step_arguments import Arguments, Slot, fill, sort_arguments
+from smp_tf.argument_structure import Slot, fill
+from smp_tf.step_arguments import Arguments, sort_arguments
 
 Pair = namedtuple("Pair", "left right")
 
@@ -126,7 +127,8 @@ class TestSignature:
         assert found.names == ("x", "rest[0]", "rest[1]", "rest[2]")
 
     def test_structures_of_types(self) -> None:
-        found = one({"a": [1.0], "b": (2.0, "text")}, signature=[{"a": [self.INT], "b": (self.HALF, None)}])
+        number, half = tf.TensorSpec([], tf.int32), tf.TensorSpec(None, tf.float16)
+        found = one({"a": [1.0], "b": (2.0, "text")}, signature=[{"a": [number], "b": (half, None)}])
         # A number of Python is a tensor where the signature says so.
         assert found.structure == {"x": {"a": [Slot(0)], "b": (Slot(1), "text")}}
         assert [t.dtype for t in found.tensors] == [tf.int32, tf.float16]
@@ -136,6 +138,90 @@ class TestSignature:
             StepError, match=r"'x' does not have the structure that input_signature gives it\. Received"
         ):
             one({"a": X}, signature=[{"a": self.INT, "b": self.INT}])
+
+
+    def test_another_shape_is_an_error(self) -> None:
+        with pytest.raises(StepError, match=r"'x' does not fit its type in input_signature, TensorSpec\(shape=\(None,\)"):
+            one(tf.zeros([2, 2]), signature=[self.INT])
+
+    def test_what_it_leaves_open_stays_open(self) -> None:
+        found = one(X, signature=[self.HALF])
+        assert found.specs == (self.HALF,)
+        assert one(tf.zeros([5]), signature=[self.HALF]).key == found.key
+        assert found.with_own_types().specs == (tf.TensorSpec([2], tf.float16),)
+
+    def test_composite_types(self) -> None:
+        ragged = tf.RaggedTensorSpec([None, None], tf.int32)
+        assert one(tf.ragged.constant([[1], [2, 3]]), signature=[ragged]).specs == (ragged,)
+        with pytest.raises(StepError, match="'x' does not fit its type"):
+            one(tf.ragged.constant([[1.0]]), signature=[ragged])
+
+    def test_records_of_types(self) -> None:
+        found = one(Batch([1.0, 2.0], "a"), signature=[Batch(self.INT, "a")])
+        assert [t.dtype for t in found.tensors] == [tf.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A record of a script's own."""
+
+    x: Any
+    name: str = "batch"
+
+
+class Windows:
+    """An object that cuts itself."""
+
+    def __init__(self, x: Any, width: int) -> None:
+        self.x, self.width = x, width
+
+    def smp_slice(self, num_mb: int, mb: int, axis: int) -> Windows:
+        return Windows(self.x[mb * self.width : (mb + 1) * self.width], self.width)
+
+
+class Holder:
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+class TestRecordsAndObjects:
+    def test_a_dataclass_is_a_structure(self) -> None:
+        found = one([Batch(X, "train")])
+        assert found.tensors == (X,)
+        assert found.names == ("x[0].x",)
+        again = fill(found.structure["x"], found.tensors)[0]
+        assert type(again) is Batch
+        assert (again.x is X, again.name) == (True, "train")
+
+    def test_a_dataclass_without_tensors_is_passed_as_it_is(self) -> None:
+        settings = Settings(0.5)
+        assert one(settings).structure["x"] is settings
+
+    def test_an_object_that_cuts_itself_is_taken_apart(self) -> None:
+        found = one(Windows(np.array([1.0, 2.0]), 1))
+        (taken,) = found.tensors
+        assert found.names == ("x",)
+        assert [t.numpy().tolist() for t in taken.tensors] == [[1.0, 2.0]]
+        again = taken.value()
+        assert (type(again), again.width) == (Windows, 1)
+
+    def test_such_objects_share_a_program_where_all_but_the_tensors_values_is_equal(self) -> None:
+        assert one(Windows(X, 1)).key == one(Windows(X + 1.0, 1)).key
+        assert one(Windows(X, 1)).key != one(Windows(X, 2)).key
+        assert one(Windows(X, 1)).key != one(Windows(tf.zeros([3]), 1)).key
+        assert one(Batch(X, "a")).key != one(Batch(X, "b")).key
+
+    def test_an_object_that_hides_tensors_is_told_what_to_do(self) -> None:
+        with pytest.raises(StepError, match=r"'x' is a Holder that holds tensors, .* smp_slice\(num_mb, mb, axis\)"):
+            one(Holder(X))
+
+    @pytest.mark.parametrize("item", [X.ref(), np.float32(1.0)], ids=["reference", "numpy"])
+    def test_a_set_of_tensors_has_no_order(self, item: Any) -> None:
+        with pytest.raises(StepError, match=r"'x' is a set of tensors\. Its order is not the same on every rank"):
+            one({item})
+
+    def test_a_set_of_anything_else_is_passed_as_it_is(self) -> None:
+        assert one({1, 2}).structure["x"] == {1, 2}
 
 
 @dataclass

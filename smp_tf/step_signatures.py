@@ -1,0 +1,96 @@
+"""Which calls of a step share a program: types of tensors, batch sizes, and what to say when there come to be many.
+
+    batch of 16 ──▶ a program of its own      The first two batch sizes get programs of their own shapes, which is
+    batch of 12 ──▶ a program of its own      the fastest; a third gets one that takes any size, and so does every
+    batch of 10 ──▶ ┐                         size after it. A batch of n < M samples runs n microbatches of one
+    batch of 14 ──▶ ┴ one program for all     sample each, in a program of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from smp_tf.argument_structure import key_of
+from smp_tf.microbatching import SplitArgument, microbatch_spec
+from smp_tf.step_arguments import Arguments
+
+#: Batch sizes that get a program of their own shapes.
+_OWN_SIZES = 2
+#: Programs for one thing at which it is time for advice, as of tf.function.
+_MANY = 5
+
+
+class Signatures:
+    """What a step was called with so far.
+
+    Args:
+        step: name of the step function.
+        say: tells the user something, once.
+    """
+
+    def __init__(self, step: str, say: Callable[[str], None]) -> None:
+        self._step = step
+        self._say = say
+        self._sizes: dict[Any, list[int]] = {}
+        self._structures: dict[Any, list[Mapping[str, Any]]] = {}
+        self._shapes: dict[Any, list[Any]] = {}
+
+    def settle(self, arguments: Arguments, planned: Sequence[SplitArgument], batch: int | None) -> Arguments:
+        """The arguments that a program is to be made for, when a call comes for which there is none.
+
+        Args:
+            arguments: those of the call.
+            planned: how they are cut.
+            batch: samples in the batch, where its shape says so and it is at least the number of microbatches.
+
+        Returns:
+            The same, or with the batch size left open in their types.
+        """
+        any_size = tuple(microbatch_spec(argument, None) for argument in planned)
+        self._advise(arguments, any_size)
+        if batch is None or any_size == arguments.specs:
+            return arguments
+        sizes = self._sizes.setdefault((key_of(arguments.structure), any_size), [])
+        if batch not in sizes:
+            sizes.append(batch)
+        if len(sizes) <= _OWN_SIZES:
+            return arguments
+        *before, _last = map(str, sizes[: _OWN_SIZES + 1])
+        self._say(
+            f"Step {self._step!r} was given batches of {' and '.join(before)} samples, and now one of {batch}. Other "
+            f"sizes than the first two share one program that takes any size; what it computes is the same, and its "
+            f"shapes are open, which may be slower."
+        )
+        return dataclasses.replace(arguments, specs=any_size)
+
+    def _advise(self, arguments: Arguments, any_size: tuple[Any, ...]) -> None:
+        """Say which values of Python, or which shapes, make program after program."""
+        alike = self._structures.setdefault(any_size, [])
+        if all(key_of(other) != key_of(arguments.structure) for other in alike):
+            alike.append(arguments.structure)
+            if len(alike) == _MANY:
+                self._say(
+                    f"Step {self._step!r} was traced and planned {_MANY} times, since Python values among its arguments "
+                    f"change: {_changing(alike)}. Each value is a program of its own. Pass such a value as a tensor, in "
+                    f"a parameter named in non_split_inputs, such as tf.constant(0.1); then one program takes all."
+                )
+        shapes = self._shapes.setdefault(key_of(arguments.structure), [])
+        if any_size not in shapes:
+            shapes.append(any_size)
+            if len(shapes) == _MANY:
+                self._say(
+                    f"Step {self._step!r} was traced and planned for {_MANY} shapes or types of its tensors, beside the "
+                    f"batch size. Each is a program of its own. Pad the tensors to a few shapes, or give "
+                    f"@smp.step(input_signature=[...]) with None for the dimensions that change."
+                )
+
+
+def _changing(alike: Sequence[Mapping[str, Any]]) -> str:
+    words = []
+    for name in alike[0]:
+        values = {key_of(structure.get(name)): structure.get(name) for structure in alike}
+        if len(values) > 1:
+            words.append(f"{name} = {', '.join(repr(value)[:40] for value in values.values())}")
+    return "; ".join(words) or "their structure"
