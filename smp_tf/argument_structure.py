@@ -39,7 +39,7 @@ class Template:
 
 def is_record(value: Any) -> bool:
     """Whether a value is an instance of a dataclass, or of a class that attrs made."""
-    if isinstance(value, type) or isinstance(value, (tf.Module, tf.__internal__.CompositeTensor)):
+    if isinstance(value, (type, tf.Module, tf.__internal__.CompositeTensor, Mapping, list, tuple)):
         return False
     return dataclasses.is_dataclass(value) or hasattr(type(value), "__attrs_attrs__")
 

@@ -19,19 +19,26 @@ from smp_tf.partition.trace import Recorder
 
 
 @contextlib.contextmanager
-def tag_layer_calls(recorder: Recorder, is_model: Callable[[Any], bool]) -> Iterator[None]:
+def tag_layer_calls(
+    recorder: Recorder,
+    is_model: Callable[[Any], bool],
+    around: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Iterator[None]:
     """Within this context, every layer called by a distributed model announces its call to the recorder.
 
     Args:
         recorder: what to announce calls to.
         is_model: whether a layer is a distributed model; calls outside any such model are not announced.
+        around: given a layer that is called outside any such model, the context to call it in, which may announce the
+            call of the model that the layer is part of.
     """
     original = tf_keras.layers.Layer.__call__
 
     @functools.wraps(original)
     def tagged(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if not (recorder.in_call or is_model(layer)):
-            return original(layer, *args, **kwargs)
+            with around(layer):
+                return tagged(layer, *args, **kwargs) if recorder.in_call else original(layer, *args, **kwargs)
         stage = manual_placement.stage_of(layer)
         with recorder.call(layer.name, type(layer).__name__, stage):
             return original(layer, *args, **kwargs)

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -69,7 +70,22 @@ class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
         with tf.variable_creator_scope(store.creator), tracing_step():
             model = super().__call__(*args, **kwargs)
         model._smp_store.extend(store)
+        _models.append(weakref.ref(model))
         return model
+
+
+#: The distributed models that there are, in the order in which they were made.
+_models: list[weakref.ref[Any]] = []
+
+
+def model_with(layer: Any) -> DistributedModel | None:
+    """The distributed model that a layer is part of: the one that was made first; None if there is none."""
+    _models[:] = [reference for reference in _models if reference() is not None]
+    for reference in _models:
+        model = reference()
+        if model is not None and any(module is layer for module in model.submodules):
+            return model  # type: ignore[no-any-return]
+    return None
 
 
 class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):

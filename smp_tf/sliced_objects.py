@@ -91,7 +91,7 @@ def is_sliced_object(value: Any) -> bool:
 
 def holds_tensors(value: Any) -> bool:
     """Whether an object, no structure that is known, has tensors among its attributes."""
-    if isinstance(value, _KNOWN) or is_record(value):
+    if isinstance(value, (*_KNOWN, tf.__internal__.CompositeTensor)) or is_record(value) or tf.is_tensor(value):
         return False
     return any(map(tf.is_tensor, getattr(value, "__dict__", {}).values()))
 

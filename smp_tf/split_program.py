@@ -18,6 +18,7 @@ from smp_tf.partition.lower import Lowered, OutputSlot
 from smp_tf.partition.split import Delivery
 from smp_tf.partition.trace import Trace
 from smp_tf.pipeline.executor import StageProgram, emit
+from smp_tf.result_structure import unpack
 from smp_tf.step_output import StepOutput
 
 
@@ -141,9 +142,10 @@ class SplitProgram:
 
     def _results(self, flat: _Flat) -> Any:
         """The structure the step function returned, with step outputs in it."""
-        return tf.nest.map_structure(
+        found = tf.nest.map_structure(
             lambda slot: self._output(slot, flat) if isinstance(slot, OutputSlot) else slot, self.lowered.results
         )
+        return unpack(found)
 
     def _output(self, slot: OutputSlot, flat: _Flat) -> StepOutput:
         first = slot.outputs[0]

@@ -33,6 +33,7 @@ from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
 from smp_tf.pipeline.executor import build_stage_program, plan_program
 from smp_tf.plan_agreement import agree_on_plan, show_plan
+from smp_tf.result_structure import pack
 from smp_tf.sliced_objects import ObjectTensors, spec_in_words
 from smp_tf.split_program import SplitProgram
 from smp_tf.step_arguments import Arguments, sort_arguments
@@ -304,7 +305,7 @@ class Step:
         filled = {name: fill(value, given) for name, value in structure.items()}
         bound = self._signature.bind_partial()
         bound.arguments.update(filled)
-        return body(*bound.args, **bound.kwargs)
+        return pack(body(*bound.args, **bound.kwargs), self.name)
 
 
 def _owners_decided(lowered: Lowered) -> dict[int, int]:

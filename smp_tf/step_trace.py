@@ -12,7 +12,7 @@ import tensorflow as tf
 from smp_tf import keras_adapter, planning, runtime, variables
 from smp_tf.announce import announce
 from smp_tf.errors import StepError
-from smp_tf.model import DistributedModel, set_step_being_traced
+from smp_tf.model import DistributedModel, model_with, set_step_being_traced
 from smp_tf.partition.lower import Lowered, lower
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.randomness import make_stateless
@@ -43,6 +43,19 @@ class _OpenTrace:
             yield
         finally:
             self._open.pop()
+
+    @contextlib.contextmanager
+    def layer_call(self, layer: Any) -> Iterator[None]:
+        """Note that a layer is called by no other: one of a distributed model's own is a call of that model.
+
+        So it is where the step calls a method of the model, such as `model.encode(x)`, or `model.encoder(x)`.
+        """
+        model = model_with(layer)
+        if model is None:
+            yield
+            return
+        with self.model_call(model), self.recorder.call(model.name, type(model).__name__):
+            yield
 
     def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         """Make a variable: without storage inside a model's call, at once elsewhere."""
@@ -104,7 +117,9 @@ def trace_step(
             with (
                 variables.tracing_step(),
                 tf.variable_creator_scope(current.creator),
-                keras_adapter.tag_layer_calls(recorder, lambda layer: isinstance(layer, DistributedModel)),
+                keras_adapter.tag_layer_calls(
+                    recorder, lambda layer: isinstance(layer, DistributedModel), current.layer_call
+                ),
             ):
                 yield
         finally:
@@ -114,8 +129,8 @@ def trace_step(
     models = open_traces[-1].models
     if not models:
         raise StepError(
-            f"Step {name!r} calls no distributed model, so there is nothing to split. Call an instance "
-            f"of a subclass of smp.DistributedModel inside it."
+            f"Step {name!r} calls no distributed model and no layer of one, so there is nothing to split. Call a model "
+            f"made by smp.DistributedModel, or by a subclass of it, inside the step."
         )
     for model in models:
         for variable in model.variables:

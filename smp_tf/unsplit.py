@@ -18,6 +18,7 @@ from smp_tf.microbatching import SplitArgument, whole_of
 from smp_tf.model import set_step_being_traced
 from smp_tf.partition.lower import Lowered, OutputSlot
 from smp_tf.partition.trace import Trace
+from smp_tf.result_structure import unpack
 from smp_tf.step_output import StepOutput
 
 
@@ -59,14 +60,14 @@ class UnsplitProgram:
         if tf.executing_eagerly():
             pending_restore.count_step()
             flat = self.trace.function(*tensors)
-            return tf.nest.map_structure(lambda slot: self._filled(slot, flat), self.lowered.results)
+            return unpack(tf.nest.map_structure(lambda slot: self._filled(slot, flat), self.lowered.results))
         pending_restore.add_check()
         before = set_step_being_traced(_Calls())
         try:
             results = self.call(tensors)
         finally:
             set_step_being_traced(before)
-        return tf.nest.map_structure(_output, results)
+        return unpack(tf.nest.map_structure(_output, results))
 
     def _filled(self, slot: Any, flat: Sequence[tf.Tensor]) -> Any:
         if not isinstance(slot, OutputSlot):

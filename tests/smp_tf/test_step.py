@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import namedtuple
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -366,7 +367,7 @@ class TestRefused:
         def body(x: tf.Tensor) -> tf.Tensor:
             return x * 2.0
 
-        with pytest.raises(StepError, match="'body' calls no distributed model, so there is nothing to split"):
+        with pytest.raises(StepError, match="'body' calls no distributed model and no layer of one, so there is nothing to split"):
             body(X)
 
     def test_a_model_called_in_a_branch_of_the_step(self, model: Sum) -> None:
@@ -470,3 +471,113 @@ def test_metrics_updated_in_a_step_see_every_microbatch(model: Sum) -> None:
     step(X)
     assert float(metric.result()) == pytest.approx(X.sum(1).mean(), rel=1e-6)
     assert float(metric.count) == 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    loss: Any
+    parts: Any = None
+    name: str = "report"
+
+
+class Opaque:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class TestRecordsAreReturned:
+    @pytest.mark.parametrize("microbatches", [1, 4])
+    @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+    def test_a_dataclass_comes_back_with_step_outputs(
+        self, init: Callable[..., None], microbatches: int, in_graph: bool
+    ) -> None:
+        init(microbatches=microbatches)
+        model = Sum()
+
+        @smp.step
+        def step(x: tf.Tensor) -> Any:
+            sums = model(x)
+            return {"inner": [Report(tf.reduce_mean(sums), Report(sums, None, "sums"))]}
+
+        seen = []
+
+        def run(x: tf.Tensor) -> tf.Tensor:
+            found = step(x)["inner"][0]
+            seen.append(found)
+            return found.parts.loss.merge()
+
+        run = tf.function(run) if in_graph else run
+        assert run(tf.constant(X[:8])).numpy() == pytest.approx(X[:8].sum(1))
+        assert isinstance(seen[0], Report)
+        assert isinstance(seen[0].loss, StepOutput)
+        assert (seen[0].name, seen[0].parts.name, seen[0].parts.parts) == ("report", "sums", None)
+
+    def test_its_fields_can_be_named_as_local(self, model: Sum) -> None:
+        @smp.step(local_outputs=["parts"])
+        def step(x: tf.Tensor) -> Any:
+            return Report(tf.reduce_mean(model(x)), model(x))
+
+        assert step(X[:8]).parts.is_local
+
+    @pytest.mark.parametrize("microbatches", [1, 4])
+    def test_objects_that_hide_tensors_are_refused(self, init: Callable[..., None], microbatches: int) -> None:
+        init(microbatches=microbatches)
+        model = Sum()
+
+        @smp.step
+        def step(x: tf.Tensor) -> Any:
+            return tf.reduce_mean(model(x)), [Opaque(model(x))]
+
+        with pytest.raises(StepError, match=r"Step 'step' returns a Opaque that holds tensors\. .* or dataclass"):
+            step(X[:8])
+
+
+class Encoding(smp.DistributedModel):
+    """A model with other ways into it than a call."""
+
+    def __init__(self) -> None:
+        super().__init__(name="encoding")
+        self.encoder = layers.Dense(4, kernel_initializer="ones")
+        self.decoder = tf_keras.Sequential([layers.Dense(1, kernel_initializer="ones")], name="decoder")
+
+    def encode(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu(self.encoder(x))
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.decoder(self.encode(x))
+
+
+class TestOtherMethodsOfAModel:
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda m, x: m.decoder(m.encode(x)),
+            lambda m, x: m.decoder(tf.nn.relu(m.encoder(x))),
+            lambda m, x: m(x) + 0.0 * tf.reduce_sum(m.encode(x)),
+        ],
+        ids=["method", "layers", "call and method"],
+    )
+    def test_its_layers_are_cut_as_in_a_call(self, init: Callable[..., None], use: Callable[..., Any]) -> None:
+        init(microbatches=4)
+        model = Encoding()
+
+        @smp.step
+        def step(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(use(model, x))
+            return loss, tape.gradient(loss, model.trainable_variables)
+
+        loss, gradients = step(X[:8])
+        assert float(loss.reduce_mean()) == pytest.approx(4.0 * X[:8].sum(1).mean())
+        assert [g.accumulate().shape.as_list() for g in gradients] == [[3, 4], [4], [4, 1], [1]]
+        assert len(model.local_variables) == 4
+
+    def test_layers_of_the_script_are_no_models(self, model: Sum) -> None:
+        scripts = layers.Dense(1, kernel_initializer="ones")
+
+        @smp.step
+        def step(x: tf.Tensor) -> Any:
+            return scripts(x)
+
+        with pytest.raises(StepError, match="calls no distributed model and no layer of one"):
+            step(X[:8])
