@@ -194,7 +194,9 @@ class Transport:
                 _raise_for(code, error.value)
                 return
 
-    def send_bytes(self, dest: int, tag: int, data: Any, timeout: float | None = None) -> None:
+    def send_bytes(
+        self, dest: int, tag: int, data: Any, timeout: float | None = None, label: str = "send_bytes"
+    ) -> None:
         """Sends one message and waits until its memory may be reused.
 
         A large message (above 8000 bytes) waits until the receiver asks for it.
@@ -204,6 +206,7 @@ class Transport:
             tag: Any number from 0; messages of one tag arrive in the order they were sent.
             data: Contiguous bytes-like object of any size, such as bytes or a numpy array.
             timeout: Seconds, or None to wait as long as the peer lives.
+            label: Words for the message, for whoever asks what this rank waits for.
 
         Raises:
             PeerError: The peer was lost or left.
@@ -219,7 +222,7 @@ class Transport:
             self._open_handle(),
             dest,
             self._message_key(tag, sequence),
-            b"send_bytes",
+            label.encode(),
             pointer,
             view.nbytes,
         )
@@ -231,6 +234,7 @@ class Transport:
         tag: int,
         timeout: float | None = None,
         while_waiting: Callable[[], None] | None = None,
+        label: str = "recv_bytes",
     ) -> memoryview:
         """Waits for the next message of a tag from a rank.
 
@@ -240,6 +244,7 @@ class Transport:
             timeout: Seconds, or None to wait as long as the peer lives.
             while_waiting: Called several times a second meanwhile; what it raises ends the wait,
                 and the message can still be received later.
+            label: Words for the message, for whoever asks what this rank waits for.
 
         Returns:
             The message, in memory of its own.
@@ -253,7 +258,7 @@ class Transport:
             sequence = self._received[src, tag]
             self._received[src, tag] += 1
         operation = self._library.smp_operation_recv(
-            self._open_handle(), src, self._message_key(tag, sequence), b"recv_bytes"
+            self._open_handle(), src, self._message_key(tag, sequence), label.encode()
         )
         try:
             return self._finish(operation, timeout, None, f"a message of rank {src}, tag {tag}", while_waiting)
@@ -342,8 +347,16 @@ class Transport:
         status: dict[str, Any] = json.loads(out.value.decode(errors="replace"))
         return status
 
+    def unclaimed(self) -> dict[int, int]:
+        """How many messages of `send_bytes` have come that nobody has received, by the rank that sent them."""
+        counts: defaultdict[int, int] = defaultdict(int)
+        for message in self.stats()["unmatched"]:
+            if message["program"] == MESSAGE_PROGRAM:
+                counts[message["source"]] += 1
+        return dict(counts)
+
     def stats(self) -> dict[str, Any]:
-        """Messages and bytes per peer and per edge, lanes, refused messages, CPU seconds."""
+        """Messages and bytes per peer and per edge, lanes, refused and unmatched messages, CPU seconds."""
         stats: dict[str, Any] = json.loads(self._text(self._library.smp_transport_stats))
         return stats
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
 
 PROTOCOL_VERSION = 1
+# What is waited for in an exchange, in the transport's words.
+_EXCHANGE = "what it has to say"
 SIZE_LIMIT = 64 << 20
 # How much later than the first rank the others give up: its verdict is the better message.
 _PATIENCE = 10.0
@@ -294,14 +296,14 @@ class ControlChannel:
 
     def _send(self, to: int, members: Sequence[int], text: bytes) -> None:
         assert self._transport is not None, "a group of several ranks has a transport"
-        self._transport.send_bytes(to, tag_of("control", tuple(members)), text)
+        self._transport.send_bytes(to, tag_of("control", tuple(members)), text, label=_EXCHANGE)
 
     def _receive(self, source: int, members: Sequence[int], seconds: float, watch: DeadlockWatch) -> bytes | None:
         """Returns a message, or None if it has not come in time."""
         assert self._transport is not None, "a group of several ranks has a transport"
         try:
             tag = tag_of("control", tuple(members))
-            told = self._transport.recv_bytes(source, tag, seconds, while_waiting=watch.look)
+            told = self._transport.recv_bytes(source, tag, seconds, while_waiting=watch.look, label=_EXCHANGE)
             return bytes(told)
         except TimeoutError:
             return None

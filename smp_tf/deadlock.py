@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smp_tf.errors import RankMismatchError
+from smp_tf.ops.transport import MESSAGE_PROGRAM
 
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
@@ -25,6 +26,13 @@ INTERVAL = 2.0
 # Seconds a message must have been waited for: longer than any message is on its way.
 STUCK = 5.0
 _ANSWER_TIME = 1.0
+# What is waited for in smp.recv_from and its kin, in the transport's words.
+OBJECT = "an object"
+SAME_MESSAGES = (
+    "Each smp.send and smp.broadcast needs an smp.recv_from on every rank it goes to, and smp.allgather and barriers "
+    "are called by all ranks of their group; order these calls so that a rank never waits for one that waits for it. A "
+    "message above some thousand bytes leaves smp.send only when it is received."
+)
 SAME_STEPS = "Every rank must call the same steps in the same order, with batches of the same shapes."
 
 
@@ -109,8 +117,24 @@ def stuck_waits(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]:
     return [w for w in status["waits"] if w["program"] == status["program"] and w["seconds"] > stuck]
 
 
+def stuck_messages(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]:
+    """The same for messages outside steps, where a rank's script is in a call that waits for one; else none.
+
+    Args:
+        status: what the rank answered to `Transport.ask`.
+        stuck: seconds after which a message is not merely on its way.
+    """
+    if status["in_step"] or not status["activity"] or status["activity_seconds"] <= stuck:
+        return []
+    return [w for w in status["waits"] if w["program"] == MESSAGE_PROGRAM and w["seconds"] > stuck]
+
+
 def wait_in_words(wait: dict[str, Any], peer: str) -> str:
     """What a rank waits for, after "rank 1 is in step 7 and"."""
+    if wait["program"] == MESSAGE_PROGRAM:
+        return (
+            f"waits until {peer} takes {wait['label']}" if wait["is_send"] else f"waits for {wait['label']} of {peer}"
+        )
     if wait["is_send"]:
         return f"waits until {peer} takes {wait['label']!r}"
     return f"waits for {wait['label']!r} from {peer}"

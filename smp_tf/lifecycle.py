@@ -102,9 +102,22 @@ def _leave(running: Runtime) -> None:
         _hooks.remove()
         _hooks = None
     if running.transport is not None:
+        _name_unclaimed(running.transport, running.topology)
         running.transport.goodbye(_GOODBYE_TIME)
         running.transport.close()
     runtime.install(None)
+
+
+def _name_unclaimed(transport: Transport, topology: Topology) -> None:
+    """Says, on the rank they were sent to, which messages of the script nobody has received."""
+    for source, count in sorted(transport.unclaimed().items()):
+        print(
+            f"smp_tf: rank {topology.rank} ends without having received {count} message{'s' * (count > 1)} that rank "
+            f"{source} sent. Each smp.send, and each smp.broadcast on every other rank of the group, needs one "
+            f"smp.recv_from.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _leave_at_exit() -> None:

@@ -2,14 +2,26 @@
 
 Objects are pickled, so they go only to and come only from ranks of this job, which have proved its
 secret. Between two ranks messages arrive in the order in which they were sent.
+
+A large array in an object is not copied into its pickle (PEP 574): it follows as a message of its own, from
+the array's memory into memory that the received array then uses.
+
+    header: number and sizes of parts, and the pickle if it is small ──▶
+    the pickle, if it is large                                       ──▶
+    large buffer 1, large buffer 2, ...                              ──▶
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import struct
+import threading
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smp_tf import control
+from smp_tf.deadlock import OBJECT
 from smp_tf.errors import MessageError
 from smp_tf.runtime import current
 from smp_tf.topology import CommGroup, RankType
@@ -19,6 +31,13 @@ if TYPE_CHECKING:
 
 
 _OBJECTS = control.tag_of("objects")
+
+# Bytes from which a part of an object is a message of its own.
+_LARGE = 1 << 16
+_COUNT = struct.Struct("<Q")
+
+# What pickling gives: the pickle, then the large buffers that it refers to.
+_Parts = list[Any]
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> None:
@@ -38,7 +57,9 @@ def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) ->
         ...     smp.send({"epoch": 3}, 1, smp.RankType.MP_RANK)
     """
     destination = _other("send to", dest_rank, rank_type)
-    _transport().send_bytes(destination, _OBJECTS, _pickle(obj))
+    parts = _pickle(obj)
+    with _doing(f"in smp.send to rank {destination}"):
+        _send_parts(destination, _OBJECTS, parts)
 
 
 def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
@@ -56,7 +77,9 @@ def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
         PeerError: The sender ended.
     """
     source = _other("receive from", src_rank, rank_type)
-    return _unpickle(_transport().recv_bytes(source, _OBJECTS), source)
+    with _doing(f"in smp.recv_from rank {source}"):
+        parts = _receive_parts(source, _OBJECTS)
+    return _unpickle(parts, source)
 
 
 def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
@@ -72,10 +95,11 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
     """
     _require_group(group)
     running = current()
-    text = _pickle(obj)
-    for other in running.topology.members(group):
-        if other != running.topology.rank:
-            _transport().send_bytes(other, _OBJECTS, text)
+    parts = _pickle(obj)
+    with _doing(f"in smp.broadcast({group.name})"):
+        for other in running.topology.members(group):
+            if other != running.topology.rank:
+                _send_parts(other, _OBJECTS, parts)
 
 
 def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
@@ -95,21 +119,23 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
     _require_group(group)
     running = current()
     first, *others = running.topology.members(group)
-    text = _pickle(obj)
+    mine = _pickle(obj)
     if not others:
-        return [_unpickle(text, first)]
+        return [_unpickle(mine, first)]
     # The first rank of the group collects and hands out, so that no two ranks wait for each other.
-    transport, tag = _transport(), control.tag_of("allgather", first, *others)
-    if running.topology.rank != first:
-        transport.send_bytes(first, tag, text)
-        texts = pickle.loads(transport.recv_bytes(first, tag))
-    else:
-        texts = [text]
-        texts += [bytes(transport.recv_bytes(other, tag)) for other in others]
-        together = pickle.dumps(texts)
-        for other in others:
-            transport.send_bytes(other, tag, together)
-    return [_unpickle(text, rank) for text, rank in zip(texts, (first, *others), strict=True)]
+    tag = control.tag_of("allgather", first, *others)
+    ranks = (first, *others)
+    with _doing(f"in smp.allgather({group.name})"):
+        if running.topology.rank != first:
+            _send_parts(first, tag, mine)
+            gathered = [mine if rank == running.topology.rank else _receive_parts(first, tag) for rank in ranks]
+        else:
+            gathered = [mine, *(_receive_parts(other, tag) for other in others)]
+            for other in others:
+                for rank, parts in zip(ranks, gathered, strict=True):
+                    if rank != other:
+                        _send_parts(other, tag, parts)
+    return [_unpickle(parts, rank) for parts, rank in zip(gathered, ranks, strict=True)]
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
@@ -158,17 +184,60 @@ def _other(doing: str, number: int, rank_type: Any) -> int:
     return other
 
 
-def _pickle(obj: Any) -> bytes:
+@contextlib.contextmanager
+def _doing(what: str) -> Iterator[None]:
+    """Says what this rank is waiting in, for ranks that wait for it; only of the thread that runs the script."""
+    transport = current().transport
+    if transport is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    transport.set_activity(what)
     try:
-        return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+        yield
+    finally:
+        transport.set_activity("")
+
+
+def _send_parts(to: int, tag: int, parts: _Parts) -> None:
+    transport = _transport()
+    text, *buffers = parts
+    apart = [*([text] if len(text) >= _LARGE else []), *buffers]
+    inline = b"" if len(text) >= _LARGE else text
+    transport.send_bytes(to, tag, _COUNT.pack(len(apart)) + inline, label=OBJECT)
+    for part in apart:
+        transport.send_bytes(to, tag, part, label=OBJECT)
+
+
+def _receive_parts(source: int, tag: int) -> _Parts:
+    transport = _transport()
+    header = transport.recv_bytes(source, tag, label=OBJECT)
+    (count,) = _COUNT.unpack(header[: _COUNT.size])
+    inline = header[_COUNT.size :]
+    apart = [transport.recv_bytes(source, tag, label=OBJECT) for _ in range(count)]
+    return [inline, *apart] if len(inline) else apart
+
+
+def _pickle(obj: Any) -> _Parts:
+    buffers: list[memoryview] = []
+
+    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < _LARGE:
+            return True
+        buffers.append(view)
+        return False
+
+    try:
+        return [pickle.dumps(obj, protocol=5, buffer_callback=keep_inside), *buffers]
     except Exception as error:
         raise MessageError(
             f"An object of type {type(obj).__name__} cannot be pickled, so it cannot be sent: {error}"
         ) from error
 
 
-def _unpickle(text: bytes | memoryview, source: int) -> Any:
+def _unpickle(parts: Sequence[Any], source: int) -> Any:
+    text, *buffers = parts
     try:
-        return pickle.loads(text)
+        return pickle.loads(text, buffers=buffers)
     except Exception as error:
         raise MessageError(f"An object that rank {source} sent cannot be unpickled here: {error}") from error

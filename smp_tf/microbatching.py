@@ -283,7 +283,6 @@ class Slicer:
         part = (slice(None),) * axis + (slice(start, start + size),)
         return value[part]
 
-
     def _cut_object(self, argument: int, microbatch: int, axis: int) -> ObjectTensors:
         planned = self._arguments[argument]
         found = slice_of(self._values[argument], self._microbatches, microbatch, axis, planned.name)

@@ -184,7 +184,7 @@ def counting(entries: Sequence[bool]) -> Iterator[None]:
 
 
 class NormPatch:
-    """Makes `tf.linalg.global_norm`, and so `tf.clip_by_global_norm`, see all stages where a step's gradients are given.
+    """Makes `tf.linalg.global_norm`, and so `tf.clip_by_global_norm`, see all stages for lists of a step's gradients.
 
     Lists of other tensors, and calls within a step, where all gradients are seen, stay TensorFlow's own.
 

@@ -1,6 +1,7 @@
 """What a step returns, made ready for TensorFlow, whose structures know lists, dictionaries and named tuples only.
 
-While it is inside TensorFlow, an instance of a dataclass, or of a class that attrs made, is a named tuple of its fields.
+While it is inside TensorFlow, an instance of a dataclass, or of a class that attrs made, is a named tuple of its
+fields.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def pack(value: Any, step: str) -> Any:
         return stand_in(*(pack(attribute, step) for attribute in attributes.values()))
     if holds_tensors(value):
         raise StepError(
-            f"Step {step!r} returns a {type(value).__name__} that holds tensors. They belong to one microbatch while it "
-            f"is traced, and mean nothing outside. Return them in a dictionary, list, tuple, named tuple or dataclass."
+            f"Step {step!r} returns a {type(value).__name__} that holds tensors. They belong to one microbatch while "
+            f"it is traced, and mean nothing outside. Return them in a dictionary, list, tuple, named tuple or dataclass."
         )
     return map_children(value, lambda _, child: pack(child, step))
 

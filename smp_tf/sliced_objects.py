@@ -57,6 +57,7 @@ class ObjectSpec(tf.TypeSpec):
 
     @property
     def value_type(self) -> type[ObjectTensors]:
+        """The class whose instances have such a type."""
         return ObjectTensors
 
     @property

@@ -78,9 +78,7 @@ def sort_arguments(bound: inspect.BoundArguments, signature: Sequence[Any] | Non
             )
         else:
             structure[name] = sorter.place(name, name, value, specs[position] if position < len(specs) else None)
-    return Arguments(
-        structure, tuple(sorter.tensors), tuple(sorter.names), tuple(sorter.roots), tuple(sorter.specs)
-    )
+    return Arguments(structure, tuple(sorter.tensors), tuple(sorter.names), tuple(sorter.roots), tuple(sorter.specs))
 
 
 class _Sorter:

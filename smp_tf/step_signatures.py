@@ -1,9 +1,9 @@
 """Which calls of a step share a program: types of tensors, batch sizes, and what to say when there come to be many.
 
-    batch of 16 ──▶ a program of its own      The first two batch sizes get programs of their own shapes, which is
-    batch of 12 ──▶ a program of its own      the fastest; a third gets one that takes any size, and so does every
-    batch of 10 ──▶ ┐                         size after it. A batch of n < M samples runs n microbatches of one
-    batch of 14 ──▶ ┴ one program for all     sample each, in a program of its own.
+batch of 16 ──▶ a program of its own      The first two batch sizes get programs of their own shapes, which is
+batch of 12 ──▶ a program of its own      the fastest; a third gets one that takes any size, and so does every
+batch of 10 ──▶ ┐                         size after it. A batch of n < M samples runs n microbatches of one
+batch of 14 ──▶ ┴ one program for all     sample each, in a program of its own.
 """
 
 from __future__ import annotations
@@ -72,17 +72,18 @@ class Signatures:
             alike.append(arguments.structure)
             if len(alike) == _MANY:
                 self._say(
-                    f"Step {self._step!r} was traced and planned {_MANY} times, since Python values among its arguments "
-                    f"change: {_changing(alike)}. Each value is a program of its own. Pass such a value as a tensor, in "
-                    f"a parameter named in non_split_inputs, such as tf.constant(0.1); then one program takes all."
+                    f"Step {self._step!r} was traced and planned {_MANY} times, since Python values among its "
+                    f"arguments change: {_changing(alike)}. Each value is a program of its own. Pass such a value as a "
+                    f"tensor, such as tf.constant(0.1), in a parameter named in non_split_inputs; then one program "
+                    f"takes all."
                 )
         shapes = self._shapes.setdefault(key_of(arguments.structure), [])
         if any_size not in shapes:
             shapes.append(any_size)
             if len(shapes) == _MANY:
                 self._say(
-                    f"Step {self._step!r} was traced and planned for {_MANY} shapes or types of its tensors, beside the "
-                    f"batch size. Each is a program of its own. Pad the tensors to a few shapes, or give "
+                    f"Step {self._step!r} was traced and planned for {_MANY} shapes or types of its tensors, beside "
+                    f"the batch size. Each is a program of its own. Pad the tensors to a few shapes, or give "
                     f"@smp.step(input_signature=[...]) with None for the dimensions that change."
                 )
 

@@ -1,4 +1,4 @@
-"""Notices that ranks are in different steps and wait for each other, which would never end.
+"""Notices that ranks are in different steps, or in different messages, and wait for each other, which would never end.
 
     rank 0: in a step of `train`, waits for a message of it from rank 1 ──▶
     rank 1: in a step of `evaluate`, waits for a message of it from rank 0 ──▶ ... around to the first
@@ -6,6 +6,12 @@
 Each step of a circle like this could only end after the next. Within one step there is no circle: its task lists were
 checked. A rank that is slow waits for no message, so no circle leads over it. Two steps of one function are two steps:
 a rank that catches an error of a step and goes on to the next leaves the others behind in the first.
+
+    rank 0: in smp.recv_from rank 1 ──▶ rank 1: at smp.barrier(WORLD) ──▶ ... around to the first
+
+A rank whose script is in a call that waits for a message sends nothing else until it ends, so any circle over such a
+rank is without end too. A message that is being transferred is waited for by one side only, and closes none. (A rank
+in an exchange that another rank's step waits for is found by the exchange itself; see deadlock.py.)
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from smp_tf.deadlock import SAME_STEPS, STUCK, stuck_waits, wait_in_words
+from smp_tf.deadlock import OBJECT, SAME_MESSAGES, SAME_STEPS, STUCK, stuck_messages, stuck_waits, wait_in_words
 from smp_tf.errors import RankMismatchError
 
 if TYPE_CHECKING:
@@ -82,16 +88,19 @@ class StepWatch:
             RankMismatchError: the way leads back to this rank, as it did the last time.
         """
         circle = self._circle()
-        seen = None if circle is None else tuple((s["rank"], s["program"], s["step"], w["label"]) for s, w in circle)
+        seen = None
+        if circle is not None:
+            seen = tuple((s["rank"], s["program"], s["step"], w["label"], w["microbatch"]) for s, w in circle)
         if seen is None or seen != self._suspect:
             self._suspect = seen
             return
         assert circle is not None
         text = "; ".join(
-            f"{self._describe(status['rank'])} is in step {status['step']} of {_named(status['program'])} and "
-            + wait_in_words(wait, f"rank {wait['peer']}")
+            f"{self._describe(status['rank'])} is {_place(status)} and " + wait_in_words(wait, f"rank {wait['peer']}")
             for status, wait in circle
         )
+        if not all(status["in_step"] for status, _ in circle):
+            raise RankMismatchError(f"The ranks wait for each other, and none can go on: {text}. {SAME_MESSAGES}")
         advice = SAME_STEPS
         if len({status["program"] for status, _ in circle}) == 1:
             advice += (
@@ -101,7 +110,7 @@ class StepWatch:
         raise RankMismatchError(f"The ranks are in different steps and wait for each other: {text}. {advice}")
 
     def _circle(self) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
-        """The statuses and waits on a way from this rank back to it, over more than one step."""
+        """The statuses and waits on a way from this rank back to it, if it can never end."""
         own = self._transport.rank
         way: list[tuple[dict[str, Any], dict[str, Any]]] = []
         asked: set[int] = set()
@@ -111,16 +120,28 @@ class StepWatch:
             status = self._transport.ask(rank, _ANSWER_TIME)
             if status is None:
                 return False
-            for wait in stuck_waits(status, self._stuck):
+            for wait in stuck_waits(status, self._stuck) + stuck_messages(status, self._stuck):
                 way.append((status, wait))
                 if wait["peer"] == own or (wait["peer"] not in asked and follow(wait["peer"])):
                     return True
                 way.pop()
             return False
 
-        if not follow(own) or len({(status["program"], status["step"]) for status, _ in way}) < 2:
-            return None
-        return way
+        return way if follow(own) and _is_endless(way) else None
+
+
+def _is_endless(way: list[tuple[dict[str, Any], dict[str, Any]]]) -> bool:
+    """Whether a circle of waits can never end, and nobody else finds it."""
+    steps = {(status["program"], status["step"]) for status, _ in way if status["in_step"]}
+    if all(status["in_step"] for status, _ in way):
+        return len(steps) > 1
+    return not steps or any(wait["label"] == OBJECT for status, wait in way if not status["in_step"])
+
+
+def _place(status: dict[str, Any]) -> str:
+    if status["in_step"]:
+        return f"in step {status['step']} of {_named(status['program'])}"
+    return str(status["activity"])
 
 
 def _named(program: int) -> str:

@@ -210,8 +210,8 @@ def _saver(trackable: Any) -> Any:
 def replace_global_norm(ours: Callable[..., Any]) -> Callable[..., Any]:
     """Put a function behind `tf.linalg.global_norm`, for whoever holds it under whatever name; returns the one before.
 
-    `tf.clip_by_global_norm` calls it too. What is public are wrappers around it; the innermost, TensorFlow's dispatcher,
-    keeps the function that it calls in its closure.
+    `tf.clip_by_global_norm` calls it too. What is public are wrappers around it; the innermost, TensorFlow's
+    dispatcher, keeps the function that it calls in its closure.
     """
     wrapper: Any = tf.linalg.global_norm
     while "dispatch_target" not in wrapper.__code__.co_freevars:

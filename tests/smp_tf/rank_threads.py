@@ -41,13 +41,18 @@ class QueueTransport:
         self.activities: list[str] = []
         self._queues = queues
 
-    def send_bytes(self, dest: int, tag: int, data: bytes, timeout: float | None = None) -> None:
+    def send_bytes(self, dest: int, tag: int, data: bytes, timeout: float | None = None, label: str = "") -> None:
         """As `Transport.send_bytes`."""
         assert dest != self.rank
         self._queues.between(self.rank, dest, tag).put(bytes(data))
 
     def recv_bytes(
-        self, src: int, tag: int, timeout: float | None = None, while_waiting: Callable[[], None] | None = None
+        self,
+        src: int,
+        tag: int,
+        timeout: float | None = None,
+        while_waiting: Callable[[], None] | None = None,
+        label: str = "",
     ) -> memoryview:
         """As `Transport.recv_bytes`."""
         try:

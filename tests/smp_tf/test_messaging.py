@@ -150,3 +150,35 @@ def test_before_init() -> None:
     for call in (smp.barrier, lambda: smp.send(1, 0), lambda: smp.recv_from(0), lambda: smp.allgather(1)):
         with pytest.raises(NotInitializedError):
             call()
+
+
+class TestLargeObjects:
+    def test_large_buffers_travel_apart_and_are_used_where_they_arrive(self, ranks: Callable[..., Ranks]) -> None:
+        array, words = np.arange(100_000, dtype=np.float64), "x" * 100_000
+        world = ranks(2)
+        sent: list[Any] = []
+        send_bytes = world.transports[0].send_bytes
+
+        def noted(dest: int, tag: int, data: Any, timeout: float | None = None, label: str = "") -> None:
+            sent.append(data)
+            send_bytes(dest, tag, data, timeout, label)
+
+        world.transports[0].send_bytes = noted  # type: ignore[method-assign]
+
+        def talk(rank: int) -> Any:
+            if rank == 0:
+                smp.send({"array": array, "words": words, "small": np.arange(3)}, 1)
+                return None
+            return smp.recv_from(0)
+
+        found = world.run(talk)[1]
+        header, pickled, buffer = sent
+        assert (len(header), len(pickled) > 100_000) == (8, True)
+        assert np.shares_memory(np.frombuffer(buffer, np.float64), array)
+        assert (found["words"] == words, found["small"].tolist()) == (True, [0, 1, 2])
+        np.testing.assert_array_equal(found["array"], array)
+
+    @pytest.mark.parametrize("rank", [0, 1, 2])
+    def test_all_ranks_gather_them(self, ranks: Callable[..., Ranks], rank: int) -> None:
+        found = ranks(3).run(lambda mine: smp.allgather([np.full(20_000, mine), mine]))[rank]
+        assert [(array[0], len(array), said) for array, said in found] == [(r, 20_000, r) for r in range(3)]

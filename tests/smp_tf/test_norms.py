@@ -78,7 +78,7 @@ class TestOnePartition:
         assert half.numpy().tolist() == [1.5]
 
     def test_what_is_no_list_is_an_error(self) -> None:
-        with pytest.raises(TypeError, match="list or a tuple. Received: dict"):
+        with pytest.raises(TypeError, match=r"list or a tuple\. Received: dict"):
             smp.global_norm({})  # type: ignore[arg-type]
 
 
@@ -109,7 +109,7 @@ class TestMarks:
         assert found == [[True, True, False, False], [True], [True, False]]
 
 
-class Asked(Exception):
+class AskedError(Exception):
     pass
 
 
@@ -122,7 +122,7 @@ def patch(
     two_partitions()
 
     def ask(*_: Any) -> Any:
-        raise Asked
+        raise AskedError
 
     monkeypatch.setattr(norms, "over_stages", ask)
     patch = NormPatch(lambda: False)
@@ -140,9 +140,9 @@ class TestPatch:
         ids=["marked", "none", "nothing", "tuple"],
     )
     def test_lists_of_a_steps_gradients_are_asked_of_all_stages(self, patch: NormPatch, spread: Any) -> None:
-        with pytest.raises(Asked):
+        with pytest.raises(AskedError):
             tf.linalg.global_norm(spread)
-        with pytest.raises(Asked):
+        with pytest.raises(AskedError):
             tf.clip_by_global_norm(spread, 1.0)
 
     def test_other_lists_stay_tensorflows_own(self, patch: NormPatch) -> None:

@@ -367,7 +367,9 @@ class TestRefused:
         def body(x: tf.Tensor) -> tf.Tensor:
             return x * 2.0
 
-        with pytest.raises(StepError, match="'body' calls no distributed model and no layer of one, so there is nothing to split"):
+        with pytest.raises(
+            StepError, match="'body' calls no distributed model and no layer of one, so there is nothing to split"
+        ):
             body(X)
 
     def test_a_model_called_in_a_branch_of_the_step(self, model: Sum) -> None:

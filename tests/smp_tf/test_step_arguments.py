@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from smp_tf.errors import StepError
 from smp_tf.argument_structure import Slot, fill
+from smp_tf.errors import StepError
 from smp_tf.step_arguments import Arguments, sort_arguments
 
 Pair = namedtuple("Pair", "left right")
@@ -139,9 +139,10 @@ class TestSignature:
         ):
             one({"a": X}, signature=[{"a": self.INT, "b": self.INT}])
 
-
     def test_another_shape_is_an_error(self) -> None:
-        with pytest.raises(StepError, match=r"'x' does not fit its type in input_signature, TensorSpec\(shape=\(None,\)"):
+        with pytest.raises(
+            StepError, match=r"'x' does not fit its type in input_signature, TensorSpec\(shape=\(None,\)"
+        ):
             one(tf.zeros([2, 2]), signature=[self.INT])
 
     def test_what_it_leaves_open_stays_open(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from smp_tf import step_watch
 from smp_tf.errors import RankMismatchError
+from smp_tf.ops.transport import MESSAGE_PROGRAM
 from smp_tf.step_watch import StepWatch
 
 
@@ -25,7 +26,21 @@ def status(rank: int, program: int, waits_for: int | None, of: int | None = None
         **of_wait,
     }
     waits = [] if waits_for is None else [wait]
-    return {"rank": rank, "in_step": True, "program": program, "step": 7, "waits": waits}
+    return {
+        "rank": rank,
+        "in_step": True,
+        "program": program,
+        "step": 7,
+        "waits": waits,
+        "activity": "",
+        "activity_seconds": 0.0,
+    }
+
+
+def message(rank: int, doing: str, waits_for: int, label: str = "an object", **of_wait: Any) -> dict[str, Any]:
+    """A rank whose script waits for a message outside its steps."""
+    found = status(rank, 1, waits_for, of=MESSAGE_PROGRAM, label=label, **of_wait)
+    return {**found, "in_step": False, "activity": doing, "activity_seconds": 6.0}
 
 
 class World:
@@ -93,6 +108,59 @@ def test_a_circle_of_three_is_found() -> None:
     ids=["one_step", "silent", "computing", "outside", "outside_itself", "briefly", "no_tensor", "circle_of_others"],
 )
 def test_anything_else_is_left_alone(statuses: list[Any]) -> None:
+    looking = watch(World(*statuses))
+    for _ in range(3):
+        looking.look()
+
+
+EXCHANGE = "what it has to say"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "words"),
+    [
+        (
+            [message(0, "in smp.recv_from rank 1", 1), message(1, "in smp.recv_from rank 0", 0)],
+            "rank 0 is in smp.recv_from rank 1 and waits for an object of rank 1; "
+            "rank 1 is in smp.recv_from rank 0 and waits for an object of rank 0. Each smp.send",
+        ),
+        (
+            [message(0, "in smp.send to rank 1", 1, is_send=True), message(1, "at smp.barrier", 0, EXCHANGE)],
+            "rank 0 is in smp.send to rank 1 and waits until rank 1 takes an object; "
+            "rank 1 is at smp.barrier and waits for what it has to say of rank 0. Each smp.send",
+        ),
+        (
+            [message(0, "in smp.recv_from rank 1", 1), status(1, 2, 0)],
+            "rank 0 is in smp.recv_from rank 1 and waits for an object of rank 1; "
+            "rank 1 is in step 7 of program 2 and waits for 'tensor of 2' from rank 0. Each smp.send",
+        ),
+        (
+            [message(0, "at one", 1, EXCHANGE), message(1, "at another", 0, EXCHANGE)],
+            "rank 0 is at one and waits for what it has to say of rank 1; rank 1 is at another and waits for",
+        ),
+    ],
+    ids=["both receive", "send and barrier", "message and step", "two exchanges"],
+)
+def test_ranks_in_messages_that_wait_for_each_other_are_named(statuses: list[Any], words: str) -> None:
+    looking = watch(World(*statuses))
+    looking.look()
+    with pytest.raises(RankMismatchError) as error:
+        looking.look()
+    assert str(error.value).startswith(f"The ranks wait for each other, and none can go on: {words}")
+
+
+@pytest.mark.parametrize(
+    "statuses",
+    [
+        [message(0, "in smp.recv_from rank 1", 1), {**message(1, "", 0), "activity": ""}],
+        [message(0, "in smp.recv_from rank 1", 1), message(1, "in smp.recv_from rank 0", 0, seconds=4.0)],
+        [message(0, "in smp.recv_from rank 1", 1), {**message(1, "new", 0), "activity_seconds": 4.0}],
+        [message(0, "at the plan of step 'x'", 1, EXCHANGE), status(1, 2, 0)],
+        [message(0, "in smp.recv_from rank 1", 1), message(1, "in smp.recv_from rank 2", 2), status(2, 1, None)],
+    ],
+    ids=["another thread", "briefly", "another call", "the exchange finds it", "who computes"],
+)
+def test_other_messages_are_left_alone(statuses: list[Any]) -> None:
     looking = watch(World(*statuses))
     for _ in range(3):
         looking.look()

@@ -71,6 +71,12 @@ class MatchTable {
 
   size_t arrived() const { return arrived_.size(); }
 
+  // Calls `visit` with the key of every message that waits for its receive.
+  template <typename Visit>
+  void ForEachArrived(Visit visit) const {
+    for (const auto& [key, message] : arrived_) visit(key);
+  }
+
   // Empties the table of messages, handing each descriptor to `drop`.
   template <typename Drop>
   void DropArrived(Drop drop) {

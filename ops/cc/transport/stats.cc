@@ -48,6 +48,14 @@ std::string Transport::Stats() {
             ", \"bytes\": " + std::to_string(count.second) + "}";
     first = false;
   }
+  json += "], \"unmatched\": [";
+  first = true;
+  table_.ForEachArrived([&](const MatchKey& unmatched) {
+    json += std::string(first ? "" : ", ") + "{\"source\": " + std::to_string(unmatched.source) +
+            ", \"program\": " + std::to_string(unmatched.key.program) +
+            ", \"edge\": " + std::to_string(unmatched.key.edge) + "}";
+    first = false;
+  });
   return json + "]}";
 }
 

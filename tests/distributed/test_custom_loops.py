@@ -1,0 +1,67 @@
+"""Loops of a script's own give on two partitions what they give on one."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.distributed.harness import Case, CaseResult, launch
+
+CASES = "tests.distributed.cases.custom_loops"
+PARTITIONS = 2
+WAYS = {"eager": True, "graph": False}
+
+
+def cases(partitions: int) -> list[Case]:
+    config = {"partitions": partitions, "microbatches": 4, "seed": 1}
+    listed = [Case("adversaries", "adversaries", {}, config)]
+    for way, eager in WAYS.items():
+        listed.append(Case(f"script variables, {way}", "script_variables", {"eager": eager}, config))
+    for (way, eager), choice in itertools.product(WAYS.items(), (False, True)):
+        objects = {"eager": eager, "strided": choice}
+        listed.append(Case(f"{'object' if choice else 'dataclass'}, {way}", "records_and_objects", objects, config))
+        sizes = {"eager": eager, "signature": choice}
+        name = f"sizes, {'signature' if choice else 'shapes'}, {way}"
+        listed.append(Case(name, "batches_of_all_sizes", sizes, config))
+    return listed
+
+
+NAMES = [case.name for case in cases(1)]
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, CaseResult]:
+    """One process."""
+    return launch(1, CASES, cases(1))
+
+
+@pytest.fixture(scope="module")
+def split() -> dict[str, CaseResult]:
+    """Two stages."""
+    return launch(PARTITIONS, CASES, cases(PARTITIONS))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_gives_the_numbers_of_one_process(
+    whole: dict[str, CaseResult], split: dict[str, CaseResult], name: str
+) -> None:
+    (alone,) = whole[name].values()
+    stored: dict[str, int] = {}
+    for rank in split[name].values():
+        np.testing.assert_allclose(rank["numbers"], alone["numbers"], rtol=1e-12, err_msg=name)
+        for variable, value in rank["weights"].items():
+            stored[variable] = stored.get(variable, 0) + 1
+            np.testing.assert_allclose(value, alone["weights"][variable], rtol=1e-11, atol=1e-15, err_msg=variable)
+    assert stored == dict.fromkeys(alone["weights"], 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_programs_are_as_few_as_the_sizes_ask_for(split: dict[str, CaseResult], way: str) -> None:
+    for rank in split[f"sizes, signature, {way}"].values():
+        # One for every size, and one for the batch of three samples.
+        assert rank["traced"] == [0, 1]
+    for rank in split[f"sizes, shapes, {way}"].values():
+        # Twelve, eight, three, and then any.
+        assert rank["traced"] == [3, 2, 1, 0]
