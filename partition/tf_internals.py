@@ -129,6 +129,15 @@ def inline_functions() -> Iterator[None]:
         polymorphic_function.Function.__call__ = original
 
 
+def make_plain_variable(**arguments: Any) -> tf.Variable:
+    """A resource variable made at once and outside any graph, past every variable creator scope.
+
+    Among those scopes is that of a `tf.function` that is traced again, which lets no variable be made.
+    """
+    with tf.init_scope():
+        return resource_variable_ops.ResourceVariable(**arguments)
+
+
 def is_stateful(op_type: str) -> bool:
     """Whether TensorFlow registers an op type as stateful (unknown types count as stateful)."""
     op_def = op_def_registry.get(op_type)
@@ -144,15 +153,6 @@ def resource_uses(op: tf.Operation) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
 def capture(graph: func_graph.FuncGraph, tensor: tf.Tensor) -> tf.Tensor:
     """The placeholder through which a function being traced sees a tensor from outside."""
     return graph.capture(tensor)
-
-
-def make_variable(value: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Variable:
-    """A resource variable made at once and outside any graph, also in later traces of a `tf.function`.
-
-    Through `tf.Variable` it would be the function's, which allows that in its first trace only.
-    """
-    with tf.init_scope():
-        return resource_variable_ops.ResourceVariable(value, trainable=False, shape=shape, name=name)
 
 
 def current_graph() -> func_graph.FuncGraph:

@@ -32,7 +32,10 @@ class Accumulator:
         self._shape = tf.TensorShape(kind.shape)
         self._dtype = tf.dtypes.as_dtype(kind.dtype)
         with tf.init_scope():
-            self._variable = tf_internals.make_variable(self._nothing(), tf.TensorShape(None), name)
+            nothing = self._nothing()
+        self._variable = tf_internals.make_plain_variable(
+            initial_value=nothing, trainable=False, shape=tf.TensorShape(None), name=name
+        )
 
     def clear(self, after: tf.Operation) -> tf.Operation:
         """Make the op that begins a sum, to run after another op."""

@@ -30,7 +30,7 @@ class Template:
 
     def filled(self, convert: Callable[[Any], Any]) -> Any:
         """An object of the class with its attributes converted; its `__init__` does not run again."""
-        made = object.__new__(self.kind)
+        made: Any = object.__new__(self.kind)
         for name, value in self.attributes.items():
             # Past a frozen dataclass's own __setattr__.
             object.__setattr__(made, name, convert(value))

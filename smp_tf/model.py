@@ -84,7 +84,7 @@ def model_with(layer: Any) -> DistributedModel | None:
     for reference in _models:
         model = reference()
         if model is not None and any(module is layer for module in model.submodules):
-            return model  # type: ignore[no-any-return]
+            return model
     return None
 
 

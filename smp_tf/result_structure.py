@@ -35,7 +35,8 @@ def pack(value: Any, step: str) -> Any:
     if holds_tensors(value):
         raise StepError(
             f"Step {step!r} returns a {type(value).__name__} that holds tensors. They belong to one microbatch while "
-            f"it is traced, and mean nothing outside. Return them in a dictionary, list, tuple, named tuple or dataclass."
+            f"it is traced, and mean nothing outside. Return them in a dictionary, list, tuple, named tuple or "
+            f"dataclass."
         )
     return map_children(value, lambda _, child: pack(child, step))
 
@@ -51,7 +52,7 @@ def unpack(value: Any) -> Any:
 def _stand_in(kind: type, names: tuple[str, ...]) -> Any:
     if (kind, names) not in _stand_ins:
         # Names that a named tuple cannot have become positions there; ours are kept beside it.
-        made: Any = namedtuple(kind.__name__, names, rename=True)
+        made: Any = namedtuple(kind.__name__, names, rename=True)  # type: ignore[misc]
         _stand_ins[kind, names] = made
         _stands_for[made] = kind, names
     return _stand_ins[kind, names]

@@ -24,14 +24,13 @@ from tf_keras.src.mixed_precision import loss_scale_optimizer
 from tf_keras.src.saving import saving_lib
 from tf_keras.src.saving.legacy import hdf5_format
 
+from smp_tf.partition import tf_internals as partition_internals
+
 UninitializedVariable: type[Any] = resource_variable_ops.UninitializedVariable
 ResourceVariable: type[Any] = resource_variable_ops.ResourceVariable
 
 
-def make_plain_variable(**arguments: Any) -> tf.Variable:
-    """A resource variable made at once and outside any graph, past every variable creator scope."""
-    with tf.init_scope():
-        return ResourceVariable(**arguments)
+make_plain_variable = partition_internals.make_plain_variable
 
 
 def scratch_graph(name: str) -> Any:

@@ -11,8 +11,8 @@ CASES = "tests.distributed.cases.replicas"
 TOLERANCE = {"mlp": 1e-12, "mlp_adam_float32": 1e-4}
 
 
-def cases(partitions: int) -> list[Case]:
-    config = {"partitions": partitions, "microbatches": 2, "seed": 1}
+def cases(partitions: int, strategy: str = "cluster") -> list[Case]:
+    config = {"partitions": partitions, "microbatches": 2, "seed": 1, "placement_strategy": strategy}
     return [Case(model, "train", {"model": model}, config) for model in TOLERANCE]
 
 
@@ -22,10 +22,12 @@ def whole() -> dict[str, CaseResult]:
     return launch(1, CASES, cases(1))
 
 
-@pytest.mark.parametrize(("partitions", "replicas"), [(1, 2), (2, 2)])
-def test_weights_are_those_of_one_process(whole: dict[str, CaseResult], partitions: int, replicas: int) -> None:
+@pytest.mark.parametrize(("partitions", "replicas", "strategy"), [(1, 2, "cluster"), (2, 2, "cluster"), (3, 2, "PDT")])
+def test_weights_are_those_of_one_process(
+    whole: dict[str, CaseResult], partitions: int, replicas: int, strategy: str
+) -> None:
     """Horovod once refused float32 gradients: the sum of their weights is a float64."""
-    launched = launch(partitions * replicas, CASES, cases(partitions))
+    launched = launch(partitions * replicas, CASES, cases(partitions, strategy))
     for model, tolerance in TOLERANCE.items():
         wanted = whole[model].values()[0]["variables"]
         ranks = launched[model].values()

@@ -343,7 +343,7 @@ def test_variables_are_made_in_any_trace_of_a_function() -> None:
 
     @tf.function
     def traced(x: tf.Tensor) -> tf.Tensor:
-        made.append(tf_internals.make_variable(value, tf.TensorShape(None), "made"))
+        made.append(tf_internals.make_plain_variable(initial_value=value, trainable=False, shape=tf.TensorShape(None)))
         return x
 
     traced(tf.ones([1]))

@@ -102,3 +102,22 @@ def test_every_group_kind_divides_the_world(replicas, partitions, strategy):
         stage = set(grid.members(CommGroup.DP_GROUP, rank))
         assert replica & stage == {rank}
         assert (len(replica), len(stage)) == (partitions, replicas)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("partitions", "replicas"), [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (3, 2)])
+def test_every_stage_of_every_replica_is_one_rank(partitions, replicas, strategy):
+    places = [topology(rank, partitions * replicas, partitions, strategy) for rank in range(partitions * replicas)]
+    assert sorted((p.mp_rank, p.dp_rank) for p in places) == [
+        (stage, replica) for stage in range(partitions) for replica in range(replicas)
+    ]
+    for place in places:
+        assert (place.mp_size, place.dp_size) == (partitions, replicas)
+        # Number i of a group is the rank whose number there is i, in all groups that it belongs to.
+        for kind in RankType:
+            members = place.members(kind.group)
+            assert place.world_rank(members.index(place.rank), kind) == place.rank
+            assert [places[other].group_rank(kind.group) for other in members] == list(range(len(members)))
+            assert all(places[other].members(kind.group) == members for other in members)
+        assert [places[r].dp_rank for r in place.members(CommGroup.MP_GROUP)] == [place.dp_rank] * partitions
+        assert [places[r].mp_rank for r in place.members(CommGroup.DP_GROUP)] == [place.mp_rank] * replicas
