@@ -28,7 +28,8 @@ from smp_tf.microbatching import (
     with_pieces,
 )
 from smp_tf.model import DistributedModel
-from smp_tf.partition.lower import Lowered, OutputSlot
+from smp_tf.output_positions import composites_of, local_outputs_of
+from smp_tf.partition.lower import Lowered
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
 from smp_tf.pipeline.executor import build_stage_program, plan_program
@@ -37,7 +38,7 @@ from smp_tf.result_structure import pack
 from smp_tf.sliced_objects import ObjectTensors, spec_in_words
 from smp_tf.split_program import SplitProgram
 from smp_tf.step_arguments import Arguments, sort_arguments
-from smp_tf.step_signatures import Signatures
+from smp_tf.step_signatures import OWN_SIZES, Signatures
 from smp_tf.step_trace import StepTrace, trace_step
 from smp_tf.tf_internals import tape_is_recording
 from smp_tf.topology import CommGroup
@@ -127,7 +128,9 @@ class Step:
                 on_shutdown(self._forget)
                 self._known_as = step_random.name_step(self.name)
                 rank = runtime.current().topology.rank
-                self._signatures = Signatures(self.name, lambda text: announce(text, rank))
+                self._signatures = Signatures(
+                    self.name, lambda text: announce(text, rank), 0 if self._options.reduce_retracing else OWN_SIZES
+                )
             self._programs[key] = self._program_for(arguments)
         return self._programs[key](arguments.tensors)
 
@@ -204,8 +207,8 @@ class Step:
         cut = planning.cut(
             graph,
             plan,
-            _local_outputs(lowered.results, self._options.local_outputs),
-            _composites(lowered.results),
+            local_outputs_of(lowered.results, self._options.local_outputs),
+            composites_of(lowered.results),
         )
         if any(model._smp_store.is_new for model in models):
             show_plan(planning.with_exact_transfers(plan, cut, samples))
@@ -347,36 +350,6 @@ def _described(arguments: Sequence[SplitArgument]) -> dict[str, str]:
     return {a.name: spec_in_words(a.spec) for a in arguments}
 
 
-def _local_outputs(results: Any, names: Sequence[str]) -> frozenset[int]:
-    """Positions of the outputs that are named in `local_outputs`, by key or position in the returned structure."""
-    if not names:
-        return frozenset()
-    found: set[int] = set()
-    for name in names:
-        part = _part_of(results, name)
-        found.update(i for slot in tf.nest.flatten(part) if isinstance(slot, OutputSlot) for i in slot.outputs)
-    return frozenset(found)
-
-
-def _composites(results: Any) -> list[tuple[int, ...]]:
-    """Positions of the outputs that are parts of one composite tensor."""
-    slots = (slot for slot in tf.nest.flatten(results) if isinstance(slot, OutputSlot))
-    return [slot.outputs for slot in slots if slot.spec is not None]
-
-
-def _part_of(results: Any, name: str) -> Any:
-    if isinstance(results, Mapping) and name in results:
-        return results[name]
-    if isinstance(results, tuple) and hasattr(results, "_fields") and name in results._fields:
-        return getattr(results, name)
-    if isinstance(results, (list, tuple)) and str(name).isdigit() and int(name) < len(results):
-        return results[int(name)]
-    raise StepError(
-        f"local_outputs names {name!r}, which is not in what the step returns. Use a key of the returned mapping, a "
-        f"field of the returned named tuple, or a position in the returned sequence."
-    )
-
-
 @dataclass(frozen=True)
 class _Options:
     """The options of `@smp.step`."""
@@ -387,6 +360,7 @@ class _Options:
     keep_gradients: bool
     input_signature: Sequence[Any] | None
     autograph: bool
+    reduce_retracing: bool
 
     def check(self, signature: inspect.Signature, name: str) -> None:
         """Raise where an option names a parameter the step does not have."""
@@ -408,6 +382,8 @@ def step(
     keep_microbatch_gradients: bool = False,
     input_signature: Sequence[Any] | None = None,
     autograph: bool = True,
+    reduce_retracing: bool = False,
+    jit_compile: bool | None = None,
 ) -> Any:
     """Decorate one forward-backward function so that it is split over the partitions and pipelined.
 
@@ -428,12 +404,15 @@ def step(
         keep_microbatch_gradients: keep gradients per microbatch beside their sum.
         input_signature: as for `tf.function`: a list of `tf.TensorSpec` of the whole batch; arguments are cast to it.
         autograph: convert Python control flow over tensors.
+        reduce_retracing: leave the batch size open from the first batch on, so that one program takes all sizes. By
+            default that begins with the third size.
+        jit_compile: as for `tf.function`; True is not supported yet.
 
     Returns:
         A `Step`, callable eagerly or inside a `tf.function`.
 
     Raises:
-        StepError: an option names a parameter that does not exist.
+        StepError: an option names a parameter that does not exist, or asks for XLA.
 
     Example:
         >>> @smp.step
@@ -444,6 +423,8 @@ def step(
         >>> gradients, loss = train(images, labels)
         >>> average = loss.reduce_mean()
     """
+    if jit_compile:
+        raise StepError("Compiling a step with XLA is not supported yet. Leave out jit_compile=True.")
     options = _Options(
         non_split=frozenset(non_split_inputs or ()),
         axes=dict(input_split_axes or {}),
@@ -451,6 +432,7 @@ def step(
         keep_gradients=keep_microbatch_gradients,
         input_signature=input_signature,
         autograph=autograph,
+        reduce_retracing=reduce_retracing,
     )
     if function is None:
         return lambda decorated: Step(decorated, options)

@@ -16,8 +16,8 @@ from smp_tf.argument_structure import key_of
 from smp_tf.microbatching import SplitArgument, microbatch_spec
 from smp_tf.step_arguments import Arguments
 
-#: Batch sizes that get a program of their own shapes.
-_OWN_SIZES = 2
+#: Batch sizes that get a program of their own shapes, unless the script says otherwise.
+OWN_SIZES = 2
 #: Programs for one thing at which it is time for advice, as of tf.function.
 _MANY = 5
 
@@ -28,10 +28,12 @@ class Signatures:
     Args:
         step: name of the step function.
         say: tells the user something, once.
+        own_sizes: batch sizes that get a program of their own shapes.
     """
 
-    def __init__(self, step: str, say: Callable[[str], None]) -> None:
+    def __init__(self, step: str, say: Callable[[str], None], own_sizes: int = OWN_SIZES) -> None:
         self._step = step
+        self._own_sizes = own_sizes
         self._say = say
         self._sizes: dict[Any, list[int]] = {}
         self._structures: dict[Any, list[Mapping[str, Any]]] = {}
@@ -55,15 +57,19 @@ class Signatures:
         sizes = self._sizes.setdefault((key_of(arguments.structure), any_size), [])
         if batch not in sizes:
             sizes.append(batch)
-        if len(sizes) <= _OWN_SIZES:
+        if len(sizes) <= self._own_sizes:
             return arguments
-        *before, _last = map(str, sizes[: _OWN_SIZES + 1])
+        *before, _last = map(str, sizes[: self._own_sizes + 1])
+        if before:
+            self._tell_of_open_sizes(before, batch)
+        return dataclasses.replace(arguments, specs=any_size)
+
+    def _tell_of_open_sizes(self, before: Sequence[str], batch: int) -> None:
         self._say(
             f"Step {self._step!r} was given batches of {' and '.join(before)} samples, and now one of {batch}. Other "
             f"sizes than the first two share one program that takes any size; what it computes is the same, and its "
             f"shapes are open, which may be slower."
         )
-        return dataclasses.replace(arguments, specs=any_size)
 
     def _advise(self, arguments: Arguments, any_size: tuple[Any, ...]) -> None:
         """Say which values of Python, or which shapes, make program after program."""

@@ -209,11 +209,16 @@ class _PeerInAStep:
     def __init__(self) -> None:
         self.sent: list[int] = []
 
-    def send_bytes(self, dest: int, tag: int, data: bytes, timeout: float | None = None) -> None:
+    def send_bytes(self, dest: int, tag: int, data: bytes, timeout: float | None = None, label: str = "") -> None:
         self.sent.append(dest)
 
     def recv_bytes(
-        self, src: int, tag: int, timeout: float | None = None, while_waiting: Callable[[], None] | None = None
+        self,
+        src: int,
+        tag: int,
+        timeout: float | None = None,
+        while_waiting: Callable[[], None] | None = None,
+        label: str = "",
     ) -> memoryview:
         assert while_waiting is not None, "nobody would ever end this"
         for _ in range(3):

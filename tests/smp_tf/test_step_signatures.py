@@ -148,3 +148,22 @@ class TestAdvice:
         for width in range(1, 6):
             train(X[:8], tf.ones([8, width]))
         assert capfd.readouterr().err.count("planned for 5 shapes or types of its tensors, beside the batch size") == 1
+
+
+def test_reduced_retracing_leaves_the_size_open_from_the_start(model: Sum, capfd: pytest.CaptureFixture[str]) -> None:
+    traced = []
+
+    @smp.step(reduce_retracing=True)
+    def train(x: tf.Tensor) -> tf.Tensor:
+        traced.append(tuple(x.shape))
+        return model(x)
+
+    for size in (8, 12, 10):
+        assert train(X[:size]).merge().numpy() == pytest.approx(X[:size].sum(1))
+    assert traced == [(None, 3)]
+    assert "was given batches" not in capfd.readouterr().err
+
+
+def test_compiling_with_xla_is_refused() -> None:
+    with pytest.raises(StepError, match="XLA is not supported yet"):
+        smp.step(jit_compile=True)
