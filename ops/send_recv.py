@@ -166,7 +166,8 @@ def _order() -> tf.Tensor:
     """A resource that every step touches and nothing ever reads: it keeps steps in order."""
     global _order_handle
     if _order_handle is None:
-        with tf.init_scope():
+        # Where the fences are.
+        with tf.init_scope(), tf.device("CPU:0"):
             _order_handle = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name="smp_tf_order_of_steps")
     return _order_handle
 

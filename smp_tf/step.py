@@ -159,17 +159,28 @@ class Step:
 
     def _program_for(self, arguments: Arguments) -> SplitProgram | UnsplitProgram:
         """The program for a call of a new kind: a new one, or one that takes any batch size."""
+        wanted = runtime.current().config.microbatches
         planned = self._planned(arguments)
-        batch = static_batch_size(planned, runtime.current().config.microbatches)
-        if batch is not None and batch < runtime.current().config.microbatches:
+        batch = static_batch_size(planned, wanted)
+        if batch is not None and batch < wanted:
             batch = None
         settled = self._signatures.settle(arguments, planned, batch)
+        if settled is arguments:
+            return self._prepare(arguments)
         if settled.key not in self._programs:
-            self._programs[settled.key] = self._prepare(settled)
+            try:
+                traced = self._trace(
+                    settled, [microbatch_spec(argument, None) for argument in with_pieces(planned, wanted)]
+                )
+            except Exception as error:
+                # It comes of the open size, or it comes again with the size of this batch.
+                self._signatures.needs_its_sizes(settled, error)
+                return self._prepare(arguments)
+            self._programs[settled.key] = self._prepare(settled, traced)
         return self._programs[settled.key]
 
-    def _prepare(self, arguments: Arguments) -> SplitProgram | UnsplitProgram:
-        """The whole way from the function to this rank's program, for one signature."""
+    def _prepare(self, arguments: Arguments, traced: StepTrace | None = None) -> SplitProgram | UnsplitProgram:
+        """The whole way from the function to this rank's program, for one signature, which may be traced already."""
         running = runtime.current()
         config = running.config
         stages = config.partitions or 1
@@ -181,7 +192,8 @@ class Step:
         sizes = sizes_of(batch, microbatches) if batch is not None else ()
         size = sizes[0] if len(set(sizes)) == 1 else None
 
-        traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
+        if traced is None:
+            traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
         models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
         if stages == microbatches == running.topology.size == 1 and not (is_random or config.xla):

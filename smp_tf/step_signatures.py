@@ -38,6 +38,7 @@ class Signatures:
         self._sizes: dict[Any, list[int]] = {}
         self._structures: dict[Any, list[Mapping[str, Any]]] = {}
         self._shapes: dict[Any, list[Any]] = {}
+        self._closed: set[Any] = set()
 
     def settle(self, arguments: Arguments, planned: Sequence[SplitArgument], batch: int | None) -> Arguments:
         """The arguments that a program is to be made for, when a call comes for which there is none.
@@ -55,20 +56,34 @@ class Signatures:
         if batch is None or any_size == arguments.specs:
             return arguments
         sizes = self._sizes.setdefault((key_of(arguments.structure), any_size), [])
+        if any_size in self._closed:
+            return arguments
         if batch not in sizes:
             sizes.append(batch)
         if len(sizes) <= self._own_sizes:
             return arguments
-        *before, _last = map(str, sizes[: self._own_sizes + 1])
-        if before:
-            self._tell_of_open_sizes(before, batch)
+        if len(sizes) == self._own_sizes + 1 > 1:
+            *before, _ = map(str, sizes)
+            self._say(
+                f"Step {self._step!r} was given batches of {' and '.join(before)} samples, and now one of {batch}. "
+                f"Other sizes than the first two share one program that takes any size; what it computes is the same, "
+                f"and its shapes are open, which may be slower."
+            )
         return dataclasses.replace(arguments, specs=any_size)
 
-    def _tell_of_open_sizes(self, before: Sequence[str], batch: int) -> None:
+    def needs_its_sizes(self, arguments: Arguments, error: Exception) -> None:
+        """Note that a step cannot be traced with the batch size left open: every size gets a program of its own.
+
+        Args:
+            arguments: what it could not be traced for, as `settle` gave them.
+            error: why.
+        """
+        self._closed.add(arguments.specs)
+        words = " ".join(str(error).split())[:300]
         self._say(
-            f"Step {self._step!r} was given batches of {' and '.join(before)} samples, and now one of {batch}. Other "
-            f"sizes than the first two share one program that takes any size; what it computes is the same, and its "
-            f"shapes are open, which may be slower."
+            f"Step {self._step!r} cannot be traced with the batch size left open ({type(error).__name__}: {words}), so "
+            f"every size of its batches gets a program of its own. Use tf.shape(x)[0] in place of x.shape[0], or "
+            f"batches of one size."
         )
 
     def _advise(self, arguments: Arguments, any_size: tuple[Any, ...]) -> None:

@@ -51,9 +51,9 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     original = Step._prepare
 
-    def prepare(self: Any, arguments: Any) -> Any:
+    def prepare(self: Any, *arguments: Any) -> Any:
         made.append(self.name)
-        return original(self, arguments)
+        return original(self, *arguments)
 
     monkeypatch.setattr(Step, "_prepare", prepare)
     return made

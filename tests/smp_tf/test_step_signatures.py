@@ -167,3 +167,20 @@ def test_reduced_retracing_leaves_the_size_open_from_the_start(model: Sum, capfd
 def test_compiling_with_xla_is_refused() -> None:
     with pytest.raises(StepError, match="XLA is not supported yet"):
         smp.step(jit_compile=True)
+
+
+def test_a_step_that_needs_its_batch_size_gets_a_program_for_each(
+    model: Sum, capfd: pytest.CaptureFixture[str]
+) -> None:
+    traced = []
+
+    @smp.step
+    def train(x: tf.Tensor) -> tf.Tensor:
+        traced.append(x.shape[0])
+        return tf.reshape(model(x), [x.shape[0] * 1])
+
+    for size in (16, 8, 12, 20):
+        assert train(X[:size]).merge().numpy() == pytest.approx(X[:size].sum(1))
+    assert traced == [4, 2, None, 3, 5]
+    said = capfd.readouterr().err
+    assert said.count("cannot be traced with the batch size left open (TypeError: ") == 1
