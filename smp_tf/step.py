@@ -184,6 +184,7 @@ class Step:
         running = runtime.current()
         config = running.config
         stages = config.partitions or 1
+        xla = config.xla if self._options.jit_compile is None else self._options.jit_compile
         planned = self._planned(arguments)
         batch = static_batch_size(planned, config.microbatches)
         is_cut = any(argument.axis is not None for argument in planned)
@@ -196,7 +197,7 @@ class Step:
             traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
         models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
-        if stages == microbatches == running.topology.size == 1 and not (is_random or config.xla):
+        if stages == microbatches == running.topology.size == 1 and not (is_random or xla):
             _settle(models, lowered, [0] * len(lowered.variables), 0, running.seed)
             self._run_hooks()
             body = autograph_convert(self._function) if self._options.autograph else self._function
@@ -241,10 +242,10 @@ class Step:
             mine,
             keep=frozenset(range(len(cut.outputs))) if self._options.keep_gradients else frozenset(),
             weighted=size is None or running.topology.dp_size > 1,
-            xla=config.xla,
+            xla=xla,
             samples=samples,
         )
-        if config.xla:
+        if xla:
             report_uncompiled(self.name, program)
         self._run_hooks()
         return SplitProgram(
@@ -373,6 +374,7 @@ class _Options:
     input_signature: Sequence[Any] | None
     autograph: bool
     reduce_retracing: bool
+    jit_compile: bool | None
 
     def check(self, signature: inspect.Signature, name: str) -> None:
         """Raise where an option names a parameter the step does not have."""
@@ -418,13 +420,13 @@ def step(
         autograph: convert Python control flow over tensors.
         reduce_retracing: leave the batch size open from the first batch on, so that one program takes all sizes. By
             default that begins with the third size.
-        jit_compile: as for `tf.function`; True is not supported yet.
+        jit_compile: whether to compile the step's functions with XLA; by default what the configuration's `xla` says.
 
     Returns:
         A `Step`, callable eagerly or inside a `tf.function`.
 
     Raises:
-        StepError: an option names a parameter that does not exist, or asks for XLA.
+        StepError: an option names a parameter that does not exist.
 
     Example:
         >>> @smp.step
@@ -435,8 +437,6 @@ def step(
         >>> gradients, loss = train(images, labels)
         >>> average = loss.reduce_mean()
     """
-    if jit_compile:
-        raise StepError("Compiling a step with XLA is not supported yet. Leave out jit_compile=True.")
     options = _Options(
         non_split=frozenset(non_split_inputs or ()),
         axes=dict(input_split_axes or {}),
@@ -445,6 +445,7 @@ def step(
         input_signature=input_signature,
         autograph=autograph,
         reduce_retracing=reduce_retracing,
+        jit_compile=jit_compile,
     )
     if function is None:
         return lambda decorated: Step(decorated, options)

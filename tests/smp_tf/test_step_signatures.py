@@ -164,9 +164,15 @@ def test_reduced_retracing_leaves_the_size_open_from_the_start(model: Sum, capfd
     assert "was given batches" not in capfd.readouterr().err
 
 
-def test_compiling_with_xla_is_refused() -> None:
-    with pytest.raises(StepError, match="XLA is not supported yet"):
-        smp.step(jit_compile=True)
+def test_one_step_can_be_compiled_with_xla(model: Sum) -> None:
+    @smp.step(jit_compile=True)
+    def train(x: tf.Tensor) -> tf.Tensor:
+        return model(x)
+
+    assert train(X[:8]).merge().numpy() == pytest.approx(X[:8].sum(1))
+    (program,) = train._programs.values()
+    (function,) = program.stage_program.functions.values()
+    assert function.function.function_def.attr["_XlaMustCompile"].b
 
 
 def test_a_step_that_needs_its_batch_size_gets_a_program_for_each(
