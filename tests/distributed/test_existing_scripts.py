@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -70,4 +71,24 @@ def test_layers_placed_by_hand() -> None:
     assert [lines(split, "here:", rank) for rank in (0, 1)] == [
         ["here: net/dense/kernel:0 net/dense_1/kernel:0"],
         ["here: net/dense_2/kernel:0 net/dense_3/kernel:0"],
+    ]
+
+
+def test_checkpoints_and_a_profile(tmp_path: Path) -> None:
+    def run_until(epochs: int, size: int, folder: str) -> list[str]:
+        config = json.dumps({"microbatches": 4, "partitions": size})
+        arguments = ["--epochs", str(epochs), "--checkpoint-dir", str(tmp_path / folder)]
+        environment = {**ONE_THREAD, "SM_HP_MP_PARAMETERS": config}
+        path = f"{SCRIPTS}/checkpoints.py"
+        outcome = launch_script(
+            size, path, arguments, environment=environment, launched=size > 1, deadline=180
+        ).expect_clean()
+        return lines(outcome, "epoch ")
+
+    whole = run_until(2, 1, "whole")
+    assert len(whole) == 8
+    assert [*run_until(1, 2, "parts"), *run_until(2, 2, "parts")] == whole
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir() if path.suffix == ".json") == [
+        "ckpt-1.json",
+        "ckpt-2.json",
     ]

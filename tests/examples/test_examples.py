@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,7 +84,21 @@ def test_a_resumed_training_prints_what_an_uninterrupted_one_prints(tmp_path: Pa
     assert [line for line in resumed if "restored" not in line] == whole
 
 
-@pytest.mark.parametrize("name", ["digits", "language_model", "load_digits", "resume"])
+def test_a_wrapped_model_is_trained_and_becomes_a_file_of_keras(tmp_path: Path) -> None:
+    file = tmp_path / "tumours.keras"
+    arguments = ["--save", str(file), "--epochs", "6"]
+    split = launch_script(2, "examples/wrapped.py", arguments).expect_clean()
+    assert accuracy_of(split) >= 0.95
+    alone = launch_script(
+        1, "examples/wrapped.py", ["--save", str(tmp_path / "a.keras"), "--epochs", "6"], launched=False
+    )
+    assert losses_of(alone.expect_clean()) == losses_of(split)
+    load = "import tf_keras, sys; print([i.name for i in tf_keras.models.load_model(sys.argv[1]).inputs])"
+    told = subprocess.run([sys.executable, "-c", load, str(file)], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "['mean', 'error', 'worst']"
+
+
+@pytest.mark.parametrize("name", ["digits", "language_model", "load_digits", "resume", "wrapped"])
 def test_help_is_given_in_one_process(name: str) -> None:
     outcome = launch_script(1, f"examples/{name}.py", ["--help"], launched=False).expect_clean()
     assert "--" in outcome.output(0)
