@@ -16,6 +16,8 @@ ARGS ?=
 # Tests of one process share the cores; those that start several have them to themselves. That ARGS leaves nothing to one
 # of the two (pytest's exit status 5) is no failure.
 AT_ONCE := -n logical --maxprocesses 4 --dist loadfile
+# Launches of several processes mostly wait, for imports or for a rank to be missed: two files at a time.
+IN_PAIRS := -n 2 --dist loadfile
 run_tests = $(PYTEST) $(1) $(TESTS) $(ARGS) || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
@@ -33,14 +35,16 @@ demo: setup ## Train a split model on two processes, then load it in one without
 
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
 	$(call run_tests,$(AT_ONCE) -m "not distributed")
-	$(call run_tests,-m distributed)
+	$(call run_tests,$(IN_PAIRS) -m "distributed and not alone")
+	$(call run_tests,-m "distributed and alone")
 
 test-quick: setup ## Run the unit tests, under 3 minutes
 	$(call run_tests,$(AT_ONCE) -m "not distributed and not large")
 
 test-all: setup ## Run all tests, the whole grid of models and settings included
 	$(call run_tests,$(AT_ONCE) -m "not distributed" --full)
-	$(call run_tests,-m distributed --full --results=tests/distributed/RESULTS.md)
+	$(call run_tests,$(IN_PAIRS) -m "distributed and not alone" --full --results=$(CURDIR)/tests/distributed/RESULTS.md)
+	$(call run_tests,-m "distributed and alone" --full)
 
 # TensorFlow's oldest supported version, in an environment and a copy of the sources of its own: the
 # ops that are compiled in a source tree fit one TensorFlow only.

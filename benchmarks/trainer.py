@@ -188,7 +188,7 @@ class Split(Trainer):
         self.stopwatch = Stopwatch(
             importlib.import_module("smp_tf.step"),
             {
-                "trace": ("trace", "lower", "make_stateless", "planning.prune"),
+                "trace": ("trace_step",),
                 "plan": ("planning.propose", "agree_on_plan", "planning.cut", "planning.with_exact_transfers"),
                 "build": ("plan_program", "build_stage_program", "_settle"),
             },

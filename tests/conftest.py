@@ -28,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     config.addinivalue_line("markers", "distributed: starts several processes with horovodrun")
     config.addinivalue_line("markers", "full: the whole grid of settings; only with --full")
+    config.addinivalue_line("markers", "alone: measures time or processors, so that nothing may run beside it")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -40,3 +41,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tells what tests counted: the property `counted` of whatever passed."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "counted":
+                terminalreporter.write_line(str(value))

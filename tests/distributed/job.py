@@ -161,6 +161,7 @@ class Job:
             left_behind.kill_all(self.mark)
             if hasattr(self, "_launcher"):
                 self._launcher.wait()
+        self._await_ends(living)
         seconds = time.monotonic() - self.started_at
         self._drain()
         for key in list(self._selector.get_map().values()):
@@ -289,6 +290,16 @@ class Job:
             for key, _ in events:
                 self._handle(key)
         left_behind.kill_all(self.mark)
+
+    def _await_ends(self, living: Mapping[int, str]) -> None:
+        """Handles the ends of all ranks that are gone: a process loses its mark a moment before its end is told."""
+        until = time.monotonic() + 5.0
+        while {rank for rank, pid in self.pids.items() if pid not in living} - set(self._ended):
+            events = self._selector.select(max(0.0, until - time.monotonic()))
+            if not events:
+                return
+            for key, _ in events:
+                self._handle(key)
 
     def _drain(self) -> None:
         while events := self._selector.select(0):

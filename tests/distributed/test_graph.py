@@ -6,6 +6,8 @@ import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
 
+pytestmark = pytest.mark.alone
+
 CASES = "tests.distributed.cases.graph"
 # Per stage and microbatch a stash of three layers' activations: 3 x (samples x width) floats.
 WIDTH, SAMPLES = 64, 8 * 2048
