@@ -1,8 +1,8 @@
 """Random models, cut at random, are trained as in one process.
 
 Hypothesis draws models, partitions, microbatches, schedules and placements. Plain Keras trains each in this process;
-where dropout draws masks, which plain Keras draws differently, smp_tf does so in one process. A model that goes wrong is
-printed as JSON, from which `RandomModel.of` makes it again: what is wrong with it becomes a test of its own.
+where dropout draws masks, which plain Keras draws differently, smp_tf does so in one process. A model that goes wrong
+is printed as JSON, from which `RandomModel.of` makes it again: what is wrong with it becomes a test of its own.
 """
 
 from __future__ import annotations
