@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -43,10 +44,11 @@ def commands_of(root: Path, target: str) -> str:
 
 
 def test_unit_tests_come_first_and_all_folders_are_run(root: Path) -> None:
-    first, second = (line for line in commands_of(root, "test").splitlines() if " pytest " in line)
-    assert '-m "not distributed"' in first
-    assert "-m distributed" in second
-    for line in (first, second):
+    lines = [line for line in commands_of(root, "test").splitlines() if " pytest " in line]
+    marked = [re.search(r'-m "(.*?)"', line) for line in lines]
+    expected = ["not distributed", "distributed and not alone", "distributed and alone"]
+    assert [found.group(1) for found in marked if found] == expected
+    for line in lines:
         folders = [word.rstrip("/") for word in line.split() if word.startswith("tests/")]
         expected = {f"tests/{path.parent.name}" for path in (root / "tests").glob("*/test_*.py")}
         last = [name for name in ("tests/examples", "tests/distributed") if name in expected]
@@ -58,7 +60,7 @@ def test_a_selection_without_unit_tests_is_no_failure(tmp_path: Path, root: Path
     (tmp_path / "tests" / "room").mkdir(parents=True)
     (tmp_path / "tests" / "room" / "test_it.py").write_text("")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    program(tmp_path / ".venv" / "bin" / "python", 'case "$*" in *"-m distributed"*) exit $SECOND;; *) exit 5;; esac\n')
+    program(tmp_path / ".venv" / "bin" / "python", 'case "$*" in *"-m distributed and alone"*) exit $SECOND;; *) exit 5;; esac\n')
     command = ["make", "PYTHON=true", "test"]
     for status, expected in ((0, 0), (1, 2)):
         environment = {**os.environ, "SECOND": str(status)}
