@@ -60,7 +60,8 @@ def test_a_selection_without_unit_tests_is_no_failure(tmp_path: Path, root: Path
     (tmp_path / "tests" / "room").mkdir(parents=True)
     (tmp_path / "tests" / "room" / "test_it.py").write_text("")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    program(tmp_path / ".venv" / "bin" / "python", 'case "$*" in *"-m distributed and alone"*) exit $SECOND;; *) exit 5;; esac\n')
+    python = 'case "$*" in *"-m distributed and alone"*) exit $SECOND;; *) exit 5;; esac\n'
+    program(tmp_path / ".venv" / "bin" / "python", python)
     command = ["make", "PYTHON=true", "test"]
     for status, expected in ((0, 0), (1, 2)):
         environment = {**os.environ, "SECOND": str(status)}
