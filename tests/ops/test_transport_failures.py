@@ -128,6 +128,8 @@ def test_a_rank_answers_what_it_does_while_its_main_thread_is_stuck() -> None:
         free = ranks[0].expect("free")["status"]
         assert (free["in_step"], free["step"], free["activity"], free["waits"]) == (False, 7, "", [])
         os.kill(ranks[1].pid, signal.SIGSTOP)
+        # Until all of its threads have stopped, one of them may still answer.
+        os.waitid(os.P_PID, ranks[1].pid, os.WSTOPPED)
         ranks[0].command("ask")
         assert ranks[0].expect("stopped")["status"] is None
 
