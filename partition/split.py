@@ -97,6 +97,8 @@ class StepOutputPlan:
         stage: the stage that makes it; None where all make it.
         is_gradient: whether it was computed from gradients.
         is_part: whether it is a part of a composite tensor (sparse slices), whose parts stay per microbatch.
+        follows_state: whether it was computed from a variable that the step writes, such as the result of a metric:
+            its value after the last microbatch is that of the whole batch.
         summands: for a gradient that is made on other stages than its variable's owner, `stage`: the contributions.
             Each is summed over the microbatches where it is made and sent to `stage` once per step; the output is
             the sum of all. Where `tensor` is not among them it is never computed. With SUM_TO_ALL they go to every
@@ -109,6 +111,7 @@ class StepOutputPlan:
     is_gradient: bool
     is_part: bool = False
     summands: tuple[Tensor, ...] = ()
+    follows_state: bool = False
 
     @property
     def is_summed(self) -> bool:
@@ -343,7 +346,9 @@ class _Splitter:
         place = self.places[tensor.node]
         node = self.graph.nodes[tensor.node]
         if place.role in (Role.FREE, Role.REPLICATED):
-            return StepOutputPlan(tensor, Delivery.MADE_BY_ALL, None, False)
+            return StepOutputPlan(
+                tensor, Delivery.MADE_BY_ALL, None, False, follows_state=place.role is Role.REPLICATED
+            )
         behind = self._variables_behind(tensor)
         of_one_variable = self._is_changed_gradient(tensor)
         is_gradient = bool(behind) and (of_one_variable or not self._needs_model(tensor.node))

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import manual_placement, norms, pending_restore, runtime, tf_internals, variables
+from smp_tf import manual_placement, norms, pending_restore, recorded_apply, runtime, tf_internals, variables
 from smp_tf.errors import StepError
 from smp_tf.partition.trace import Recorder
 
@@ -280,6 +280,10 @@ def _is_spread(pairs: Iterable[Any]) -> bool:
 def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
+        recorder = recorded_apply.recorder()
+        if recorder is not None:
+            options = dict(zip(("name",), args, strict=False)) | kwargs
+            return recorder.record(optimizer, pairs, options)
         kept = [(gradient, variable) for gradient, variable in pairs if _stored_here(variable)]
         is_spread = _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)

@@ -55,6 +55,21 @@ def save_structure() -> Iterator[None]:
         _in_step.saving = False
 
 
+@contextlib.contextmanager
+def keras_loop() -> Iterator[None]:
+    """Within this context, `fit` and its kin: Keras calls a model on the first batch of a generator, to build it."""
+    before = _in_keras_loop()
+    _in_step.loop = True
+    try:
+        yield
+    finally:
+        _in_step.loop = before
+
+
+def _in_keras_loop() -> bool:
+    return getattr(_in_step, "loop", False)
+
+
 class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
     """Metaclass: variables made while a distributed model is constructed get no storage yet."""
 
@@ -124,6 +139,9 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         """Call the model: inside a step, or on symbolic Keras inputs to build it."""
         trace = step_being_traced()
         if trace is None:
+            if not self.built and _in_keras_loop():
+                self._build_for(args, kwargs)
+                return None
             if not _is_symbolic(args, kwargs) and not saving():
                 raise StepError(
                     f"Model {self.name!r} was called outside a step. Its layers live on different ranks, so it can be "
@@ -132,10 +150,15 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             with self._without_storage():
                 return super().__call__(*args, **kwargs)
         with trace.model_call(self):
-            outputs = super().__call__(*args, **kwargs)
-        # Metrics that the model holds are updated on every rank, like any other of the script.
-        self._smp_store.leave_to_script(v for metric in self.metrics for v in metric.variables)
-        return outputs
+            return super().__call__(*args, **kwargs)
+
+    def _build_for(self, args: Any, kwargs: Any) -> None:
+        """Make the variables for inputs like these, without storage, and compute nothing."""
+        with tf_internals.scratch_graph("build").as_default(), self._without_storage():
+            like = tf.nest.map_structure(
+                lambda value: tf.zeros(tf.shape(value), value.dtype) if tf.is_tensor(value) else value, (args, kwargs)
+            )
+            super().__call__(*like[0], **like[1])
 
     @tf_internals.not_an_override
     def build(self, input_shape: Any) -> None:
@@ -169,6 +192,130 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             StepError: no step has run yet, so it is not decided who stores what.
         """
         return [v for v in self.trainable_variables if self._is_local(v)]
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Train the model, as `tf_keras.Model.fit` does; every rank calls it with the same arguments.
+
+        All ranks of a replica are given the same batches, and the batch size is that of a replica. The history is the
+        same on every rank, and callbacks take the same decisions; files are written, and progress is shown, by rank 0.
+
+        Args:
+            *args: as for `tf_keras.Model.fit`.
+            **kwargs: the same by keyword.
+
+        Returns:
+            Keras's `History`: losses and metrics over the batches of all replicas.
+
+        Raises:
+            StepError: the model was compiled with run_eagerly, or its `train_step` cannot be run in microbatches.
+
+        Example:
+            >>> model.compile(optimizer="adam", loss="mse")
+            >>> history = model.fit(inputs, targets, batch_size=32, epochs=3)
+        """
+        from smp_tf.training import run_loop
+
+        return run_loop(self, super().fit, args, kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Losses and metrics, as `tf_keras.Model.evaluate` gives them, over the batches of all replicas.
+
+        Args:
+            *args: as for `tf_keras.Model.evaluate`; every rank of a replica is given the same.
+            **kwargs: the same by keyword.
+
+        Returns:
+            The same on every rank: a number, a list of them, or with `return_dict=True` a dictionary.
+
+        Example:
+            >>> loss = model.evaluate(inputs, targets)
+        """
+        from smp_tf.training import run_loop
+
+        return run_loop(self, super().evaluate, args, kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predictions, as `tf_keras.Model.predict` gives them, for what this replica is given.
+
+        Args:
+            *args: as for `tf_keras.Model.predict`; every rank of a replica is given the same.
+            **kwargs: the same by keyword.
+
+        Returns:
+            Arrays, on every rank of the replica.
+
+        Example:
+            >>> classes = model.predict(inputs).argmax(-1)
+        """
+        from smp_tf.training import run_loop
+
+        return run_loop(self, super().predict, args, kwargs)
+
+    @tf_internals.not_an_override
+    def get_metrics_result(self) -> dict[str, Any]:
+        """The results of the metrics by name; between batches, over all replicas: every rank calls it."""
+        if not tf.executing_eagerly():
+            return super().get_metrics_result()  # type: ignore[no-any-return]
+        from smp_tf.replica_logs import summed_states
+
+        with summed_states(self.metrics):
+            return super().get_metrics_result()  # type: ignore[no-any-return]
+
+    def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
+        """What `fit` calls for every batch: `train_step`, traced for one microbatch, cut and pipelined.
+
+        Args:
+            force: make a new one where there is one.
+
+        Returns:
+            A function of an iterator over batches that gives the logs.
+        """
+        if self.train_function is None or force:
+            from smp_tf.training import train_function
+
+            self.train_function = train_function(self)
+        return self.train_function  # type: ignore[no-any-return]
+
+    def make_test_function(self, force: bool = False) -> Callable[[Any], Any]:
+        """What `evaluate` calls for every batch: `test_step`, cut and pipelined; see `make_train_function`."""
+        if self.test_function is None or force:
+            from smp_tf.training import test_function
+
+            self.test_function = test_function(self)
+        return self.test_function  # type: ignore[no-any-return]
+
+    def make_predict_function(self, force: bool = False) -> Callable[[Any], Any]:
+        """What `predict` calls for every batch: `predict_step`, cut and pipelined; see `make_train_function`."""
+        if self.predict_function is None or force:
+            from smp_tf.training import predict_function
+
+            self.predict_function = predict_function(self)
+        return self.predict_function  # type: ignore[no-any-return]
+
+    def save(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        save_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Write the whole model, as `tf_keras.Model.save` does; every rank calls it. See `save_model`.
+
+        Args:
+            filepath: a folder for a SavedModel, or a file that ends in `.keras` or `.h5`.
+            overwrite: whether what is there may be replaced.
+            save_format: "tf", "keras" or "h5"; it must fit the path, which decides.
+            **options: not supported: anything but Keras's defaults is an error.
+
+        Raises:
+            StepError: something is there already, the format does not fit the path, or options were given.
+
+        Example:
+            >>> model.save("trained")
+        """
+        from smp_tf.saving import save
+
+        save(self, filepath, overwrite, save_format, options)
 
     def save_model(self, path: str | os.PathLike[str]) -> None:
         """Write the whole, unsplit model.
@@ -344,6 +491,43 @@ class WrappedModel(DistributedModel):
         # Keras gives these to every model that takes `**kwargs`, as `call` below does.
         self._not_taken = set() if takes_all else {"training", "mask"} - {parameter.name for parameter in parameters}
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the wrapped model, whose `train_step` is what `fit` runs; see `tf_keras.Model.compile`."""
+        before = dict(vars(self.wrapped))
+        self.wrapped.compile(*args, **kwargs)
+        # Keras's loops and callbacks, which see this model, find there what compiling has set: optimizer, losses, ...
+        for name, value in vars(self.wrapped).items():
+            if before.get(name, self) is not value and not name.startswith("_self_"):
+                object.__setattr__(self, name, value)
+        if self.wrapped.output_names:
+            self.output_names = self.wrapped.output_names
+
+    @property
+    def metrics(self) -> list[Any]:
+        """The metrics of the wrapped model."""
+        found: list[Any] = self.wrapped.metrics
+        return found
+
+    @tf_internals.not_an_override
+    def train_step(self, data: Any) -> Any:
+        """One step of training, as the wrapped model defines it."""
+        return self.wrapped.train_step(data)
+
+    @tf_internals.not_an_override
+    def test_step(self, data: Any) -> Any:
+        """One step of evaluation, as the wrapped model defines it."""
+        return self.wrapped.test_step(data)
+
+    @tf_internals.not_an_override
+    def predict_step(self, data: Any) -> Any:
+        """One step of prediction, as the wrapped model defines it."""
+        return self.wrapped.predict_step(data)
+
+    @tf_internals.not_an_override
+    def reset_metrics(self) -> None:
+        """Begin anew with the metrics of the wrapped model."""
+        self.wrapped.reset_metrics()
+
     def _build(self, input_shape: Any) -> None:
         # Keras's way is to call `call` on placeholders, which it refuses for one that takes any arguments.
         if not self.wrapped.built:
@@ -361,7 +545,7 @@ def keras_model_of(model: DistributedModel) -> tf_keras.Model:
 
 
 def _refuse_options(method: str, options: Any) -> None:
-    if options is not None:
+    if options is not None and not tf_internals.is_default_options(options):
         raise StepError(f"{method} of a distributed model takes no options of TensorFlow's. Received: {options!r}")
 
 

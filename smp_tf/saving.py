@@ -16,7 +16,8 @@ import glob
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
@@ -62,6 +63,46 @@ def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
         )
     write = _model_file if is_file else _saved_model
     _write(model, path, f"saving model {model.name!r}", lambda building: write(model, building))
+
+
+def save(
+    model: DistributedModel,
+    path: str | os.PathLike[str],
+    overwrite: bool,
+    save_format: str | None,
+    options: Mapping[str, Any],
+) -> None:
+    """Write the whole model as Keras's `model.save` is asked to; see `DistributedModel.save`.
+
+    Args:
+        model: a distributed model that has run a step.
+        path: folder or file to write.
+        overwrite: whether what is there may be replaced.
+        save_format: "tf", "keras" or "h5"; None: the path says it.
+        options: further arguments of `save`.
+
+    Raises:
+        StepError: something is there and `overwrite` is false, the format does not fit the path, or options ask for
+            what is not supported.
+    """
+    path = os.fspath(path)
+    extension = os.path.splitext(path)[1]
+    by_path = {".keras": "keras", ".h5": "h5", ".hdf5": "h5"}.get(extension, "tf")
+    if save_format is not None and save_format != by_path:
+        raise StepError(
+            f"The path says how a model is saved: a folder as a SavedModel, files by their end, .keras or .h5. "
+            f"Received: path={path!r} with save_format={save_format!r}."
+        )
+    for name, value in options.items():
+        is_default = value is None or (name == "options" and tf_internals.is_default_options(value))
+        if not is_default and (name, value) not in (("include_optimizer", False), ("save_traces", True)):
+            raise StepError(
+                f"model.save of a distributed model does not take {name}={value!r}. It writes the model without its "
+                f"optimizer, whose state smp.CheckpointManager saves, and with its traces."
+            )
+    if not overwrite and os.path.exists(path):
+        raise StepError(f"There is something in {path!r} already, and overwrite=False was given.")
+    save_model(model, path)
 
 
 def save_weights(
@@ -158,7 +199,12 @@ def _put_prefix_in_place(building: str, path: str) -> None:
         os.replace(file, name)
     for file in stale:
         os.remove(file)
-    tf.compat.v1.train.update_checkpoint_state(os.path.dirname(path), os.path.basename(path))
+    # TensorFlow's own way of writing this file, which names the latest checkpoint of a folder, is deprecated.
+    folder, name = os.path.split(path)
+    latest = tf.compat.v1.train.generate_checkpoint_state_proto(folder, name)
+    with open(f"{building}.latest", "w", encoding="utf-8") as file:
+        file.write(str(latest))
+    os.replace(f"{building}.latest", os.path.join(folder, "checkpoint"))
 
 
 def _remove(building: str) -> None:

@@ -68,6 +68,7 @@ class SplitProgram:
         arguments: how the step's tensor arguments are cut.
         microbatches: number of microbatches.
         random: what the step function is known by where its random ops need seeds; None where it draws nothing.
+        then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
     """
 
     name: str
@@ -77,6 +78,7 @@ class SplitProgram:
     arguments: tuple[SplitArgument, ...]
     microbatches: int
     random: str | None
+    then: Callable[[Any], Any] | None = None
     _eager: Any = field(default=None, init=False)
     _layout: _Flat | None = field(default=None, init=False)
 
@@ -87,7 +89,8 @@ class SplitProgram:
             tensors: its tensor arguments, of the whole batch, composite ones whole.
 
         Returns:
-            The structure the step function returns, with a `StepOutput` in place of every tensor.
+            The structure the step function returns, with a `StepOutput` in place of every tensor; or what `then`
+            makes of it.
         """
         if tf.config.functions_run_eagerly():
             raise StepError(
@@ -95,27 +98,35 @@ class SplitProgram:
                 f"tf.config.run_functions_eagerly off around it; to debug its body, use tf.print in it."
             )
         if not tf.executing_eagerly():
-            return self._results(self._emit(tensors))
+            return self._finish(self._emit(tensors))
         if self._eager is None:
             signature = [argument.spec for argument in self.arguments]
             self._eager = tf.function(self._named_emitter(), autograph=False, input_signature=signature)
         flat = self._eager(*tensors)
+        if self.then is not None:
+            return flat
         assert self._layout is not None
         return self._results(self._layout.filled(flat))
 
     def __repr__(self) -> str:
         return f"<SplitProgram of step {self.name!r}>"
 
-    def _named_emitter(self) -> Callable[..., list[tf.Tensor]]:
+    def _finish(self, flat: _Flat) -> Any:
+        results = self._results(flat)
+        return results if self.then is None else self.then(results)
+
+    def _named_emitter(self) -> Callable[..., Any]:
         """`_emit_tensors` under a name of its own: TensorFlow warns of retracing by counting the traces of one code."""
 
-        def emit_tensors(*tensors: Any) -> list[tf.Tensor]:
+        def emit_tensors(*tensors: Any) -> Any:
             return self._emit_tensors(*tensors)
 
         code = emit_tensors.__code__.replace(co_name=f"{self.name}_{self.stage_program.number}")
         return types.FunctionType(code, emit_tensors.__globals__, code.co_name, None, emit_tensors.__closure__)
 
-    def _emit_tensors(self, *tensors: Any) -> list[tf.Tensor]:
+    def _emit_tensors(self, *tensors: Any) -> Any:
+        if self.then is not None:
+            return self._finish(self._emit(tensors))
         self._layout = self._emit(tensors)
         return self._layout.tensors()
 
@@ -166,6 +177,7 @@ class SplitProgram:
             owner=plan.stage,
             is_local=plan.delivery is not Delivery.LOCAL or plan.stage == self.stage_program.stage,
             is_gradient=plan.is_gradient,
+            follows_state=plan.follows_state,
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -82,13 +82,18 @@ class Step:
     Args:
         function: one forward and backward (or one forward) of one microbatch.
         options: see `step`.
+        then: what to do with the results in the graph of the step, which then gives what it returns; by default it
+            gives the results.
     """
 
-    def __init__(self, function: Callable[..., Any], options: _Options) -> None:
+    def __init__(
+        self, function: Callable[..., Any], options: StepOptions, then: Callable[[Any], Any] | None = None
+    ) -> None:
         functools.update_wrapper(self, function)
         self.name: str = getattr(getattr(function, "func", function), "__name__", "step")
         self._function = function
         self._options = options
+        self._then = then
         self._signature = inspect.signature(function)
         self._programs: dict[Any, SplitProgram | UnsplitProgram] = {}
         self._known_as = ""
@@ -101,7 +106,7 @@ class Step:
         # Kept in the instance, past any __setattr__ of its own, so that both live equally long.
         kept = f"_smp_step_{self.name}"
         if kept not in instance.__dict__:
-            instance.__dict__[kept] = Step(functools.partial(self._function, instance), self._options)
+            instance.__dict__[kept] = Step(functools.partial(self._function, instance), self._options, self._then)
         return instance.__dict__[kept]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -202,7 +207,7 @@ class Step:
             self._run_hooks()
             body = autograph_convert(self._function) if self._options.autograph else self._function
             return UnsplitProgram(
-                traced.trace, lowered, planned, lambda given: self._call(body, arguments.structure, given)
+                traced.trace, lowered, planned, lambda given: self._call(body, arguments.structure, given), self._then
             )
         samples = max(sizes, default=1)
         measured = {
@@ -256,6 +261,7 @@ class Step:
             arguments=planned,
             microbatches=microbatches,
             random=self._known_as if is_random else None,
+            then=self._then,
         )
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:
@@ -364,17 +370,17 @@ def _described(arguments: Sequence[SplitArgument]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class _Options:
+class StepOptions:
     """The options of `@smp.step`."""
 
-    non_split: frozenset[str]
-    axes: Mapping[str, int]
-    local_outputs: tuple[str, ...]
-    keep_gradients: bool
-    input_signature: Sequence[Any] | None
-    autograph: bool
-    reduce_retracing: bool
-    jit_compile: bool | None
+    non_split: frozenset[str] = frozenset()
+    axes: Mapping[str, int] = field(default_factory=dict)
+    local_outputs: tuple[str, ...] = ()
+    keep_gradients: bool = False
+    input_signature: Sequence[Any] | None = None
+    autograph: bool = True
+    reduce_retracing: bool = False
+    jit_compile: bool | None = None
 
     def check(self, signature: inspect.Signature, name: str) -> None:
         """Raise where an option names a parameter the step does not have."""
@@ -437,7 +443,7 @@ def step(
         >>> gradients, loss = train(images, labels)
         >>> average = loss.reduce_mean()
     """
-    options = _Options(
+    options = StepOptions(
         non_split=frozenset(non_split_inputs or ()),
         axes=dict(input_split_axes or {}),
         local_outputs=tuple(local_outputs or ()),

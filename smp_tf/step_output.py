@@ -25,6 +25,7 @@ class StepOutput:
         owner: the partition that keeps the value when it is not sent to all; else None.
         is_local: whether this rank has it.
         is_gradient: whether it was computed from gradients.
+        follows_state: whether it was computed from a variable that the step writes.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class StepOutput:
         owner: int | None = None,
         is_local: bool = True,
         is_gradient: bool = False,
+        follows_state: bool = False,
     ) -> None:
         self._name = name
         self._values = None if values is None else list(values)
@@ -47,6 +49,7 @@ class StepOutput:
         self._owner = owner
         self._is_local = is_local
         self._is_gradient = is_gradient
+        self._follows_state = follows_state
 
     def __repr__(self) -> str:
         where = "" if self._is_local else f", on partition {self._owner}"
@@ -56,6 +59,11 @@ class StepOutput:
     def is_local(self) -> bool:
         """Whether this rank has the value."""
         return self._is_local
+
+    @property
+    def follows_state(self) -> bool:
+        """Whether it was computed from a variable that the step writes, so that its last value is that of the batch."""
+        return self._follows_state
 
     @property
     def outputs(self) -> list[Any]:

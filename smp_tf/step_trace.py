@@ -133,6 +133,10 @@ def trace_step(
             f"made by smp.DistributedModel, or by a subclass of it, inside the step."
         )
     for model in models:
+        # Metrics that a model holds are updated on every rank, like any other of the script.
+        model._smp_store.leave_to_script(v for metric in model.metrics for v in metric.variables)
+        # Also where the step called its layers or methods only, or, of a wrapped model, the model inside.
+        model.built = True
         for variable in model.variables:
             model._smp_store.adopt(variable)
     lowered = lower(traced, _describe)

@@ -96,6 +96,16 @@ def not_an_override(method: Any) -> Any:
     return method
 
 
+def is_default_options(options: Any) -> bool:
+    """Whether options for saving are those that Keras's callbacks make up when they are given none.
+
+    Seen with tf.train.CheckpointOptions and tf.saved_model.SaveOptions of TensorFlow 2.16 to 2.21, whose fields are
+    their slots.
+    """
+    fresh = type(options)()
+    return all(getattr(options, name) == getattr(fresh, name) for name in type(options).__slots__)
+
+
 def checked_in_checkpoints(check: Callable[[Any], None]) -> type[Any]:
     """A base class whose variables are checked before a checkpoint takes or gives their value.
 

@@ -7,6 +7,8 @@ smp_tf; called eagerly, it runs as a `tf.function` of its own.
 from __future__ import annotations
 
 import contextlib
+import functools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,12 +42,14 @@ class UnsplitProgram:
         lowered: what was read off it.
         arguments: the step's tensor arguments.
         call: calls the step function with its real signature, given its tensor arguments.
+        then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
     """
 
     trace: Trace
     lowered: Lowered
     arguments: tuple[SplitArgument, ...]
     call: Callable[[Sequence[Any]], Any]
+    then: Callable[[Any], Any] | None = None
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
         """Run the step.
@@ -54,8 +58,10 @@ class UnsplitProgram:
             tensors: its tensor arguments, composite ones whole.
 
         Returns:
-            The structure it returns, with a `StepOutput` in place of every tensor.
+            The structure it returns, with a `StepOutput` in place of every tensor; or what `then` makes of it.
         """
+        if tf.executing_eagerly() and self.then is not None:
+            return self._function(*tensors)
         tensors = [whole_of(a, t) for a, t in zip(self.arguments, tensors, strict=True)]
         if tf.executing_eagerly():
             pending_restore.count_step()
@@ -67,7 +73,22 @@ class UnsplitProgram:
             results = self.call(tensors)
         finally:
             set_step_being_traced(before)
-        return unpack(tf.nest.map_structure(_output, results))
+        results = unpack(tf.nest.map_structure(_output, results))
+        return results if self.then is None else self.then(results)
+
+    @functools.cached_property
+    def _function(self) -> Any:
+        signature = [argument.spec for argument in self.arguments]
+        return tf.function(self._named_call(), autograph=False, input_signature=signature)
+
+    def _named_call(self) -> Callable[..., Any]:
+        """The program as code of its own: TensorFlow warns of retracing by counting the traces of one code."""
+
+        def call(*tensors: Any) -> Any:
+            return self(tensors)
+
+        code = call.__code__.replace(co_name=f"unsplit_{id(self)}")
+        return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
     def _filled(self, slot: Any, flat: Sequence[tf.Tensor]) -> Any:
         if not isinstance(slot, OutputSlot):

@@ -1,0 +1,120 @@
+"""`apply_gradients` inside a `train_step`: written down while one microbatch is traced, done once per batch.
+
+    traced for one microbatch                       in the graph of the whole batch
+
+    gradients = tape.gradient(loss, weights)        pipeline: gradients of all microbatches, added up
+    optimizer.apply_gradients(...)   ─ recorded ─▶  optimizer.apply_gradients(average gradients)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.errors import StepError
+
+
+@dataclass(frozen=True)
+class Apply:
+    """One call of `apply_gradients` while a microbatch was traced.
+
+    Args:
+        optimizer: the optimizer.
+        variables: the variables it was to change, in order.
+        gradients: their gradients for the microbatch; None where there is none.
+        options: further keyword arguments of the call.
+        position: number of operations that the graph had then.
+    """
+
+    optimizer: Any
+    variables: tuple[Any, ...]
+    gradients: tuple[Any, ...]
+    options: dict[str, Any]
+    position: int
+
+
+class _Recording(threading.local):
+    current: ApplyRecorder | None = None
+
+
+_recording = _Recording()
+
+
+def recorder() -> ApplyRecorder | None:
+    """What calls of `apply_gradients` in this thread are to be told to; None where they are to be done."""
+    return _recording.current
+
+
+class ApplyRecorder:
+    """Writes down the calls of `apply_gradients` of one microbatch.
+
+    Args:
+        step: name of the step, for messages.
+    """
+
+    def __init__(self, step: str) -> None:
+        self._step = step
+        self._graph: Any = None
+        self.applies: list[Apply] = []
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within this context, which is opened in the graph of the microbatch, optimizers are not to apply anything."""
+        self._graph = tf.compat.v1.get_default_graph()
+        before, _recording.current = _recording.current, self
+        try:
+            yield
+        finally:
+            _recording.current = before
+        self._check_what_follows()
+
+    def record(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]], options: dict[str, Any]) -> tf.Operation:
+        """Note that gradients are to be applied.
+
+        Args:
+            optimizer: by which optimizer.
+            pairs: gradients and variables.
+            options: further keyword arguments of `apply_gradients`.
+
+        Returns:
+            An operation that does nothing.
+
+        Raises:
+            StepError: this is decided while the step runs, in a branch or loop.
+        """
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise StepError(
+                f"{self._step} applies gradients inside a tf.cond, a loop or a function of its own. Gradients are "
+                f"applied once per batch, after all microbatches, so whether that happens cannot be decided in one of "
+                f"them. Call apply_gradients outside it; to leave a step out, apply gradients multiplied by zero, or "
+                f"write a loop of your own over @smp.step."
+            )
+        gradients, variables = zip(*pairs, strict=True) if pairs else ((), ())
+        self.applies.append(Apply(optimizer, variables, gradients, options, len(self._graph.get_operations())))
+        return tf.no_op()
+
+    def _check_what_follows(self) -> None:
+        """Raise where something was computed from a variable after gradients were to be applied to it."""
+        if not self.applies:
+            return
+        inside = {internal.name: external for external, internal in self._graph.captures}
+        operations = self._graph.get_operations()
+        for apply in self.applies:
+            changed = {id(variable.handle): variable for variable in apply.variables}
+            for operation in operations[apply.position :]:
+                for tensor in operation.inputs:
+                    variable = changed.get(id(inside.get(tensor.name)))
+                    if variable is not None:
+                        raise StepError(
+                            f"{self._step} reads {variable.name!r} (op {operation.name!r}) after it has applied "
+                            f"gradients to it with {type(apply.optimizer).__name__}. Gradients are applied once per "
+                            f"batch, after all microbatches, so what comes later in the same step would see the old "
+                            f"value. Compute everything before the first apply; or, where the second phase needs the "
+                            f"new weights (two phases of a GAN), write two functions with @smp.step, one a phase, and "
+                            f"call one after the other in a loop of your own."
+                        )

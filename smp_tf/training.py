@@ -1,0 +1,164 @@
+"""What Keras's `fit`, `evaluate` and `predict` call for every batch: a step that is cut, made of one microbatch's.
+
+    Keras's loop ──▶ next(iterator) ──▶ batch ─┐
+                                               ▼
+    train_step(data), one microbatch ──▶ smp.step ──▶ gradients, averaged ──▶ apply_gradients, once ──▶ logs
+                                               └────▶ metrics, updated once per microbatch ─────────────┘
+
+`train_step` is traced whole, so one that the user wrote is treated like Keras's own: its `apply_gradients` is recorded
+(`recorded_apply.py`), and everything happens in one `tf.function` per batch shape.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import keras_callbacks, replica_logs, runtime
+from smp_tf.errors import StepError
+from smp_tf.model import keras_loop
+from smp_tf.partition.tf_internals import autograph_convert
+from smp_tf.recorded_apply import Apply, ApplyRecorder
+from smp_tf.step import Step, StepOptions
+from smp_tf.step_output import StepOutput
+
+
+class BatchFunction:
+    """Takes the next batch of an iterator and runs a step on it.
+
+    Args:
+        model: the distributed model.
+        method: name of the model's method for one microbatch: "train_step", "test_step" or "predict_step".
+        count: the model's counter of batches.
+        gather: makes what Keras is given of what the method returned, `StepOutput`s in place of tensors.
+    """
+
+    def __init__(self, model: Any, method: str, count: tf.Variable, gather: Callable[[Any], Any]) -> None:
+        self._model = model
+        self._method = method
+        self._count = count
+        self._gather = gather
+        self._applies: list[list[Apply]] = []
+        #: Samples of this replica so far.
+        self.samples = 0
+        self._in_words = f"{method} of model {model.name!r}"
+        one_microbatch = self._one_microbatch
+        self._step = Step(
+            _named(lambda data: one_microbatch(data), method),
+            StepOptions(jit_compile=True if model.jit_compile else None),
+            self._finish,
+        )
+
+    def __call__(self, iterator: Any) -> Any:
+        """Run the step on the next batch, or on as many as `steps_per_execution` says.
+
+        Args:
+            iterator: gives batches. It is asked outside any graph: where it has ended, nothing is under way on any
+                rank.
+        """
+        if self._model.run_eagerly:
+            raise StepError(
+                f"Model {self._model.name!r} is cut and pipelined as a graph, and cannot run eagerly. Leave "
+                f"run_eagerly out of compile; to look into its layers, use tf.print."
+            )
+        several = self._model.steps_per_execution
+        results = []
+        for _ in range(1 if several is None else int(several.numpy())):
+            batch = next(iterator)
+            results.append(self._step(batch))
+            self.samples += _samples(batch)
+        return self._over_batches(results)
+
+    def _over_batches(self, results: list[Any]) -> Any:
+        """What Keras is given after several batches: their outputs joined, or the logs of the last."""
+        if self._method != "predict_step" or len(results) == 1:
+            return results[-1]
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *results)
+
+    def _one_microbatch(self, data: Any) -> dict[str, Any]:
+        recorder = ApplyRecorder(self._in_words)
+        with recorder.recording():
+            results = autograph_convert(getattr(self._model, self._method))(data)
+        self._applies.append(recorder.applies)
+        return {
+            "results": results,
+            "gradients": [list(apply.gradients) for apply in recorder.applies],
+            "samples": tf.shape(tf.nest.flatten(data, expand_composites=True)[0])[0],
+            # By number: the optimizers and variables themselves are no results of a step.
+            "recorded": len(self._applies) - 1,
+        }
+
+    def _finish(self, found: Mapping[str, Any]) -> Any:
+        for apply, gradients in zip(self._applies[found["recorded"]], found["gradients"], strict=True):
+            average = [None if g is None else g.accumulate() for g in gradients]
+            apply.optimizer.apply_gradients(zip(average, apply.variables, strict=True), **apply.options)
+        self._count.assign_add(1)
+        results = self._gather(found["results"])
+        if found["gradients"] and isinstance(results, dict):
+            # Replicas have the same number of training batches; in an evaluation one may have more.
+            return replica_logs.average(results, found["samples"].reduce_sum(), f"smp_logs_{self._method}")
+        return results
+
+
+def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run one of Keras's loops with the callbacks of this rank, and with its progress shown by rank 0 only.
+
+    Args:
+        model: the distributed model.
+        loop: its method `fit`, `evaluate` or `predict`, as Keras defines it.
+        args: what it was called with.
+        kwargs: the same by keyword.
+
+    Returns:
+        What the loop returns.
+    """
+    bound = inspect.signature(loop).bind(*args, **kwargs)
+    bound.arguments["callbacks"] = keras_callbacks.adapt(bound.arguments.get("callbacks"), model)
+    if runtime.current().topology.rank:
+        bound.arguments["verbose"] = 0
+    with keras_loop():
+        return loop(*bound.args, **bound.kwargs)
+
+
+def train_function(model: Any) -> BatchFunction:
+    """What `model.fit` calls for every batch."""
+    return BatchFunction(model, "train_step", model._train_counter, _logs)
+
+
+def test_function(model: Any) -> BatchFunction:
+    """What `model.evaluate` calls for every batch."""
+    return BatchFunction(model, "test_step", model._test_counter, _logs)
+
+
+def predict_function(model: Any) -> BatchFunction:
+    """What `model.predict` calls for every batch."""
+    return BatchFunction(model, "predict_step", model._predict_counter, _predictions)
+
+
+def _samples(batch: Any) -> int:
+    first = next(iter(tf.nest.flatten(batch)), None)
+    return int(first.shape[0] or 0) if getattr(first, "shape", None) else 0
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    function.__name__ = name
+    return function
+
+
+def _logs(results: Any) -> Any:
+    """The logs of a batch: metrics as they are after it, and averages over its microbatches of everything else."""
+    return tf.nest.map_structure(_log, results)
+
+
+def _log(value: Any) -> Any:
+    if not isinstance(value, StepOutput):
+        return value
+    return value.outputs[-1] if value.follows_state else value.reduce_mean()
+
+
+def _predictions(results: Any) -> Any:
+    """The predictions for a batch, as if it had not been split."""
+    return tf.nest.map_structure(lambda value: value.merge() if isinstance(value, StepOutput) else value, results)
