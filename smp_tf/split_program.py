@@ -54,7 +54,7 @@ class _Flat:
         return _Flat(values, accumulated, weights, total)
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class SplitProgram:
     """A step made ready for one signature: this rank's program and what is needed to call it.
 

@@ -119,6 +119,16 @@ class Step:
         Returns:
             What the function returns, with a `StepOutput` in place of every tensor.
         """
+        program, tensors = self.find(*args, **kwargs)
+        return program(tensors)
+
+    def find(self, *args: Any, **kwargs: Any) -> tuple[SplitProgram | UnsplitProgram, Sequence[Any]]:
+        """The program for a call, traced, planned and built where there is none yet, and what to call it with.
+
+        Args:
+            *args: the positional arguments of the call.
+            **kwargs: its keyword arguments.
+        """
         runtime.current()
         if tape_is_recording():
             raise StepError(
@@ -137,7 +147,7 @@ class Step:
                     self.name, lambda text: announce(text, rank), 0 if self._options.reduce_retracing else OWN_SIZES
                 )
             self._programs[key] = self._program_for(arguments)
-        return self._programs[key](arguments.tensors)
+        return self._programs[key], arguments.tensors
 
     def _forget(self) -> None:
         self._programs.clear()

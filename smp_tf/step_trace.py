@@ -14,6 +14,7 @@ from smp_tf.announce import announce
 from smp_tf.errors import StepError
 from smp_tf.model import DistributedModel, model_with, set_step_being_traced
 from smp_tf.partition.lower import Lowered, lower
+from smp_tf.partition.measurements import leave_the_model
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.randomness import make_stateless
 from smp_tf.partition.trace import Recorder, Trace, trace
@@ -141,7 +142,8 @@ def trace_step(
             model._smp_store.adopt(variable)
     lowered = lower(traced, _describe)
     graph = make_stateless(lowered.graph, lambda note: announce(note, runtime.current().topology.rank))
-    return StepTrace(traced, lowered, models, planning.prune(graph), is_random=graph is not lowered.graph)
+    pruned = leave_the_model(planning.prune(graph))
+    return StepTrace(traced, lowered, models, pruned, is_random=graph is not lowered.graph)
 
 
 def _describe(variable: tf.Variable) -> tuple[str, bool]:

@@ -20,9 +20,11 @@ from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.training.saving import saveable_object_util
 from tf_keras.src import backend
+from tf_keras.src.engine import compile_utils
 from tf_keras.src.mixed_precision import loss_scale_optimizer
 from tf_keras.src.saving import saving_lib
 from tf_keras.src.saving.legacy import hdf5_format
+from tf_keras.src.utils import losses_utils
 
 from smp_tf.partition import tf_internals as partition_internals
 
@@ -104,6 +106,15 @@ def is_default_options(options: Any) -> bool:
     """
     fresh = type(options)()
     return all(getattr(options, name) == getattr(fresh, name) for name in type(options).__slots__)
+
+
+def compiled_losses() -> tuple[type, Any]:
+    """The class that holds a compiled model's losses, and the module of the functions by which losses are reduced.
+
+    Losses call `apply_valid_mask(losses, weights, mask, reduction)` and `compute_weighted_loss(losses, weights,
+    reduction)` of that module. Seen in tf_keras 2.16 to 2.21.
+    """
+    return compile_utils.LossesContainer, losses_utils
 
 
 def checked_in_checkpoints(check: Callable[[Any], None]) -> type[Any]:

@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ import tensorflow as tf
 
 from smp_tf import keras_callbacks, replica_logs, runtime
 from smp_tf.errors import StepError
+from smp_tf.loss_denominators import Denominators, Totals
 from smp_tf.model import keras_loop
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.recorded_apply import Apply, ApplyRecorder
@@ -41,7 +44,10 @@ class BatchFunction:
         self._method = method
         self._count = count
         self._gather = gather
-        self._applies: list[list[Apply]] = []
+        self._traced: list[tuple[list[Apply], Denominators]] = []
+        self._totals: weakref.WeakKeyDictionary[Any, Totals | None] = weakref.WeakKeyDictionary()
+        with tf.init_scope():
+            self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
         #: Samples of this replica so far.
         self.samples = 0
         self._in_words = f"{method} of model {model.name!r}"
@@ -68,9 +74,32 @@ class BatchFunction:
         results = []
         for _ in range(1 if several is None else int(several.numpy())):
             batch = next(iterator)
-            results.append(self._step(batch))
+            program, tensors = self._step.find(batch)
+            self._tell_totals(program, tensors)
+            results.append(program(tensors))
             self.samples += _samples(batch)
         return self._over_batches(results)
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether what a loss is averaged over comes in several parts."""
+        running = runtime.current()
+        return running.config.microbatches > 1 or (self._over_replicas and running.topology.dp_size > 1)
+
+    @property
+    def _over_replicas(self) -> bool:
+        """Whether the batches of all replicas are one; in an evaluation each has its own, and some may have more."""
+        return self._method == "train_step"
+
+    def _tell_totals(self, program: Any, tensors: Sequence[Any]) -> None:
+        if program not in self._totals:
+            _, denominators = self._traced[program.lowered.results["traced"]]
+            self._totals[program] = None
+            if denominators.is_needed:
+                self._totals[program] = Totals(denominators, self._batch_samples, program, self._over_replicas)
+        totals = self._totals[program]
+        if totals is not None:
+            totals.tell(tensors)
 
     def _over_batches(self, results: list[Any]) -> Any:
         """What Keras is given after several batches: their outputs joined, or the logs of the last."""
@@ -80,25 +109,26 @@ class BatchFunction:
 
     def _one_microbatch(self, data: Any) -> dict[str, Any]:
         recorder = ApplyRecorder(self._in_words)
-        with recorder.recording():
+        denominators = Denominators(self._in_words, self._batch_samples)
+        samples = tf.shape(tf.nest.flatten(data, expand_composites=True)[0])[0]
+        with recorder.recording(), denominators.collecting(samples) if self._in_parts else contextlib.nullcontext():
             results = autograph_convert(getattr(self._model, self._method))(data)
-        self._applies.append(recorder.applies)
+        self._traced.append((recorder.applies, denominators))
         return {
             "results": results,
             "gradients": [list(apply.gradients) for apply in recorder.applies],
-            "samples": tf.shape(tf.nest.flatten(data, expand_composites=True)[0])[0],
+            "samples": samples,
             # By number: the optimizers and variables themselves are no results of a step.
-            "recorded": len(self._applies) - 1,
+            "traced": len(self._traced) - 1,
         }
 
     def _finish(self, found: Mapping[str, Any]) -> Any:
-        for apply, gradients in zip(self._applies[found["recorded"]], found["gradients"], strict=True):
+        for apply, gradients in zip(self._traced[found["traced"]][0], found["gradients"], strict=True):
             average = [None if g is None else g.accumulate() for g in gradients]
             apply.optimizer.apply_gradients(zip(average, apply.variables, strict=True), **apply.options)
         self._count.assign_add(1)
         results = self._gather(found["results"])
-        if found["gradients"] and isinstance(results, dict):
-            # Replicas have the same number of training batches; in an evaluation one may have more.
+        if self._over_replicas and isinstance(results, dict):
             return replica_logs.average(results, found["samples"].reduce_sum(), f"smp_logs_{self._method}")
         return results
 

@@ -33,7 +33,7 @@ class _Calls:
         yield
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class UnsplitProgram:
     """A step ready to be run whole.
 

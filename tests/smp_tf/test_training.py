@@ -34,6 +34,20 @@ def two_outputs() -> tf_keras.Model:
     return tf_keras.Model(inputs, outputs, name="two")
 
 
+def masked() -> tf_keras.Model:
+    inputs = tf_keras.Input((5,), dtype=tf.int32)
+    words = layers.Embedding(7, 4, mask_zero=True)(inputs)
+    tags = layers.Dense(3, name="tags")(layers.LSTM(6, return_sequences=True)(words))
+    whole = layers.Dense(2, name="whole")(layers.GlobalAveragePooling1D()(words))
+    return tf_keras.Model(inputs, [tags, whole])
+
+
+SENTENCES = RANDOM.randint(1, 7, (22, 5)) * (np.arange(5) < RANDOM.randint(1, 6, (22, 1)))
+# The first microbatch of the first batch has no valid word at all.
+SENTENCES[:2] = 0
+TAGS = RANDOM.randint(0, 3, (22, 5))
+
+
 def with_losses() -> tf_keras.Model:
     inputs = tf_keras.Input((6,))
     hidden = layers.Dense(8, kernel_regularizer="l2", activity_regularizer="l2", name="hidden")(inputs)
@@ -127,13 +141,23 @@ CASES: dict[str, tuple[Callable[[], Any], Mapping[str, Any], Mapping[str, Any]]]
         {"loss": lambda y, p: tf.reduce_mean((p - tf.cast(y, tf.float32)) ** 2, axis=-1)},
         {**ARRAYS, "y": CLASSES[:, None]},
     ),
+    "masked and unmasked losses": (
+        masked,
+        {"loss": [FROM_LOGITS, "mse"], "loss_weights": [1.0, 0.5], "weighted_metrics": [["accuracy"], []]},
+        {"x": SENTENCES, "y": [TAGS, NUMBERS], "batch_size": 8},
+    ),
+    "a loss that ignores a class": (
+        masked,
+        {"loss": [tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=1), None]},
+        {"x": SENTENCES, "y": [TAGS, NUMBERS], "batch_size": 8, "sample_weight": WEIGHTS},
+    ),
     "losses of layers": (with_losses, PLAIN, ARRAYS),
     "metrics with a state": (
         classifier,
         {
             "loss": tf_keras.losses.CategoricalCrossentropy(from_logits=True),
             "metrics": [
-                Meter, tf_keras.metrics.TopKCategoricalAccuracy, lambda: tf_keras.metrics.MeanIoU(3, sparse_y_true=False),
+                Meter, tf_keras.metrics.TopKCategoricalAccuracy, lambda: tf_keras.metrics.OneHotMeanIoU(3, name="iou"),
                 tf_keras.metrics.CategoricalAccuracy,
             ],
         },
@@ -178,7 +202,9 @@ def compare(build: Callable[[], Any], options: Mapping[str, Any], given: Mapping
         np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
     for weight, same in zip(split.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(weight, same, rtol=1e-4, atol=1e-6)
-    for ours, theirs in zip(tf.nest.flatten(split.predict(X, verbose=0)), tf.nest.flatten(plain.predict(X, verbose=0)), strict=True):
+    inputs = given["x"] if isinstance(given["x"], np.ndarray) else X
+    predicted, expected_too = (tf.nest.flatten(model.predict(inputs, verbose=0)) for model in (split, plain))
+    for ours, theirs in zip(predicted, expected_too, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
@@ -192,3 +218,154 @@ def test_the_history_is_that_of_plain_keras(init: Callable[..., None], case: str
 def test_so_it_is_without_microbatches(init: Callable[..., None], case: str) -> None:
     init(microbatches=1)
     compare(*CASES[case])
+
+
+OPTIMIZERS = {
+    "adadelta": lambda: tf_keras.optimizers.Adadelta(0.5),
+    "adafactor": lambda: tf_keras.optimizers.Adafactor(0.05),
+    "adagrad": lambda: tf_keras.optimizers.Adagrad(0.05),
+    "adam, norm of each clipped": lambda: tf_keras.optimizers.Adam(0.01, clipnorm=0.1),
+    "adamax, values clipped": lambda: tf_keras.optimizers.Adamax(0.01, clipvalue=0.01),
+    "adamw": lambda: tf_keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "ftrl": lambda: tf_keras.optimizers.Ftrl(0.05),
+    "lion": lambda: tf_keras.optimizers.Lion(0.001),
+    "nadam": lambda: tf_keras.optimizers.Nadam(0.01),
+    "rmsprop": lambda: tf_keras.optimizers.RMSprop(0.01, momentum=0.5),
+    "sgd, norm of all clipped": lambda: tf_keras.optimizers.SGD(0.1, global_clipnorm=0.1),
+    "sgd, averaged weights": lambda: tf_keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
+    "a schedule": lambda: tf_keras.optimizers.SGD(tf_keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "scaled losses": lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.Adam(0.01)),
+    "legacy adam": lambda: tf_keras.optimizers.legacy.Adam(0.01, decay=0.1),
+    "legacy sgd, norm of all clipped": lambda: tf_keras.optimizers.legacy.SGD(0.1, global_clipnorm=0.1),
+    "legacy, scaled losses": lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_is_applied_once_a_batch(init: Callable[..., None], name: str) -> None:
+    init(microbatches=2)
+    compare(classifier, PLAIN, {**ARRAYS, "x": X[:16], "y": CLASSES[:16]}, optimizer=OPTIMIZERS[name])
+
+
+class Penalised(tf_keras.Sequential):
+    """A `train_step` as Keras's guide has it: with a tape, and the optimizer and metrics used directly."""
+
+    def __init__(self) -> None:
+        super().__init__([layers.Dense(8, activation="tanh", input_shape=(6,)), layers.Dense(3)])
+        self.tracker = tf_keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = tf.reduce_mean(tf_keras.losses.sparse_categorical_crossentropy(y, predicted, from_logits=True))
+            loss += 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in self.trainable_variables])
+        gradients = tape.gradient(loss, self.trainable_variables)
+        gradients, norm = tf.clip_by_global_norm(gradients, 1e3)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.tracker.update_state(loss, sample_weight=tf.shape(x)[0])
+        return {"loss": self.tracker.result(), "largest": tf.reduce_mean(tf.abs(predicted)), "constant": 3.0}
+
+
+def test_a_train_step_of_the_users_own(init: Callable[..., None]) -> None:
+    init(microbatches=3)
+    compare(Penalised, {}, ARRAYS)
+
+
+def with_train_step(step: Callable[[Any, Any], Any]) -> Any:
+    """A distributed model with a `train_step`, compiled."""
+
+    class Net(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__(name="net")
+            self.first, self.second = layers.Dense(4), layers.Dense(3)
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.second(self.first(x))
+
+        def train_step(self, data: Any) -> Any:
+            return step(self, data)
+
+    model = Net()
+    model.compile("sgd")
+    return model
+
+
+def _two_phases(model: Any, data: Any) -> dict[str, Any]:
+    for layer in (model.second, model.first):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(data[0]) ** 2)
+        model.optimizer.minimize(loss, layer.trainable_variables, tape)
+    return {"loss": loss}
+
+
+def test_a_second_phase_that_needs_the_weights_of_the_first_is_refused(init: Callable[..., None]) -> None:
+    init(microbatches=2)
+    with pytest.raises(StepError, match=r"reads 'net/dense_1/kernel.*two functions with @smp.step"):
+        with_train_step(_two_phases).fit(X, CLASSES, verbose=0)
+
+
+def _sometimes(model: Any, data: Any) -> dict[str, Any]:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(data[0]) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    if model.optimizer.iterations % 2 == 0:
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return {"loss": loss}
+
+
+def test_gradients_applied_in_a_branch_are_refused(init: Callable[..., None]) -> None:
+    init(microbatches=2)
+    with pytest.raises(StepError, match=r"applies gradients inside a tf.cond"):
+        with_train_step(_sometimes).fit(X, CLASSES, verbose=0)
+
+
+def test_running_eagerly_is_refused(init: Callable[..., None]) -> None:
+    init(microbatches=2)
+    model = smp.DistributedModel(classifier)
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(StepError, match="cannot run eagerly"):
+        model.fit(X, CLASSES, verbose=0)
+
+
+def test_single_batches(init: Callable[..., None]) -> None:
+    init(microbatches=2)
+    plain, split = classifier(), smp.DistributedModel(classifier)
+    split.set_weights(plain.get_weights())
+    for model in (plain, split):
+        compiled(model, PLAIN)
+    for method in ("train_on_batch", "test_on_batch"):
+        for given in ({"x": X[:8], "y": CLASSES[:8]}, {"x": X[8:14], "y": CLASSES[8:14], "return_dict": True}):
+            ours, theirs = getattr(split, method)(**given), getattr(plain, method)(**given)
+            np.testing.assert_allclose(*(list(o.values()) if isinstance(o, dict) else o for o in (ours, theirs)), 1e-5)
+    np.testing.assert_allclose(split.predict_on_batch(X[:5]), plain.predict_on_batch(X[:5]), 1e-5)
+
+
+def test_a_model_that_is_subclassed_and_measured_in_its_call(init: Callable[..., None]) -> None:
+    init(microbatches=3)
+
+    def net(base: Any) -> Any:
+        class Net(base):
+            def __init__(self) -> None:
+                super().__init__()
+                initializer = tf_keras.initializers.GlorotUniform(7)
+                self.first = layers.Dense(4, kernel_initializer=initializer)
+                self.second = layers.Dense(3, kernel_initializer=initializer)
+
+            def call(self, x: tf.Tensor) -> tf.Tensor:
+                hidden = self.first(x)
+                self.add_metric(tf.reduce_mean(hidden**2), name="activity")
+                self.add_loss(0.1 * tf.reduce_mean(hidden**2))
+                return self.second(hidden)
+
+        return compiled(Net(), PLAIN)
+
+    split, plain = net(smp.DistributedModel), net(tf_keras.Model)
+    expected, found = fitted(plain, {**ARRAYS, "x": X[:18], "y": CLASSES[:18], "batch_size": 6}), fitted(split, {**ARRAYS, "x": X[:18], "y": CLASSES[:18], "batch_size": 6})
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
