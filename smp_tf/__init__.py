@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from smp_tf import callbacks
     from smp_tf.checkpoint import CheckpointManager
     from smp_tf.data_parallel import average_gradients
     from smp_tf.lifecycle import init, is_initialized, shutdown
@@ -72,6 +73,7 @@ _WHERE: dict[str, str] = {
     "average_gradients": "smp_tf.data_parallel",
     "allgather": "smp_tf.messaging",
     "barrier": "smp_tf.messaging",
+    "callbacks": "smp_tf:callbacks",
     "broadcast": "smp_tf.messaging",
     "dp_barrier": "smp_tf.messaging",
     "mp_barrier": "smp_tf.messaging",
@@ -127,6 +129,7 @@ __all__ = [
     "average_gradients",
     "barrier",
     "broadcast",
+    "callbacks",
     "clip_by_global_norm",
     "dp_barrier",
     "dp_rank",
@@ -158,7 +161,9 @@ __all__ = [
 ]
 
 # Names that a user can only use with tf_keras behind tf.keras.
-_NEED_TF_KERAS = frozenset({"CheckpointManager", "DistributedModel", "clip_by_global_norm", "global_norm", "step"})
+_NEED_TF_KERAS = frozenset(
+    {"CheckpointManager", "callbacks", "DistributedModel", "clip_by_global_norm", "global_norm", "step"}
+)
 
 # Public names that a submodule bears too: `smp.step` and `smp.partition` are what a script calls.
 _NAMED_LIKE_SUBMODULES = ("partition", "step")
@@ -209,9 +214,12 @@ def __getattr__(name: str) -> Any:
 
         require_tf_keras()
     module_name, _, path = where.partition(":")
-    value: Any = importlib.import_module(module_name)
-    for part in (path or name).split("."):
-        value = getattr(value, part)
+    if module_name == __name__:
+        value: Any = importlib.import_module(f"{__name__}.{path}")
+    else:
+        value = importlib.import_module(module_name)
+        for part in (path or name).split("."):
+            value = getattr(value, part)
     # Bypasses __getattr__ next time.
     setattr(sys.modules[__name__], name, value)
     return value

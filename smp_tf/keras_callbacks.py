@@ -51,6 +51,24 @@ def adapt(callbacks: Any, model: Any) -> Any:
     return _adapted(tf.nest.flatten(callbacks) if callbacks else [])
 
 
+def before_all(callbacks: Any, first: Sequence[Any], model: Any) -> Any:
+    """The callbacks with others before them, except where one of that class is among them already.
+
+    Args:
+        callbacks: what `adapt` gave.
+        first: the others.
+        model: the distributed model.
+    """
+    is_list = isinstance(callbacks, list)
+    present = callbacks if is_list else callbacks.callbacks
+    wanted = [new for new in first if not any(isinstance(callback, type(new)) for callback in present)]
+    present[:0] = wanted
+    if not is_list:
+        for callback in wanted:
+            callback.set_model(model)
+    return callbacks
+
+
 def _adapted(callbacks: Sequence[Any]) -> list[Any]:
     rank = runtime.current().topology.rank
     found = []

@@ -255,11 +255,13 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
     def get_metrics_result(self) -> dict[str, Any]:
         """The results of the metrics by name; between batches, over all replicas: every rank calls it."""
         if not tf.executing_eagerly():
-            return super().get_metrics_result()  # type: ignore[no-any-return]
+            traced: dict[str, Any] = super().get_metrics_result()
+            return traced
         from smp_tf.replica_logs import summed_states
 
         with summed_states(self.metrics):
-            return super().get_metrics_result()  # type: ignore[no-any-return]
+            summed: dict[str, Any] = super().get_metrics_result()
+        return summed
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
         """What `fit` calls for every batch: `train_step`, traced for one microbatch, cut and pipelined.
@@ -270,27 +272,30 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         Returns:
             A function of an iterator over batches that gives the logs.
         """
-        if self.train_function is None or force:
-            from smp_tf.training import train_function
+        from smp_tf.training import train_function
 
-            self.train_function = train_function(self)
-        return self.train_function  # type: ignore[no-any-return]
+        made: Callable[[Any], Any] | None = self.train_function  # type: ignore[has-type]
+        if made is None or force:
+            made = self.train_function = train_function(self)
+        return made
 
     def make_test_function(self, force: bool = False) -> Callable[[Any], Any]:
         """What `evaluate` calls for every batch: `test_step`, cut and pipelined; see `make_train_function`."""
-        if self.test_function is None or force:
-            from smp_tf.training import test_function
+        from smp_tf.training import test_function
 
-            self.test_function = test_function(self)
-        return self.test_function  # type: ignore[no-any-return]
+        made: Callable[[Any], Any] | None = self.test_function  # type: ignore[has-type]
+        if made is None or force:
+            made = self.test_function = test_function(self)
+        return made
 
     def make_predict_function(self, force: bool = False) -> Callable[[Any], Any]:
         """What `predict` calls for every batch: `predict_step`, cut and pipelined; see `make_train_function`."""
-        if self.predict_function is None or force:
-            from smp_tf.training import predict_function
+        from smp_tf.training import predict_function
 
-            self.predict_function = predict_function(self)
-        return self.predict_function  # type: ignore[no-any-return]
+        made: Callable[[Any], Any] | None = self.predict_function  # type: ignore[has-type]
+        if made is None or force:
+            made = self.predict_function = predict_function(self)
+        return made
 
     def save(
         self,
@@ -428,6 +433,26 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         from smp_tf.sharded_weights import set_weights
 
         set_weights(self, weights)
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Print a summary of the model, as `tf_keras.Model.summary`, with the ranks that store each layer's weights.
+
+        Rank 0 prints it. With `print_fn`, every rank that calls it gets the lines.
+
+        Args:
+            *args: as for `tf_keras.Model.summary`.
+            **kwargs: the same by keyword.
+
+        Raises:
+            ValueError: the model is not built yet.
+
+        Example:
+            >>> model.summary()
+        """
+        from smp_tf.summary import print_summary
+
+        options = inspect.signature(super().summary).bind(*args, **kwargs).arguments
+        print_summary(self, options.pop("print_fn", None), dict(options))
 
     def profile(self, *example_inputs: Any, **kwargs: Any) -> None:
         """Measure how long the layers take here, so that the plan made at the first step goes by that.

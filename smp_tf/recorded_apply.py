@@ -1,9 +1,9 @@
 """`apply_gradients` inside a `train_step`: written down while one microbatch is traced, done once per batch.
 
-    traced for one microbatch                       in the graph of the whole batch
+traced for one microbatch                       in the graph of the whole batch
 
-    gradients = tape.gradient(loss, weights)        pipeline: gradients of all microbatches, added up
-    optimizer.apply_gradients(...)   ─ recorded ─▶  optimizer.apply_gradients(average gradients)
+gradients = tape.gradient(loss, weights)        pipeline: gradients of all microbatches, added up
+optimizer.apply_gradients(...)   ─ recorded ─▶  optimizer.apply_gradients(average gradients)
 """
 
 from __future__ import annotations

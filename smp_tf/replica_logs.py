@@ -34,9 +34,7 @@ def average(logs: Mapping[str, Any], samples: Any, name: str) -> dict[str, Any]:
     weight = tf.cast(samples, tf.float64)
     sums = sum_over_replicas([weight, *(tf.cast(logs[key], tf.float64) * weight for key in scalars)], name)
     total, *weighted = sums
-    means = {
-        key: tf.cast(value / total, _float_type(logs[key])) for key, value in zip(scalars, weighted, strict=True)
-    }
+    means = {key: tf.cast(value / total, _float_type(logs[key])) for key, value in zip(scalars, weighted, strict=True)}
     return {key: means.get(key, value) for key, value in logs.items()}
 
 
@@ -64,7 +62,8 @@ def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
         variable
         for metric in metrics
         for variable in metric.variables
-        if variable.aggregation is tf.VariableAggregation.SUM and (variable.dtype.is_floating or variable.dtype.is_integer)
+        if variable.aggregation is tf.VariableAggregation.SUM
+        and (variable.dtype.is_floating or variable.dtype.is_integer)
     ]
     own = [variable.numpy() for variable in variables]
     sums = sum_over_replicas([tf.constant(value, v.dtype) for value, v in zip(own, variables, strict=True)], _STATES)
@@ -82,7 +81,7 @@ _STATES = "smp_metrics"
 
 
 def _is_scalar(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and value.shape.rank == 0 and not value.dtype.is_bool or _is_number(value)
+    return (isinstance(value, tf.Tensor) and value.shape.rank == 0 and not value.dtype.is_bool) or _is_number(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -202,8 +202,8 @@ def _put_prefix_in_place(building: str, path: str) -> None:
     # TensorFlow's own way of writing this file, which names the latest checkpoint of a folder, is deprecated.
     folder, name = os.path.split(path)
     latest = tf.compat.v1.train.generate_checkpoint_state_proto(folder, name)
-    with open(f"{building}.latest", "w", encoding="utf-8") as file:
-        file.write(str(latest))
+    with open(f"{building}.latest", "w", encoding="utf-8") as state:
+        state.write(str(latest))
     os.replace(f"{building}.latest", os.path.join(folder, "checkpoint"))
 
 

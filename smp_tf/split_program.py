@@ -15,6 +15,7 @@ from smp_tf.errors import StepError
 from smp_tf.input_check import add_input_check
 from smp_tf.microbatching import Slicer, SplitArgument
 from smp_tf.partition.lower import Lowered, OutputSlot
+from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Delivery
 from smp_tf.partition.trace import Trace
 from smp_tf.pipeline.executor import StageProgram, emit
@@ -68,6 +69,7 @@ class SplitProgram:
         arguments: how the step's tensor arguments are cut.
         microbatches: number of microbatches.
         random: what the step function is known by where its random ops need seeds; None where it draws nothing.
+        plan: the plan by which the step was cut.
         then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
     """
 
@@ -78,6 +80,7 @@ class SplitProgram:
     arguments: tuple[SplitArgument, ...]
     microbatches: int
     random: str | None
+    plan: Plan
     then: Callable[[Any], Any] | None = None
     _eager: Any = field(default=None, init=False)
     _layout: _Flat | None = field(default=None, init=False)

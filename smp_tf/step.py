@@ -271,6 +271,7 @@ class Step:
             arguments=planned,
             microbatches=microbatches,
             random=self._known_as if is_random else None,
+            plan=plan,
             then=self._then,
         )
 

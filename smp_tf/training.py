@@ -20,11 +20,14 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import keras_callbacks, replica_logs, runtime
+from smp_tf.callbacks import BroadcastInitialState, MetricAverage
 from smp_tf.errors import StepError
 from smp_tf.loss_denominators import Denominators, Totals
 from smp_tf.model import keras_loop
+from smp_tf.partition.plan import Plan
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.recorded_apply import Apply, ApplyRecorder
+from smp_tf.split_program import SplitProgram
 from smp_tf.step import Step, StepOptions
 from smp_tf.step_output import StepOutput
 
@@ -50,6 +53,8 @@ class BatchFunction:
             self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
         #: Samples of this replica so far.
         self.samples = 0
+        #: The plan of the step that ran last; None where it is not split.
+        self.plan: Plan | None = None
         self._in_words = f"{method} of model {model.name!r}"
         one_microbatch = self._one_microbatch
         self._step = Step(
@@ -77,6 +82,7 @@ class BatchFunction:
             program, tensors = self._step.find(batch)
             self._tell_totals(program, tensors)
             results.append(program(tensors))
+            self.plan = program.plan if isinstance(program, SplitProgram) else None
             self.samples += _samples(batch)
         return self._over_batches(results)
 
@@ -146,7 +152,10 @@ def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: 
         What the loop returns.
     """
     bound = inspect.signature(loop).bind(*args, **kwargs)
-    bound.arguments["callbacks"] = keras_callbacks.adapt(bound.arguments.get("callbacks"), model)
+    adapted = keras_callbacks.adapt(bound.arguments.get("callbacks"), model)
+    if loop.__name__ == "fit" and runtime.current().topology.dp_size > 1:
+        adapted = keras_callbacks.before_all(adapted, [BroadcastInitialState(), MetricAverage()], model)
+    bound.arguments["callbacks"] = adapted
     if runtime.current().topology.rank:
         bound.arguments["verbose"] = 0
     with keras_loop():
@@ -169,7 +178,7 @@ def predict_function(model: Any) -> BatchFunction:
 
 
 def _samples(batch: Any) -> int:
-    first = next(iter(tf.nest.flatten(batch)), None)
+    first: Any = next(iter(tf.nest.flatten(batch)), None)
     return int(first.shape[0] or 0) if getattr(first, "shape", None) else 0
 
 

@@ -98,7 +98,24 @@ def test_a_wrapped_model_is_trained_and_becomes_a_file_of_keras(tmp_path: Path) 
     assert told.stdout.strip() == "['mean', 'error', 'worst']"
 
 
-@pytest.mark.parametrize("name", ["digits", "language_model", "load_digits", "resume", "wrapped"])
+def test_fit_with_callbacks_learns_to_read(tmp_path: Path) -> None:
+    arguments = ["--epochs", "3", "--csv", str(tmp_path / "split.csv")]
+    split = launch_script(2, "examples/fit.py", arguments).expect_clean()
+    assert accuracy_of(split) >= 0.95
+    assert "bubble of the plan" in split.output(0)
+    assert "Epoch" not in split.output(1)
+    alone = launch_script(1, "examples/fit.py", [*arguments[:3], str(tmp_path / "alone.csv")], launched=False)
+    alone.expect_clean()
+    for one, other in zip(*(logged(tmp_path / f"{name}.csv") for name in ("split", "alone")), strict=True):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
+def logged(file: Path) -> list[list[float]]:
+    """The numbers that CSVLogger wrote, an epoch a row."""
+    return [[float(word) for word in line.split(",")] for line in file.read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize("name", ["digits", "fit", "language_model", "load_digits", "resume", "wrapped"])
 def test_help_is_given_in_one_process(name: str) -> None:
     outcome = launch_script(1, f"examples/{name}.py", ["--help"], launched=False).expect_clean()
     assert "--" in outcome.output(0)

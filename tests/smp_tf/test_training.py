@@ -77,8 +77,10 @@ def batches(size: int, known: bool = True) -> tf.data.Dataset:
     dataset = tf.data.Dataset.from_tensor_slices((X, CLASSES))
     if known:
         return dataset.batch(size)
-    return dataset.batch(size).map(lambda x, y: (tf.ensure_shape(x, [None, 6]), y)).apply(
-        tf.data.experimental.assert_cardinality(-(-22 // size))
+    return (
+        dataset.batch(size)
+        .map(lambda x, y: (tf.ensure_shape(x, [None, 6]), y))
+        .apply(tf.data.experimental.assert_cardinality(-(-22 // size)))
     )
 
 
@@ -265,8 +267,8 @@ class Penalised(tf_keras.Sequential):
             loss = tf.reduce_mean(tf_keras.losses.sparse_categorical_crossentropy(y, predicted, from_logits=True))
             loss += 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in self.trainable_variables])
         gradients = tape.gradient(loss, self.trainable_variables)
-        gradients, norm = tf.clip_by_global_norm(gradients, 1e3)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        gradients, _ = tf.clip_by_global_norm(gradients, 1e3)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         self.tracker.update_state(loss, sample_weight=tf.shape(x)[0])
         return {"loss": self.tracker.result(), "largest": tf.reduce_mean(tf.abs(predicted)), "constant": 3.0}
 
@@ -314,7 +316,7 @@ def _sometimes(model: Any, data: Any) -> dict[str, Any]:
         loss = tf.reduce_mean(model(data[0]) ** 2)
     gradients = tape.gradient(loss, model.trainable_variables)
     if model.optimizer.iterations % 2 == 0:
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
     return {"loss": loss}
 
 
@@ -365,7 +367,10 @@ def test_a_model_that_is_subclassed_and_measured_in_its_call(init: Callable[...,
         return compiled(Net(), PLAIN)
 
     split, plain = net(smp.DistributedModel), net(tf_keras.Model)
-    expected, found = fitted(plain, {**ARRAYS, "x": X[:18], "y": CLASSES[:18], "batch_size": 6}), fitted(split, {**ARRAYS, "x": X[:18], "y": CLASSES[:18], "batch_size": 6})
+    expected, found = (
+        fitted(plain, {**ARRAYS, "x": X[:18], "y": CLASSES[:18], "batch_size": 6}),
+        fitted(split, {**ARRAYS, "x": X[:18], "y": CLASSES[:18], "batch_size": 6}),
+    )
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)

@@ -1,0 +1,239 @@
+"""`smp.callbacks`: what a training over several ranks wants beside Keras's own callbacks.
+
+    model.fit(x, y, callbacks=[smp.callbacks.Checkpoint("checkpoints"), smp.callbacks.PipelineSummary()])
+
+With replicas, `fit` adds `BroadcastInitialState` and `MetricAverage` by itself, before all others.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+from rich.console import Console
+from rich.table import Table
+
+from smp_tf import control, replica_logs, runtime
+from smp_tf.checkpoint import CheckpointManager
+from smp_tf.gather import WRITER
+from smp_tf.partition.plan import Plan, as_bytes
+from smp_tf.pipeline.schedule import build
+from smp_tf.pipeline.simulate import ChunkTimes, simulate
+from smp_tf.topology import CommGroup
+
+
+class BroadcastInitialState(tf_keras.callbacks.Callback):
+    """Gives all replicas the weights and optimizer state of one of them, after the first batch.
+
+    Replicas start alike, since they have the same seed. This makes sure of it where a script has changed weights on one
+    replica only, or has restored something on one of them. `fit` adds it when there are replicas.
+
+    Args:
+        replica: the number of the replica whose state all take over.
+
+    Example:
+        >>> model.fit(x, y, callbacks=[smp.callbacks.BroadcastInitialState()])
+    """
+
+    def __init__(self, replica: int = 0) -> None:
+        super().__init__()
+        self._replica = replica
+        self._done = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast, once."""
+        if self._done:
+            return
+        self._done = True
+        if runtime.current().topology.dp_size == 1:
+            return
+        import horovod.tensorflow as hvd
+
+        variables = self.model.optimizer.variables
+        state = [*self.model.local_variables, *(variables() if callable(variables) else variables)]
+        root = runtime.current().topology.members(CommGroup.DP_GROUP)[self._replica]
+        hvd.broadcast_variables(state, root_rank=root, process_set=runtime.current().process_sets.dp)
+
+
+class MetricAverage(tf_keras.callbacks.Callback):
+    """Makes the logs of an epoch the same on all replicas, for the callbacks after it.
+
+    Losses and metrics of the model are those of all replicas already. This averages what callbacks before it have put
+    into the logs, each replica weighing alike. `fit` adds it when there are replicas.
+
+    Example:
+        >>> model.fit(x, y, callbacks=[Timing(), smp.callbacks.MetricAverage(), CSVLogger("log.csv")])
+    """
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Average the logs in place."""
+        if logs:
+            logs.update(replica_logs.average_now(logs, 1, f"the logs of epoch {epoch + 1}"))
+
+
+class Checkpoint(tf_keras.callbacks.Callback):
+    """Saves the training through `smp.CheckpointManager`, and goes on where it was interrupted.
+
+    A checkpoint holds model, optimizer, dropout masks and the number of the epoch. Each rank writes what it stores; a
+    checkpoint is whole or not there, and can be restored on another number of partitions and replicas.
+
+    Args:
+        directory: folder of the checkpoints.
+        save_freq: "epoch", or a number of batches.
+        max_to_keep: how many checkpoints are kept; None: all.
+        restore: whether `fit` begins with the latest checkpoint, if there is one. The epochs it has are not run again.
+
+    Raises:
+        ValueError: `save_freq` is neither.
+
+    Example:
+        >>> model.fit(x, y, epochs=10, callbacks=[smp.callbacks.Checkpoint("checkpoints", max_to_keep=3)])
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        save_freq: str | int = "epoch",
+        max_to_keep: int | None = None,
+        restore: bool = True,
+    ) -> None:
+        super().__init__()
+        is_number = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
+        if save_freq != "epoch" and not is_number:
+            raise ValueError(f'save_freq is "epoch" or a positive number of batches. Received: {save_freq!r}')
+        self._directory = os.fspath(directory)
+        self._every = save_freq
+        self._keep = max_to_keep
+        self._restore = restore
+        self._since_save = 0
+        self._epochs = tf.Variable(0, dtype=tf.int64, name="epochs_done")
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return self._every != "epoch"
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restore the latest checkpoint; Keras asks afterwards in which epoch to begin."""
+        checkpoint = tf.train.Checkpoint(model=self.model, epochs=self._epochs)
+        self._manager = CheckpointManager(checkpoint, self._directory, self._keep)
+        if self._restore and self._manager.latest_checkpoint is not None:
+            self._manager.restore()
+            self.model._training_state = self
+
+    def maybe_load_initial_counters_from_ckpt(
+        self, steps_per_epoch: int | None, initial_epoch: int, mode: Any = None
+    ) -> tuple[int, int]:
+        """Where `fit` begins, as Keras asks it of `model._training_state`: (epoch, batch)."""
+        return max(initial_epoch, int(self._epochs)), 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Save, where that is done every so many batches."""
+        if self._every == "epoch":
+            return
+        self._since_save += 1
+        if self._since_save >= int(self._every):
+            self._since_save = 0
+            self._manager.save()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Count the epoch, and save, where that is done at its end."""
+        self._epochs.assign(epoch + 1)
+        if self._every == "epoch":
+            self._manager.save()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Let the next `fit` begin where its arguments say."""
+        if getattr(self.model, "_training_state", None) is self:
+            self.model._training_state = None
+
+
+class PipelineSummary(tf_keras.callbacks.Callback):
+    """Says after every epoch how the pipeline did: samples per second, bubble, bytes sent, memory of every rank.
+
+    Samples are those of all replicas. The bubble is that of the plan: the share of the stages' time in which its
+    schedule leaves them idle, by the plan's times. Bytes are what the transport has sent in the epoch, and memory the
+    most that a process has held so far.
+
+    Args:
+        log_dir: folder in which the same numbers are written for TensorBoard, by rank 0; None: nowhere.
+
+    Example:
+        >>> model.fit(x, y, callbacks=[smp.callbacks.PipelineSummary("logs")])
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
+        super().__init__()
+        self._log_dir = None if log_dir is None else os.fspath(log_dir)
+        self._writer: Any = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note where the epoch begins."""
+        self._began = time.monotonic()
+        self._samples_before = self._samples()
+        self._sent_before = _sent()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Gather the numbers of all ranks, and show them on rank 0."""
+        running = runtime.current()
+        mine = {
+            "seconds": time.monotonic() - self._began,
+            "samples": self._samples() - self._samples_before,
+            "sent": _sent() - self._sent_before,
+            # Linux counts it in KiB.
+            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+        ranks = control.allgather_json(mine, name=f"the pipeline summary of epoch {epoch + 1}")
+        if running.topology.rank != WRITER:
+            return
+        partitions = running.topology.mp_size
+        throughput = sum(r["samples"] for r in ranks) / partitions / max(r["seconds"] for r in ranks)
+        plan = self.model.train_function.plan
+        bubble = None if plan is None else _bubble(plan)
+        self._show(epoch, throughput, bubble, ranks)
+        self._write(epoch, throughput, bubble, ranks)
+
+    def _samples(self) -> int:
+        return int(self.model.train_function.samples)
+
+    def _show(self, epoch: int, throughput: float, bubble: float | None, ranks: list[Mapping[str, Any]]) -> None:
+        idle = "" if bubble is None else f", bubble of the plan {bubble:.0%}"
+        table = Table()
+        for column in ("rank", "sent", "memory at most"):
+            table.add_column(column, justify="right")
+        for rank, said in enumerate(ranks):
+            table.add_row(str(rank), as_bytes(said["sent"]), as_bytes(said["memory"]))
+        print(f"epoch {epoch + 1}: {throughput:,.1f} samples/s{idle}")
+        Console(file=sys.stdout).print(table)
+
+    def _write(self, epoch: int, throughput: float, bubble: float | None, ranks: list[Mapping[str, Any]]) -> None:
+        if self._log_dir is None:
+            return
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(self._log_dir)
+        with self._writer.as_default(step=epoch):
+            tf.summary.scalar("pipeline/samples_per_second", throughput)
+            if bubble is not None:
+                tf.summary.scalar("pipeline/bubble", bubble)
+            for rank, said in enumerate(ranks):
+                tf.summary.scalar(f"pipeline/sent_bytes/rank_{rank}", said["sent"])
+                tf.summary.scalar(f"pipeline/peak_memory_bytes/rank_{rank}", said["memory"])
+        self._writer.flush()
+
+
+def _bubble(plan: Plan) -> float:
+    """The share of the stages' time in which the plan's schedule leaves them idle."""
+    # A backward pass takes about twice the time of the forward pass.
+    times = [ChunkTimes(share / 3, share / 3, share / 3) for share in (row.time_share for row in plan.forecast)]
+    return simulate(build(plan.schedule, plan.stages, plan.microbatches), times).bubble_ratio
+
+
+def _sent() -> int:
+    transport = runtime.current().transport
+    if transport is None:
+        return 0
+    return sum(int(peer["sent_bytes"]) for peer in transport.stats()["peers"])

@@ -1,0 +1,189 @@
+"""Trains with `fit` in ways that differ from rank to rank, and says what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+import smp_tf as smp
+
+RANDOM = np.random.RandomState(0)
+X = RANDOM.randn(44, 6).astype(np.float32)
+CLASSES = RANDOM.randint(0, 3, 44)
+SIZES = RANDOM.randn(44, 2).astype(np.float32)
+WORDS = (RANDOM.randint(1, 9, (44, 5)) * (np.arange(5) < RANDOM.randint(1, 6, (44, 1)))).astype(np.int32)
+TAGS = RANDOM.randint(0, 3, (44, 5))
+
+FROM_LOGITS = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def two_outputs() -> tf_keras.Model:
+    inputs = tf_keras.Input((6,))
+    hidden = layers.Dense(8, activation="tanh", name="first")(inputs)
+    hidden = layers.Dense(8, activation="tanh", name="second", kernel_regularizer="l2")(hidden)
+    outputs = [layers.Dense(3, name="kind")(hidden), layers.Dense(2, name="size")(hidden)]
+    return tf_keras.Model(inputs, outputs, name="two")
+
+
+def tagger() -> tf_keras.Model:
+    inputs = tf_keras.Input((5,), dtype=tf.int32)
+    words = layers.Embedding(9, 4, mask_zero=True, name="words")(inputs)
+    states = layers.LSTM(6, return_sequences=True, name="states")(words)
+    return tf_keras.Model(inputs, layers.Dense(3, name="tags")(states), name="tagger")
+
+
+def dropping() -> tf_keras.Model:
+    inputs = tf_keras.Input((6,))
+    hidden = layers.Dropout(0.3)(layers.Dense(8, activation="relu", name="first")(inputs))
+    return tf_keras.Model(inputs, layers.Dense(3, name="kind")(layers.Dense(8, name="second")(hidden)), name="dropping")
+
+
+TWO = {
+    "loss": {"kind": FROM_LOGITS, "size": "mse"},
+    "loss_weights": {"kind": 1.0, "size": 0.3},
+    "metrics": {"kind": ["accuracy"], "size": ["mae"]},
+}
+KINDS: dict[str, Any] = {
+    "two": (two_outputs, TWO, X, {"kind": CLASSES, "size": SIZES}),
+    "masked": (tagger, {"loss": FROM_LOGITS, "weighted_metrics": ["accuracy"]}, WORDS, TAGS),
+    "dropout": (dropping, {"loss": FROM_LOGITS}, X, CLASSES),
+}
+
+
+def shard(value: Any) -> Any:
+    """This replica's rows, so that the batches of all replicas together are those of one process.
+
+    A batch of 8 of one process is, with two replicas, 4 rows for each.
+    """
+    replicas, replica = smp.dp_size(), smp.dp_rank()
+    part = 8 // replicas
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        wanted = [n for n in range(len(array)) if n % 8 // part == replica]
+        return array[wanted]
+
+    return tf.nest.map_structure(rows, value)
+
+
+def model_of(kind: str) -> tuple[Any, Any, Any]:
+    build, options, x, y = KINDS[kind]
+    model = smp.DistributedModel(build)
+    model.compile(optimizer=tf_keras.optimizers.Adam(0.01, global_clipnorm=0.5), **options)
+    return model, shard(x[:40]), shard(tf.nest.map_structure(lambda v: v[:40], y))
+
+
+def history(kind: str) -> dict[str, Any]:
+    """The history of three epochs, and what `evaluate` and `predict` say then."""
+    model, x, y = model_of(kind)
+    size = 8 // smp.dp_size()
+    fitted = model.fit(x, y, batch_size=size, epochs=3, shuffle=False, validation_data=(x, y), verbose=2)
+    evaluated = model.evaluate(x, y, batch_size=size, return_dict=True)
+    predicted = model.predict(KINDS[kind][2][:8], verbose=0)
+    return {"history": fitted.history, "evaluated": evaluated, "predicted": tf.nest.flatten(predicted)}
+
+
+class Seen(tf_keras.callbacks.Callback):
+    """Notes what a callback sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches.append(float(logs["loss"]))
+
+
+def callbacks(folder: str) -> dict[str, Any]:
+    """Every callback of Keras at once."""
+    model, x, y = model_of("two")
+    root = Path(folder)
+    seen = Seen()
+    found: list[int] = []
+    given = [
+        seen,
+        tf_keras.callbacks.CSVLogger(str(root / "log.csv")),
+        tf_keras.callbacks.ModelCheckpoint(
+            str(root / "best.weights.h5"), "loss", save_best_only=True, save_weights_only=True
+        ),
+        tf_keras.callbacks.ModelCheckpoint(str(root / "epoch-{epoch}"), save_weights_only=True),
+        tf_keras.callbacks.ModelCheckpoint(str(root / "whole")),
+        tf_keras.callbacks.ModelCheckpoint(str(root / "whole.keras")),
+        tf_keras.callbacks.TensorBoard(str(root / "board"), histogram_freq=1, write_images=True),
+        tf_keras.callbacks.BackupAndRestore(str(root / "backup")),
+        tf_keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0),
+        tf_keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        tf_keras.callbacks.TerminateOnNaN(),
+        tf_keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: found.append(epoch)),
+        # The loss falls by less than 10, so the second epoch is no better, and the third the last.
+        tf_keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=2, restore_best_weights=True),
+        smp.callbacks.PipelineSummary(str(root / "pipeline")),
+        smp.callbacks.Checkpoint(root / "checkpoints", max_to_keep=2),
+    ]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        fitted = model.fit(x, y, batch_size=8 // smp.dp_size(), epochs=6, shuffle=False, callbacks=given)
+    smp.barrier()
+    with (root / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return {
+        "history": fitted.history,
+        "batches": seen.batches,
+        "epochs": found,
+        "rows": [float(row["loss"]) for row in rows],
+        "files": sorted(path.name for path in root.iterdir()),
+        "printed": printed.getvalue(),
+        "after": float(np.sum([np.abs(np.asarray(v)).sum() for v in model.local_variables])),
+    }
+
+
+def interrupted(folder: str, stop_after: int, save_freq: Any) -> dict[str, Any]:
+    """A training with a backup that is left by an exception, and one that goes on from there."""
+
+    class LeftError(Exception):
+        pass
+
+    class Leave(tf_keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.count += 1
+            if self.count == stop_after:
+                raise LeftError
+
+    size = 8 // smp.dp_size()
+    whole, x, y = model_of("dropout")
+    expected = whole.fit(x, y, batch_size=size, epochs=3, shuffle=False, verbose=0).history["loss"]
+    first, x, y = model_of("dropout")
+    backup = tf_keras.callbacks.BackupAndRestore(folder, save_freq=save_freq)
+    with contextlib.suppress(LeftError):
+        first.fit(x, y, batch_size=size, epochs=3, shuffle=False, verbose=0, callbacks=[backup, Leave()])
+    second, x, y = model_of("dropout")
+    seen = Seen()
+    again = second.fit(x, y, batch_size=size, epochs=3, shuffle=False, verbose=0, callbacks=[backup, seen])
+    return {
+        "expected": expected,
+        "again": again.history["loss"],
+        "batches": len(seen.batches),
+        "left": Path(folder).exists(),
+    }
+
+
+def summary() -> dict[str, Any]:
+    """What `model.summary` prints before and after it is decided who stores what."""
+    model, x, y = model_of("two")
+    lines: list[list[str]] = [[], []]
+    model.build((None, 6))
+    model.summary(print_fn=lines[0].append)
+    model.fit(x, y, batch_size=8 // smp.dp_size(), verbose=0)
+    model.summary(print_fn=lines[1].append)
+    return {"before": "\n".join(lines[0]), "after": "\n".join(lines[1])}
