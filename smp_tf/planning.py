@@ -173,6 +173,8 @@ def _proposed(
         fingerprint=fingerprint(graph),
         owners=owners,
     )
+    if request.given is not None:
+        plan = dataclasses.replace(plan, reasons=(*plan.reasons, "the placement is that of the plan that was loaded"))
     if known:
         said = f"the times are measured ones, of {known} of the {len(units)} units"
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
