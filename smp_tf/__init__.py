@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from smp_tf.checkpoint import CheckpointManager
     from smp_tf.data_parallel import average_gradients
+    from smp_tf.dataset_shards import shard_dataset
     from smp_tf.lifecycle import init, is_initialized, shutdown
     from smp_tf.manual_placement import partition
     from smp_tf.messaging import (
@@ -82,6 +83,7 @@ _WHERE: dict[str, str] = {
     "clip_by_global_norm": "smp_tf.norms",
     "global_norm": "smp_tf.norms",
     "StepOutput": "smp_tf.step_output",
+    "shard_dataset": "smp_tf.dataset_shards",
     "partition": "smp_tf.manual_placement",
     "register_post_partition_hook": "smp_tf.step",
     "step": "smp_tf.step",
@@ -150,6 +152,7 @@ __all__ = [
     "recv_from",
     "register_post_partition_hook",
     "send",
+    "shard_dataset",
     "shutdown",
     "size",
     "step",
