@@ -212,6 +212,8 @@ class Step:
             traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
         models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
+        for model in models:
+            model._smp_store.require_cut(stages, running.topology.mp_rank)
         samples = max(sizes, default=1)
         measured = {
             name: (forward * samples, backward * samples)

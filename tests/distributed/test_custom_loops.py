@@ -86,7 +86,7 @@ def test_a_layer_moved_in_the_plan_file_moves_and_the_numbers_stay(
 
 def test_a_plan_file_that_does_not_fit_is_the_same_error_on_every_rank(split: dict[str, CaseResult]) -> None:
     first, last = (rank["refused"] for rank in split["plan file"].values())
-    assert first == last
+    assert {**first, "cut anew": ""} == {**last, "cut anew": ""}
     assert "ConfigError: load_partition is true, but partition_file" in first["missing"]
     assert "plan.json does not exist on the host of rank 0" in first["missing"]
     assert "ConfigError: partition_file" in first["partitions"]
@@ -95,3 +95,13 @@ def test_a_plan_file_that_does_not_fit_is_the_same_error_on_every_rank(split: di
     assert "It was made for another model: it does not know the layer 'one/dense_4'" in first["another model"]
     assert first["memory"].startswith("MemoryLimitError: The model does not fit: memory_limit is 2.0 KiB (2,000 bytes)")
     assert "stage 1: " in first["memory"]
+
+
+def test_a_model_stays_cut_as_it_is_over_a_shutdown(split: dict[str, CaseResult]) -> None:
+    for number, rank in enumerate(split["plan file"].values()):
+        before, after = rank["kept"]
+        np.testing.assert_array_equal(after, before)
+        assert rank["refused"]["cut anew"].startswith(
+            f"OwnershipError: Model 'Net' was cut into 2 partitions before smp.shutdown, and this rank stores the "
+            f"weights of partition {number}. Now there are 1, and it runs partition 0. Make a new model"
+        )

@@ -216,7 +216,7 @@ def plan_file(config: dict[str, Any], path: str) -> dict[str, Any]:
     def refusal(name: str, act: Callable[[], Any]) -> None:
         try:
             act()
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             refused[name] = f"{type(error).__name__}: {error}"
 
     refusal("missing", lambda: start(load_partition=True))
@@ -239,9 +239,22 @@ def plan_file(config: dict[str, Any], path: str) -> dict[str, Any]:
     refusal("partitions", lambda: start(load_partition=True))
     start(memory_limit="2KB")
     refusal("memory", two_models)
+    start(partition_file=None)
+    net = Net(2, name="net")
+
+    @smp.step
+    def predict(x: tf.Tensor) -> tf.Tensor:
+        return net(x)
+
+    before = predict(features()).merge().numpy()
+    start(partition_file=None)
+    after = predict(features()).merge().numpy()
+    start(partition_file=None, partitions=1)
+    refusal("cut anew", lambda: predict(features()))
     return {
         **made,
         "changed": changed,
         "plans": [(plan["step"], list(plan["units"].values())) for plan in json.loads(text)["plans"]],
         "refused": refused,
+        "kept": [before, after],
     }

@@ -51,4 +51,21 @@ def _trained(model: str, part: Callable[[Any, int], Any], eager: bool = False) -
     train_step = step if eager else tf.function(step)
     for number in range(STEPS):
         train_step(*map(tf.constant, part(entry.batch(number), number)))
-    return {"variables": own_variables(net), "replica": smp.dp_rank()}
+    return {"variables": own_variables(net), "replica": smp.dp_rank(), "stage": smp.mp_rank()}
+
+
+def places() -> dict[str, Any]:
+    """Where this rank is, its groups, and what its neighbours in them say over the wire."""
+    return {
+        "place": [smp.mp_rank(), smp.dp_rank()],
+        "sizes": [smp.mp_size(), smp.dp_size(), smp.pp_size(), smp.tp_size(), smp.rdp_size()],
+        "groups": [smp.get_mp_group(), smp.get_dp_group()],
+        "heard": [smp.allgather(smp.rank(), smp.MP_GROUP), smp.allgather(smp.rank(), smp.DP_GROUP)],
+    }
+
+
+def shuffled_shares() -> dict[str, Any]:
+    """Two epochs of this replica's share of a data set that is shuffled without a seed of its own."""
+    dataset = tf.data.Dataset.range(20).shuffle(20).batch(6)
+    share = smp.shard_dataset(dataset)
+    return {"replica": smp.dp_rank(), "epochs": [[batch.numpy() for batch in share] for _ in range(2)]}
