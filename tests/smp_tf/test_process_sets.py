@@ -148,13 +148,14 @@ def test_starting_twice_is_starting_once(init: Callable[..., None]) -> None:
 
 def test_collectives_are_called_with_a_process_set_and_a_name_everywhere() -> None:
     """In all of smp_tf; Horovod's own defaults are the world, and names that depend on the graph."""
-    collectives = {"allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall"}
+    names = ("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall")
+    collectives = {f"hvd.{name}" for name in names}
     found = []
     for file in sorted(Path(process_sets.__file__).parent.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in collectives:
-                if isinstance(node.func.value, ast.Name) and node.func.value.id == "hvd":
-                    found.append(file.name)
-                    given = {keyword.arg for keyword in node.keywords}
-                    assert {"process_set", "name"} <= given, f"{file.name}, line {node.lineno}"
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called in collectives:
+                found.append(file.name)
+                given = {keyword.arg for keyword in node.keywords}
+                assert {"process_set", "name"} <= given, f"{file.name}, line {node.lineno}"
     assert sorted(set(found)) == ["data_parallel.py", "process_sets.py"]
