@@ -13,5 +13,9 @@ class PlacementError(PartitionError):
     """No legal placement of the model over the stages exists."""
 
 
+class MemoryLimitError(PlacementError):
+    """Every placement needs more bytes on some rank than `memory_limit` allows."""
+
+
 class GraphError(PartitionError):
     """An op graph breaks a rule that every pass relies on."""

@@ -34,6 +34,24 @@ def fingerprint(graph: OpGraph) -> str:
     return whole.hexdigest()
 
 
+def form(graph: OpGraph) -> tuple[str, ...]:
+    """What of a step does not depend on the sizes of its arguments, line by line, as `outline` gives all of it.
+
+    Replicas whose batches differ in size agree on this: their graphs differ in shapes, and in the ops that shapes call
+    for.
+
+    Args:
+        graph: one microbatch of the step.
+
+    Returns:
+        A line per variable, a line per call of a layer, and one for the results.
+    """
+    layers = [f"{call.path} layer {call.class_name}" for call in graph.calls[1:]]
+    gradients = [gradient.variable for gradient in graph.gradients]
+    results = hashlib.sha256(repr(gradients).encode()).hexdigest()[:16]
+    return (*_variables(graph), *layers, f"- results {len(graph.outputs)} {results}")
+
+
 def outline(graph: OpGraph) -> tuple[str, ...]:
     """The step line by line, for finding out where two differ.
 
@@ -46,24 +64,29 @@ def outline(graph: OpGraph) -> tuple[str, ...]:
     """
     known: dict[str, str] = {}
     library = functions(graph.library)
-    lines = []
-    for variable in graph.variables:
-        kind = "trainable" if variable.trainable else "not trainable"
-        where = "of the model" if variable.in_model else "of the script"
-        lines.append(f"variable {variable.name} {_type(variable.type)} {kind}/{where}")
+    lines = _variables(graph)
     for node in graph.nodes:
         content = hashlib.sha256()
         content.update(repr([(t.node, t.index) for t in node.inputs]).encode())
         content.update(repr((node.control, node.backward, node.stateful, node.source)).encode())
         content.update(repr((node.reads, node.writes)).encode())
         _hash_attributes(content, attributes(node), library, known)
-        types = ",".join(map(_type, node.outputs)) or "nothing"
+        types = ",".join(map(type_in_words, node.outputs)) or "nothing"
         path = graph.calls[node.call].path or "-"
         lines.append(f"{path} {node.op} {types} {content.hexdigest()[:16]}")
     outputs = [(t.node, t.index) for t in graph.outputs]
     gradients = [(g.variable, tuple((t.node, t.index) for t in g.tensors)) for g in graph.gradients]
     lines.append(f"- results {len(outputs)} {hashlib.sha256(repr((outputs, gradients)).encode()).hexdigest()[:16]}")
     return tuple(lines)
+
+
+def _variables(graph: OpGraph) -> list[str]:
+    lines = []
+    for variable in graph.variables:
+        kind = "trainable" if variable.trainable else "not trainable"
+        where = "of the model" if variable.in_model else "of the script"
+        lines.append(f"variable {variable.name} {type_in_words(variable.type)} {kind}/{where}")
+    return lines
 
 
 def difference(ours: Sequence[str], theirs: Sequence[str], us: str = "this rank", them: str = "the other") -> str:
@@ -88,7 +111,7 @@ def difference(ours: Sequence[str], theirs: Sequence[str], us: str = "this rank"
 
 
 def _said(number: int, mine: str, other: str, us: str, them: str) -> str:
-    is_op = not mine.startswith(("variable ", "- results "))
+    is_op = not mine.startswith(("variable ", "- results ")) and mine.split(" ")[1] != "layer"
     if not is_op or mine.rpartition(" ")[0] != other.rpartition(" ")[0]:
         return f"The first difference: {us} has {_read(mine)}, {them} has {_read(other)}."
     return (
@@ -103,12 +126,15 @@ def _read(line: str) -> str:
     path, what, rest, *more = [*line.split(" "), "", ""]
     if path == "variable":
         return f"variable {what!r} of type {rest}, {' '.join(more).strip().replace('/', ', ')}"
+    if what == "layer":
+        return f"layer {path!r} of type {rest}"
     if what == "results":
         return f"{rest} results"
     return f"op {what} giving {rest} " + ("outside every layer" if path == "-" else f"in layer {path!r}")
 
 
-def _type(kind: TensorType) -> str:
+def type_in_words(kind: TensorType) -> str:
+    """A type for people and for comparison, such as "float32[?,8]"."""
     shape = "?" if kind.shape is None else ",".join("?" if d is None else str(d) for d in kind.shape)
     return f"{kind.dtype}[{shape}]"
 

@@ -1,7 +1,7 @@
 """The plan: which stage runs which unit and owns which variable, and what that is forecast to cost.
 
-A plan is data. Rank 0 makes it, the others receive it as text, a file keeps it, the report prints
-it:
+A plan is data. Rank 0 makes it, the others receive it as text, the report prints it, and a file keeps what people may
+want to read and to change of it (`plan_file`):
 
     Units, Costs, ChainSolution ──▶ Plan ──▶ JSON ──▶ Plan ──▶ stages of the units of another trace
 """
@@ -12,10 +12,10 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_type_hints
 
 from smp_tf.partition.cost import Costs
 from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.json_record import record_from
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.solve_chain import ChainSolution
 from smp_tf.partition.units import Unit
@@ -143,7 +143,7 @@ class Plan:
             raise PlacementError(
                 f"This release reads plans of version {VERSION}. Received: version {version!r}. Make the plan anew."
             )
-        plan = _record(cls, fields, "the plan")
+        plan = record_from(cls, fields, "the plan")
         wrong = [s for s in (*plan.units.values(), *plan.owners.values()) if not 0 <= s < plan.stages]
         if wrong or len(plan.forecast) not in (0, plan.stages):
             raise PlacementError(
@@ -170,34 +170,6 @@ class Plan:
                 )
             found.append(self.units[unit.name])
         return tuple(found)
-
-
-def _record(kind: type, fields: Any, what: str) -> Any:
-    """An instance of a data class from JSON fields, all of them checked."""
-    if not isinstance(fields, dict):
-        raise PlacementError(f"{what.capitalize()} must be an object. Received: {fields!r}.")
-    hints = get_type_hints(kind)
-    expected = {field.name for field in dataclasses.fields(kind)}
-    if fields.keys() != expected:
-        wrong = sorted(expected.symmetric_difference(fields))
-        raise PlacementError(f"{what.capitalize()} must have the fields {sorted(expected)}. Wrong: {wrong}.")
-    return kind(**{name: _value(hints[name], fields[name], f"{name} of {what}") for name in expected})
-
-
-def _value(hint: Any, value: Any, what: str) -> Any:
-    kind: Any = getattr(hint, "__origin__", hint)
-    parts: Sequence[Any] = getattr(hint, "__args__", ())
-    if kind is tuple and isinstance(value, list):
-        return tuple(_value(parts[0], v, f"an entry of {what}") for v in value)
-    if kind is dict and isinstance(value, dict):
-        return {k: _value(parts[1], v, f"{k!r} in {what}") for k, v in value.items()}
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return _record(kind, value, f"an entry of {what}")
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise PlacementError(f"{what} must be of type {getattr(kind, '__name__', kind)}. Received: {value!r}.")
-    return value
 
 
 def make_plan(

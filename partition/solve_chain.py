@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smp_tf.partition.cost import Costs, Flow, Stash, Weight
-from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.errors import MemoryLimitError, PlacementError
 
 _Array = NDArray[np.float64]
 _UNREACHABLE = np.inf
@@ -121,8 +121,8 @@ def solve_chain(
         The cuts, and what each stage costs.
 
     Raises:
-        PlacementError: there are fewer units than stages, manual placements are not in order, or no
-            cut fits in the memory limit.
+        PlacementError: there are fewer units than stages, or manual placements are not in order.
+        MemoryLimitError: no cut fits in the memory limit.
 
     Example:
         >>> solve_chain(Chain(("a", "b", "c"), (1.0, 2.0, 3.0)), 2, objective="speed").cuts
@@ -159,7 +159,13 @@ def solve_chain(
     return best[1]
 
 
-def follow_owners(chain: Chain, stages: int, owners: Mapping[int, int], microbatches: int = 1) -> ChainSolution:
+def follow_owners(
+    chain: Chain,
+    stages: int,
+    owners: Mapping[int, int],
+    microbatches: int = 1,
+    in_flight: Sequence[int] | None = None,
+) -> ChainSolution:
     """Put the units of a chain where an earlier step put their variables; stages may stay empty.
 
         owned by stage   -  0  -  -  1  -        GAN after training: only the generator, all of it on stage 0
@@ -173,6 +179,7 @@ def follow_owners(chain: Chain, stages: int, owners: Mapping[int, int], microbat
         stages: number of stages.
         owners: stage of variables whose owner an earlier step decided.
         microbatches: over which the copies of a step are spread.
+        in_flight: microbatches whose stash a stage holds at once; by default one.
 
     Returns:
         The stages; times and memory are estimated as for any cut.
@@ -197,7 +204,7 @@ def follow_owners(chain: Chain, stages: int, owners: Mapping[int, int], microbat
     cuts = tuple(sum(s < later for s in stage_of) for later in range(1, stages))
     decided = {w.variable: owners.get(w.variable, stage_of[w.users[0]]) for w in chain.weights}
     tables = _Tables(chain, frozenset(), microbatches)
-    search = _Search(tables, _earliest_starts(chain, stages), [1] * stages, microbatches, None)
+    search = _Search(tables, _earliest_starts(chain, stages), in_flight or [1] * stages, microbatches, None)
     times, memory = search.of_cuts(cuts)
     finite = tuple(t if np.isfinite(t) else 0.0 for t in times)
     return ChainSolution(cuts, tuple(stage_of), decided, finite, memory)
@@ -504,9 +511,7 @@ def _does_not_fit(
     inside = chain.names[bounds[fullest] : bounds[fullest + 1]]
     limit = 0.0 if memory_limit is None else memory_limit
     what = f"{inside[0]} alone is" if len(inside) == 1 else f"{inside[0]} to {inside[-1]} are"
-    advice = "raise memory_limit" if len(inside) == 1 else "raise memory_limit, or use more partitions"
-    return PlacementError(
+    return MemoryLimitError(
         f"No cut into {stages} partitions fits in memory_limit. Stage {fullest}: {what} "
-        f"{memory[fullest] / 2**30:.2f} GiB, "
-        f"the limit is {limit / 2**30:.2f} GiB. Use smaller microbatches, {advice}."
+        f"{memory[fullest] / 2**30:.2f} GiB, the limit is {limit / 2**30:.2f} GiB."
     )

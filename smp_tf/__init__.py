@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from smp_tf import callbacks
     from smp_tf.checkpoint import CheckpointManager
     from smp_tf.data_parallel import average_gradients
+    from smp_tf.dataset_shards import shard_dataset
     from smp_tf.lifecycle import init, is_initialized, shutdown
     from smp_tf.manual_placement import partition
     from smp_tf.messaging import (
@@ -84,6 +85,7 @@ _WHERE: dict[str, str] = {
     "clip_by_global_norm": "smp_tf.norms",
     "global_norm": "smp_tf.norms",
     "StepOutput": "smp_tf.step_output",
+    "shard_dataset": "smp_tf.dataset_shards",
     "partition": "smp_tf.manual_placement",
     "register_post_partition_hook": "smp_tf.step",
     "step": "smp_tf.step",
@@ -153,6 +155,7 @@ __all__ = [
     "recv_from",
     "register_post_partition_hook",
     "send",
+    "shard_dataset",
     "shutdown",
     "size",
     "step",

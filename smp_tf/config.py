@@ -9,73 +9,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
-import operator
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from smp_tf.config_values import RefusedError, boolean, byte_count, integer, one_of, optional, path, seconds
 from smp_tf.errors import ConfigError
 
 ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 
 STRATEGIES = ("cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD")
-
-
-class _RefusedError(Exception):
-    """A check's verdict on one value; the caller adds the key's name and the allowed values."""
-
-
-def _integer(least: int, most: int | None = None) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if isinstance(value, bool):
-            raise _RefusedError
-        try:
-            number = operator.index(value)
-        except TypeError:
-            raise _RefusedError from None
-        if number < least or (most is not None and number > most):
-            raise _RefusedError
-        return number
-
-    return check
-
-
-def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else check(value)
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _RefusedError
-    return value
-
-
-def _one_of(*choices: str) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or value not in choices:
-            raise _RefusedError
-        return value
-
-    return check
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _RefusedError
-    if not (math.isfinite(value) and value > 0):
-        raise _RefusedError
-    return float(value)
-
-
-def _path(value: Any) -> str:
-    if not isinstance(value, (str, os.PathLike)):
-        raise _RefusedError
-    path = os.fspath(value)
-    if not isinstance(path, str) or not path:
-        raise _RefusedError
-    return path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,102 +48,99 @@ def _only(expected: Any) -> Callable[[Any], bool]:
 KEYS: dict[str, Key] = {
     "partitions": Key(
         None,
-        _optional(_integer(1)),
+        optional(integer(1)),
         "an int of at least 1 that divides the number of processes",
         "stages a model replica is cut into (default: all processes)",
     ),
-    "microbatches": Key(1, _integer(1), "an int of at least 1", "parts a batch is cut into"),
+    "microbatches": Key(1, integer(1), "an int of at least 1", "parts a batch is cut into"),
     "pipeline": Key(
         "interleaved",
-        _one_of("interleaved", "simple"),
+        one_of("interleaved", "simple"),
         '"interleaved" (backward has priority) or "simple" (all forwards, then all backwards)',
         "the order of forward and backward passes",
     ),
     "optimize": Key(
         "memory",
-        _one_of("memory", "speed"),
+        one_of("memory", "speed"),
         '"memory" or "speed"',
         "what the stages are balanced by: stored bytes or time per microbatch",
     ),
     "placement_strategy": Key(
         "cluster",
-        _one_of(*STRATEGIES),
+        one_of(*STRATEGIES),
         '"cluster", "spread", or a permutation of the letters D, P and T such as "DPT"',
         "how stages and replicas are laid out over the processes",
     ),
     "auto_partition": Key(
         True,
-        _boolean,
+        boolean,
         "true or false",
         "whether smp_tf chooses the stages, or the script does with smp.partition",
     ),
     "default_partition": Key(
         0,
-        _integer(0),
+        integer(0),
         "an int of at least 0 and below partitions",
         "where what is outside any smp.partition goes when auto_partition is false",
     ),
     "contiguous": Key(
         True,
-        _boolean,
+        boolean,
         "true or false",
         "whether every stage must be one run of the graph in topological order; it is so in any case",
     ),
     "horovod": Key(
         None,
-        _optional(_boolean),
+        optional(boolean),
         "true or false",
         "data parallelism over replicas (default: true if there are several)",
     ),
     "partition_file": Key(
         None,
-        _optional(_path),
+        optional(path),
         "a path",
         "where the plan is written, or read from with load_partition",
-        supported=_only(None),
     ),
     "load_partition": Key(
         False,
-        _boolean,
+        boolean,
         "true or false",
         "run with the plan in partition_file",
-        supported=_only(False),
     ),
-    "chunks_per_rank": Key(1, _integer(1), "an int of at least 1", "stages per process", supported=_only(1)),
+    "chunks_per_rank": Key(1, integer(1), "an int of at least 1", "stages per process", supported=_only(1)),
     "memory_limit": Key(
         None,
-        _optional(_integer(1)),
-        "a number of bytes, an int of at least 1",
-        "the most bytes a rank may need",
-        supported=_only(None),
+        optional(byte_count),
+        'a number of bytes of at least 1, such as 17179869184, "16GiB" or "16 GB"',
+        "the most bytes that a rank may need for tensors, as the plan forecasts them",
     ),
     "seed": Key(
         None,
-        _optional(_integer(0, 2**32 - 1)),
+        optional(integer(0, 2**32 - 1)),
         "an int from 0 to 4294967295",
         "the seed of Python, NumPy and TensorFlow (default: drawn)",
     ),
     "stall_timeout": Key(
         1800.0,
-        _seconds,
+        seconds,
         "a number of seconds above 0",
         "how long a rank that is alive may keep the others waiting",
     ),
     "check_inputs": Key(
         True,
-        _boolean,
+        boolean,
         "true or false",
         "compare the step's inputs between the ranks of a replica",
     ),
     "intra_op_threads": Key(
         None,
-        _optional(_integer(1)),
+        optional(integer(1)),
         "an int of at least 1",
         "TensorFlow's threads per op (default: the host's cores shared out among its processes)",
     ),
     "xla": Key(
         False,
-        _boolean,
+        boolean,
         "true or false",
         "compile the stage functions with XLA, where XLA can",
     ),
@@ -282,6 +223,11 @@ class Config:
                 f"default_partition is {default_partition}, but with {partitions} partitions "
                 f"it must be below {partitions}."
             )
+        if partitions == 1 and self.partition_file is not None:
+            notes.append(
+                f"With one partition there is nothing to place: the file {self.partition_file} is neither read nor "
+                f"written."
+            )
         replicas = world_size // partitions
         if self.horovod is False and replicas > 1:
             raise ConfigError(
@@ -353,7 +299,7 @@ def check_config(values: Mapping[str, Any], source: str) -> Config:
             raise ConfigError(_unknown(name, source))
         try:
             checked_value = key.check(value)
-        except _RefusedError:
+        except RefusedError:
             raise ConfigError(
                 f"{name!r} in {source} must be {key.allowed}; this is "
                 f"{type(value).__name__} {value!r}. It sets: {key.meaning}."
@@ -375,7 +321,24 @@ def check_config(values: Mapping[str, Any], source: str) -> Config:
             f"contiguous = false in {source} allows a partition to be visited more than once, which no plan of smp_tf "
             "does yet: every partition is one run of the layers."
         )
+    _refuse_two_placements(checked, source)
     return Config(**checked, notes=tuple(notes))
+
+
+def _refuse_two_placements(checked: Mapping[str, Any], source: str) -> None:
+    """A plan that is loaded comes from a file, and from nowhere else."""
+    if not checked.get("load_partition"):
+        return
+    if checked.get("partition_file") is None:
+        raise ConfigError(
+            f"load_partition in {source} is true, but there is no partition_file, which names the plan to load. Give "
+            f"both, or neither."
+        )
+    if checked.get("auto_partition") is False:
+        raise ConfigError(
+            f"In {source}, load_partition = true takes the partitions from a file, and auto_partition = false takes "
+            f"them from smp.partition in the script. Leave one of the two out."
+        )
 
 
 def _unknown(name: Any, source: str) -> str:

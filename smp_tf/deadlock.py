@@ -33,7 +33,9 @@ SAME_MESSAGES = (
     "are called by all ranks of their group; order these calls so that a rank never waits for one that waits for it. A "
     "message above some thousand bytes leaves smp.send only when it is received."
 )
-SAME_STEPS = "Every rank must call the same steps in the same order, with batches of the same shapes."
+SAME_STEPS = (
+    "Every rank must call the same steps in the same order, and the ranks of a replica with batches of the same shapes."
+)
 
 
 class DeadlockWatch:

@@ -10,7 +10,7 @@ from smp_tf.ops.errors import (
     TransportError,
     TransportTimeoutError,
 )
-from smp_tf.partition.errors import GraphError, PartitionError, PlacementError, TraceError
+from smp_tf.partition.errors import GraphError, MemoryLimitError, PartitionError, PlacementError, TraceError
 from smp_tf.pipeline.errors import ProgramError, ScheduleError, TaskTextError
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "GraphError",
     "LauncherError",
     "LibraryError",
+    "MemoryLimitError",
     "MessageError",
     "NotDifferentiableError",
     "NotInitializedError",

@@ -1,6 +1,6 @@
 """`smp.init` and `smp.shutdown`: everything that is built before a model, and ended after it.
 
-init      Horovod ─▶ threads, GPU ─▶ greeting ─▶ transport ─▶ process sets ─▶ seeds ─▶ hooks
+init      Horovod ─▶ threads, GPU ─▶ greeting ─▶ plan file ─▶ transport ─▶ process sets ─▶ seeds ─▶ hooks
 shutdown  callbacks ─▶ barrier ─▶ hooks ─▶ process sets ─▶ goodbye ─▶ transport
 exit      goodbye, unless an exception has ended all ranks
 """
@@ -33,6 +33,7 @@ from smp_tf.topology import Grid, Topology
 
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
+    from smp_tf.partition.plan_file import PlanFile
 
 # The secret that proves to other ranks that this process belongs to the job.
 _SECRET_BYTES = 32
@@ -174,6 +175,7 @@ def _start(given: Config) -> Runtime:
             announce(note, world.rank)
 
     hellos = _greet(config)
+    plan_file = _load_plans(config, world.rank)
     grid = Grid(world.size, config.partitions or 1, config.placement_strategy)
     topology = Topology(
         grid=grid,
@@ -197,7 +199,15 @@ def _start(given: Config) -> Runtime:
         seed=seed,
         transport=transport,
         control=ControlChannel(world.rank, transport, config.stall_timeout, topology.describe),
+        plan_file=plan_file,
     )
+
+
+def _load_plans(config: Config, rank: int) -> PlanFile | None:
+    from smp_tf import partition_file
+    from smp_tf.process_sets import exchange_bytes
+
+    return partition_file.load(config, rank, exchange_bytes)
 
 
 def _open_transport(

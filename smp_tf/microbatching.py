@@ -220,7 +220,7 @@ class Slicer:
         counts = []
         for argument, value in zip(self._arguments, self._values, strict=True):
             if argument.axis is not None and not argument.is_object:
-                counts.append((argument, _count(value, argument.axis)))
+                counts.append((argument, count_samples(value, argument.axis)))
         first, total = counts[0]
         checks = [
             tf.debugging.assert_equal(
@@ -275,13 +275,7 @@ class Slicer:
         if axis is None or self._microbatches == 1:
             return value
         start, size = self._starts[microbatch], self.sizes[microbatch]
-        if isinstance(value, tf.SparseTensor):
-            first = [0] * value.shape.rank
-            shape: list[Any] = tf.unstack(value.dense_shape, num=value.shape.rank)
-            first[axis], shape[axis] = start, size
-            return tf.sparse.slice(value, first, shape)
-        part = (slice(None),) * axis + (slice(start, start + size),)
-        return value[part]
+        return cut_out(value, axis, start, size)
 
     def _cut_object(self, argument: int, microbatch: int, axis: int) -> ObjectTensors:
         planned = self._arguments[argument]
@@ -294,7 +288,25 @@ class Slicer:
         return found
 
 
-def _count(value: Any, axis: int) -> tf.Tensor:
+def cut_out(value: Any, axis: int, start: Any, size: Any) -> Any:
+    """Some consecutive samples of a tensor, ragged tensor or sparse tensor.
+
+    Args:
+        value: the tensor.
+        axis: along which its samples lie.
+        start: number of the first sample, an int or an int64 scalar.
+        size: number of samples, an int or an int64 scalar.
+    """
+    if isinstance(value, tf.SparseTensor):
+        first = [0] * value.shape.rank
+        shape: list[Any] = tf.unstack(value.dense_shape, num=value.shape.rank)
+        first[axis], shape[axis] = start, size
+        return tf.sparse.slice(value, first, shape)
+    return value[(slice(None),) * axis + (slice(start, start + size),)]
+
+
+def count_samples(value: Any, axis: int) -> tf.Tensor:
+    """The number of samples of a tensor, ragged tensor or sparse tensor, an int64 scalar."""
     if isinstance(value, tf.RaggedTensor):
         return tf.cast(value.nrows(), tf.int64)
     if isinstance(value, tf.SparseTensor):

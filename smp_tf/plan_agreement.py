@@ -1,19 +1,29 @@
-"""All ranks run the same step by the same plan: rank 0 decides, everyone checks that it traced the same thing."""
+"""All ranks run the same step by the same plan: rank 0 decides, everyone checks that it traced the same thing.
+
+first call of a step, or a variable without an owner   all ranks agree: replicas come to it together
+another batch size, shape or Python value              the ranks of this replica agree: the others may have had
+                                                       it before, or never get it
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from smp_tf import runtime
 from smp_tf.agreement import require_agreement
 from smp_tf.control import allgather_json
 from smp_tf.deadlock import SAME_STEPS
 from smp_tf.errors import RankMismatchError
-from smp_tf.partition.fingerprint import difference, outline
+from smp_tf.microbatching import SplitArgument
+from smp_tf.partition.fingerprint import difference, form, outline
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.report import render
+from smp_tf.sliced_objects import kind_in_words, spec_in_words
 from smp_tf.step_watch import name_program
 from smp_tf.topology import CommGroup
 
@@ -21,47 +31,119 @@ from smp_tf.topology import CommGroup
 _used = 0
 
 
-def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph: OpGraph) -> tuple[Plan, int]:
-    """The plan of rank 0, once all ranks are known to have traced the same step, and a number for the program.
+def agree_on_plan(
+    step: str,
+    arguments: Sequence[SplitArgument],
+    graph: OpGraph,
+    propose: Callable[[Mapping[int, int]], Plan],
+    owners: Mapping[int, int],
+    *,
+    everywhere: bool,
+) -> tuple[Plan, int]:
+    """The plan of the first rank, once all ranks are known to have traced the same step, and a number for the program.
+
+    The ranks of a replica must have traced the same to the last op. Replicas have batches of their own: where those
+    differ in size, so do the graphs, and what must be the same is the step's form: its variables, the layers it calls
+    and the gradients it gives. Who owns which variable is the same everywhere.
 
     Args:
         step: name of the step function.
-        arguments: its tensor arguments, name to type.
-        proposed: what this rank would do.
-        graph: the op graph it traced.
+        arguments: its tensor arguments.
+        graph: the op graph this rank traced.
+        propose: gives this rank's plan, given the stages of variables that are decided, by index.
+        owners: those that an earlier step decided.
+        everywhere: whether all replicas come here now, as they must where owners are decided; else only this one,
+            which has a batch of a size that is new to it.
 
     Returns:
-        The plan of rank 0, and a number that no rank has used for a program before.
+        The plan, and a number that no rank of this replica has used for a program before.
 
     Raises:
         RankMismatchError: a rank traced another step, or was given another batch; the message says which and where.
     """
     running = runtime.current()
     global _used
+    proposed = propose(owners)
     if running.topology.size == 1:
         _used += 1
         return proposed, _used
-    rank = running.topology.rank
+    words = {argument.name: spec_in_words(argument.spec) for argument in arguments}
+    group = CommGroup.WORLD if everywhere else CommGroup.MP_GROUP
+    members = running.topology.members(group)
     said = {
         "step": step,
-        "arguments": dict(arguments),
+        "arguments": words,
+        "kinds": {argument.name: kind_in_words(argument.spec) for argument in arguments},
         "programs": _used,
         "fingerprint": proposed.fingerprint,
-        "plan": proposed.to_json() if rank == 0 else None,
+        "form": hashlib.sha256("\n".join(form(graph)).encode()).hexdigest(),
+        "plan": proposed.to_json() if running.topology.rank == members[0] else None,
     }
-    doing = f"about to run step {step!r} for the first time on {_in_words(arguments)}"
-    everyone = allgather_json(said, name=f"the plan of step {step!r}", doing=doing)
+    doing = f"about to run step {step!r} for the first time on {_in_words(words)}"
+    heard = allgather_json(said, group, name=f"the plan of step {step!r}", doing=doing)
+    everyone = dict(zip(members, heard, strict=True))
+    _require_same_step(everyone)
+    unlike = [c for c in _comparisons(everyone) if everyone[c.rank][c.what] != everyone[c.like][c.what]]
+    if unlike:
+        _explain_difference(step, graph, group, members, unlike)
+    _used = 1 + max(other["programs"] for other in heard)
+    name_program(_used, f"{step!r} on {_in_words(words)}")
+    plan = Plan.from_json(heard[0]["plan"])
+    if proposed.fingerprint != plan.fingerprint:
+        plan = _plan_of_replica(step, propose, {v.index: plan.owners[v.name] for v in graph.variables if v.in_model})
+    return plan, _used
+
+
+def _require_same_step(everyone: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise unless all run the same step, and the ranks of each replica on batches of the same sizes."""
+    running = runtime.current()
     require_agreement(
         "which step to run next",
-        {number: {"step": other["step"], "arguments": other["arguments"]} for number, other in enumerate(everyone)},
+        {rank: {"step": said["step"], "arguments": said["kinds"]} for rank, said in everyone.items()},
         running.topology.describe,
         SAME_STEPS,
     )
-    if len({other["fingerprint"] for other in everyone}) > 1:
-        _explain_difference(step, graph)
-    _used = 1 + max(other["programs"] for other in everyone)
-    name_program(_used, f"{step!r} on {_in_words(arguments)}")
-    return Plan.from_json(everyone[0]["plan"]), _used
+    for ranks in _replicas(everyone):
+        require_agreement(
+            "which step to run next",
+            {rank: {"arguments": everyone[rank]["arguments"]} for rank in ranks},
+            running.topology.describe,
+            SAME_STEPS,
+        )
+
+
+def _replicas(ranks: Iterable[int]) -> list[tuple[int, ...]]:
+    """The replicas that given ranks are in, each with its first rank first."""
+    grid = runtime.current().topology.grid
+    return list(dict.fromkeys(grid.members(CommGroup.MP_GROUP, rank) for rank in ranks))
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """A rank, the rank it must be like, and in what: "fingerprint", to the last op, or "form"."""
+
+    rank: int
+    like: int
+    what: str
+
+
+def _comparisons(everyone: Mapping[int, Mapping[str, Any]]) -> list[_Comparison]:
+    """The first rank of each replica with that of the first replica, and the others with their replica's first."""
+    (root, *_), *_ = replicas = _replicas(everyone)
+    found = []
+    for first, *others in replicas:
+        same_sizes = everyone[first]["arguments"] == everyone[root]["arguments"]
+        found.append(_Comparison(first, root, "fingerprint" if same_sizes else "form"))
+        found += [_Comparison(other, first, "fingerprint") for other in others]
+    return found
+
+
+def _plan_of_replica(step: str, propose: Callable[[Mapping[int, int]], Plan], owners: Mapping[int, int]) -> Plan:
+    """The plan of this replica's first rank, for a graph that is not rank 0's, with the owners of rank 0's plan."""
+    plans = allgather_json(
+        propose(owners).to_json(), CommGroup.MP_GROUP, name=f"the plan of step {step!r} for this replica's batches"
+    )
+    return Plan.from_json(plans[0])
 
 
 def agree_on_number(doing: str) -> int:
@@ -83,11 +165,16 @@ def agree_on_number(doing: str) -> int:
     return _used
 
 
-def _explain_difference(step: str, graph: OpGraph) -> None:
-    running = runtime.current()
-    outlines = allgather_json(list(outline(graph)), name=f"what step {step!r} looks like")
-    for rank, theirs in enumerate(outlines[1:], start=1):
-        where = difference(outlines[0], theirs, "rank 0", running.topology.describe(rank))
+def _explain_difference(
+    step: str, graph: OpGraph, group: CommGroup, members: Sequence[int], unlike: Sequence[_Comparison]
+) -> None:
+    """Raise, with the first difference between ranks that must be alike and are not."""
+    describe = runtime.current().topology.describe
+    mine = {"fingerprint": list(outline(graph)), "form": list(form(graph))}
+    heard = allgather_json(mine, group, name=f"what step {step!r} looks like")
+    lines = dict(zip(members, heard, strict=True))
+    for c in unlike:
+        where = difference(lines[c.like][c.what], lines[c.rank][c.what], f"rank {c.like}", describe(c.rank))
         if where:
             raise RankMismatchError(
                 f"The ranks traced different models for step {step!r}. {where} Every rank must build the same model "

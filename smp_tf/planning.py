@@ -14,10 +14,12 @@ from itertools import pairwise
 
 from smp_tf.partition.assign import Assignment, Role, assign
 from smp_tf.partition.cost import Costs, estimate, with_measured
-from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.fingerprint import fingerprint
+from smp_tf.partition.memory_limit import excess, too_large
 from smp_tf.partition.op_graph import OpGraph, Tensor
-from smp_tf.partition.plan import Plan, StageForecast, make_plan
+from smp_tf.partition.plan import Plan, StageForecast, as_bytes, make_plan
+from smp_tf.partition.plan_file import StoredPlan
 from smp_tf.partition.solve_chain import Chain, ChainSolution, follow_owners, solve_chain
 from smp_tf.partition.split import Split, split
 from smp_tf.partition.sums import sum_before_sending
@@ -39,6 +41,10 @@ class PlacementRequest:
         samples: samples of a microbatch, where the graph leaves that length open.
         measured: seconds forward and backward of units that were measured, by name.
         default: where the script places all layers, the stage of those it has not placed; else None.
+        given: the plan of a file, which leaves no choice; else None.
+        memory_limit: bytes that no stage may need; None for no limit.
+        local_outputs: positions of outputs that stay with the stage that makes them.
+        composites: positions of outputs that are parts of one composite tensor.
     """
 
     stages: int
@@ -49,6 +55,14 @@ class PlacementRequest:
     samples: int = 1
     measured: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     default: int | None = None
+    given: StoredPlan | None = None
+    memory_limit: int | None = None
+    local_outputs: frozenset[int] = frozenset()
+    composites: Sequence[tuple[int, ...]] = ()
+
+
+#: Cuts to try, each with less memory than the one before, until one keeps within the limit with all that it needs.
+_MOST_CUTS = 8
 
 
 def prune(graph: OpGraph) -> OpGraph:
@@ -84,14 +98,69 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         The plan.
 
     Raises:
-        PlacementError: the model has too few units, does not fit, or data would have to flow backwards between the
-            owners that an earlier step decided.
+        PlacementError: the model has too few units, it is not the one of the plan that is given, or data would have to
+            flow backwards between the owners that an earlier step decided.
+        MemoryLimitError: no plan was found that keeps within the memory limit.
     """
+    if request.memory_limit is None:
+        return _proposed(graph, request, owners)
+    return _within(graph, request, owners, request.memory_limit)
+
+
+def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], limit: int) -> Plan:
+    """A plan that keeps within the memory limit once it is cut.
+
+    What the solver goes by is known before the cut: weights, gradients, slots and stash. What a stage receives ahead
+    and works with is known after it; where that is too much, the solver is given as much less.
+    """
+    tried: list[Plan] = []
+    allowed = limit
+    while allowed > 0 and len(tried) < _MOST_CUTS:
+        try:
+            plan = _proposed(graph, request, owners, allowed)
+        except MemoryLimitError:
+            break
+        if any(plan.units == other.units for other in tried):
+            break
+        tried.append(_as_cut(graph, request, plan))
+        over = excess(tried[-1], limit)
+        if over <= 0:
+            return _with_price(graph, request, owners, plan, limit)
+        allowed -= over
+    smallest = _proposed(graph, dataclasses.replace(request, objective="memory"), owners)
+    tried.append(_as_cut(graph, request, smallest))
+    if excess(tried[-1], limit) <= 0:
+        plan = dataclasses.replace(smallest, objective=request.objective)
+        return _with_price(graph, request, owners, plan, limit)
+    raise too_large(min(tried, key=lambda plan: excess(plan, limit)), limit)
+
+
+def _as_cut(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Plan:
+    done = cut(graph, plan, request.local_outputs, request.composites)
+    return with_exact_transfers(plan, done, request.samples)
+
+
+def _with_price(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], plan: Plan, limit: int) -> Plan:
+    """The plan, with a word about the memory limit where it would be another one without."""
+    if _proposed(graph, request, owners).units == plan.units:
+        return plan
+    said = f"memory_limit, {as_bytes(limit)} a rank, rules out the cut that would be best otherwise"
+    return dataclasses.replace(plan, reasons=(*plan.reasons, said))
+
+
+def _proposed(
+    graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], memory_limit: int | None = None
+) -> Plan:
     units = units_of(graph)
     costs = estimate(graph, units, slots=request.slots, microbatches=request.microbatches, unknown=request.samples)
     costs, known = with_measured(costs, units, request.measured)
     held = in_flight(request.schedule, request.stages, request.microbatches)
-    solution = _solve(units, costs, request, owners, held)
+    pins = _pins(units, owners)
+    if request.given is not None:
+        solution = _as_given(graph, units, costs, request.given, request, owners, held)
+        owners = {**solution.owners, **owners}
+    else:
+        solution = _solve(units, costs, request, owners, pins, held, memory_limit)
     plan = make_plan(
         graph,
         units,
@@ -104,6 +173,8 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         fingerprint=fingerprint(graph),
         owners=owners,
     )
+    if request.given is not None:
+        plan = dataclasses.replace(plan, reasons=(*plan.reasons, "the placement is that of the plan that was loaded"))
     if known:
         said = f"the times are measured ones, of {known} of the {len(units)} units"
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
@@ -111,9 +182,14 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
 
 
 def _solve(
-    units: Sequence[Unit], costs: Costs, request: PlacementRequest, owners: Mapping[int, int], held: Sequence[int]
+    units: Sequence[Unit],
+    costs: Costs,
+    request: PlacementRequest,
+    owners: Mapping[int, int],
+    pins: Sequence[int | None],
+    held: Sequence[int],
+    memory_limit: int | None,
 ) -> ChainSolution:
-    pins = _pins(units, owners)
     placed = _placed_by_script(units, request)
     asked = [stage if pin is None else pin for stage, pin in zip(placed, pins, strict=True)]
     chain = Chain.of([unit.name for unit in units], asked, costs)
@@ -126,12 +202,60 @@ def _solve(
                 objective=request.objective,
                 microbatches=request.microbatches,
                 in_flight=held,
+                memory_limit=memory_limit,
             )
         except PlacementError:
             if not decided:
                 raise
     # What an earlier step decided leaves no choice; a step that uses a part of the models leaves stages empty.
     return follow_owners(chain, request.stages, owners, request.microbatches)
+
+
+def _as_given(
+    graph: OpGraph,
+    units: Sequence[Unit],
+    costs: Costs,
+    given: StoredPlan,
+    request: PlacementRequest,
+    owners: Mapping[int, int],
+    held: Sequence[int],
+) -> ChainSolution:
+    """What a plan file says of the units, all of which it names, in order.
+
+    Raises:
+        PlacementError: an earlier step or the script says something else, or a partition is left without a layer.
+    """
+    placed = [given.units[unit.name] for unit in units]
+    for unit, stage, pin in zip(units, placed, _pins(units, owners), strict=True):
+        if pin not in (None, stage):
+            raise PlacementError(
+                f"The plan that was loaded puts {unit.name!r} on partition {stage}. An earlier step put its variables "
+                f"on partition {pin}, where they stay: change one of the two plans in the file."
+            )
+        if unit.stage not in (None, stage):
+            raise PlacementError(
+                f"The plan that was loaded puts {unit.name!r} on partition {stage}, and smp.partition in the script on "
+                f"{unit.stage}. Change one of them, or make the plan anew."
+            )
+    empty = sorted(set(range(request.stages)) - set(placed))
+    if empty and not owners:
+        raise PlacementError(
+            f"The plan that was loaded puts no layer on partition {', '.join(map(str, empty))} of {request.stages}. "
+            f"Every partition needs one."
+        )
+    decided = dict(owners)
+    for weight in costs.weights:
+        name = graph.variables[weight.variable].name
+        used_on = sorted({placed[user] for user in weight.users})
+        if len(used_on) > 1 and weight.variable not in decided:
+            decided[weight.variable] = given.shared.get(name, used_on[0])
+            if decided[weight.variable] not in used_on:
+                raise PlacementError(
+                    f"The plan that was loaded gives {name!r} to partition {decided[weight.variable]}, whose layers do "
+                    f"not use it. Those of partitions {' and '.join(map(str, used_on))} do."
+                )
+    chain = Chain.of([unit.name for unit in units], placed, costs)
+    return follow_owners(chain, request.stages, decided, request.microbatches, held)
 
 
 def _placed_by_script(units: Sequence[Unit], request: PlacementRequest) -> list[int | None]:

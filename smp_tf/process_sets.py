@@ -106,12 +106,13 @@ def remove_process_sets(sets: ProcessSets) -> None:
         hvd.remove_process_set(added)
 
 
-def exchange_bytes(payload: bytes, name: str) -> list[bytes]:
+def exchange_bytes(payload: bytes, name: str, most: int = _HELLO_LIMIT) -> list[bytes]:
     """Gives every rank what every rank says; for start-up, before there is a transport.
 
     Args:
-        payload: What this rank says, at most 1 MiB.
+        payload: What this rank says.
         name: A name of this exchange that all ranks use.
+        most: The most bytes that a rank may say.
 
     Returns:
         What the ranks said, in rank order.
@@ -124,8 +125,8 @@ def exchange_bytes(payload: bytes, name: str) -> list[bytes]:
 
     if hvd.size() == 1:
         return [payload]
-    if len(payload) > _HELLO_LIMIT:
-        raise ValueError(f"{name}: {len(payload)} bytes are more than {_HELLO_LIMIT}.")
+    if len(payload) > most:
+        raise ValueError(f"{name}: {len(payload)} bytes are more than {most}.")
 
     def allgather(values: Any, part: str) -> Sequence[Any]:
         gathered = hvd.allgather(

@@ -12,6 +12,7 @@ from smp_tf.topology import Topology
 if TYPE_CHECKING:
     from smp_tf.control import ControlChannel
     from smp_tf.ops.transport import Transport
+    from smp_tf.partition.plan_file import PlanFile
     from smp_tf.process_sets import ProcessSets
 
 
@@ -27,6 +28,7 @@ class Runtime:
         seed: The seed all ranks share: the configured one, or the one rank 0 drew.
         transport: The connection to all ranks; None in a world of one process.
         control: Agreements and barriers between ranks.
+        plan_file: The plans to run with; None where plans are made.
     """
 
     given: Config
@@ -36,6 +38,7 @@ class Runtime:
     seed: int
     transport: Transport | None
     control: ControlChannel
+    plan_file: PlanFile | None = None
 
 
 _current: Runtime | None = None

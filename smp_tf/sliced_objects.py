@@ -176,3 +176,10 @@ def spec_in_words(spec: Any) -> str:
     if isinstance(spec, ObjectSpec):
         return f"{spec.template!r} of {', '.join(map(spec_in_words, spec.specs)) or 'no tensors'}"
     return f"{spec.dtype.name}{spec.shape}"
+
+
+def kind_in_words(spec: Any) -> str:
+    """A type without its sizes, such as "float32 of 2 axes": what replicas with batches of their own have in common."""
+    if isinstance(spec, ObjectSpec):
+        return f"{type(spec.template).__name__} of {', '.join(map(kind_in_words, spec.specs)) or 'no tensors'}"
+    return f"{spec.dtype.name} of {'some' if spec.shape.rank is None else spec.shape.rank} axes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +69,8 @@ class SplitProgram:
         stage_program: what this rank runs.
         arguments: how the step's tensor arguments are cut.
         microbatches: number of microbatches.
-        random: what the step function is known by where its random ops need seeds; None where it draws nothing.
+        known_as: what the step function is known by, on all ranks: such as "train/0".
+        is_random: whether its random ops need seeds.
         plan: the plan by which the step was cut.
         then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
     """
@@ -79,7 +81,8 @@ class SplitProgram:
     stage_program: StageProgram
     arguments: tuple[SplitArgument, ...]
     microbatches: int
-    random: str | None
+    known_as: str
+    is_random: bool
     plan: Plan
     then: Callable[[Any], Any] | None = None
     _eager: Any = field(default=None, init=False)
@@ -143,7 +146,7 @@ class SplitProgram:
         weights: Sequence[Any] = list(sizes) if program.weighted else [1] * len(sizes)
         pending_restore.add_check()
         # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
-        seed = step_random.next_seeds(self.random, running.topology.dp_rank) if self.random is not None else _no_seed
+        seed = step_random.next_seeds(self.known_as, running.topology.dp_rank) if self.is_random else _no_seed
         results = emit(program, slicer, self.lowered.captures, seed, weights)
         if running.config.check_inputs:
             add_input_check(
@@ -151,7 +154,9 @@ class SplitProgram:
             )
         accumulated, total = results.accumulated, _total(weights)
         if replicas > 1:
-            accumulated, total = _over_replicas(accumulated, total, f"smp_gradients_{program.number}")
+            # Not by the program's number: replicas with batches of other sizes run programs of other numbers.
+            known = re.sub("[^A-Za-z0-9_.]", "_", self.known_as)
+            accumulated, total = _over_replicas(accumulated, total, f"smp_gradients_{known}")
         return _Flat(results.values, accumulated, weights, total)
 
     def _results(self, flat: _Flat) -> Any:

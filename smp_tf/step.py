@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import pending_restore, planning, runtime, step_random, variables
+from smp_tf import partition_file, pending_restore, planning, runtime, step_random, variables
 from smp_tf.announce import announce
 from smp_tf.argument_structure import fill
 from smp_tf.errors import StepError
@@ -35,7 +35,7 @@ from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
 from smp_tf.pipeline.executor import build_stage_program, plan_program
 from smp_tf.plan_agreement import agree_on_plan, show_plan
 from smp_tf.result_structure import pack
-from smp_tf.sliced_objects import ObjectTensors, spec_in_words
+from smp_tf.sliced_objects import ObjectTensors
 from smp_tf.split_program import SplitProgram
 from smp_tf.step_arguments import Arguments, sort_arguments
 from smp_tf.step_signatures import OWN_SIZES, Signatures
@@ -212,13 +212,8 @@ class Step:
             traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
         models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
-        if stages == microbatches == running.topology.size == 1 and not (is_random or xla):
-            _settle(models, lowered, [0] * len(lowered.variables), 0, running.seed)
-            self._run_hooks()
-            body = autograph_convert(self._function) if self._options.autograph else self._function
-            return UnsplitProgram(
-                traced.trace, lowered, planned, lambda given: self._call(body, arguments.structure, given), self._then
-            )
+        for model in models:
+            model._smp_store.require_cut(stages, running.topology.mp_rank)
         samples = max(sizes, default=1)
         measured = {
             name: (forward * samples, backward * samples)
@@ -226,20 +221,41 @@ class Step:
             for name, (forward, backward) in model._smp_store.measured.items()
         }
         by_hand = None if config.auto_partition else config.default_partition
+        owners = _owners_decided(lowered)
+        decides = any(variable.in_model and variable.index not in owners for variable in graph.variables)
         request = planning.PlacementRequest(
-            stages, microbatches, config.pipeline, config.optimize, 2.0, samples, measured, by_hand
+            stages,
+            microbatches,
+            config.pipeline,
+            config.optimize,
+            2.0,
+            samples,
+            measured,
+            by_hand,
+            given=partition_file.given_for(self.name, graph) if decides else None,
+            memory_limit=config.memory_limit,
+            local_outputs=local_outputs_of(lowered.results, self._options.local_outputs),
+            composites=composites_of(lowered.results),
         )
-        proposed = planning.propose(graph, request, _owners_decided(lowered))
+        propose = functools.partial(planning.propose, graph, request)
+        if stages == microbatches == running.topology.size == 1 and not (is_random or xla):
+            if config.memory_limit is not None:
+                propose(owners)
+            _settle(models, lowered, [0] * len(lowered.variables), 0, running.seed)
+            self._run_hooks()
+            body = autograph_convert(self._function) if self._options.autograph else self._function
+            return UnsplitProgram(
+                traced.trace, lowered, planned, lambda given: self._call(body, arguments.structure, given), self._then
+            )
         with tf.init_scope():
-            plan, number = agree_on_plan(self.name, _described(planned), proposed, graph)
-        cut = planning.cut(
-            graph,
-            plan,
-            local_outputs_of(lowered.results, self._options.local_outputs),
-            composites_of(lowered.results),
-        )
-        if any(model._smp_store.is_new for model in models):
-            show_plan(planning.with_exact_transfers(plan, cut, samples))
+            first = not self._programs
+            plan, number = agree_on_plan(self.name, planned, graph, propose, owners, everywhere=first or decides)
+        cut = planning.cut(graph, plan, request.local_outputs, request.composites)
+        if decides or any(model._smp_store.is_new for model in models):
+            plan = planning.with_exact_transfers(plan, cut, samples)
+            show_plan(plan)
+        if decides:
+            partition_file.keep(self.name, plan, graph)
         stage = running.topology.mp_rank
         _settle(models, lowered, cut.assignment.owners, stage, running.seed)
         ranks = running.topology.members(CommGroup.PP_GROUP)
@@ -270,7 +286,8 @@ class Step:
             stage_program=program,
             arguments=planned,
             microbatches=microbatches,
-            random=self._known_as if is_random else None,
+            known_as=self._known_as,
+            is_random=is_random,
             plan=plan,
             then=self._then,
         )
@@ -373,11 +390,6 @@ def _settle(
     for store, by_position in to_place:
         store.settle(by_position, stage, seed, restored)
     pending_restore.take_what_exists()
-
-
-def _described(arguments: Sequence[SplitArgument]) -> dict[str, str]:
-    """The tensor arguments for a comparison between ranks."""
-    return {a.name: spec_in_words(a.spec) for a in arguments}
 
 
 @dataclass(frozen=True)

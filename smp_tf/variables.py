@@ -243,6 +243,7 @@ class VariableStore:
         self._of_script: dict[int, tf.Variable] = {}
         self._names: set[str] = set()
         self._before_settling: list[Callable[[], None]] = []
+        self._cut: tuple[int, int] | None = None
         #: What `model.profile` measured: seconds forward and backward for one sample, by unit.
         self.measured: dict[str, tuple[float, float]] = {}
 
@@ -331,6 +332,26 @@ class VariableStore:
             unique, number = f"{base}_{number}", number + 1
         self._names.add(unique)
         return unique
+
+    def require_cut(self, partitions: int, stage: int) -> None:
+        """Raise where the model was cut in another way, by a configuration that `smp.shutdown` has ended.
+
+        Args:
+            partitions: number of partitions.
+            stage: the one that this rank runs.
+
+        Raises:
+            OwnershipError: it was; what this rank stores is not what it would have to.
+        """
+        if self._cut not in (None, (partitions, stage)) and any(s.owner is not None for s in self._states.values()):
+            assert self._cut is not None
+            raise OwnershipError(
+                f"Model {self.model_name!r} was cut into {self._cut[0]} partitions before smp.shutdown, and this rank "
+                f"stores the weights of partition {self._cut[1]}. Now there are {partitions}, and it runs partition "
+                f"{stage}. Make a new model, and give it the weights with save_weights before smp.shutdown and "
+                f"load_weights afterwards, or with smp.CheckpointManager."
+            )
+        self._cut = partitions, stage
 
     def to_settle(self, owners: dict[int, int]) -> list[tuple[tf.Variable, int]]:
         """The variables that `settle` would decide about, each with the stage that will store it.

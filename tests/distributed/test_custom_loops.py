@@ -34,13 +34,17 @@ NAMES = [case.name for case in cases(1)]
 @pytest.fixture(scope="module")
 def whole() -> dict[str, CaseResult]:
     """One process."""
-    return launch(1, CASES, cases(1))
+    kept = Case("two models", "two_models", {}, {"partitions": 1, "microbatches": 4, "seed": 1})
+    return launch(1, CASES, [*cases(1), kept])
 
 
 @pytest.fixture(scope="module")
-def split() -> dict[str, CaseResult]:
+def split(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResult]:
     """Two stages."""
-    return launch(PARTITIONS, CASES, cases(PARTITIONS))
+    config = {"partitions": PARTITIONS, "microbatches": 4, "seed": 1}
+    path = str(tmp_path_factory.mktemp("plans") / "plan.json")
+    kept = Case("plan file", "plan_file", {"config": config, "path": path}, config)
+    return launch(PARTITIONS, CASES, [*cases(PARTITIONS), kept])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,3 +69,39 @@ def test_programs_are_as_few_as_the_sizes_ask_for(split: dict[str, CaseResult], 
     for rank in split[f"sizes, shapes, {way}"].values():
         # Twelve, eight, three, and then any.
         assert rank["traced"] == [3, 2, 1, 0]
+
+
+def test_a_layer_moved_in_the_plan_file_moves_and_the_numbers_stay(
+    whole: dict[str, CaseResult], split: dict[str, CaseResult]
+) -> None:
+    (alone,) = whole["two models"].values()
+    first, last = split["plan file"].values()
+    assert first["plans"] == last["plans"] == [["train", [0, 0, 1, 1]], ["train", [0, 1, 1]]]
+    assert [rank["stored"] for rank in (first, last)] == [{"one": 4, "two": 2}, {"one": 4, "two": 4}]
+    assert [rank["changed"]["stored"] for rank in (first, last)] == [{"one": 6, "two": 2}, {"one": 2, "two": 4}]
+    for rank in (first, last):
+        np.testing.assert_allclose(rank["numbers"], alone["numbers"], rtol=1e-12)
+        np.testing.assert_allclose(rank["changed"]["numbers"], alone["numbers"], rtol=1e-12)
+
+
+def test_a_plan_file_that_does_not_fit_is_the_same_error_on_every_rank(split: dict[str, CaseResult]) -> None:
+    first, last = (rank["refused"] for rank in split["plan file"].values())
+    assert {**first, "cut anew": ""} == {**last, "cut anew": ""}
+    assert "ConfigError: load_partition is true, but partition_file" in first["missing"]
+    assert "plan.json does not exist on the host of rank 0" in first["missing"]
+    assert "ConfigError: partition_file" in first["partitions"]
+    assert "plan.json is for 7 partitions, and this job has 2" in first["partitions"]
+    assert "PlacementError: partition_file" in first["another model"]
+    assert "It was made for another model: it does not know the layer 'one/dense_4'" in first["another model"]
+    assert first["memory"].startswith("MemoryLimitError: The model does not fit: memory_limit is 2.0 KiB (2,000 bytes)")
+    assert "stage 1: " in first["memory"]
+
+
+def test_a_model_stays_cut_as_it_is_over_a_shutdown(split: dict[str, CaseResult]) -> None:
+    for number, rank in enumerate(split["plan file"].values()):
+        before, after = rank["kept"]
+        np.testing.assert_array_equal(after, before)
+        assert rank["refused"]["cut anew"].startswith(
+            f"OwnershipError: Model 'Net' was cut into 2 partitions before smp.shutdown, and this rank stores the "
+            f"weights of partition {number}. Now there are 1, and it runs partition 0. Make a new model"
+        )

@@ -9,32 +9,102 @@ from tests.distributed.harness import Case, CaseResult, launch
 
 CASES = "tests.distributed.cases.replicas"
 TOLERANCE = {"mlp": 1e-12, "mlp_adam_float32": 1e-4}
+SHARES = {"shares of different sizes": False, "shares of different sizes, eager": True}
 
 
-def cases(partitions: int, strategy: str = "cluster") -> list[Case]:
+def cases(partitions: int, replicas: int, strategy: str = "cluster") -> list[Case]:
     config = {"partitions": partitions, "microbatches": 2, "seed": 1, "placement_strategy": strategy}
-    return [Case(model, "train", {"model": model}, config) for model in TOLERANCE]
+    alike = [Case(model, "train", {"model": model}, config) for model in TOLERANCE]
+    shares = [
+        Case(name, "train_on_shares", {"model": "mlp", "eager": eager}, config)
+        for name, eager in SHARES.items()
+        if (partitions, replicas, eager) in ((1, 1, False), (1, 2, True), (2, 2, False))
+    ]
+    return alike + shares
+
+
+#: Ranks of the stages of replica 0 and of replica 1, on six processes and three partitions. With one tensor shard,
+#: what counts is whether D or P comes first.
+BY_REPLICA, BY_STAGE = [[0, 1, 2], [3, 4, 5]], [[0, 2, 4], [1, 3, 5]]
+LAYOUTS = {
+    **dict.fromkeys(("DPT", "DTP", "TDP"), BY_REPLICA),
+    **dict.fromkeys(("PDT", "PTD", "TPD"), BY_STAGE),
+}
+
+
+def place_cases() -> list[Case]:
+    common = {"partitions": 3, "microbatches": 2, "seed": 1}
+    return [Case(layout, "places", {}, {**common, "placement_strategy": layout}) for layout in LAYOUTS]
+
+
+SHUFFLED = Case("shuffled shares", "shuffled_shares", {}, {"partitions": 2, "microbatches": 2})
+
+
+class Launches:
+    """The launches of this file, each made once, with all cases that its number of ranks is for."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int], dict[str, CaseResult]] = {}
+
+    def of(self, partitions: int, replicas: int) -> dict[str, CaseResult]:
+        """The results on so many partitions and replicas."""
+        key = partitions, replicas
+        if key not in self._made:
+            strategy = "PDT" if key == (3, 2) else "cluster"
+            more = {(3, 2): place_cases(), (2, 2): [SHUFFLED]}.get(key, [])
+            listed = [*cases(partitions, replicas, strategy), *more]
+            self._made[key] = launch(partitions * replicas, CASES, listed)
+        return self._made[key]
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[str, CaseResult]:
-    """One process, which has every sample."""
-    return launch(1, CASES, cases(1))
+def launches() -> Launches:
+    """The launches of this file."""
+    return Launches()
 
 
-@pytest.mark.parametrize(("partitions", "replicas", "strategy"), [(1, 2, "cluster"), (2, 2, "cluster"), (3, 2, "PDT")])
-def test_weights_are_those_of_one_process(
-    whole: dict[str, CaseResult], partitions: int, replicas: int, strategy: str
-) -> None:
-    """Horovod once refused float32 gradients: the sum of their weights is a float64."""
-    launched = launch(partitions * replicas, CASES, cases(partitions, strategy))
-    for model, tolerance in TOLERANCE.items():
-        wanted = whole[model].values()[0]["variables"]
-        ranks = launched[model].values()
+@pytest.mark.parametrize(("partitions", "replicas"), [(1, 2), (2, 2), (3, 2)])
+def test_weights_are_those_of_one_process(launches: Launches, partitions: int, replicas: int) -> None:
+    """Horovod once refused float32 gradients: the sum of their weights is a float64.
+
+    Replicas once had to have batches of the same size.
+    """
+    for case in cases(partitions, replicas):
+        tolerance = TOLERANCE.get(case.name, 1e-12)
+        wanted = launches.of(1, 1)[case.name.removesuffix(", eager")].values()[0]["variables"]
+        ranks = launches.of(partitions, replicas)[case.name].values()
         for replica in range(replicas):
             got: dict[str, np.ndarray] = {}
             for rank in ranks:
                 got |= rank["variables"] if rank["replica"] == replica else {}
             assert got.keys() == wanted.keys()
             for name, value in wanted.items():
-                np.testing.assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=f"{model} {name}")
+                np.testing.assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=case.name + name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_puts_stages_and_replicas_where_its_letters_say(launches: Launches, layout: str) -> None:
+    stages = LAYOUTS[layout]
+    replicas = [list(ranks) for ranks in zip(*stages, strict=True)]
+    for rank, told in enumerate(launches.of(3, 2)[layout].values()):
+        [(replica, stage)] = [(d, p) for d, p in np.ndindex(2, 3) if stages[d][p] == rank]
+        assert told["place"] == [stage, replica]
+        assert told["sizes"] == [3, 2, 3, 1, 2]
+        assert told["groups"] == told["heard"] == [stages[replica], replicas[stage]]
+
+
+def test_partition_i_is_on_mp_rank_i(launches: Launches) -> None:
+    """The layers of the model in order, on ranks that are laid out by stage."""
+    by_stage = {rank["stage"]: min(map(int, rank["variables"])) for rank in launches.of(3, 2)["mlp"].values()}
+    assert by_stage[0] < by_stage[1] < by_stage[2]
+
+
+def test_a_shuffled_data_set_is_shared_out_alike_in_a_replica_and_wholly_among_them(launches: Launches) -> None:
+    ranks = launches.of(2, 2)["shuffled shares"].values()
+    of_replica = [[rank["epochs"] for rank in ranks if rank["replica"] == replica] for replica in range(2)]
+    for epoch in range(2):
+        for first, second in of_replica:
+            assert [batch.tolist() for batch in first[epoch]] == [batch.tolist() for batch in second[epoch]]
+        batches = [one[0][epoch] for one in of_replica]
+        assert [[len(batch) for batch in own] for own in batches] == [[3, 3, 3, 1], [3, 3, 3, 1]]
+        assert sorted(np.concatenate([*batches[0], *batches[1]]).tolist()) == list(range(20))

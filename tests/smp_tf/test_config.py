@@ -156,7 +156,13 @@ def test_a_key_of_pytorch():
         ("partition_file", ""),
         ("load_partition", None),
         ("chunks_per_rank", 0),
-        ("memory_limit", "8GB"),
+        ("memory_limit", 0),
+        ("memory_limit", True),
+        ("memory_limit", 1.5),
+        ("memory_limit", "8G"),
+        ("memory_limit", "eight GiB"),
+        ("memory_limit", "-8GiB"),
+        ("memory_limit", "0.5B"),
         ("seed", -1),
         ("seed", 2**32),
         ("stall_timeout", 0),
@@ -179,6 +185,47 @@ def test_a_value_that_is_not_allowed(name, value):
 @pytest.mark.parametrize("strategy", ["cluster", "spread", "DPT", "PDT", "TPD", "PTD"])
 def test_placement_strategies(strategy):
     assert load_config({"placement_strategy": strategy}).placement_strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        (17_179_869_184, 17_179_869_184),
+        ("17179869184", 17_179_869_184),
+        ("16GiB", 17_179_869_184),
+        (" 16 gib ", 17_179_869_184),
+        ("16GB", 16_000_000_000),
+        ("1.5 KiB", 1536),
+        ("0.1 TB", 100_000_000_000),
+        ("300 MB", 300_000_000),
+        ("2TiB", 2_199_023_255_552),
+        ("7B", 7),
+    ],
+)
+def test_bytes_as_a_number_or_in_words(given, count):
+    assert load_config({"memory_limit": given}).memory_limit == count
+
+
+class TestPlanFiles:
+    def test_a_path_to_write_to_and_one_to_read_from(self, tmp_path):
+        assert load_config({"partition_file": tmp_path / "plan.json"}).partition_file == str(tmp_path / "plan.json")
+        assert load_config({"partition_file": "plan.json", "load_partition": True}).load_partition is True
+
+    def test_a_plan_to_load_needs_a_file(self):
+        with pytest.raises(ConfigError, match=r"load_partition in smp\.init is true, but there is no partition_file"):
+            load_config({"load_partition": True})
+
+    def test_a_plan_that_is_loaded_leaves_nothing_to_the_script(self):
+        with pytest.raises(ConfigError, match=r"from a file, and auto_partition = false .* Leave one of the two out"):
+            load_config({"load_partition": True, "partition_file": "plan.json", "auto_partition": False})
+
+    @pytest.mark.parametrize("load", [False, True])
+    def test_with_one_partition_it_is_said_that_the_file_is_left_alone(self, load):
+        given = Config(partitions=2, partition_file="plan.json", load_partition=load)
+        assert given.for_world(1, launched=False).notes[-1] == (
+            "With one partition there is nothing to place: the file plan.json is neither read nor written."
+        )
+        assert given.for_world(2).notes == ()
 
 
 def test_not_a_mapping():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.errors import MemoryLimitError, PlacementError
+from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.plan import Plan
+from smp_tf.partition.plan_file import to_store
 from smp_tf.planning import PlacementRequest, cut, cut_into_units, propose
-from tests.partition.op_graph_builder import chain_of_dense
+from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
 TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
 
@@ -94,3 +98,117 @@ def test_by_hand_every_partition_has_a_layer() -> None:
 def test_with_one_partition_nothing_is_placed_by_hand() -> None:
     one = dataclasses.replace(by_hand(), stages=1)
     assert set(propose(chain_of_dense(3, stages=[0, 1, None]), one, {}).units.values()) == {0}
+
+
+# Four dense layers of which the first takes the longest: the fastest cut needs 1284 and 3200 bytes, of which 2560 are
+# known before the cut; the smallest 2052 and 2304.
+SLOW_FIRST = {"net/dense_0": (0.9, 0.9), **{f"net/dense_{n}": (0.1, 0.1) for n in (1, 2, 3)}}
+FASTEST, SMALLEST = [0, 1, 1, 1], [0, 0, 1, 1]
+
+
+class TestMemoryLimit:
+    def plan(self, limit: int | None, objective: str = "speed", **changes: Any) -> Plan:
+        request = dataclasses.replace(TWO, objective=objective, measured=SLOW_FIRST, memory_limit=limit, **changes)
+        return propose(chain_of_dense(4), request, {})
+
+    @pytest.mark.parametrize(
+        ("limit", "stages"), [(None, FASTEST), (3200, FASTEST), (3199, SMALLEST), (2559, SMALLEST), (2304, SMALLEST)]
+    )
+    def test_the_fastest_cut_that_keeps_within_it_is_taken(self, limit: int | None, stages: list[int]) -> None:
+        """Also where the solver's bytes keep within it, and those of the cut do not."""
+        plan = self.plan(limit)
+        assert list(plan.units.values()) == stages
+        assert plan.objective == "speed"
+        priced = any("rules out the cut that would be best" in reason for reason in plan.reasons)
+        assert priced == (stages != FASTEST)
+
+    @pytest.mark.parametrize("objective", ["speed", "memory"])
+    def test_where_no_cut_keeps_within_it_the_error_says_what_each_stage_needs(self, objective: str) -> None:
+        with pytest.raises(MemoryLimitError) as raised:
+            self.plan(2303, objective)
+        assert "memory_limit is 2.2 KiB (2,303 bytes) a rank" in str(raised.value)
+        assert str(raised.value).splitlines()[1:3] == [
+            "  stage 0: 2.0 KiB (weights 512 B, gradients 512 B, stash 512 B, work 516 B) for dense_0, dense_1",
+            "  stage 1: 2.2 KiB, 1 B too much (weights 512 B, gradients 512 B, stash 768 B, work 512 B) for dense_2, "
+            "dense_3",
+        ]
+
+    def test_one_partition_has_a_limit_too(self) -> None:
+        with pytest.raises(MemoryLimitError, match=r"with 1 partition the ranks need\n  stage 0: .* dense_0 … dense_3"):
+            self.plan(3000, stages=1)
+
+    def test_a_later_step_that_may_choose_nothing_is_refused_too(self) -> None:
+        request = dataclasses.replace(TWO, memory_limit=2000)
+        with pytest.raises(MemoryLimitError):
+            propose(chain_of_dense(4), request, {0: 0, 1: 0, 2: 1, 3: 1})
+
+
+class TestGivenPlan:
+    def given(self, stages: list[int], layers: int = 4, **changes: Any) -> PlacementRequest:
+        graph = chain_of_dense(layers)
+        stored = to_store("train", propose(graph, TWO, {}), graph)
+        units = dict(zip(stored.units, stages, strict=True))
+        return dataclasses.replace(TWO, given=dataclasses.replace(stored, units=units, **changes))
+
+    def test_it_is_the_plan(self) -> None:
+        plan = propose(chain_of_dense(4), self.given([0, 1, 1, 1]), {})
+        assert list(plan.units.values()) == [0, 1, 1, 1]
+        assert plan.owners == {"net/dense_0/kernel": 0, **{f"net/dense_{n}/kernel": 1 for n in (1, 2, 3)}}
+        assert [row.units for row in plan.forecast] == [1, 3]
+
+    def test_what_was_written_is_the_same_plan_again_with_its_forecast(self) -> None:
+        graph = chain_of_dense(4)
+        plan = propose(graph, TWO, {})
+        again = propose(graph, self.given([0, 0, 1, 1]), {})
+        assert again.reasons == (*plan.reasons, "the placement is that of the plan that was loaded")
+        assert dataclasses.replace(again, reasons=plan.reasons) == plan
+
+    def test_the_owner_of_a_shared_variable_is_that_of_the_file(self) -> None:
+        graph = tied_chain()
+        plan = propose(graph, TWO, {})
+        [shared] = [s for s in plan.shared if s.copies]
+        stored = to_store("train", plan, graph)
+        for owner in (0, 1):
+            given = dataclasses.replace(stored, shared={shared.name: owner})
+            again = propose(graph, dataclasses.replace(TWO, given=given), {})
+            assert again.owners[shared.name] == owner
+            assert again.shared[0].copies == (1 - owner,)
+
+    def test_an_owner_without_use_is_refused(self) -> None:
+        graph = tied_chain()
+        three = dataclasses.replace(TWO, stages=3)
+        stored = to_store("train", propose(graph, three, {}), graph)
+        units = dict(zip(stored.units, (0, 1, 1, 2), strict=True))
+        given = dataclasses.replace(stored, units=units, shared={"net/table": 1})
+        with pytest.raises(PlacementError, match=r"'net/table' to partition 1, .* Those of partitions 0 and 2 do"):
+            propose(graph, dataclasses.replace(three, given=given), {})
+
+    def test_a_partition_without_a_layer_is_refused(self) -> None:
+        with pytest.raises(PlacementError, match=r"puts no layer on partition 1 of 2"):
+            propose(chain_of_dense(4), self.given([0, 0, 0, 0]), {})
+
+    def test_what_an_earlier_step_decided_is_kept(self) -> None:
+        with pytest.raises(PlacementError, match=r"'net/dense_1' on partition 1\. An earlier step put its var"):
+            propose(chain_of_dense(4), self.given([0, 1, 1, 1]), {1: 0})
+
+    def test_it_does_not_override_the_script(self) -> None:
+        graph = chain_of_dense(4, stages=[None, 0, None, None])
+        with pytest.raises(PlacementError, match=r"'net/dense_1' on partition 1, and smp\.partition in the "):
+            propose(graph, self.given([0, 1, 1, 1]), {})
+
+    def test_the_memory_limit_holds_for_it(self) -> None:
+        request = dataclasses.replace(self.given([0, 1, 1, 1]), memory_limit=3000)
+        with pytest.raises(MemoryLimitError, match=r"stage 1: 3\.1 KiB, 200 B too much"):
+            propose(chain_of_dense(4), request, {})
+
+
+def tied_chain() -> OpGraph:
+    """Four dense layers; the last one multiplies with the weight of the first."""
+    b = GraphBuilder()
+    net = b.call("net", class_name="Model")
+    table = b.variable("net/table")
+    handles = [table, b.variable("net/b"), b.variable("net/c"), table]
+    x = b.argument((4, 8))
+    for number, handle in enumerate(handles):
+        x = b.dense(x, handle, b.call(f"net/layer_{number}", net))
+    return b.graph(b.add("Mean", x, shape=()))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,3 +144,18 @@ def test_starting_twice_is_starting_once(init: Callable[..., None]) -> None:
     init()
     process_sets.start_horovod()
     assert process_sets.hvd.is_initialized()
+
+
+def test_collectives_are_called_with_a_process_set_and_a_name_everywhere() -> None:
+    """In all of smp_tf; Horovod's own defaults are the world, and names that depend on the graph."""
+    names = ("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall")
+    collectives = {f"hvd.{name}" for name in names}
+    found = []
+    for file in sorted(Path(process_sets.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called in collectives:
+                found.append(file.name)
+                given = {keyword.arg for keyword in node.keywords}
+                assert {"process_set", "name"} <= given, f"{file.name}, line {node.lineno}"
+    assert sorted(set(found)) == ["data_parallel.py", "process_sets.py"]

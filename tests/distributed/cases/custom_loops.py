@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -181,3 +183,78 @@ def batches_of_all_sizes(eager: bool, signature: bool) -> dict[str, Any]:
     run: Callable[..., Any] = norm if eager else tf.function(norm)
     numbers = [run(features(size) if eager else tf.constant(features(size))) for size in (12, 8, 3, 10, 11, 12)]
     return {"numbers": np.array(numbers), "weights": owned(net), "traced": [size or 0 for size in traced]}
+
+
+def two_models(depth: int = 3) -> dict[str, Any]:
+    """Two models, each with a step of its own, and so with a plan of its own; fresh, as a new process makes them."""
+    tf_keras.backend.clear_session()
+    models = [Net(2, depth, name="one"), Net(1, 2, name="two")]
+    numbers = []
+    for model in models:
+
+        @smp.step
+        def train(x: tf.Tensor, model: Net = model) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - 1.0) ** 2)
+            return loss, tape.gradient(loss, model.trainable_variables)
+
+        loss, gradients = train(features())
+        numbers += [loss.reduce_mean(), smp.global_norm([g.accumulate() for g in gradients])]
+    stored = {model.name: len(model.local_variables) for model in models}
+    return {"numbers": np.array(numbers), "stored": stored, "weights": owned(*models)}
+
+
+def plan_file(config: dict[str, Any], path: str) -> dict[str, Any]:
+    """Makes plans and keeps them, moves a layer in the file, and runs with that; then with files that do not fit."""
+    file = Path(path)
+    refused = {}
+
+    def start(**changes: Any) -> None:
+        smp.shutdown()
+        smp.init({**config, "partition_file": path, **changes})
+
+    def refusal(name: str, act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except (ValueError, RuntimeError) as error:
+            refused[name] = f"{type(error).__name__}: {error}"
+
+    refusal("missing", lambda: start(load_partition=True))
+    start()
+    made = two_models()
+    smp.barrier()
+    text = file.read_text()
+    plans = json.loads(text)
+    units = plans["plans"][0]["units"]
+    smp.barrier()
+    if smp.rank() == 0:
+        first_of_last = next(name for name, partition in units.items() if partition == smp.mp_size() - 1)
+        units[first_of_last] -= 1
+        file.write_text(json.dumps(plans))
+    start(load_partition=True)
+    changed = two_models()
+    refusal("another model", lambda: two_models(depth=4))
+    if smp.rank() == 0:
+        file.write_text(json.dumps({**plans, "partitions": 7}))
+    refusal("partitions", lambda: start(load_partition=True))
+    start(memory_limit="2KB")
+    refusal("memory", two_models)
+    start(partition_file=None)
+    net = Net(2, name="net")
+
+    @smp.step
+    def predict(x: tf.Tensor) -> tf.Tensor:
+        return net(x)
+
+    before = predict(features()).merge().numpy()
+    start(partition_file=None)
+    after = predict(features()).merge().numpy()
+    start(partition_file=None, partitions=1)
+    refusal("cut anew", lambda: predict(features()))
+    return {
+        **made,
+        "changed": changed,
+        "plans": [(plan["step"], list(plan["units"].values())) for plan in json.loads(text)["plans"]],
+        "refused": refused,
+        "kept": [before, after],
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,10 @@ from tests.distributed.cases.equality import own_variables
 from tests.distributed.cases.training import training_step
 from tests.distributed.models import MODELS, STEPS
 
+#: Samples of replica 0 and of replica 1 in each step, out of the 16 of a batch of the zoo. With two microbatches: sizes
+#: that they divide and others, a size that only one replica has had before, and a batch of one sample.
+SHARES = [(10, 6), (10, 5), (4, 12), (1, 9), (10, 6), (7, 7)]
+
 
 def train(model: str) -> dict[str, Any]:
     """Six optimizer steps; each of D replicas takes every D-th sample.
@@ -18,13 +23,49 @@ def train(model: str) -> dict[str, Any]:
     Args:
         model: its name in the zoo.
     """
+    return _trained(model, lambda arrays, step: [array[smp.dp_rank() :: smp.dp_size()] for array in arrays])
+
+
+def train_on_shares(model: str, eager: bool) -> dict[str, Any]:
+    """The same on shares of different sizes, which change; one process has those of both replicas.
+
+    Args:
+        model: its name in the zoo.
+        eager: call the step outside a tf.function.
+    """
+
+    def part(arrays: Any, step: int) -> Any:
+        first, second = SHARES[step]
+        begin, end = (0, first + second) if smp.dp_size() == 1 else [(0, first), (first, first + second)][smp.dp_rank()]
+        return [array[begin:end] for array in arrays]
+
+    return _trained(model, part, eager)
+
+
+def _trained(model: str, part: Callable[[Any, int], Any], eager: bool = False) -> dict[str, Any]:
     entry = MODELS[model]
     entry.prepare()
     net = entry.build(smp.DistributedModel)
     optimizer = entry.optimizer()
-
-    train_step = tf.function(training_step(entry, net, optimizer))
+    step = training_step(entry, net, optimizer)
+    train_step = step if eager else tf.function(step)
     for number in range(STEPS):
-        part = [array[smp.dp_rank() :: smp.dp_size()] for array in entry.batch(number)]
-        train_step(*map(tf.constant, part))
-    return {"variables": own_variables(net), "replica": smp.dp_rank()}
+        train_step(*map(tf.constant, part(entry.batch(number), number)))
+    return {"variables": own_variables(net), "replica": smp.dp_rank(), "stage": smp.mp_rank()}
+
+
+def places() -> dict[str, Any]:
+    """Where this rank is, its groups, and what its neighbours in them say over the wire."""
+    return {
+        "place": [smp.mp_rank(), smp.dp_rank()],
+        "sizes": [smp.mp_size(), smp.dp_size(), smp.pp_size(), smp.tp_size(), smp.rdp_size()],
+        "groups": [smp.get_mp_group(), smp.get_dp_group()],
+        "heard": [smp.allgather(smp.rank(), smp.MP_GROUP), smp.allgather(smp.rank(), smp.DP_GROUP)],
+    }
+
+
+def shuffled_shares() -> dict[str, Any]:
+    """Two epochs of this replica's share of a data set that is shuffled without a seed of its own."""
+    dataset = tf.data.Dataset.range(20).shuffle(20).batch(6)
+    share = smp.shard_dataset(dataset)
+    return {"replica": smp.dp_rank(), "epochs": [[batch.numpy() for batch in share] for _ in range(2)]}

@@ -1,0 +1,93 @@
+"""What the value of a configuration key may be: one check a kind of value, which gives it back in its own type."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+_NUMBER_OF_BYTES = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]I?B|B)?", re.IGNORECASE)
+_UNITS = {"": 1, "B": 1, **{f"{letter}B": 10 ** (3 * n) for n, letter in enumerate("KMGT", start=1)}}
+_UNITS |= {f"{letter}IB": 2 ** (10 * n) for n, letter in enumerate("KMGT", start=1)}
+
+
+class RefusedError(Exception):
+    """A check's verdict on one value; the caller adds the key's name and the allowed values."""
+
+
+def integer(least: int, most: int | None = None) -> Callable[[Any], int]:
+    """A whole number, also one of NumPy, that lies within bounds."""
+
+    def check(value: Any) -> int:
+        if isinstance(value, bool):
+            raise RefusedError
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise RefusedError from None
+        if number < least or (most is not None and number > most):
+            raise RefusedError
+        return number
+
+    return check
+
+
+def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """None, or what another check takes."""
+    return lambda value: None if value is None else check(value)
+
+
+def boolean(value: Any) -> bool:
+    """True or False, and nothing that only counts as such."""
+    if not isinstance(value, bool):
+        raise RefusedError
+    return value
+
+
+def one_of(*choices: str) -> Callable[[Any], str]:
+    """One of some words."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise RefusedError
+        return value
+
+    return check
+
+
+def seconds(value: Any) -> float:
+    """A time above zero that ends."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RefusedError
+    if not (math.isfinite(value) and value > 0):
+        raise RefusedError
+    return float(value)
+
+
+def path(value: Any) -> str:
+    """The name of a file."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise RefusedError
+    name = os.fspath(value)
+    if not isinstance(name, str) or not name:
+        raise RefusedError
+    return name
+
+
+def byte_count(value: Any) -> int:
+    """A number of bytes, at least 1: an int, or words such as "16GiB", "1.5 GB" and "1000000".
+
+    Example:
+        >>> byte_count("1.5 KiB")
+        1536
+    """
+    if isinstance(value, str):
+        match = _NUMBER_OF_BYTES.fullmatch(value.strip())
+        if match is None:
+            raise RefusedError
+        value = int(Fraction(match[1]) * _UNITS[(match[2] or "").upper()])
+    return integer(1)(value)

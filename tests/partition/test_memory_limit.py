@@ -1,0 +1,54 @@
+"""A plan that needs too much is told stage by stage, with what would help."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from smp_tf.partition.errors import MemoryLimitError, PlacementError
+from smp_tf.partition.memory_limit import excess, too_large
+
+from .test_plan import small_plan
+
+# Both stages of the small plan need 2624 bytes.
+
+
+def test_the_excess_is_that_of_the_fullest_stage() -> None:
+    assert excess(small_plan(), 2624) == 0
+    assert excess(small_plan(), 2000) == 624
+    first, last = small_plan().forecast
+    assert excess(small_plan(forecast=(first, dataclasses.replace(last, working_bytes=100))), 2624) == 36
+
+
+def test_the_error_says_what_each_stage_needs_and_what_would_help() -> None:
+    first, last = small_plan().forecast
+    plan = small_plan(forecast=(first, dataclasses.replace(last, slot_bytes=0)))
+    error = too_large(plan, 2048)
+    assert isinstance(error, PlacementError)
+    assert str(error).splitlines() == [
+        "The model does not fit: memory_limit is 2.0 KiB (2,048 bytes) a rank, and with 2 partitions the ranks need",
+        "  stage 0: 2.6 KiB, 576 B too much (weights 512 B, gradients 512 B, slots 1.0 KiB, stash 512 B, work 64 B) "
+        "for embedding, block_0",
+        "  stage 1: 1.6 KiB (weights 512 B, gradients 512 B, stash 512 B, work 64 B) for block_1, loss and outputs",
+        "What would help: more partitions; smaller microbatches: a larger `microbatches`, or smaller batches; a higher "
+        "memory_limit.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "advice"),
+    [
+        ({"units": 1, "stash_bytes": 0, "working_bytes": 0}, {}, "What would help: a higher memory_limit."),
+        ({"units": 1, "stash_bytes": 0}, {}, "What would help: smaller microbatches"),
+        ({"in_flight": 8}, {"schedule": "simple"}, 'pipeline "interleaved", which keeps the stash of fewer'),
+    ],
+)
+def test_only_what_can_help_is_advised(row: dict[str, Any], changes: dict[str, Any], advice: str) -> None:
+    first, _ = small_plan().forecast
+    plan = small_plan(**changes, forecast=(dataclasses.replace(first, **row),) * 2)
+    said = str(too_large(plan, 1))
+    assert advice in said
+    assert ("more partitions" in said) == ("units" not in row)
+    assert isinstance(too_large(plan, 1), MemoryLimitError)

@@ -1,0 +1,196 @@
+"""`partition_file`: written at once, read by rank 0 for all, and looked up at the first step of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import smp_tf as smp
+from smp_tf import announce, partition_file, runtime
+from smp_tf.config import Config
+from smp_tf.errors import ConfigError, PlacementError
+from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.plan import Plan
+from smp_tf.partition.plan_file import PlanFile, to_store
+from smp_tf.planning import PlacementRequest, propose
+from tests.partition.op_graph_builder import chain_of_dense
+
+TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
+
+
+def planned(layers: int = 2) -> tuple[Plan, OpGraph]:
+    graph = chain_of_dense(layers)
+    return propose(graph, TWO, {}), graph
+
+
+def text(partitions: int = 2) -> str:
+    return PlanFile(partitions, (to_store("train", *planned()),)).to_json()
+
+
+def load(path: Path, rank: int = 0, partitions: int = 2, heard: bytes = b"") -> PlanFile | None:
+    """What a rank has when rank 0 has said `heard`; on rank 0, what it says itself."""
+    config = Config(partitions=partitions, partition_file=str(path), load_partition=True)
+    return partition_file.load(config, rank, lambda mine, name, most: [mine or heard, b""])
+
+
+@pytest.fixture
+def running(init: Callable[..., None], two_partitions: Callable[[], None]) -> Callable[..., runtime.Runtime]:
+    """Makes this process rank 0 of two partitions with a partition_file, and perhaps a plan that was loaded."""
+
+    def start(path: Path, loaded: PlanFile | None = None) -> runtime.Runtime:
+        init(partition_file=path)
+        alone = runtime.current()
+        two_partitions()
+        config = dataclasses.replace(alone.config, partitions=2, load_partition=loaded is not None)
+        runtime.install(dataclasses.replace(runtime.current(), config=config, plan_file=loaded))
+        return alone
+
+    return start
+
+
+class TestLoad:
+    def test_rank_0_reads_and_the_others_hear_it(self, tmp_path: Path) -> None:
+        file = tmp_path / "plan.json"
+        file.write_text(text())
+        said: list[bytes] = []
+        config = Config(partitions=2, partition_file=str(file), load_partition=True)
+
+        def exchange(mine: bytes, name: str, most: int) -> list[bytes]:
+            said.append(mine)
+            return [said[0]]
+
+        first = partition_file.load(config, 0, exchange)
+        file.unlink()
+        assert first == partition_file.load(config, 1, exchange) == PlanFile.from_json(text())
+        assert said[1] == b""
+
+    def test_nothing_is_read_unless_asked_for(self, tmp_path: Path) -> None:
+        wanted = Config(partitions=2, partition_file=str(tmp_path / "none"))
+        assert partition_file.load(wanted, 0, lambda *_: pytest.fail("nothing is to be said")) is None
+        assert load(tmp_path / "none", partitions=1) is None
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_file_that_is_not_there_is_the_same_error_on_every_rank(self, tmp_path: Path, rank: int) -> None:
+        heard: list[bytes] = []
+        config = Config(partitions=2, partition_file=str(tmp_path / "none.json"), load_partition=True)
+
+        def exchange(mine: bytes, name: str, most: int) -> list[bytes]:
+            heard.append(mine)
+            return [heard[0], b""]
+
+        for number in range(rank + 1):
+            with pytest.raises(ConfigError, match=r"none\.json does not exist on the host of rank 0 .*write"):
+                partition_file.load(config, number, exchange)
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (
+                text()[:100].encode(),
+                r"cannot be used\. It is not JSON, or not all .*without load_partition",
+            ),
+            (b"\xff\xfe", "is damaged: it is not UTF-8 text"),
+            (text(3).encode(), r"is for 3 partitions, and this job has 2\. Set partitions to 3"),
+            (b" " * (partition_file.MAX_BYTES + 1), "is larger than 16777216 bytes"),
+        ],
+    )
+    def test_a_file_that_cannot_be_used_is_named(self, tmp_path: Path, content: bytes, said: str) -> None:
+        (tmp_path / "plan.json").write_bytes(content)
+        with pytest.raises(ConfigError, match=rf"partition_file .*plan\.json {said}"):
+            load(tmp_path / "plan.json")
+
+    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+            load(tmp_path)
+
+
+class TestKeep:
+    def test_plans_follow_each_other_in_the_order_of_the_steps(
+        self, running: Callable[..., None], tmp_path: Path
+    ) -> None:
+        file = tmp_path / "new" / "plan.json"
+        running(file)
+        partition_file.keep("judge", *planned(2))
+        assert [plan.step for plan in PlanFile.from_json(file.read_text()).plans] == ["judge"]
+        partition_file.keep("maker", *planned(3))
+        read = PlanFile.from_json(file.read_text())
+        assert [(plan.step, len(plan.units)) for plan in read.plans] == [("judge", 2), ("maker", 3)]
+        assert read.partitions == 2
+        assert os.listdir(file.parent) == ["plan.json"]
+
+    def test_the_next_init_begins_anew(self, running: Callable[..., runtime.Runtime], tmp_path: Path) -> None:
+        file = tmp_path / "plan.json"
+        alone = running(file)
+        two = runtime.current()
+        partition_file.keep("first", *planned())
+        runtime.install(alone)
+        smp.shutdown()
+        runtime.install(two)
+        partition_file.keep("second", *planned())
+        runtime.install(None)
+        assert [plan.step for plan in PlanFile.from_json(file.read_text()).plans] == ["second"]
+
+    @pytest.mark.parametrize("moment", ["fsync", "replace"])
+    def test_a_write_that_is_cut_short_leaves_the_file_before(
+        self, running: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    ) -> None:
+        file = tmp_path / "plan.json"
+        running(file)
+        partition_file.keep("judge", *planned(2))
+        before = file.read_text()
+
+        def fails(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, moment, fails)
+        with pytest.raises(ConfigError, match=r"plan\.json cannot be written: No space left on device"):
+            partition_file.keep("maker", *planned(3))
+        assert file.read_text() == before
+
+    def test_a_loaded_plan_and_one_partition_write_nothing(self, running: Callable[..., None], tmp_path: Path) -> None:
+        file = tmp_path / "plan.json"
+        running(file, PlanFile.from_json(text()))
+        partition_file.keep("train", *planned())
+        running_as = dataclasses.replace(runtime.current().config, load_partition=False)
+        runtime.install(dataclasses.replace(runtime.current(), config=running_as))
+        plan, graph = planned()
+        partition_file.keep("train", dataclasses.replace(plan, stages=1), graph)
+        assert not file.exists()
+        partition_file.keep("train", plan, graph)
+        assert file.exists()
+
+
+class TestGiven:
+    def test_without_a_loaded_plan_there_is_none(self, running: Callable[..., None], tmp_path: Path) -> None:
+        running(tmp_path / "plan.json")
+        assert partition_file.given_for("train", planned()[1]) is None
+
+    def test_the_plan_of_the_step_is_found_silently_and_that_of_other_batches_is_said(
+        self,
+        running: Callable[..., None],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(announce, "_said", set())
+        loaded = PlanFile.from_json(text())
+        running(tmp_path / "plan.json", loaded)
+        capsys.readouterr()
+        assert partition_file.given_for("train", planned()[1]) is loaded.plans[0]
+        assert capsys.readouterr().err == ""
+        assert partition_file.given_for("train", chain_of_dense(2, batch=64)) is loaded.plans[0]
+        assert "made for step 'train' with the layers and variables of 'train', but with" in capsys.readouterr().err
+
+    def test_a_plan_of_another_model_names_the_file(self, running: Callable[..., None], tmp_path: Path) -> None:
+        running(tmp_path / "plan.json", PlanFile.from_json(text()))
+        with pytest.raises(PlacementError) as raised:
+            partition_file.given_for("train", chain_of_dense(3))
+        assert str(raised.value) == (
+            f"partition_file {tmp_path / 'plan.json'} cannot be used. It was made for another model: it does not know "
+            "the layer 'net/dense_2' (the plan of step 'train' was looked at for step 'train'). Make it anew: run once "
+            "without load_partition."
+        )
