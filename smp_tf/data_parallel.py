@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import runtime
+from smp_tf.gradient_marks import is_averaged, mark_averaged
 from smp_tf.topology import CommGroup
 
 #: Horovod reduces no bfloat16; such sums travel as float32.
@@ -94,17 +95,6 @@ _names = itertools.count()
 def _next_name() -> str:
     """A name that no other operation of the graph being written has; replicas write the same graphs."""
     return "smp_average" if tf.executing_eagerly() else f"smp_average_{next(_names)}"
-
-
-def mark_averaged(gradient: Any) -> Any:
-    """Note that a gradient is equal on all replicas; returns it."""
-    gradient._smp_averaged = True
-    return gradient
-
-
-def is_averaged(value: Any) -> bool:
-    """Whether a tensor is a gradient that was averaged over the replicas."""
-    return getattr(value, "_smp_averaged", False)
 
 
 def scaled(value: Any, factor: float) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.data_parallel import mark_averaged
+from smp_tf import sliced_rows
 from smp_tf.errors import StepError
-from smp_tf.gradient_marks import mark
+from smp_tf.gradient_marks import mark, mark_averaged
 
 
 class StepOutput:
@@ -136,7 +136,9 @@ class StepOutput:
 
     def concat(self) -> Any:
         """The microbatches joined along axis 0, in order; scalars are stacked."""
-        values = [_dense(v) for v in self.outputs]
+        values = self.outputs
+        if isinstance(values[0], tf.IndexedSlices):
+            return self._marked(sliced_rows.joined(values, self._name))
         if isinstance(values[0], tf.SparseTensor):
             return tf.sparse.concat(0, values)
         return tf.stack(values) if values[0].shape.rank == 0 else tf.concat(values, axis=0)
@@ -147,7 +149,9 @@ class StepOutput:
 
     def stack(self) -> Any:
         """The microbatches stacked along a new axis 0."""
-        values = [_dense(v) for v in self.outputs]
+        values = self.outputs
+        if isinstance(values[0], tf.IndexedSlices):
+            return sliced_rows.stacked(values, self._name)
         if isinstance(values[0], tf.SparseTensor):
             return tf.sparse.concat(0, [tf.sparse.expand_dims(v, 0) for v in values])
         return tf.stack(values, axis=0)
@@ -155,11 +159,6 @@ class StepOutput:
 
 def _all_one(weights: Sequence[Any]) -> bool:
     return all(isinstance(w, (int, float)) and w == 1 for w in weights)
-
-
-def _dense(value: Any) -> Any:
-    """Slices as the tensor they stand for; ragged and sparse tensors as they are."""
-    return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
 
 def _as_float(value: Any) -> Any:

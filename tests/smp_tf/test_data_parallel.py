@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from smp_tf import data_parallel
+from smp_tf import data_parallel, gradient_marks
 from smp_tf.data_parallel import sum_over_replicas
 
 
@@ -77,11 +77,11 @@ def test_nothing_to_sum_asks_nobody(reduced: list[dict[str, Any]]) -> None:
 
 
 def test_averages_leave_out_what_is_none_or_averaged_already(reduced: list[dict[str, Any]]) -> None:
-    done = data_parallel.mark_averaged(tf.constant([7.0]))
+    done = gradient_marks.mark_averaged(tf.constant([7.0]))
     first, none, same, other = data_parallel.average_gradients([tf.constant([1.0, 2.0]), None, done, tf.constant(4.0)])
     assert (first.numpy().tolist(), none, same is done, float(other)) == ([1.0, 2.0], None, True, 4.0)
     assert [(asked["types"], asked["name"]) for asked in reduced] == [([tf.float32] * 2, "smp_average_float32")]
-    assert all(map(data_parallel.is_averaged, (first, same, other)))
+    assert all(map(gradient_marks.is_averaged, (first, same, other)))
     again = data_parallel.average_gradients([first, same])
     assert (again[0] is first, again[1] is same, len(reduced)) == (True, True, 1)
 
