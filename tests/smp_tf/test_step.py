@@ -116,6 +116,21 @@ class TestResults:
         assert [float(g[0]) for g in kept.outputs] == pytest.approx([2 * sums[n : n + 2].mean() for n in (0, 2, 4, 6)])
         assert float(kept.accumulate()[0]) == pytest.approx(2 * sums.mean())
 
+    def test_only_the_gradient_of_a_linear_model(self, init: Callable[..., None]) -> None:
+        """Bug: it needs nothing of the forward pass, so the step was said to call no model."""
+        init(microbatches=2)
+        linear = smp.DistributedModel(tf_keras.Sequential([layers.Dense(1, use_bias=False)]))
+
+        @smp.step
+        def step(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(linear(x))
+            return tape.gradient(loss, linear.trainable_variables)
+
+        (gradient,) = step(X[:8])
+        assert gradient.reduce_sum().numpy().ravel() == pytest.approx(X[:8].sum(0))
+        assert gradient.accumulate().numpy().ravel() == pytest.approx(X[:8].sum(0) / 2)
+
     def test_a_variable_without_a_gradient_gives_none(self, model: Sum) -> None:
         unused = tf.Variable(1.0)
 
