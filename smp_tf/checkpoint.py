@@ -148,7 +148,8 @@ class CheckpointManager(tf.train.CheckpointManager):
 
         What exists is restored at once, and what does not exist yet when it is made: the model's variables at the
         first step, the optimizer's slots when it first applies gradients. Called after the first step, it restores all
-        or, when a file is damaged, nothing.
+        or, when a file is damaged, nothing. Weights that `model.load_weights` or `set_weights` gives after this call
+        and before the first step stay as given: the last call wins.
 
         Args:
             restore_prefix: the checkpoint: "ckpt-2" or a path that ends so; by default the latest.
