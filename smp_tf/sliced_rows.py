@@ -1,9 +1,9 @@
 """Sparse slices (`tf.IndexedSlices`) of several microbatches as one sparse value.
 
-    microbatch 0   rows 1, 3 of 4   ──┬─ concat ──▶  tf.IndexedSlices: rows 1, 3, 4 of 8
-    microbatch 1   row  0    of 4   ──┤
-                                      └─ stack  ──▶  tf.SparseTensor [2, 4, ...], since slices know no axis before
-                                                     that of their rows
+microbatch 0   rows 1, 3 of 4   ──┬─ concat ──▶  tf.IndexedSlices: rows 1, 3, 4 of 8
+microbatch 1   row  0    of 4   ──┤
+                                  └─ stack  ──▶  tf.SparseTensor [2, 4, ...], since slices know no axis before
+                                                 that of their rows
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def stacked(parts: Sequence[tf.IndexedSlices], name: str) -> tf.SparseTensor:
         summed = tf.math.unsorted_segment_sum(part.values, which, tf.size(rows))
         inside = tf.where(tf.ones_like(summed, tf.bool))
         row = tf.gather(tf.cast(rows, tf.int64), inside[:, 0])
-        places.append(tf.concat([tf.fill([tf.size(row), 1], tf.constant(number, tf.int64)), row[:, None], inside[:, 1:]], 1))
+        places.append(
+            tf.concat([tf.fill([tf.size(row), 1], tf.constant(number, tf.int64)), row[:, None], inside[:, 1:]], 1)
+        )
         values.append(tf.reshape(summed, [-1]))
     shape = tf.concat([[tf.constant(len(parts), tf.int64)], tf.cast(_shape(parts[0], name), tf.int64)], axis=0)
     return tf.sparse.reorder(tf.SparseTensor(tf.concat(places, 0), tf.concat(values, 0), shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf import announce as announcing
-from smp_tf import checkpoint_files, restore
+from smp_tf import checkpoint as checkpointing
+from smp_tf import checkpoint_files, checkpoint_writing, restore
 from smp_tf.errors import CheckpointError, RankMismatchError
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3) / 10.0
@@ -130,6 +132,24 @@ class TestManager:
         assert [path and Path(path).name for path in told] == ["ckpt-1", None, None, "ckpt-2", None, None]
         assert manager.save(check_interval=False) is not None
         assert manager.save(check_interval=False) is None
+
+    def test_keeps_one_in_so_many_hours_for_good(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [0.0]
+        for module in (checkpointing, checkpoint_writing):
+            monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now[0]))
+        value = tf.Variable(0)
+        checkpoint = tf.train.Checkpoint(value=value)
+        manager = smp.CheckpointManager(checkpoint, tmp_path, max_to_keep=1, keep_checkpoint_every_n_hours=1.5)
+        for hour in (1, 2, 3, 4, 5):
+            now[0] = hour * 3600.0
+            value.assign(hour)
+            manager.save()
+        assert names([*manager.checkpoints, manager.latest_checkpoint]) == ["ckpt-5", "ckpt-5"]
+        assert sorted(path.stem for path in tmp_path.glob("*.json")) == ["ckpt-2", "ckpt-4", "ckpt-5"]
+        manager.restore("ckpt-2")
+        assert value.numpy() == 2
+        with pytest.raises(ValueError, match=r"is a number of hours, or None to keep none for good. Received: 0"):
+            smp.CheckpointManager(checkpoint, tmp_path, keep_checkpoint_every_n_hours=0)
 
     def test_initializes_where_there_is_nothing(self, tmp_path: Path) -> None:
         training, called = Training(), []

@@ -25,9 +25,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from smp_tf import checkpoint, runtime, step_random
+from smp_tf import checkpoint_writing, runtime, step_random
 from smp_tf import checkpoint_files as files
 from smp_tf.checkpoint_keys import Item, Kind, Survey
+from smp_tf.checkpoint_rotation import Rotation
 from tests.smp_tf.rank_threads import Ranks
 
 RANKS = 2
@@ -86,7 +87,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
     """Notes what is done to tmp_path / "saved"."""
     made = Journal(tmp_path / "saved")
     makedirs, replace, remove, save = os.makedirs, os.replace, os.remove, tf.raw_ops.SaveV2
-    allgather = checkpoint.control.allgather_json
+    allgather = checkpoint_writing.control.allgather_json
 
     def noted_makedirs(path: Any, *args: Any, **kwargs: Any) -> None:
         makedirs(path, *args, **kwargs)
@@ -128,7 +129,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
     monkeypatch.setattr(os, "remove", noted_remove)
     monkeypatch.setattr(files, "open", noted_open, raising=False)
     monkeypatch.setattr(tf.raw_ops, "SaveV2", noted_save)
-    monkeypatch.setattr(checkpoint.control, "allgather_json", waiting)
+    monkeypatch.setattr(checkpoint_writing.control, "allgather_json", waiting)
     yield made
     monkeypatch.undo()
 
@@ -158,9 +159,9 @@ def survey_of(rank: int, value: int) -> Survey:
 
 def save(directory: Path, name: str, rank: int, value: int) -> None:
     """What `CheckpointManager.save` does once it has looked at the objects."""
-    writing = checkpoint._Writing(str(directory), "ckpt", name, survey_of(rank, value))
+    writing = checkpoint_writing.Writing(str(directory), "ckpt", name, survey_of(rank, value))
     writing.write_parts()
-    writing.commit(1)
+    writing.commit(Rotation(1, None, 0.0))
 
 
 def check(directory: Path) -> int:
@@ -171,7 +172,9 @@ def check(directory: Path) -> int:
     for name in found.names:
         manifest = files.read_manifest(str(directory), name)
         files.check_files(str(directory), manifest)
-        read = {key: set(v.numpy().ravel()) for key, v in files.read_tensors(str(directory), manifest, manifest.tensors)}
+        read = {
+            key: set(v.numpy().ravel()) for key, v in files.read_tensors(str(directory), manifest, manifest.tensors)
+        }
         assert read == dict.fromkeys(["model/0", "model/1", "number"], {manifest.sequence})
     # What was interrupted goes with the next save, and nothing else.
     files.clean(str(directory), "ckpt")
@@ -182,9 +185,7 @@ def check(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("again", ["ckpt-2", "ckpt-1"], ids=["another number", "the same number"])
-def test_every_state_of_the_disk(
-    again: str, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_state_of_the_disk(again: str, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "saved"
     ranks = Ranks(monkeypatch, RANKS, RANKS)
     monkeypatch.setattr(runtime, "current", ranks.current)
