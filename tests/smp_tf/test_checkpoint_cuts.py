@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from smp_tf import checkpoint_writing, runtime, step_random
 from smp_tf import checkpoint_files as files
+from smp_tf import checkpoint_writing, runtime, step_random
 from smp_tf.checkpoint_keys import Item, Kind, Survey
 from smp_tf.checkpoint_rotation import Rotation
 from tests.smp_tf.rank_threads import Ranks
