@@ -1,4 +1,4 @@
-"""Whenever a job of several ranks is killed while it saves, a whole checkpoint is left: every state of the disk is tried.
+"""Whenever a job of two ranks is killed while it saves, a whole checkpoint is left: every state of the disk is tried.
 
 What each rank does to the disk in a save is written down, and where it waits for all others:
 
@@ -102,7 +102,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
         made.note(lambda folder: (folder / made.relative(path)).unlink())
 
     def noted_open(path: Any, mode: str = "r") -> Any:
-        file = builtins.open(path, mode)
+        file = builtins.open(path, mode)  # noqa: SIM115
         if mode != "wb":
             return file
         close = file.close
@@ -172,10 +172,9 @@ def check(directory: Path) -> int:
     for name in found.names:
         manifest = files.read_manifest(str(directory), name)
         files.check_files(str(directory), manifest)
-        read = {
-            key: set(v.numpy().ravel()) for key, v in files.read_tensors(str(directory), manifest, manifest.tensors)
-        }
-        assert read == dict.fromkeys(["model/0", "model/1", "number"], {manifest.sequence})
+        tensors = files.read_tensors(str(directory), manifest, manifest.tensors)
+        read = {key: set(value.numpy().ravel()) for key, value in tensors}
+        assert read == {key: {manifest.sequence} for key in ("model/0", "model/1", "number")}
     # What was interrupted goes with the next save, and nothing else.
     files.clean(str(directory), "ckpt")
     left = {path.relative_to(directory).as_posix().partition(".")[0] for path in directory.glob("mp_rank_*/*")}
