@@ -71,20 +71,30 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     for i, total in zip(dense, sums, strict=True):
         results[i] = scaled(total, 1.0 / replicas)
     for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
-        results[i] = scaled(_gathered(results[i], f"{name}_{i}"), 1.0 / replicas)
+        results[i] = scaled(gathered(results[i], f"{name}_{i}"), 1.0 / replicas)
     for i in todo:
         mark_averaged(results[i])
     return results
 
 
-def _gathered(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
-    """The slices of all replicas, whose sum is that of the tensors they stand for."""
+def gathered(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+    """The slices of all replicas, whose sum is that of the tensors they stand for.
+
+    Args:
+        slices: of this replica; any number of them.
+        name: unique name of the operation, equal on the ranks of the group.
+
+    Returns:
+        Those of all replicas, in their order; the slices themselves where there is one replica.
+    """
     group = runtime.current().process_sets.dp
     if group is None:
         return slices
     import horovod.tensorflow as hvd
 
-    values = hvd.allgather(slices.values, name=f"{name}_values", process_set=group)
+    dtype = slices.values.dtype
+    sent = tf.cast(slices.values, _WIRE_TYPE.get(dtype, dtype))
+    values = tf.cast(hvd.allgather(sent, name=f"{name}_values", process_set=group), dtype)
     indices = hvd.allgather(slices.indices, name=f"{name}_indices", process_set=group)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 

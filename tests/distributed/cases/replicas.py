@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 import smp_tf as smp
-from tests.distributed.cases.equality import own_variables
+from tests.distributed.cases.equality import make_model, own_variables
 from tests.distributed.cases.training import training_step
 from tests.distributed.models import MODELS, STEPS
 
@@ -20,7 +20,7 @@ def train(model: str) -> dict[str, Any]:
     """
     entry = MODELS[model]
     entry.prepare()
-    net = entry.build(smp.DistributedModel)
+    net = make_model(entry)
     optimizer = entry.optimizer()
 
     train_step = tf.function(training_step(entry, net, optimizer))
