@@ -62,8 +62,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         >>> checkpoint = tf.train.Checkpoint(optimizer=optimizer, model=model)
         >>> manager = smp.CheckpointManager(checkpoint, "checkpoints", max_to_keep=3)
         >>> manager.restore()  # the latest; does nothing in an empty folder
-        >>> for x, y in batches:
-        ...     train(x, y)
+        >>> train(images, labels)
         >>> manager.save()
         'checkpoints/ckpt-1'
     """
@@ -119,7 +118,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(self.directory, names[-1]) if names else None
 
     def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
-        """Save a checkpoint, and delete those that are too many. Every rank calls it, outside any `tf.function`.
+        """Save a checkpoint, and delete those that are too many; every rank calls it, outside any `tf.function`.
 
         Args:
             checkpoint_number: an int, or a variable or tensor of one; by default the checkpoint's own `save_counter`.
@@ -134,6 +133,14 @@ class CheckpointManager(tf.train.CheckpointManager):
             CheckpointError: on all ranks, when any of them cannot write; when a model has not run a step, or state of
                 an earlier checkpoint is still to be restored. Earlier checkpoints are as they were.
             RankMismatchError: not every rank calls it, or not with the same objects.
+            ValueError: options were given.
+
+        Example:
+            >>> manager = smp.CheckpointManager(tf.train.Checkpoint(model=model), "checkpoints")
+            >>> manager.save()
+            'checkpoints/ckpt-1'
+            >>> manager.save(checkpoint_number=7)
+            'checkpoints/ckpt-7'
         """
         if options is not None:
             raise ValueError(f"smp.CheckpointManager.save takes no options. Received: options={options!r}")
@@ -158,7 +165,7 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore(
         self, restore_prefix: str | os.PathLike[str] | None = None, *, expect_partial: bool = False
     ) -> str | None:
-        """Restore a checkpoint. Every rank calls it.
+        """Restore a checkpoint; every rank calls it.
 
         What exists is restored at once, and what does not exist yet when it is made: the model's variables at the
         first step, the optimizer's slots when it first applies gradients. Called after the first step, it restores all
@@ -177,6 +184,10 @@ class CheckpointManager(tf.train.CheckpointManager):
                 differ; when the checkpoint lacks something that is here, or holds something that is not. State of
                 objects that are made later is looked at then: what the first step has not taken up is an error.
             RankMismatchError: not every rank calls it, or the ranks see different files.
+
+        Example:
+            >>> manager = smp.CheckpointManager(tf.train.Checkpoint(model=model), "checkpoints")
+            >>> manager.restore(restore_prefix="ckpt-2")  # there is none
         """
         running = runtime.current()
         if not tf.executing_eagerly():
@@ -215,10 +226,20 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(directory, manifest.name)
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the latest checkpoint, or call `init_fn` where there is none. Every rank calls it.
+        """Restore the latest checkpoint, or call `init_fn` where there is none; every rank calls it.
 
         Returns:
             `<directory>/ckpt-N`, or None where there is no checkpoint.
+
+        Raises:
+            CheckpointError: as `restore`.
+            RankMismatchError: as `restore`.
+
+        Example:
+            >>> checkpoint = tf.train.Checkpoint(model=model)
+            >>> manager = smp.CheckpointManager(checkpoint, "checkpoints", init_fn=lambda: print("from the start"))
+            >>> manager.restore_or_initialize()
+            from the start
         """
         restored = self.restore()
         if restored is None and self._init_fn is not None:

@@ -59,8 +59,15 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     Returns:
         The averages, in order; None stays None.
 
+    Raises:
+        NotInitializedError: `smp.init` was not called.
+
     Example:
-        >>> gradients = smp.average_gradients(tape.gradient(loss, [scale]))
+        >>> scale = tf.Variable(2.0)
+        >>> with tf.GradientTape() as tape:
+        ...     penalty = scale**2
+        >>> smp.average_gradients(tape.gradient(penalty, [scale]))
+        [<tf.Tensor: shape=(), dtype=float32, numpy=4.0>]
     """
     results = list(gradients)
     replicas = runtime.current().topology.dp_size
