@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.argument_sets import Reference, SetOf
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -108,8 +110,10 @@ def fill(structure: Any, tensors: Sequence[Any]) -> Any:
     """A structure with tensors in place of its slots, and objects in place of their templates."""
     if isinstance(structure, Slot):
         return tensors[structure.index]
-    if isinstance(structure, Template):
+    if isinstance(structure, (Template, SetOf)):
         return structure.filled(lambda value: fill(value, tensors))
+    if isinstance(structure, Reference):
+        return fill(structure.slot, tensors).ref()
     return map_children(structure, lambda _, child: fill(child, tensors))
 
 
@@ -119,6 +123,8 @@ def key_of(value: Any) -> Any:
         return value.ref()
     if isinstance(value, Template):
         return value.kind, tuple((name, key_of(attribute)) for name, attribute in value.attributes.items())
+    if isinstance(value, SetOf):
+        return value.kind, tuple(map(key_of, value.items))
     if isinstance(value, (Mapping, list, tuple)):
         return type(value), tuple((key, key_of(child)) for key, child in children(value))
     try:

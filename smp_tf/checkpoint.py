@@ -3,26 +3,28 @@
 save       all ranks come, say what they have ──▶ owners write parts ──▶ all are done ──▶ rank 0 commits, then rotates
 restore    all ranks agree on the checkpoint  ──▶ each reads what it stores; the rest waits for its objects
 
-`checkpoint_files` tells what is written where, `checkpoint_keys` under which keys, `restore` how it comes back.
+`checkpoint_writing` is one save; `checkpoint_files` tells what is written where, `checkpoint_keys` under which keys,
+`checkpoint_rotation` what stays, `restore` how it comes back.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import checkpoint_files, control, pending_restore, runtime, step_random
+from smp_tf import checkpoint_files, control, pending_restore, runtime
 from smp_tf.agreement import require_agreement
 from smp_tf.announce import announce
-from smp_tf.checkpoint_files import Manifest, Part, StoredTensor
-from smp_tf.checkpoint_keys import Item, Kind, Survey, state_of, survey
+from smp_tf.checkpoint_files import Manifest
+from smp_tf.checkpoint_keys import Survey, survey
+from smp_tf.checkpoint_rotation import Rotation
+from smp_tf.checkpoint_writing import Writing
 from smp_tf.errors import CheckpointError
 from smp_tf.restore import Restore
-from smp_tf.topology import CommGroup
 
 
 class CheckpointManager(tf.train.CheckpointManager):
@@ -43,6 +45,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         directory: a folder that all ranks see.
         max_to_keep: how many checkpoints stay; the oldest go first. None keeps all.
         checkpoint_name: what checkpoints are called before their number.
+        keep_checkpoint_every_n_hours: of the checkpoints that are too many, one in so many hours stays for good. It is
+            not listed in `checkpoints` any more, and can be restored by its name.
         step_counter: a `tf.Variable` that counts steps, for `checkpoint_interval`.
         checkpoint_interval: the fewest steps between two checkpoints; `save` does nothing before.
         init_fn: what `restore_or_initialize` calls where there is no checkpoint.
@@ -50,15 +54,15 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     Raises:
         TypeError: `checkpoint` is not a `tf.train.Checkpoint`.
-        ValueError: `max_to_keep` is not positive, or there is an interval without a step counter.
+        ValueError: `max_to_keep` or the number of hours is not positive, or there is an interval without a step
+            counter.
         NotInitializedError: `smp.init` was not called.
 
     Example:
         >>> checkpoint = tf.train.Checkpoint(optimizer=optimizer, model=model)
         >>> manager = smp.CheckpointManager(checkpoint, "checkpoints", max_to_keep=3)
         >>> manager.restore()  # the latest; does nothing in an empty folder
-        >>> for x, y in batches:
-        ...     train(x, y)
+        >>> train(images, labels)
         >>> manager.save()
         'checkpoints/ckpt-1'
     """
@@ -70,6 +74,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         max_to_keep: int | None = None,
         checkpoint_name: str = "ckpt",
         *,
+        keep_checkpoint_every_n_hours: float | None = None,
         step_counter: tf.Variable | None = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], Any] | None = None,
@@ -81,10 +86,16 @@ class CheckpointManager(tf.train.CheckpointManager):
                 f"smp.CheckpointManager takes a tf.train.Checkpoint, such as tf.train.Checkpoint(optimizer=optimizer, "
                 f"model=model). Received: {checkpoint!r} (of type {type(checkpoint).__name__})."
             )
+        if keep_checkpoint_every_n_hours is not None and not keep_checkpoint_every_n_hours > 0:
+            raise ValueError(
+                f"keep_checkpoint_every_n_hours is a number of hours, or None to keep none for good. Received: "
+                f"{keep_checkpoint_every_n_hours!r}"
+            )
         super().__init__(
             checkpoint,
             os.fspath(directory),
             max_to_keep,
+            keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours,
             checkpoint_name=checkpoint_name,
             step_counter=step_counter,
             checkpoint_interval=checkpoint_interval,
@@ -92,20 +103,22 @@ class CheckpointManager(tf.train.CheckpointManager):
             last_checkpoint_step=last_checkpoint_step,
         )
         self._name = checkpoint_name
+        self._rotation = Rotation(max_to_keep, keep_checkpoint_every_n_hours, time.time())
 
     @property
     def checkpoints(self) -> list[str]:
-        """The checkpoints there are, from oldest to newest, as `<directory>/ckpt-N`."""
-        names = checkpoint_files.listing(self.directory, self._name).names
-        return [os.path.join(self.directory, name) for name in names]
+        """The checkpoints that are rotated, from oldest to newest, as `<directory>/ckpt-N`."""
+        found = checkpoint_files.listing(self.directory, self._name).manifests
+        return [os.path.join(self.directory, manifest.name) for manifest in found if not manifest.is_kept]
 
     @property
     def latest_checkpoint(self) -> str | None:
         """The checkpoint that was saved last, as `<directory>/ckpt-N`; None where there is none."""
-        return next(reversed(self.checkpoints), None)
+        names = checkpoint_files.listing(self.directory, self._name).names
+        return os.path.join(self.directory, names[-1]) if names else None
 
     def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
-        """Save a checkpoint, and delete those that are too many. Every rank calls it, outside any `tf.function`.
+        """Save a checkpoint, and delete those that are too many; every rank calls it, outside any `tf.function`.
 
         Args:
             checkpoint_number: an int, or a variable or tensor of one; by default the checkpoint's own `save_counter`.
@@ -120,6 +133,14 @@ class CheckpointManager(tf.train.CheckpointManager):
             CheckpointError: on all ranks, when any of them cannot write; when a model has not run a step, or state of
                 an earlier checkpoint is still to be restored. Earlier checkpoints are as they were.
             RankMismatchError: not every rank calls it, or not with the same objects.
+            ValueError: options were given.
+
+        Example:
+            >>> manager = smp.CheckpointManager(tf.train.Checkpoint(model=model), "checkpoints")
+            >>> manager.save()
+            'checkpoints/ckpt-1'
+            >>> manager.save(checkpoint_number=7)
+            'checkpoints/ckpt-7'
         """
         if options is not None:
             raise ValueError(f"smp.CheckpointManager.save takes no options. Received: options={options!r}")
@@ -136,19 +157,20 @@ class CheckpointManager(tf.train.CheckpointManager):
         name = f"{self._name}-{number}"
         found = survey(self.checkpoint)
         self._check_complete(name, found)
-        writing = _Writing(self.directory, self._name, name, found)
+        writing = Writing(self.directory, self._name, name, found)
         writing.write_parts()
-        writing.commit(self._max_to_keep)
+        writing.commit(self._rotation)
         return os.path.join(self.directory, name)
 
     def restore(
         self, restore_prefix: str | os.PathLike[str] | None = None, *, expect_partial: bool = False
     ) -> str | None:
-        """Restore a checkpoint. Every rank calls it.
+        """Restore a checkpoint; every rank calls it.
 
         What exists is restored at once, and what does not exist yet when it is made: the model's variables at the
         first step, the optimizer's slots when it first applies gradients. Called after the first step, it restores all
-        or, when a file is damaged, nothing.
+        or, when a file is damaged, nothing. Weights that `model.load_weights` or `set_weights` gives after this call
+        and before the first step stay as given: the last call wins.
 
         Args:
             restore_prefix: the checkpoint: "ckpt-2" or a path that ends so; by default the latest.
@@ -162,6 +184,10 @@ class CheckpointManager(tf.train.CheckpointManager):
                 differ; when the checkpoint lacks something that is here, or holds something that is not. State of
                 objects that are made later is looked at then: what the first step has not taken up is an error.
             RankMismatchError: not every rank calls it, or the ranks see different files.
+
+        Example:
+            >>> manager = smp.CheckpointManager(tf.train.Checkpoint(model=model), "checkpoints")
+            >>> manager.restore(restore_prefix="ckpt-2")  # there is none
         """
         running = runtime.current()
         if not tf.executing_eagerly():
@@ -200,10 +226,20 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(directory, manifest.name)
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the latest checkpoint, or call `init_fn` where there is none. Every rank calls it.
+        """Restore the latest checkpoint, or call `init_fn` where there is none; every rank calls it.
 
         Returns:
             `<directory>/ckpt-N`, or None where there is no checkpoint.
+
+        Raises:
+            CheckpointError: as `restore`.
+            RankMismatchError: as `restore`.
+
+        Example:
+            >>> checkpoint = tf.train.Checkpoint(model=model)
+            >>> manager = smp.CheckpointManager(checkpoint, "checkpoints", init_fn=lambda: print("from the start"))
+            >>> manager.restore_or_initialize()
+            from the start
         """
         restored = self.restore()
         if restored is None and self._init_fn is not None:
@@ -263,151 +299,3 @@ class CheckpointManager(tf.train.CheckpointManager):
                     f"Checkpoint {name!r} would lose state of checkpoint {restoring.name!r} that nothing has taken up "
                     f"yet: {', '.join(waiting[:10])}. Run a training step before, or restore with expect_partial=True."
                 )
-
-
-class _Writing:
-    """One save, from the moment all ranks have come.
-
-    Args:
-        directory: of the checkpoints.
-        series: common name of the checkpoints, such as "ckpt".
-        name: of this one.
-        found: what this rank has.
-    """
-
-    def __init__(self, directory: str, series: str, name: str, found: Survey) -> None:
-        self._directory, self._series, self._name, self._found = directory, series, name, found
-        topology = self._topology = runtime.current().topology
-        #: World ranks of the replica that writes, by stage.
-        self._writers = topology.grid.members(CommGroup.PP_GROUP, 0)
-        mine = {
-            "must agree": {
-                "checkpoint": name,
-                "owners of the model's variables": {
-                    i.key: i.stage for i in found.items.values() if i.kind is Kind.MODEL
-                },
-            },
-            "has": [item.key for item in found.items.values() if not _is_owned(item)],
-            "built": found.optimizers,
-            "nonce": secrets.token_hex(4),
-        }
-        said = control.allgather_json(mine, name=f"saving checkpoint {name!r}")
-        require_agreement(
-            "what is to be saved",
-            {rank: words["must agree"] for rank, words in enumerate(said)},
-            topology.describe,
-            "Save the same objects under the same number on every rank.",
-        )
-        self._stem = f"{name}-{said[0]['nonce']}"
-        self._built = {
-            path: any(words["built"].get(path, False) for words in said) for words in said for path in words["built"]
-        }
-        #: The stage that writes what is not a stage's own: the first that has it.
-        self._stage_of: dict[str, int] = {}
-        for stage, rank in reversed(list(enumerate(self._writers))):
-            self._stage_of.update(dict.fromkeys(said[rank]["has"], stage))
-
-    def write_parts(self) -> None:
-        """Write what this rank is to write, and wait for all others.
-
-        Raises:
-            CheckpointError: some rank could not write.
-        """
-        told: dict[str, Any] = {"error": "", "part": None, "tensors": {}}
-        if self._topology.rank in self._writers:
-            stage = self._topology.mp_rank
-            prefix = f"mp_rank_{stage}/{self._stem}"
-            mine = [i for i in self._found.items.values() if i.is_here and self._writer_of(i) == stage]
-            try:
-                if mine:
-                    tensors = {item.key: _value(item) for item in mine}
-                    part = checkpoint_files.write_part(self._directory, prefix, tensors)
-                    told["part"] = [part.prefix, dict(part.sizes), part.index_hash]
-                    told["tensors"] = {item.key: self._described(item, tensors[item.key]) for item in mine}
-            except (OSError, tf.errors.OpError) as error:
-                told["error"] = f"{type(error).__name__}: {error}"
-        self._told = control.allgather_json(told, name=f"the parts of checkpoint {self._name!r} being written")
-        self._raise_errors([words["error"] for words in self._told], "be written")
-
-    def commit(self, max_to_keep: int | None) -> None:
-        """Make the parts a checkpoint, on rank 0, and delete what is too many.
-
-        Args:
-            max_to_keep: how many checkpoints stay, or None.
-
-        Raises:
-            CheckpointError: rank 0 could not.
-        """
-        problem = ""
-        if self._topology.rank == 0:
-            try:
-                self._commit()
-                self._rotate(max_to_keep)
-            except (OSError, CheckpointError) as error:
-                problem = f"{type(error).__name__}: {error}"
-        said = control.allgather_json(problem, name=f"the end of saving checkpoint {self._name!r}")
-        self._raise_errors(said, "be committed")
-
-    def _commit(self) -> None:
-        parts: list[Part] = []
-        tensors: dict[str, StoredTensor] = {}
-        for rank in self._writers:
-            words = self._told[rank]
-            if words["part"] is None:
-                continue
-            prefix, sizes, index_hash = words["part"]
-            self._require_seen(rank, sizes)
-            for key, (dtype, shape, kind, stage, optimizer) in words["tensors"].items():
-                tensors[key] = StoredTensor(len(parts), dtype, tuple(shape), kind, stage, optimizer)
-            parts.append(Part(prefix, sizes, index_hash))
-        os.makedirs(self._directory, exist_ok=True)
-        before = checkpoint_files.listing(self._directory, self._series)
-        manifest = Manifest(
-            name=self._name,
-            sequence=before.last_sequence + 1,
-            partitions=self._topology.mp_size,
-            replicas=self._topology.dp_size,
-            parts=tuple(parts),
-            tensors=tensors,
-            optimizers=self._built,
-            random=step_random.state(),
-        )
-        checkpoint_files.commit(self._directory, manifest)
-
-    def _require_seen(self, rank: int, sizes: dict[str, int]) -> None:
-        for file, size in sizes.items():
-            path = os.path.join(self._directory, *file.split("/"))
-            if not os.path.isfile(path) or os.path.getsize(path) != size:
-                raise CheckpointError(
-                    f"{self._topology.describe(rank)} wrote {path}, which rank 0 does not see so. The folder of a "
-                    f"CheckpointManager must be one that all ranks share. Received: directory={self._directory!r}"
-                )
-
-    def _rotate(self, max_to_keep: int | None) -> None:
-        if max_to_keep is not None:
-            for name in checkpoint_files.listing(self._directory, self._series).names[:-max_to_keep]:
-                checkpoint_files.delete(self._directory, name)
-        checkpoint_files.clean(self._directory, self._series)
-
-    def _writer_of(self, item: Item) -> int | None:
-        return item.stage if _is_owned(item) else self._stage_of[item.key]
-
-    def _described(self, item: Item, value: tf.Tensor) -> list[Any]:
-        return [value.dtype.name, value.shape.as_list(), item.kind.value, item.stage, item.optimizer]
-
-    def _raise_errors(self, errors: Sequence[str], what: str) -> None:
-        failed = [f"{self._topology.describe(rank)}: {error}" for rank, error in enumerate(errors) if error]
-        if failed:
-            raise CheckpointError("\n".join([f"Checkpoint {self._name!r} could not {what}:", *failed]))
-
-
-def _is_owned(item: Item) -> bool:
-    """Whether a stage stores an item, rather than every rank."""
-    return item.stage is not None
-
-
-def _value(item: Item) -> tf.Tensor:
-    """The value of an item; the memory of a variable, not a copy of it."""
-    if item.kind is Kind.STATE:
-        return state_of(item.target, item.part)
-    return item.target.read_value()

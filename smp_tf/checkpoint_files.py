@@ -85,6 +85,9 @@ class Manifest:
         tensors: every tensor, by key.
         optimizers: path of every optimizer, and whether it had been used when the checkpoint was written.
         random: what random ops inside steps depend on.
+        saved_at: when it was committed, in seconds since 1970.
+        begun: when the first checkpoint's manager of the directory was made, in the same seconds.
+        is_kept: whether it stays for good, and does not count among those that are rotated.
         digest: SHA-256 of the manifest's file; "" until it is read.
     """
 
@@ -96,6 +99,9 @@ class Manifest:
     tensors: Mapping[str, StoredTensor]
     optimizers: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     random: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    saved_at: float = 0.0
+    begun: float = 0.0
+    is_kept: bool = False
     digest: str = ""
 
 
@@ -104,16 +110,27 @@ class Listing:
     """The manifests of a directory.
 
     Args:
-        names: of the checkpoints, from oldest to newest.
-        last_sequence: the largest sequence number in use; -1 where there is none.
+        manifests: of the checkpoints, from oldest to newest.
         damaged: paths of manifests that cannot be read.
-        parts: prefixes that a manifest names.
     """
 
-    names: tuple[str, ...]
-    last_sequence: int
+    manifests: tuple[Manifest, ...]
     damaged: tuple[str, ...]
-    parts: frozenset[str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the checkpoints, from oldest to newest."""
+        return tuple(manifest.name for manifest in self.manifests)
+
+    @property
+    def last_sequence(self) -> int:
+        """The largest sequence number in use; -1 where there is none."""
+        return max((manifest.sequence for manifest in self.manifests), default=-1)
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Prefixes that a manifest names."""
+        return frozenset(part.prefix for manifest in self.manifests for part in manifest.parts)
 
 
 def manifest_path(directory: str, name: str) -> str:
@@ -245,12 +262,7 @@ def listing(directory: str, name: str) -> Listing:
         except CheckpointError:
             damaged.append(os.path.join(directory, file))
     found.sort(key=lambda manifest: manifest.sequence)
-    return Listing(
-        names=tuple(manifest.name for manifest in found),
-        last_sequence=max((manifest.sequence for manifest in found), default=-1),
-        damaged=tuple(damaged),
-        parts=frozenset(part.prefix for manifest in found for part in manifest.parts),
-    )
+    return Listing(tuple(found), tuple(damaged))
 
 
 def read_manifest(directory: str, name: str) -> Manifest:

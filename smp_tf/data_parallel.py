@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import runtime
+from smp_tf.gradient_marks import is_averaged, mark_averaged
 from smp_tf.topology import CommGroup
 
 #: Horovod reduces no bfloat16; such sums travel as float32.
@@ -58,8 +59,15 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     Returns:
         The averages, in order; None stays None.
 
+    Raises:
+        NotInitializedError: `smp.init` was not called.
+
     Example:
-        >>> gradients = smp.average_gradients(tape.gradient(loss, [scale]))
+        >>> scale = tf.Variable(2.0)
+        >>> with tf.GradientTape() as tape:
+        ...     penalty = scale**2
+        >>> smp.average_gradients(tape.gradient(penalty, [scale]))
+        [<tf.Tensor: shape=(), dtype=float32, numpy=4.0>]
     """
     results = list(gradients)
     replicas = runtime.current().topology.dp_size
@@ -70,20 +78,30 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     for i, total in zip(dense, sums, strict=True):
         results[i] = scaled(total, 1.0 / replicas)
     for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
-        results[i] = scaled(_gathered(results[i], f"{name}_{i}"), 1.0 / replicas)
+        results[i] = scaled(gathered(results[i], f"{name}_{i}"), 1.0 / replicas)
     for i in todo:
         mark_averaged(results[i])
     return results
 
 
-def _gathered(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
-    """The slices of all replicas, whose sum is that of the tensors they stand for."""
+def gathered(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+    """The slices of all replicas, whose sum is that of the tensors they stand for.
+
+    Args:
+        slices: of this replica; any number of them.
+        name: unique name of the operation, equal on the ranks of the group.
+
+    Returns:
+        Those of all replicas, in their order; the slices themselves where there is one replica.
+    """
     group = runtime.current().process_sets.dp
     if group is None:
         return slices
     import horovod.tensorflow as hvd
 
-    values = hvd.allgather(slices.values, name=f"{name}_values", process_set=group)
+    dtype = slices.values.dtype
+    sent = tf.cast(slices.values, _WIRE_TYPE.get(dtype, dtype))
+    values = tf.cast(hvd.allgather(sent, name=f"{name}_values", process_set=group), dtype)
     indices = hvd.allgather(slices.indices, name=f"{name}_indices", process_set=group)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
@@ -94,17 +112,6 @@ _names = itertools.count()
 def _next_name() -> str:
     """A name that no other operation of the graph being written has; replicas write the same graphs."""
     return "smp_average" if tf.executing_eagerly() else f"smp_average_{next(_names)}"
-
-
-def mark_averaged(gradient: Any) -> Any:
-    """Note that a gradient is equal on all replicas; returns it."""
-    gradient._smp_averaged = True
-    return gradient
-
-
-def is_averaged(value: Any) -> bool:
-    """Whether a tensor is a gradient that was averaged over the replicas."""
-    return getattr(value, "_smp_averaged", False)
 
 
 def scaled(value: Any, factor: float) -> Any:

@@ -1,7 +1,8 @@
-"""Which tensors come from the gradients that a step returned: a list of them is spread over the stages.
+"""What is known of a gradient: that a step returned it, and that it is averaged over the replicas.
 
-A gradient is marked where a step's output gives it out. In a graph whatever is made of it is found by following inputs
-back; an eager tensor bears the mark itself, and what is made of it does not.
+A list of a step's gradients is spread over the stages. A gradient is marked where a step's output gives it out. In a
+graph whatever is made of it is found by following inputs back; an eager tensor bears the mark itself, and what is made
+of it does not. That it is averaged is a mark on the very tensor in a graph too: what is made of it may be anything.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 _MARK = "_smp_tf_gradient_of_a_step"
+_AVERAGED = "_smp_tf_averaged"
 _marked: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -29,6 +31,17 @@ def mark(value: Any) -> Any:
 def comes_from_a_step(value: Any) -> bool:
     """Whether a tensor, or sparse slices, are such a gradient or, in a graph, were made of one."""
     return any(getattr(t, _MARK, False) if hasattr(t, "numpy") else _made_of_marked(t) for t in _tensors(value))
+
+
+def mark_averaged(gradient: Any) -> Any:
+    """Note that a gradient is equal on all replicas; gives it back."""
+    setattr(gradient, _AVERAGED, True)
+    return gradient
+
+
+def is_averaged(value: Any) -> bool:
+    """Whether a tensor, or sparse slices, are a gradient that was averaged over the replicas."""
+    return getattr(value, _AVERAGED, False)
 
 
 def _made_of_marked(tensor: tf.Tensor) -> bool:

@@ -229,11 +229,11 @@ def _refuse_in_a_step(name: str) -> None:
 
 def _refuse_what_is_split(name: str, given: Any) -> None:
     """Raise where a collective over all processes is given what only some of them have."""
-    from smp_tf import data_parallel, variables
+    from smp_tf import gradient_marks, variables
     from smp_tf.step_output import StepOutput
 
     for value in given if isinstance(given, list) else [given]:
-        if value is None or isinstance(value, StepOutput) or data_parallel.is_averaged(value):
+        if value is None or isinstance(value, StepOutput) or gradient_marks.is_averaged(value):
             raise StepError(
                 f"hvd.{name} works over all processes, and was given "
                 f"{'None' if value is None else 'a gradient'} of a model that is split over them, where each process "
@@ -296,7 +296,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     """Reduce what is not averaged yet; what is, is so on all replicas, and its average and sum are known."""
     import horovod.tensorflow as hvd
 
-    from smp_tf import data_parallel
+    from smp_tf import data_parallel, gradient_marks
 
     op = hvd.handle_average_backwards_compatibility(arguments["op"], arguments["average"])
     arguments["op"], arguments["average"] = op, None
@@ -304,7 +304,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     # By how much the reduction of equal values is larger than each.
     known = {hvd.Average: factor, hvd.Sum: factor * runtime.current().topology.dp_size}
     values = given if isinstance(given, list) else [given]
-    averaged = [op in known and data_parallel.is_averaged(value) for value in values]
+    averaged = [op in known and gradient_marks.is_averaged(value) for value in values]
     rest = [None if done else value for value, done in zip(values, averaged, strict=True)]
     reduced = _skipping(rest if isinstance(given, list) else rest[0], call)
     results = [

@@ -13,7 +13,16 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import manual_placement, norms, pending_restore, recorded_apply, runtime, tf_internals, variables
+from smp_tf import (
+    manual_placement,
+    momentum_product,
+    norms,
+    pending_restore,
+    recorded_apply,
+    runtime,
+    tf_internals,
+    variables,
+)
 from smp_tf.errors import StepError
 from smp_tf.partition.trace import Recorder
 
@@ -208,6 +217,7 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
             if outermost:
                 _being_built.discard(optimizer)
         if outermost:
+            momentum_product.begin_step(optimizer)
             pending_restore.optimizer_ready(optimizer)
         return result
 
@@ -279,6 +289,7 @@ def _is_spread(pairs: Iterable[Any]) -> bool:
 
 def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        momentum_product.begin_step(optimizer)
         pairs = list(grads_and_vars)
         recorder = recorded_apply.recorder()
         if recorder is not None:

@@ -77,6 +77,14 @@ def shutdown() -> None:
     """Ends groups, transport and plans; afterwards `smp.init` may be called again.
 
     Every rank must call it. Does nothing when smp_tf is not initialised.
+
+    Raises:
+        PeerError: A rank ended before.
+        CheckpointError: Steps have left state of a restored checkpoint over.
+
+    Example:
+        >>> smp.shutdown()
+        >>> smp.init({"microbatches": 4})
     """
     running = runtime.current_or_none()
     if running is None:
@@ -131,7 +139,15 @@ def _leave_at_exit() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `smp.init` was called and `smp.shutdown` was not."""
+    """Whether `smp.init` was called and `smp.shutdown` was not.
+
+    Returns:
+        A bool.
+
+    Example:
+        >>> smp.is_initialized()
+        True
+    """
     return runtime.current_or_none() is not None
 
 

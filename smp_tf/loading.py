@@ -12,7 +12,7 @@ from typing import Any
 
 import tf_keras
 
-from smp_tf import foreign_values, runtime, tf_checkpoint, tf_internals
+from smp_tf import foreign_values, last_given, runtime, tf_checkpoint, tf_internals
 from smp_tf.announce import announce
 from smp_tf.model import DistributedModel, keras_model_of
 
@@ -62,7 +62,8 @@ def _load(
     target: Any, path: str, prefix: str | None, skip_mismatch: bool, by_name: bool
 ) -> tf_checkpoint.LoadStatus | None:
     archive = path if zipfile.is_zipfile(path) else None
-    with foreign_values.left_out(archive), tf_internals.values_one_by_one():
+    noting = last_given.noting(target.variables)
+    with foreign_values.left_out(archive), tf_internals.values_one_by_one(), noting:
         if prefix is not None:
             return tf_checkpoint.read(target, prefix)
         tf_keras.Model.load_weights(target, path, skip_mismatch=skip_mismatch, by_name=by_name)

@@ -51,9 +51,11 @@ def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) ->
     Raises:
         MessageError: The object cannot be pickled, or the receiver is this rank.
         PeerError: The receiver ended.
+        TypeError: `rank_type` is no `smp.RankType`.
+        ValueError: There is no such rank.
 
     Example:
-        >>> if smp.mp_rank() == 0:
+        >>> if smp.mp_size() > 1 and smp.mp_rank() == 0:
         ...     smp.send({"epoch": 3}, 1, smp.RankType.MP_RANK)
     """
     destination = _other("send to", dest_rank, rank_type)
@@ -75,6 +77,12 @@ def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
     Raises:
         MessageError: The sender is this rank, or the object cannot be unpickled here.
         PeerError: The sender ended.
+        TypeError: `rank_type` is no `smp.RankType`.
+        ValueError: There is no such rank.
+
+    Example:
+        >>> if smp.mp_rank() == 1:
+        ...     epoch = smp.recv_from(0, smp.RankType.MP_RANK)["epoch"]
     """
     source = _other("receive from", src_rank, rank_type)
     with _doing(f"in smp.recv_from rank {source}"):
@@ -92,6 +100,13 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
     Raises:
         MessageError: The object cannot be pickled.
         PeerError: A receiver ended.
+        TypeError: `group` is no `smp.CommGroup`.
+
+    Example:
+        >>> if smp.rank() == 0:
+        ...     smp.broadcast("names of the classes", smp.WORLD)
+        ... else:
+        ...     names = smp.recv_from(0)
     """
     _require_group(group)
     running = current()
@@ -115,6 +130,11 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
     Raises:
         MessageError: The object cannot be pickled, or one cannot be unpickled here.
         PeerError: A rank of the group ended.
+        TypeError: `group` is no `smp.CommGroup`.
+
+    Example:
+        >>> smp.allgather(smp.rank(), smp.DP_GROUP)
+        [0]
     """
     _require_group(group)
     running = current()
@@ -146,18 +166,36 @@ def barrier(group: CommGroup = CommGroup.WORLD) -> None:
 
     Raises:
         PeerError: A rank of the group ended.
+        TypeError: `group` is no `smp.CommGroup`.
+
+    Example:
+        >>> smp.barrier(smp.MP_GROUP)
     """
     _require_group(group)
     control.barrier(group, name=f"smp.barrier({group.name})")
 
 
 def mp_barrier() -> None:
-    """Returns when all ranks of this replica have called it."""
+    """Returns when all ranks of this replica have called it.
+
+    Raises:
+        PeerError: A rank of the replica ended.
+
+    Example:
+        >>> smp.mp_barrier()
+    """
     barrier(CommGroup.MP_GROUP)
 
 
 def dp_barrier() -> None:
-    """Returns when all ranks that run this rank's partition have called it."""
+    """Returns when all ranks that run this rank's partition have called it.
+
+    Raises:
+        PeerError: One of these ranks ended.
+
+    Example:
+        >>> smp.dp_barrier()
+    """
     barrier(CommGroup.DP_GROUP)
 
 

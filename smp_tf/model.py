@@ -162,7 +162,17 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
     @tf_internals.not_an_override
     def build(self, input_shape: Any) -> None:
-        """Make the variables for inputs of a shape, without storage; as `tf_keras.Model.build`."""
+        """Make the variables for inputs of a shape, without storage; as `tf_keras.Model.build`.
+
+        Args:
+            input_shape: of a batch, with None for the number of samples; or a structure of shapes.
+
+        Example:
+            >>> net = smp.DistributedModel(lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]))
+            >>> net.build([None, 3])
+            >>> [variable.shape.as_list() for variable in net.variables]
+            [[3, 2], [2]]
+        """
         with self._without_storage():
             self._build(input_shape)
 
@@ -304,7 +314,9 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         save_format: str | None = None,
         **options: Any,
     ) -> None:
-        """Write the whole model, as `tf_keras.Model.save` does; every rank calls it. See `save_model`.
+        """Write the whole model, as `tf_keras.Model.save` does; every rank calls it.
+
+        See `save_model`.
 
         Args:
             filepath: a folder for a SavedModel, or a file that ends in `.keras` or `.h5`.
@@ -338,7 +350,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
         Example:
             >>> model.save_model("trained")
-            >>> tf_keras.models.load_model("trained")  # elsewhere, without smp_tf
+            >>> loaded = tf_keras.models.load_model("trained")  # elsewhere, without smp_tf
         """
         from smp_tf.saving import save_model
 
@@ -365,6 +377,9 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         Raises:
             StepError: the model has not run a step yet, something is there already, or options were given.
             RankMismatchError: not every rank calls it.
+
+        Example:
+            >>> model.save_weights("trained.weights.h5")
         """
         from smp_tf.saving import save_weights
 
@@ -395,6 +410,10 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             FileNotFoundError: there are no weights at the path.
             ValueError: they do not fit the model.
             StepError: options were given.
+
+        Example:
+            >>> model.save_weights("trained.h5")
+            >>> model.load_weights("trained.h5")
         """
         from smp_tf.loading import load_weights
 
@@ -410,6 +429,10 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
         Raises:
             StepError: there are several partitions and the model has not run a step yet.
+
+        Example:
+            >>> best = model.get_weights()
+            >>> model.set_weights(best)
         """
         if runtime.current().topology.mp_size == 1:
             weights: list[Any] = super().get_weights()
@@ -429,6 +452,10 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         Raises:
             ValueError: the number of weights, or the shape of one, is not that of the model.
             StepError: what `get_weights` gave, and this model has not run a step yet.
+
+        Example:
+            >>> best = model.get_weights()
+            >>> model.set_weights(best)
         """
         from smp_tf.sharded_weights import set_weights
 
@@ -469,7 +496,8 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             StepError: the model has run a step already, or gives nothing that has a gradient.
 
         Example:
-            >>> model.profile(tf.zeros([32, 28, 28, 1]))
+            >>> net = smp.DistributedModel(lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]))
+            >>> net.profile(tf.zeros([32, 3]))
         """
         from smp_tf.profiling import profile
 

@@ -106,8 +106,9 @@ def clip_by_global_norm(gradients: Sequence[Any], clip_norm: Any, use_norm: Any 
         TypeError: what is given is not a list or tuple.
 
     Example:
+        >>> gradients, loss = forward_backward(images, labels)
         >>> clipped, norm = smp.clip_by_global_norm([g.accumulate() for g in gradients], 1.0)
-        >>> optimizer.apply_gradients(zip(clipped, model.trainable_variables))
+        >>> _ = optimizer.apply_gradients(zip(clipped, model.trainable_variables))
     """
     entries = _entries(gradients)
     norm = global_norm(entries) if use_norm is None else tf.convert_to_tensor(use_norm)

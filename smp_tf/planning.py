@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ from smp_tf.partition.plan_file import StoredPlan
 from smp_tf.partition.solve_chain import Chain, ChainSolution, follow_owners, solve_chain
 from smp_tf.partition.split import Split, split
 from smp_tf.partition.sums import sum_before_sending
-from smp_tf.partition.units import AFTER_MODEL, Unit, build_units
+from smp_tf.partition.units import AFTER_MODEL, Unit, build_units, weight_derived
 from smp_tf.partition.working_set import working_set
 from smp_tf.pipeline.schedule import in_flight
 
@@ -66,9 +66,31 @@ _MOST_CUTS = 8
 
 
 def prune(graph: OpGraph) -> OpGraph:
-    """The graph without the ops that neither an output nor an effect needs."""
+    """The graph without the ops that neither an output nor an effect needs, nor the placement of a trained weight."""
     wanted = [t.node for t in graph.outputs] + [n for n, node in enumerate(graph.nodes) if node.stateful]
+    wanted += _only_uses_of_trained(graph, graph.ancestors(wanted))
     return graph.subgraph(graph.ancestors(wanted))
+
+
+def _only_uses_of_trained(graph: OpGraph, needed: Collection[int]) -> list[int]:
+    """Forward ops that use a weight whose gradient is needed, where none of them is needed itself.
+
+    The gradient of a linear layer needs nothing of the layer's forward pass, but who stores the weight is decided by
+    what uses it. TensorFlow leaves such ops out of the segments, in which nothing reads them.
+    """
+    trained = {g.variable for g in graph.gradients if all(t.node in needed for t in g.tensors)}
+    trained &= {v.index for v in graph.variables if v.in_model}
+    if not trained:
+        return []
+    derived = weight_derived(graph)
+    uses: dict[int, list[int]] = {}
+    for number, node in enumerate(graph.nodes):
+        if node.call == 0 or node.backward or number in derived:
+            continue
+        of_inputs = (derived.get(t.node, frozenset()) for t in node.inputs)
+        for variable in trained.intersection({*node.reads}.union(*of_inputs)):
+            uses.setdefault(variable, []).append(number)
+    return [number for users in uses.values() if not any(n in needed for n in users) for number in users]
 
 
 def units_of(graph: OpGraph) -> tuple[Unit, ...]:

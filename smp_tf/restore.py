@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import control, runtime, step_random, tf_internals, variables
+from smp_tf import control, last_given, runtime, step_random, tf_internals, variables
 from smp_tf.announce import announce
 from smp_tf.checkpoint_files import Manifest, StoredTensor, check_files, read_tensors
 from smp_tf.checkpoint_keys import Item, Kind, Survey, survey, variable_of_slot
@@ -43,6 +43,7 @@ class Restore:
         self._partial = expect_partial
         self._done: set[str] = set()
         self._steps = 0
+        self._moment = last_given.now()
         self.due = variables.make_script_variable(initial_value=True, trainable=False, name="smp_due")
 
     @property
@@ -90,6 +91,8 @@ class Restore:
             if key not in own or key not in self._manifest.tensors:
                 return None
             self._done.add(key)
+            if last_given.is_given_after(variable, self._moment):
+                return None
             with tf.init_scope():
                 [(_, tensor)] = read_tensors(self._directory, self._manifest, [key])
             return tensor

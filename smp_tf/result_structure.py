@@ -7,8 +7,10 @@ fields.
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Set
 from typing import Any
 
+from smp_tf.argument_sets import is_reference
 from smp_tf.argument_structure import Template, attributes_of, is_record, map_children
 from smp_tf.errors import StepError
 from smp_tf.sliced_objects import holds_tensors
@@ -32,6 +34,11 @@ def pack(value: Any, step: str) -> Any:
         attributes = attributes_of(value)
         stand_in = _stand_in(type(value), tuple(attributes))
         return stand_in(*(pack(attribute, step) for attribute in attributes.values()))
+    if is_reference(value) or (isinstance(value, Set) and any(map(is_reference, value))):
+        raise StepError(
+            f"Step {step!r} returns a reference to a tensor, or a set of them, which mean nothing outside of it. Return "
+            f"the tensors in a dictionary, list, tuple, named tuple or dataclass."
+        )
     if holds_tensors(value):
         raise StepError(
             f"Step {step!r} returns a {type(value).__name__} that holds tensors. They belong to one microbatch while "

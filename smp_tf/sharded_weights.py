@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 import tensorflow as tf
 
-from smp_tf import foreign_values, gather, runtime
+from smp_tf import foreign_values, gather, last_given, runtime
 from smp_tf.control import barrier, tag_of
 from smp_tf.errors import StepError
 from smp_tf.model import DistributedModel, keras_model_of
@@ -144,7 +144,7 @@ def set_weights(model: DistributedModel, weights: Sequence[Any]) -> None:
         return
     for number, (variable, value) in enumerate(zip(targets, weights, strict=True)):
         _require_shape(number, variable, np.shape(value))
-    with foreign_values.left_out():
+    with foreign_values.left_out(), last_given.noting(targets):
         for variable, value in zip(targets, weights, strict=True):
             variable.assign(value)
 

@@ -21,6 +21,7 @@ from smp_tf.partition.split import Delivery
 from smp_tf.partition.trace import Trace
 from smp_tf.pipeline.executor import StageProgram, emit
 from smp_tf.result_structure import unpack
+from smp_tf.sparse_gradients import weighted_sum
 from smp_tf.step_output import StepOutput
 
 
@@ -155,9 +156,21 @@ class SplitProgram:
         accumulated, total = results.accumulated, _total(weights)
         if replicas > 1:
             # Not by the program's number: replicas with batches of other sizes run programs of other numbers.
-            known = re.sub("[^A-Za-z0-9_.]", "_", self.known_as)
-            accumulated, total = _over_replicas(accumulated, total, f"smp_gradients_{known}")
+            name = f"smp_gradients_{re.sub('[^A-Za-z0-9_.]', '_', self.known_as)}"
+            accumulated, total = _over_replicas(accumulated, total, name)
+            self._add_sparse(accumulated, results.values, weights, name)
         return _Flat(results.values, accumulated, weights, total)
+
+    def _add_sparse(self, accumulated: list[Any], values: Sequence[Any], weights: Sequence[Any], name: str) -> None:
+        """Put the sums of sparse gradients over all replicas among the others, part by part."""
+        for slot in tf.nest.flatten(self.lowered.results):
+            if isinstance(slot, OutputSlot) and isinstance(slot.spec, tf.IndexedSlicesSpec):
+                first = slot.outputs[0]
+                parts = _packed(slot, [values[i] for i in slot.outputs])
+                if parts is not None and self.stage_program.split.outputs[first].is_gradient:
+                    summed = weighted_sum(parts, weights, f"{name}_{first}")
+                    for i, tensor in zip(slot.outputs, tf.nest.flatten(summed, expand_composites=True), strict=True):
+                        accumulated[i] = tensor
 
     def _results(self, flat: _Flat) -> Any:
         """The structure the step function returned, with step outputs in it."""
@@ -171,16 +184,23 @@ class SplitProgram:
         plan = self.stage_program.split.outputs[first]
         graph = self.lowered.graph
         name = graph.nodes[graph.outputs[first].node].name
-        if slot.spec is not None and plan.is_gradient and runtime.current().topology.dp_size > 1:
+        is_slices = isinstance(slot.spec, tf.IndexedSlicesSpec)
+        if slot.spec is not None and not is_slices and plan.is_gradient and runtime.current().topology.dp_size > 1:
             raise StepError(
-                f"{name} is a sparse gradient; averaging sparse gradients over replicas is not supported yet. Return "
-                f"tf.convert_to_tensor(gradient) from the step, or train with one replica."
+                f"{name} is part of a {slot.spec.value_type.__name__} made of gradients. Over replicas, tensors and "
+                f"tf.IndexedSlices are averaged. Return one of these from the step, or train with one replica."
             )
+        sums = [flat.accumulated[i] for i in slot.outputs]
+        total = None
+        if slot.spec is None:
+            [total] = sums
+        elif all(part is not None for part in sums):
+            total = tf.nest.pack_sequence_as(slot.spec, sums, expand_composites=True)
         return StepOutput(
             name,
             _packed(slot, [flat.values[i] for i in slot.outputs]),
             flat.weights,
-            total=flat.accumulated[first] if slot.spec is None else None,
+            total=total,
             total_weight=flat.total_weight,
             owner=plan.stage,
             is_local=plan.delivery is not Delivery.LOCAL or plan.stage == self.stage_program.stage,

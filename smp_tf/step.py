@@ -66,7 +66,9 @@ def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
     Example:
         >>> @smp.register_post_partition_hook
         ... def show():
-        ...     print(len(model.local_variables))
+        ...     print(len(model.local_variables), "variables are here")
+        >>> predictions = smp.step(lambda x: model(x))(images)
+        4 variables are here
     """
     if not callable(hook):
         raise TypeError(f"A post-partition hook is a function without arguments. Received: {hook!r}")
@@ -461,7 +463,9 @@ def step(
         >>> @smp.step
         ... def train(images, labels):
         ...     with tf.GradientTape() as tape:
-        ...         loss = loss_fn(labels, model(images, training=True))
+        ...         logits = model(images, training=True)
+        ...         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        ...         loss = tf.reduce_mean(losses)
         ...     return tape.gradient(loss, model.trainable_variables), loss
         >>> gradients, loss = train(images, labels)
         >>> average = loss.reduce_mean()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from smp_tf.argument_sets import Reference, SetOf, in_order, is_reference
 from smp_tf.argument_structure import Slot, attributes_of, children, is_record, key_of, map_children, with_attributes
 from smp_tf.errors import StepError
 from smp_tf.sliced_objects import holds_tensors, is_sliced_object, take_apart
@@ -114,6 +115,10 @@ class _Sorter:
             return with_attributes(
                 value, lambda key, child: self.place(root, f"{path}{key}", child, typed.get(key[1:]))
             )
+        if is_reference(value):
+            return Reference(self.place(root, f"{path}.deref()", value.deref()))
+        if isinstance(value, Set):
+            return self._place_set(root, path, value)
         self._refuse_hidden_tensors(path, value)
         specs = dict(children(spec))
         if specs and specs.keys() != dict(children(value)).keys():
@@ -133,20 +138,22 @@ class _Sorter:
             )
         return self._keep(root, path, value, wanted)
 
+    def _place_set(self, root: str, path: str, value: Set[Any]) -> Any:
+        def described(item: Any) -> tuple[str, Sequence[tf.TypeSpec]]:
+            apart = _Sorter()
+            structure = apart.place(root, path, item)
+            is_told = bool(apart.specs) or isinstance(item, (str, bytes, int, float))
+            return repr(structure) if is_told else "", apart.specs
+
+        items = in_order(value, path, described)
+        if items is None:
+            return value
+        return SetOf(type(value), tuple(self.place(root, f"{path}[{n}]", item) for n, item in enumerate(items)))
+
     def _refuse_hidden_tensors(self, path: str, value: Any) -> None:
-        if isinstance(value, Set) and any(_is_tensor_or_reference(item) for item in value):
-            raise StepError(
-                f"Step argument {path!r} is a {type(value).__name__} of tensors. Its order is not the same on every "
-                f"rank, so the ranks could not tell the tensors apart. Pass a list, a tuple or a dictionary of them."
-            )
         if holds_tensors(value):
             raise StepError(
                 f"Step argument {path!r} is a {type(value).__name__} that holds tensors, which a step cannot find in "
                 f"it to cut them. Pass the tensors themselves, or a dictionary, list, named tuple or dataclass of "
                 f"them; or give the class a method smp_slice(num_mb, mb, axis) that returns microbatch mb of num_mb."
             )
-
-
-def _is_tensor_or_reference(item: Any) -> bool:
-    """Whether an item of a set is a tensor, which can be in one as `tensor.ref()` or as a number of numpy."""
-    return isinstance(item, np.generic) or (hasattr(item, "deref") and tf.is_tensor(item.deref()))

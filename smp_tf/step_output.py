@@ -8,13 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.data_parallel import mark_averaged
+from smp_tf import sliced_rows
 from smp_tf.errors import StepError
-from smp_tf.gradient_marks import mark
+from smp_tf.gradient_marks import mark, mark_averaged
 
 
 class StepOutput:
     """One tensor returned by a step, over all microbatches.
+
+    Steps make them; scripts put their values together.
 
     Args:
         name: what it is, for messages.
@@ -26,6 +28,13 @@ class StepOutput:
         is_local: whether this rank has it.
         is_gradient: whether it was computed from gradients.
         follows_state: whether it was computed from a variable that the step writes.
+
+    Example:
+        >>> gradients, loss = forward_backward(images, labels)
+        >>> len(loss.outputs)  # there are two microbatches
+        2
+        >>> loss.reduce_mean().shape
+        TensorShape([])
     """
 
     def __init__(
@@ -67,7 +76,7 @@ class StepOutput:
 
     @property
     def outputs(self) -> list[Any]:
-        """The values, one tensor per microbatch, in order.
+        """The values: one tensor per microbatch, in order.
 
         Raises:
             StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
@@ -97,6 +106,10 @@ class StepOutput:
 
         Raises:
             StepError: an unknown method.
+
+        Example:
+            >>> gradients, loss = forward_backward(images, labels)
+            >>> averages = [gradient.accumulate() for gradient in gradients]
         """
         if method not in ("variable", "add_n", "accumulate_n"):
             raise StepError(
@@ -110,7 +123,18 @@ class StepOutput:
         return average
 
     def reduce_mean(self) -> Any:
-        """The average over the microbatches, weighted by their number of samples; integers average to floats."""
+        """The average over the microbatches, weighted by their number of samples; integers average to floats.
+
+        Returns:
+            A tensor of a microbatch's shape (sparse slices stay sparse); None for a gradient that another rank has.
+
+        Raises:
+            StepError: the value stays on another rank (`local_outputs`).
+
+        Example:
+            >>> gradients, loss = forward_backward(images, labels)
+            >>> average = loss.reduce_mean()
+        """
         if self._is_gradient and not self._is_local:
             return None
         return self._marked(self._average())
@@ -127,7 +151,18 @@ class StepOutput:
         return mark(value) if self._is_gradient else value
 
     def reduce_sum(self) -> Any:
-        """The sum over the microbatches, unweighted."""
+        """The sum over the microbatches, unweighted.
+
+        Returns:
+            A tensor of a microbatch's shape (sparse slices stay sparse; truth values are counted, as int32); None for
+            a gradient that another rank has.
+
+        Raises:
+            StepError: the value stays on another rank, or is a gradient of which only the weighted sum was kept.
+
+        Example:
+            >>> correct = predict(images, labels)["correct"].reduce_sum()
+        """
         if self._is_gradient and not self._is_local:
             return None
         if self._total is not None and _all_one(self._weights):
@@ -135,19 +170,58 @@ class StepOutput:
         return self._marked(_sum(self.outputs))
 
     def concat(self) -> Any:
-        """The microbatches joined along axis 0, in order; scalars are stacked."""
-        values = [_dense(v) for v in self.outputs]
+        """The microbatches joined along axis 0, in order; scalars are stacked.
+
+        Returns:
+            A tensor with as many rows as all microbatches have together. Ragged and sparse tensors stay so, and sparse
+            slices (`tf.IndexedSlices`) become slices of the joined tensor.
+
+        Raises:
+            StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
+
+        Example:
+            >>> predict(images, labels)["classes"].concat().shape
+            TensorShape([8])
+        """
+        values = self.outputs
+        if isinstance(values[0], tf.IndexedSlices):
+            return self._marked(sliced_rows.joined(values, self._name))
         if isinstance(values[0], tf.SparseTensor):
             return tf.sparse.concat(0, values)
         return tf.stack(values) if values[0].shape.rank == 0 else tf.concat(values, axis=0)
 
     def merge(self) -> Any:
-        """The same as `concat`: the batch as if it had not been split."""
+        """The batch as if it had not been split: the same as `concat`.
+
+        Returns:
+            See `concat`.
+
+        Raises:
+            StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
+
+        Example:
+            >>> predictions = predict(images, labels)["classes"].merge()
+        """
         return self.concat()
 
     def stack(self) -> Any:
-        """The microbatches stacked along a new axis 0."""
-        values = [_dense(v) for v in self.outputs]
+        """The microbatches stacked along a new axis 0; they need one shape.
+
+        Returns:
+            A tensor with one row per microbatch. Ragged and sparse tensors stay so; sparse slices (`tf.IndexedSlices`)
+            become a `tf.SparseTensor`, since slices know no axis before that of their rows.
+
+        Raises:
+            StepError: the value stays on another rank, or is a gradient of which only the sum was kept.
+
+        Example:
+            >>> gradients, loss = forward_backward(images, labels)
+            >>> loss.stack().shape
+            TensorShape([2])
+        """
+        values = self.outputs
+        if isinstance(values[0], tf.IndexedSlices):
+            return sliced_rows.stacked(values, self._name)
         if isinstance(values[0], tf.SparseTensor):
             return tf.sparse.concat(0, [tf.sparse.expand_dims(v, 0) for v in values])
         return tf.stack(values, axis=0)
@@ -155,11 +229,6 @@ class StepOutput:
 
 def _all_one(weights: Sequence[Any]) -> bool:
     return all(isinstance(w, (int, float)) and w == 1 for w in weights)
-
-
-def _dense(value: Any) -> Any:
-    """Slices as the tensor they stand for; ragged and sparse tensors as they are."""
-    return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
 
 def _as_float(value: Any) -> Any:

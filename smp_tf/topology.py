@@ -23,7 +23,16 @@ STRATEGY_LETTERS = {"cluster": "DPT", "spread": "TPD"}
 
 
 class CommGroup(enum.Enum):
-    """A kind of group; a call that takes one means the group of that kind this rank is in."""
+    """A kind of group; a call that takes one means the group of that kind this rank is in.
+
+    WORLD has all ranks, MP_GROUP those of this replica, DP_GROUP those that run this rank's partition, PP_GROUP the
+    stages of this replica, TP_GROUP those that share a layer (this rank alone, today), RDP_GROUP those that hold the
+    same weights. Each is a name of `smp` too, such as `smp.MP_GROUP`.
+
+    Example:
+        >>> smp.CommGroup.MP_GROUP is smp.MP_GROUP
+        True
+    """
 
     WORLD = "world"
     MP_GROUP = "mp"
@@ -34,7 +43,12 @@ class CommGroup(enum.Enum):
 
 
 class RankType(enum.Enum):
-    """What a rank number counts: the position in the group of that kind this rank is in."""
+    """What a rank number counts: the position in the group of that kind this rank is in.
+
+    Example:
+        >>> smp.RankType.MP_RANK.group
+        <CommGroup.MP_GROUP: 'mp'>
+    """
 
     WORLD_RANK = "world"
     MP_RANK = "mp"

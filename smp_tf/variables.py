@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import foreign_values, tf_internals
+from smp_tf import foreign_values, last_given, tf_internals
 from smp_tf.errors import OwnershipError
 
 
@@ -405,8 +405,17 @@ class VariableStore:
             state.initial_value = None
 
     def before_settling(self, load: Callable[[], None]) -> None:
-        """Have a function run when all variables are there and it is about to be decided who stores them."""
-        self._before_settling.append(load)
+        """Have a function run when all variables are there and it is about to be decided who stores them.
+
+        Values that it gives to variables count as given now.
+        """
+        moment = last_given.now()
+
+        def put_off() -> None:
+            with last_given.as_of(moment):
+                load()
+
+        self._before_settling.append(put_off)
 
     def fill(self, variable: Any, seed: int) -> None:
         """Give a variable its initial value before the plan; ranks that turn out not to own it free it then.
@@ -459,6 +468,7 @@ def set_initial_value(variable: Any, value: Callable[[], Any]) -> bool:
     if state is None or state.is_filled or state.owner is not None:
         return False
     state.initial_value, state.op_seeds = value, ()
+    last_given.note(variable)
     return True
 
 

@@ -12,13 +12,15 @@ from tests.distributed.harness import Case, CaseResult, launch
 CASES = "tests.distributed.cases.custom_loops"
 PARTITIONS = 2
 WAYS = {"eager": True, "graph": False}
+ALONE = ("adversaries", "local_outputs", "sparse_microbatches")
 
 
 def cases(partitions: int) -> list[Case]:
     config = {"partitions": partitions, "microbatches": 4, "seed": 1}
-    listed = [Case("adversaries", "adversaries", {}, config)]
+    listed = [Case(name.replace("_", " "), name, {}, config) for name in ALONE]
     for way, eager in WAYS.items():
         listed.append(Case(f"script variables, {way}", "script_variables", {"eager": eager}, config))
+        listed.append(Case(f"linear head, {way}", "linear_head", {"eager": eager}, config))
     for (way, eager), choice in itertools.product(WAYS.items(), (False, True)):
         objects = {"eager": eager, "strided": choice}
         listed.append(Case(f"{'object' if choice else 'dataclass'}, {way}", "records_and_objects", objects, config))
@@ -105,3 +107,10 @@ def test_a_model_stays_cut_as_it_is_over_a_shutdown(split: dict[str, CaseResult]
             f"OwnershipError: Model 'Net' was cut into 2 partitions before smp.shutdown, and this rank stores the "
             f"weights of partition {number}. Now there are 1, and it runs partition 0. Make a new model"
         )
+
+
+def test_local_outputs_stay_where_they_are_made(split: dict[str, CaseResult]) -> None:
+    first, last = split["local outputs"].values()
+    assert (list(first["weights"]), list(last["weights"])) == (["first"], ["last"])
+    assert "stays on partition 1 (it is among local_outputs); this rank does not have it." in first["refused"]["last"]
+    assert "stays on partition 0 (it is among local_outputs); this rank does not have it." in last["refused"]["first"]

@@ -94,7 +94,11 @@ class Ranks:
             self._runtimes.append(SimpleNamespace(topology=topology, transport=transport, control=channel))
         self._here = threading.local()
         for module in (control, messaging):
-            monkeypatch.setattr(module, "current", lambda: self._here.runtime)
+            monkeypatch.setattr(module, "current", self.current)
+
+    def current(self) -> Any:
+        """The runtime of the rank whose thread this is."""
+        return self._here.runtime
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:
         """What the function gives on each rank, or the error it raises there."""

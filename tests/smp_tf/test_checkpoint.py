@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf import announce as announcing
-from smp_tf import checkpoint_files, restore
+from smp_tf import checkpoint as checkpointing
+from smp_tf import checkpoint_files, checkpoint_writing, restore
 from smp_tf.errors import CheckpointError, RankMismatchError
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3) / 10.0
@@ -130,6 +132,24 @@ class TestManager:
         assert [path and Path(path).name for path in told] == ["ckpt-1", None, None, "ckpt-2", None, None]
         assert manager.save(check_interval=False) is not None
         assert manager.save(check_interval=False) is None
+
+    def test_keeps_one_in_so_many_hours_for_good(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [0.0]
+        for module in (checkpointing, checkpoint_writing):
+            monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now[0]))
+        value = tf.Variable(0)
+        checkpoint = tf.train.Checkpoint(value=value)
+        manager = smp.CheckpointManager(checkpoint, tmp_path, max_to_keep=1, keep_checkpoint_every_n_hours=1.5)
+        for hour in (1, 2, 3, 4, 5):
+            now[0] = hour * 3600.0
+            value.assign(hour)
+            manager.save()
+        assert names([*manager.checkpoints, manager.latest_checkpoint]) == ["ckpt-5", "ckpt-5"]
+        assert sorted(path.stem for path in tmp_path.glob("*.json")) == ["ckpt-2", "ckpt-4", "ckpt-5"]
+        manager.restore("ckpt-2")
+        assert value.numpy() == 2
+        with pytest.raises(ValueError, match=r"is a number of hours, or None to keep none for good. Received: 0"):
+            smp.CheckpointManager(checkpoint, tmp_path, keep_checkpoint_every_n_hours=0)
 
     def test_initializes_where_there_is_nothing(self, tmp_path: Path) -> None:
         training, called = Training(), []
@@ -269,6 +289,104 @@ class TestRestore:
         counted = restoring._steps
         training.losses(0, 1)
         assert restoring._steps == counted == 2
+
+
+def weights_of(model: smp.DistributedModel) -> list[np.ndarray]:
+    return [variable.numpy() for variable in model.variables]
+
+
+class TestOtherValuesBeforeTheFirstStep:
+    """A restore, and weights that are loaded or set: the last call wins."""
+
+    MODELS: dict[str, Callable[[], smp.DistributedModel]] = {  # noqa: RUF012
+        "no variables yet": Net,
+        "variables": lambda: smp.DistributedModel(
+            lambda: tf_keras.Sequential([layers.Input((3,)), layers.Dense(4), layers.Dense(2)])
+        ),
+        "values": lambda: smp.DistributedModel(
+            tf_keras.Sequential([layers.Input((3,)), layers.Dense(4), layers.Dense(2)])
+        ),
+    }
+
+    @pytest.fixture(params=MODELS)
+    def make(self, request: pytest.FixtureRequest) -> Callable[[], smp.DistributedModel]:
+        return self.MODELS[request.param]
+
+    @pytest.mark.parametrize("file", ["w.h5", "w"])
+    @pytest.mark.parametrize("restore_last", [False, True], ids=["load last", "restore last"])
+    def test_of_a_file(
+        self, make: Callable[[], smp.DistributedModel], file: str, restore_last: bool, tmp_path: Path
+    ) -> None:
+        old = Training(model=make())
+        old.losses(0)
+        manager_of(old, tmp_path).save()
+        saved_then = weights_of(old.model)
+        old.losses(1)
+        old.model.save_weights(tmp_path / file)
+        written_then = weights_of(old.model)
+        new_process()
+        training = Training(model=make())
+        manager = manager_of(training, tmp_path)
+        calls = [manager.restore, lambda: training.model.load_weights(tmp_path / file)]
+        for call in calls[::-1] if restore_last else calls:
+            call()
+        training.predict(X)
+        expected = saved_then if restore_last else written_then
+        for got, value in zip(weights_of(training.model), expected, strict=True):
+            np.testing.assert_array_equal(got, value)
+        # The slots come from the checkpoint, and nothing is left over.
+        training.losses(0, 0)
+        manager.save()
+
+    @pytest.mark.parametrize("restore_last", [False, True], ids=["set last", "restore last"])
+    @pytest.mark.parametrize("kind", ["variables", "values"])
+    def test_of_a_list(self, kind: str, restore_last: bool, tmp_path: Path) -> None:
+        old = Training(model=self.MODELS[kind]())
+        old.losses(0)
+        manager_of(old, tmp_path).save()
+        expected = weights_of(old.model) if restore_last else [value + 1.0 for value in weights_of(old.model)]
+        given = [value + 1.0 for value in weights_of(old.model)]
+        new_process()
+        training = Training(model=self.MODELS[kind]())
+        calls = [manager_of(training, tmp_path).restore, lambda: training.model.set_weights(given)]
+        for call in calls[::-1] if restore_last else calls:
+            call()
+        training.predict(X)
+        for got, value in zip(weights_of(training.model), expected, strict=True):
+            np.testing.assert_array_equal(got, value)
+
+    @pytest.mark.parametrize("kind", ["variables", "values"])
+    def test_of_a_part(self, kind: str, tmp_path: Path) -> None:
+        def named(first: str) -> tf_keras.Sequential:
+            return tf_keras.Sequential([layers.Input((3,)), layers.Dense(4, name=first), layers.Dense(2, name="b")])
+
+        make = (lambda: named("a")) if kind == "variables" else named("a")
+        old = Training(model=smp.DistributedModel(make))
+        old.losses(0)
+        manager_of(old, tmp_path).save()
+        first = weights_of(old.model)[:2]
+        other = named("other")
+        other.save_weights(tmp_path / "w.h5")
+        new_process()
+        training = Training(model=smp.DistributedModel((lambda: named("a")) if kind == "variables" else named("a")))
+        manager_of(training, tmp_path).restore()
+        training.model.load_weights(tmp_path / "w.h5", by_name=True)
+        training.predict(X)
+        for got, value in zip(weights_of(training.model), [*first, *other.get_weights()[2:]], strict=True):
+            np.testing.assert_array_equal(got, value)
+
+    def test_a_single_variable(self, tmp_path: Path) -> None:
+        old = Training(model=self.MODELS["variables"]())
+        old.losses(0)
+        manager_of(old, tmp_path).save()
+        kernel, bias, *_ = weights_of(old.model)
+        new_process()
+        training = Training(model=self.MODELS["variables"]())
+        manager_of(training, tmp_path).restore()
+        training.model.variables[0].assign(kernel + 1.0)
+        training.predict(X)
+        np.testing.assert_array_equal(training.model.variables[0].numpy(), kernel + 1.0)
+        np.testing.assert_array_equal(training.model.variables[1].numpy(), bias)
 
 
 class TestLeftOver:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from smp_tf import data_parallel
+from smp_tf import data_parallel, gradient_marks
 from smp_tf.data_parallel import sum_over_replicas
+from smp_tf.sparse_gradients import weighted_sum
 
 
 @pytest.fixture
@@ -77,11 +78,11 @@ def test_nothing_to_sum_asks_nobody(reduced: list[dict[str, Any]]) -> None:
 
 
 def test_averages_leave_out_what_is_none_or_averaged_already(reduced: list[dict[str, Any]]) -> None:
-    done = data_parallel.mark_averaged(tf.constant([7.0]))
+    done = gradient_marks.mark_averaged(tf.constant([7.0]))
     first, none, same, other = data_parallel.average_gradients([tf.constant([1.0, 2.0]), None, done, tf.constant(4.0)])
     assert (first.numpy().tolist(), none, same is done, float(other)) == ([1.0, 2.0], None, True, 4.0)
     assert [(asked["types"], asked["name"]) for asked in reduced] == [([tf.float32] * 2, "smp_average_float32")]
-    assert all(map(data_parallel.is_averaged, (first, same, other)))
+    assert all(map(gradient_marks.is_averaged, (first, same, other)))
     again = data_parallel.average_gradients([first, same])
     assert (again[0] is first, again[1] is same, len(reduced)) == (True, True, 1)
 
@@ -103,3 +104,25 @@ def test_within_a_graph_every_average_has_a_name_of_its_own(reduced: list[dict[s
 
     assert [float(t) for t in twice()] == [1.0, 2.0]
     assert len({asked["name"] for asked in reduced}) == 2
+
+
+@pytest.mark.parametrize("weights", [[2, 1], "as it runs"], ids=["known", "as it runs"])
+def test_sparse_gradients_of_all_microbatches_and_replicas_are_gathered(
+    reduced: list[dict[str, Any]], weights: Any
+) -> None:
+    """They were once refused where there are replicas."""
+    parts = [
+        tf.IndexedSlices(tf.constant([[1.0], [2.0]], tf.bfloat16), tf.constant([3, 1]), tf.constant([4, 1])),
+        tf.IndexedSlices(tf.constant([[5.0]], tf.bfloat16), tf.constant([3]), tf.constant([4, 1])),
+    ]
+    given = [tf.constant(2, tf.int64), tf.constant(1, tf.int64)] if weights == "as it runs" else weights
+    total = weighted_sum(parts, given, "gradients_7_2")
+    assert total.values.dtype == tf.bfloat16
+    assert tf.cast(total.values, tf.float32).numpy().ravel().tolist() == [2.0, 4.0, 5.0] * 3
+    assert total.indices.numpy().tolist() == [3, 1, 3] * 3
+    assert total.dense_shape.numpy().tolist() == [4, 1]
+    common = {"process_set": "the set of this stage"}
+    assert reduced == [
+        {"gathered": tf.float32, "name": "gradients_7_2_values", **common},
+        {"gathered": tf.int32, "name": "gradients_7_2_indices", **common},
+    ]

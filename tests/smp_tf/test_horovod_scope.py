@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
-from smp_tf import data_parallel, horovod_scope, runtime
+from smp_tf import data_parallel, gradient_marks, horovod_scope, runtime
 from smp_tf.errors import StepError
 from smp_tf.topology import Grid
 
@@ -131,7 +131,7 @@ def test_what_this_rank_does_not_have_is_left_out(hvd: ModuleType, replicas: Non
 
 
 def test_gradients_that_are_averaged_cost_nothing(hvd: ModuleType, replicas: None, asked: list[Any]) -> None:
-    gradient = data_parallel.mark_averaged(tf.constant([1.0, 2.0]))
+    gradient = gradient_marks.mark_averaged(tf.constant([1.0, 2.0]))
     assert hvd.allreduce(gradient) is gradient
     assert hvd.allreduce(gradient, average=True) is gradient
     assert hvd.allreduce(gradient, op=hvd.Sum).numpy().tolist() == [2.0, 4.0]
@@ -198,14 +198,14 @@ def test_a_distributed_optimizer_averages_what_is_not_averaged(
     averaged: list[list[bool]] = []
 
     def average_gradients(gradients: list[Any]) -> list[Any]:
-        averaged.append([data_parallel.is_averaged(g) for g in gradients])
+        averaged.append([gradient_marks.is_averaged(g) for g in gradients])
         return gradients
 
     monkeypatch.setattr(data_parallel, "average_gradients", average_gradients)
     plain = tf_keras.optimizers.SGD(1.0)
     optimizer = hvd.DistributedOptimizer(plain, compression=hvd.Compression.fp16)
     a, b = tf.Variable(1.0), tf.Variable(1.0)
-    optimizer.apply_gradients([(data_parallel.mark_averaged(tf.constant(0.25)), a), (tf.constant(0.5), b)])
+    optimizer.apply_gradients([(gradient_marks.mark_averaged(tf.constant(0.25)), a), (tf.constant(0.5), b)])
     assert (optimizer is plain, averaged) == (True, [[True, False]])
     assert (float(a), float(b)) == (0.75, 0.5)
     with pytest.raises(StepError, match="backward_passes_per_step, does not fit"):

@@ -68,7 +68,7 @@ class Net(smp.DistributedModel):
 class Training:
     """A model, its optimizer, and steps that train it."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, eager: bool = False) -> None:
         self.model, self.optimizer = Net(), optimizer
         self.checkpoint = tf.train.Checkpoint(model=self.model, optimizer=optimizer)
         is_scaled = hasattr(optimizer, "get_scaled_loss")
@@ -80,14 +80,13 @@ class Training:
                 used = optimizer.get_scaled_loss(loss) if is_scaled else loss
             return tape.gradient(used, self.model.trainable_variables)
 
-        @tf.function
         def train(x: tf.Tensor) -> None:
             gradients = [g.accumulate() for g in step(x)]
             if is_scaled:
                 gradients = optimizer.get_unscaled_gradients(gradients)
             optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
 
-        self.train = train
+        self.train = train if eager else tf.function(train)
 
     def state(self) -> dict[str, Any]:
         items = survey(self.checkpoint).items.values()
@@ -132,6 +131,66 @@ def test_a_training_that_is_under_way_goes_back(name: str, init: Callable[..., N
     training.train(X)
     for key, value in training.state().items():
         np.testing.assert_array_equal(value, after[key], err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["Nadam", "legacy Nadam", "Adam", "Adam, loss scale"])
+def test_a_training_whose_gradients_are_applied_eagerly_goes_on(
+    name: str, init: Callable[..., None], tmp_path: Path
+) -> None:
+    """Bug: Nadam counts in Python for which step it has multiplied its product of momenta, and began anew."""
+    init(microbatches=2)
+    whole = Training(OPTIMIZERS[name](), eager=True)
+    manager = smp.CheckpointManager(whole.checkpoint, tmp_path)
+    whole.train(X)
+    whole.train(X + 1.0)
+    manager.save()
+    whole.train(X + 2.0)
+    resumed = Training(OPTIMIZERS[name](), eager=True)
+    smp.CheckpointManager(resumed.checkpoint, tmp_path).restore()
+    resumed.train(X + 2.0)
+    got = resumed.state()
+    for key, value in whole.state().items():
+        np.testing.assert_array_equal(got[key], value, err_msg=key)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_nadam_multiplies_its_product_once_a_step(eager: bool, init: Callable[..., None]) -> None:
+    """Bug: in a graph it did so for every variable, so that the updates depended on how many a rank has."""
+    init(microbatches=2)
+    training = Training(new.Nadam(0.05), eager=eager)
+    for _ in range(3):
+        training.train(X)
+    # 0.9 (1 - 0.96^t / 2) for t = 1, 2, 3.
+    assert float(training.optimizer._u_product) == pytest.approx(0.468 * 0.48528 * 0.5018688, rel=1e-6)
+
+
+def test_nadam_in_eager_keras_does_so_too() -> None:
+    """What is put right here is what Keras itself does where nothing is traced."""
+    optimizer, variables = new.Nadam(0.05), [tf.Variable(1.0), tf.Variable(2.0)]
+    for _ in range(3):
+        optimizer.apply_gradients([(tf.constant(0.1), variable) for variable in variables])
+    assert float(optimizer._u_product) == pytest.approx(0.468 * 0.48528 * 0.5018688, rel=1e-6)
+
+
+def test_a_loss_scale_comes_back_with_its_count_of_good_steps(init: Callable[..., None], tmp_path: Path) -> None:
+    init(microbatches=2)
+    training = Training(scaled(new.Adam(0.05), initial_scale=4.0, dynamic_growth_steps=3))
+    manager = smp.CheckpointManager(training.checkpoint, tmp_path)
+    for _ in range(4):
+        training.train(X)
+    manager.save()
+    resumed = Training(scaled(new.Adam(0.05), initial_scale=4.0, dynamic_growth_steps=3))
+    smp.CheckpointManager(resumed.checkpoint, tmp_path).restore()
+
+    def told(optimizer: Any) -> tuple[float, int, int]:
+        return float(optimizer.loss_scale), int(optimizer.dynamic_counter), int(optimizer.iterations)
+
+    assert told(resumed.optimizer) == told(training.optimizer) == (8.0, 1, 4)
+    told_after = []
+    for _ in range(2):
+        resumed.train(X)
+        told_after.append(told(resumed.optimizer))
+    assert told_after == [(8.0, 2, 5), (16.0, 0, 6)]
 
 
 def slots_of(optimizer: Any, variables: list[tf.Variable]) -> list[tuple[str, str]]:

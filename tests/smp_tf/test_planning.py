@@ -11,7 +11,7 @@ from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.plan_file import to_store
-from smp_tf.planning import PlacementRequest, cut, cut_into_units, propose
+from smp_tf.planning import PlacementRequest, cut, cut_into_units, propose, prune
 from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
 TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
@@ -212,3 +212,53 @@ def tied_chain() -> OpGraph:
     for number, handle in enumerate(handles):
         x = b.dense(x, handle, b.call(f"net/layer_{number}", net))
     return b.graph(b.add("Mean", x, shape=()))
+
+
+def linear_layers(*, loss: bool = False) -> OpGraph:
+    """Two layers without bias or activation, the gradient of the second one's weight, and perhaps the loss."""
+    b = GraphBuilder()
+    x = b.argument()
+    net = b.call("net", class_name="Model")
+    calls = [b.call(f"net/dense_{n}", net, class_name="Dense") for n in range(2)]
+    handles = [b.variable(f"net/dense_{n}/kernel") for n in range(2)]
+    hidden = b.add("MatMul", x, b.read(handles[0], calls[0]), call=calls[0])
+    output = b.add("MatMul", hidden, b.read(handles[1], calls[1]), call=calls[1])
+    total = b.add("Sum", output, shape=())
+    ones = b.add("Fill", forward_of=total)
+    gradient = b.add("MatMul", hidden, ones, shape=(8, 8), forward_of=output)
+    b.gradient(handles[1], gradient)
+    return b.graph(gradient, total) if loss else b.graph(gradient)
+
+
+def test_a_weight_that_only_its_gradient_speaks_of_is_placed_where_the_layer_is() -> None:
+    """Bug: the forward pass of a linear layer was pruned, and its weight given to stage 0, without a gradient there."""
+    graph = prune(linear_layers())
+    assert [graph.calls[node.call].path for node in graph.nodes if node.op == "MatMul" and not node.backward] == [
+        "net/dense_0",
+        "net/dense_1",
+    ]
+    plan = propose(graph, TWO, {})
+    assert plan.owners == {"net/dense_0/kernel": 0, "net/dense_1/kernel": 1}
+    assert [output.stage for output in cut(graph, plan).outputs] == [1]
+
+
+def test_nothing_is_kept_for_a_weight_that_is_used_anyway() -> None:
+    graph = linear_layers(loss=True)
+    assert prune(graph).text() == graph.text()
+
+
+def test_what_no_output_and_no_trained_weight_needs_is_left_out() -> None:
+    b = GraphBuilder()
+    x = b.argument()
+    call = b.call("net", class_name="Model")
+    handle = b.variable("net/kernel")
+    wanted = b.dense(x, handle, call)
+    unwanted = b.add("MatMul", wanted, b.read(handle, call), call=call)
+    b.gradient(handle, b.add("MatMul", x, unwanted, shape=(8, 8), forward_of=unwanted))
+    assert [node.op for node in prune(b.graph(wanted)).nodes] == [
+        "SmpArgument",
+        "SmpVariable",
+        "ReadVariableOp",
+        "MatMul",
+        "Relu",
+    ]

@@ -116,6 +116,21 @@ class TestResults:
         assert [float(g[0]) for g in kept.outputs] == pytest.approx([2 * sums[n : n + 2].mean() for n in (0, 2, 4, 6)])
         assert float(kept.accumulate()[0]) == pytest.approx(2 * sums.mean())
 
+    def test_only_the_gradient_of_a_linear_model(self, init: Callable[..., None]) -> None:
+        """Bug: it needs nothing of the forward pass, so the step was said to call no model."""
+        init(microbatches=2)
+        linear = smp.DistributedModel(tf_keras.Sequential([layers.Dense(1, use_bias=False)]))
+
+        @smp.step
+        def step(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(linear(x))
+            return tape.gradient(loss, linear.trainable_variables)
+
+        (gradient,) = step(X[:8])
+        assert gradient.reduce_sum().numpy().ravel() == pytest.approx(X[:8].sum(0))
+        assert gradient.accumulate().numpy().ravel() == pytest.approx(X[:8].sum(0) / 2)
+
     def test_a_variable_without_a_gradient_gives_none(self, model: Sum) -> None:
         unused = tf.Variable(1.0)
 
@@ -147,6 +162,24 @@ class TestArguments:
 
         found = step({"x": [X], "y": tf.constant(Y)}, 0.5, double=True).concat()
         assert found.numpy() == pytest.approx(X.sum(1) + Y, rel=1e-6)
+
+    @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+    def test_a_set_of_references(self, model: Sum, in_graph: bool) -> None:
+        @smp.step
+        def step(batch: set[Any]) -> Any:
+            x, y = (reference.deref() for reference in batch)
+            return tf.shape(x)[0], model(x) + tf.cast(y, tf.float32)
+
+        told = []
+
+        def call(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            sizes, sums = step({y.ref(), x.ref()})
+            told.append(len(sizes.outputs))
+            return sums.concat()
+
+        found = (tf.function(call) if in_graph else call)(tf.constant(X), tf.constant(Y, tf.int32))
+        assert found.numpy() == pytest.approx(X.sum(1) + Y, rel=1e-6)
+        assert told == [4]
 
     def test_what_is_not_split_comes_whole(self, model: Sum) -> None:
         @smp.step(non_split_inputs=["rate", "table"])
@@ -370,6 +403,17 @@ class TestRefused:
         with pytest.raises(
             StepError, match="'body' calls no distributed model and no layer of one, so there is nothing to split"
         ):
+            body(X)
+
+    def test_returning_references(self, model: Sum) -> None:
+        with pytest.raises(
+            StepError, match=r"Step 'body' returns a reference to a tensor, or a set of them, which mean"
+        ):
+
+            @smp.step
+            def body(x: tf.Tensor) -> Any:
+                return model(x), {tf.reduce_sum(x).ref()}
+
             body(X)
 
     def test_a_model_called_in_a_branch_of_the_step(self, model: Sum) -> None:

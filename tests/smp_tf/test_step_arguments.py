@@ -216,13 +216,78 @@ class TestRecordsAndObjects:
         with pytest.raises(StepError, match=r"'x' is a Holder that holds tensors, .* smp_slice\(num_mb, mb, axis\)"):
             one(Holder(X))
 
-    @pytest.mark.parametrize("item", [X.ref(), np.float32(1.0)], ids=["reference", "numpy"])
-    def test_a_set_of_tensors_has_no_order(self, item: Any) -> None:
-        with pytest.raises(StepError, match=r"'x' is a set of tensors\. Its order is not the same on every rank"):
-            one({item})
-
     def test_a_set_of_anything_else_is_passed_as_it_is(self) -> None:
         assert one({1, 2}).structure["x"] == {1, 2}
+
+
+INTS = tf.constant([3, 4])
+SPARSE = tf.sparse.from_dense([[1.0, 0.0], [0.0, 2.0]])
+
+
+class TestSets:
+    """What TensorFlow lets a script put into a set is cut like anything else, in an order that all ranks have."""
+
+    def test_references_are_ordered_by_the_types_of_their_tensors(self) -> None:
+        for value in ({X.ref(), INTS.ref(), "text"}, {"text", INTS.ref(), X.ref()}):
+            found = one(value)
+            assert [t is e for t, e in zip(found.tensors, (X, INTS), strict=True)] == [True, True]
+            assert found.names == ("x[1].deref()", "x[2].deref()")
+            assert found.roots == ("x", "x")
+
+    @pytest.mark.parametrize("kind", [set, frozenset])
+    def test_filled_again_it_is_such_a_set_gone_through_in_that_order(self, kind: type) -> None:
+        found = one(kind([INTS.ref(), X.ref(), SPARSE]))
+        other = [tensor + tensor if isinstance(tensor, tf.Tensor) else SPARSE for tensor in found.tensors]
+        again = fill(found.structure["x"], other)
+        assert isinstance(again, kind)
+        items = [item if item is SPARSE else item.deref() for item in again]
+        assert [item is e for item, e in zip(items, other, strict=True)] == [True] * 3
+        assert again == kind(again)
+
+    def test_what_is_added_to_it_comes_last_and_what_is_taken_away_is_gone(self) -> None:
+        found = one({X.ref(), INTS.ref()})
+        again = fill(found.structure["x"], found.tensors)
+        again.add("more")
+        again.discard(X.ref())
+        assert [item if isinstance(item, str) else item.deref() is INTS for item in again] == [True, "more"]
+
+    def test_sparse_tensors_objects_and_tuples_in_it(self) -> None:
+        windows = Windows(tf.zeros([2, 2]), 1)
+        found = one({SPARSE, windows, (1, X.ref()), frozenset({INTS.ref()})})
+        assert len(found.tensors) == 4
+        again = fill(
+            found.structure["x"], [windows if t is not SPARSE and hasattr(t, "template") else t for t in found.tensors]
+        )
+        assert SPARSE in again
+        assert windows in again
+        assert (1, X.ref()) in again
+        assert frozenset({INTS.ref()}) in again
+
+    def test_tensors_of_one_type_cannot_be_told_apart(self) -> None:
+        with pytest.raises(
+            StepError, match=r"'x' is a set in which two items are tensors of one type, .*float32.*A set has no order"
+        ):
+            one({X.ref(), (X + 1.0).ref()})
+
+    def test_numbers_of_numpy_are_told_to_be_numbers_of_python(self) -> None:
+        with pytest.raises(
+            StepError, match=r"'x' is a set with the number .*1\.0.* of NumPy, .*Pass numbers of Python"
+        ):
+            one({np.float32(1.0)})
+
+    def test_a_reference_outside_a_set(self) -> None:
+        found = one([X.ref()])
+        assert found.tensors[0] is X
+        assert fill(found.structure["x"], [INTS])[0].deref() is INTS
+
+    def test_references_of_variables_are_passed_as_they_are(self) -> None:
+        value = {tf.Variable(1.0).ref(), 3}
+        assert one(value).structure["x"] is value
+
+    def test_calls_alike_share_a_program(self) -> None:
+        assert one({X.ref(), INTS.ref()}).key == one({(INTS + 1).ref(), (X + 1.0).ref()}).key
+        assert one({X.ref(), INTS.ref()}).key != one({X.ref()}).key
+        assert one({X.ref()}).key != one(frozenset({X.ref()})).key
 
 
 @dataclass

@@ -191,10 +191,39 @@ class TestJoined:
         equal = output([tf.sparse.from_dense([[1, 0]]), tf.sparse.from_dense([[0, 3]])], (1, 1))
         assert tf.sparse.to_dense(equal.stack()).numpy().tolist() == [[[1, 0]], [[0, 3]]]
 
-    def test_sparse_slices_become_dense(self) -> None:
-        found = output([slices([[1.0]], [0], rows=2), slices([[2.0]], [1], rows=2)], [1, 1])
-        assert found.concat().numpy().ravel().tolist() == [1.0, 0.0, 0.0, 2.0]
-        assert found.stack().numpy().tolist() == [[[1.0], [0.0]], [[0.0], [2.0]]]
+    @pytest.mark.parametrize("name", ["concat", "merge"])
+    def test_sparse_slices_are_joined_as_slices_of_all_rows(self, name: str) -> None:
+        """They once became dense: a table of embeddings times the number of microbatches."""
+        found = output([slices([[1.0], [5.0]], [0, 0], rows=2), slices([[2.0]], [1], rows=3)], [1, 1])
+        joined = getattr(found, name)()
+        assert isinstance(joined, tf.IndexedSlices)
+        assert (joined.indices.numpy().tolist(), joined.dense_shape.numpy().tolist()) == ([0, 0, 3], [5, 1])
+        assert tf.convert_to_tensor(joined).numpy().ravel().tolist() == [6.0, 0.0, 0.0, 2.0, 0.0]
+
+    def test_sparse_slices_are_stacked_to_a_sparse_tensor(self) -> None:
+        found = output([slices([[1.0, 2.0], [3.0, 0.0]], [1, 1], 3), slices([[4.0, 5.0]], [0], 3)], [1, 1]).stack()
+        assert isinstance(found, tf.SparseTensor)
+        assert found.indices.numpy().tolist() == [[0, 1, 0], [0, 1, 1], [1, 0, 0], [1, 0, 1]]
+        assert tf.sparse.to_dense(found).numpy().tolist() == [
+            [[0.0, 0.0], [4.0, 2.0], [0.0, 0.0]],
+            [[4.0, 5.0], [0.0, 0.0], [0.0, 0.0]],
+        ]
+
+    def test_sparse_slices_in_a_graph_and_of_vectors(self) -> None:
+        @tf.function
+        def run(values: tf.Tensor, indices: tf.Tensor) -> Any:
+            found = output([tf.IndexedSlices(values, indices, tf.constant([4]))] * 2, [1, 1])
+            return found.concat().indices, found.stack()
+
+        indices, stacked = run(tf.constant([1.0, 2.0]), tf.constant([3, 1], tf.int64))
+        assert indices.numpy().tolist() == [3, 1, 7, 5]
+        assert tf.sparse.to_dense(stacked).numpy().tolist() == [[0.0, 2.0, 0.0, 1.0]] * 2
+
+    @pytest.mark.parametrize("name", ["concat", "stack"])
+    def test_sparse_slices_of_an_unknown_shape_cannot_be_joined(self, name: str) -> None:
+        part = tf.IndexedSlices(tf.constant([[1.0]]), tf.constant([1]))
+        with pytest.raises(StepError, match=r"loss is sparse slices that do not say of which shape"):
+            getattr(output([part, part], [1, 1]), name)()
 
     def test_stack_makes_a_new_axis(self) -> None:
         assert output([tf.constant([1, 2]), tf.constant([3, 4])], [1, 1]).stack().numpy().tolist() == [[1, 2], [3, 4]]

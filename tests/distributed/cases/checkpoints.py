@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ def optimizer_named(name: str) -> Any:
         "adafactor": lambda: tf_keras.optimizers.Adafactor(0.01),
         "averages": lambda: tf_keras.optimizers.SGD(0.01, momentum=0.9, use_ema=True),
         "legacy": lambda: tf_keras.optimizers.legacy.RMSprop(0.01, momentum=0.9),
+        "nadam": lambda: tf_keras.optimizers.Nadam(0.01),
     }[name]()
 
 
@@ -146,6 +148,74 @@ def resumed(folder: str, when: str = "before", optimizer: str = "adam", eager: b
         "read of stages": sorted(set(read) & of_stages),
         "held of stages": sorted(set(training.state()) & of_stages),
     }
+
+
+class Large(smp.DistributedModel):
+    """Four layers of 16 MB each, of which the first is alone on its partition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers_of = [layers.Dense(2000, use_bias=False) for _ in range(4)]
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        for number, layer in enumerate(self.layers_of):
+            with smp.partition(min(number, 1)):
+                x = layer(x)
+        return x
+
+
+def measured(folder: str) -> dict[str, Any]:
+    """Bytes that this rank reads from files, and by how much its memory grows at most, while it restores.
+
+    Before the first step, which takes the values up, and into a training that is under way.
+    """
+    x = np.ones((4, 2000), np.float32)
+
+    def training() -> tuple[smp.CheckpointManager, Any, Any]:
+        net, optimizer = Large(), tf_keras.optimizers.SGD(0.01, momentum=0.9)
+
+        @smp.step
+        def step(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(net(x) ** 2)
+            return tape.gradient(loss, net.trainable_variables)
+
+        def train() -> None:
+            sums = [gradient.accumulate() for gradient in step(x)]
+            optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+
+        return smp.CheckpointManager(tf.train.Checkpoint(model=net, optimizer=optimizer), folder), train, net
+
+    manager, train, net = training()
+    train()
+    manager.save()
+    own = 2 * sum(v.numpy().nbytes for v in net.local_variables)
+    again, train_again, _ = training()
+    before = bytes_read()
+    again.restore()
+    train_again()
+    first = bytes_read() - before
+    Path("/proc/self/clear_refs").write_text("5")  # the largest memory so far becomes that of now
+    before, resident = bytes_read(), status("VmRSS")
+    again.restore()
+    return {
+        "own": own,
+        "read at the first step": first,
+        "read under way": bytes_read() - before,
+        "memory": status("VmHWM") - resident,
+    }
+
+
+def bytes_read() -> int:
+    """What this process has read from files and pipes."""
+    told = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(told["rchar"])
+
+
+def status(name: str) -> int:
+    """A size that the kernel tells of this process, in bytes."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")]
+    return int(line.split()[1]) * 1024
 
 
 def rotation(folder: str) -> dict[str, Any]:

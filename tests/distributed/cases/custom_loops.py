@@ -258,3 +258,73 @@ def plan_file(config: dict[str, Any], path: str) -> dict[str, Any]:
         "refused": refused,
         "kept": [before, after],
     }
+
+
+def local_outputs() -> dict[str, Any]:
+    """Values that stay where they are made, and one that is sent to all."""
+    net = Net(4)
+
+    @smp.step(local_outputs=["first", "last"])
+    def step(x: tf.Tensor) -> Any:
+        first = net.hidden[0](x)
+        last = net.head(net.hidden[2](net.hidden[1](first)))
+        return {"first": first, "last": last, "mean": tf.reduce_mean(last)}
+
+    found = step(features())
+    here, refused = {}, {}
+    for name in ("first", "last"):
+        if found[name].is_local:
+            here[name] = found[name].merge()
+        else:
+            try:
+                found[name].reduce_mean()
+            except smp.errors.StepError as error:
+                refused[name] = str(error)
+    return {"numbers": found["mean"].reduce_mean(), "weights": here, "refused": refused}
+
+
+def linear_head(eager: bool) -> dict[str, Any]:
+    """Only the last layer trains, by a loss whose gradient needs nothing of that layer."""
+    tf_keras.backend.set_floatx("float64")  # of a norm of no gradients
+    net = Net(4)
+    net.head = layers.Dense(4, use_bias=False, dtype="float64")
+    optimizer = tf_keras.optimizers.SGD(0.1)
+
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(net(x))
+        return tape.gradient(loss, [net.head.kernel])
+
+    def train(x: tf.Tensor) -> tf.Tensor:
+        sums = [g.accumulate() for g in step(x)]
+        optimizer.apply_gradients(zip(sums, [net.head.kernel], strict=True))
+        return smp.global_norm(sums)
+
+    run: Callable[..., Any] = train if eager else tf.function(train)
+    norms = [run(tf.constant(features(shift=n))) for n in range(2)]
+    return {"numbers": np.array(norms), "weights": owned(net)}
+
+
+def sparse_microbatches() -> dict[str, Any]:
+    """The gradient of a table for each microbatch, joined and stacked on the rank that has it."""
+    net = smp.DistributedModel(
+        lambda: tf_keras.Sequential(
+            [layers.Embedding(9, 3, dtype="float64"), *(layers.Dense(3, dtype="float64") for _ in range(3))]
+        )
+    )
+
+    @smp.step(keep_microbatch_gradients=True)
+    def step(tokens: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(net(tokens) ** 2)
+        return loss, tape.gradient(loss, net.trainable_variables[0])
+
+    loss, gradient = step(tf.constant(np.arange(ROWS * 2).reshape(ROWS, 2) % 9))
+    here = {}
+    if gradient.is_local:
+        joined, stacked = gradient.concat(), gradient.stack()
+        assert isinstance(joined, tf.IndexedSlices)
+        assert isinstance(stacked, tf.SparseTensor)
+        here = {"joined": tf.convert_to_tensor(joined), "stacked": tf.sparse.to_dense(stacked)}
+    return {"numbers": loss.reduce_mean(), "weights": here}

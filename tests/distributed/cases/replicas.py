@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import smp_tf as smp
-from tests.distributed.cases.equality import own_variables
+from tests.distributed.cases.equality import make_model, own_variables
 from tests.distributed.cases.training import training_step
 from tests.distributed.models import MODELS, STEPS
 
@@ -45,7 +45,7 @@ def train_on_shares(model: str, eager: bool) -> dict[str, Any]:
 def _trained(model: str, part: Callable[[Any, int], Any], eager: bool = False) -> dict[str, Any]:
     entry = MODELS[model]
     entry.prepare()
-    net = entry.build(smp.DistributedModel)
+    net = make_model(entry)
     optimizer = entry.optimizer()
     step = training_step(entry, net, optimizer)
     train_step = step if eager else tf.function(step)

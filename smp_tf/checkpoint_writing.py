@@ -1,0 +1,163 @@
+"""One save of a checkpoint, from the moment all ranks have come: parts, then the manifest, then the rotation."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import checkpoint_files, control, runtime, step_random
+from smp_tf.agreement import require_agreement
+from smp_tf.checkpoint_files import Manifest, Part, StoredTensor
+from smp_tf.checkpoint_keys import Item, Kind, Survey, state_of
+from smp_tf.checkpoint_rotation import Rotation
+from smp_tf.errors import CheckpointError
+from smp_tf.topology import CommGroup
+
+
+class Writing:
+    """One save, from the moment all ranks have come.
+
+    Args:
+        directory: of the checkpoints.
+        series: common name of the checkpoints, such as "ckpt".
+        name: of this one.
+        found: what this rank has.
+    """
+
+    def __init__(self, directory: str, series: str, name: str, found: Survey) -> None:
+        self._directory, self._series, self._name, self._found = directory, series, name, found
+        topology = self._topology = runtime.current().topology
+        #: World ranks of the replica that writes, by stage.
+        self._writers = topology.grid.members(CommGroup.PP_GROUP, 0)
+        mine = {
+            "must agree": {
+                "checkpoint": name,
+                "owners of the model's variables": {
+                    i.key: i.stage for i in found.items.values() if i.kind is Kind.MODEL
+                },
+            },
+            "has": [item.key for item in found.items.values() if not _is_owned(item)],
+            "built": found.optimizers,
+            "nonce": secrets.token_hex(4),
+        }
+        said = control.allgather_json(mine, name=f"saving checkpoint {name!r}")
+        require_agreement(
+            "what is to be saved",
+            {rank: words["must agree"] for rank, words in enumerate(said)},
+            topology.describe,
+            "Save the same objects under the same number on every rank.",
+        )
+        self._stem = f"{name}-{said[0]['nonce']}"
+        self._built = {
+            path: any(words["built"].get(path, False) for words in said) for words in said for path in words["built"]
+        }
+        #: The stage that writes what is not a stage's own: the first that has it.
+        self._stage_of: dict[str, int] = {}
+        for stage, rank in reversed(list(enumerate(self._writers))):
+            self._stage_of.update(dict.fromkeys(said[rank]["has"], stage))
+
+    def write_parts(self) -> None:
+        """Write what this rank is to write, and wait for all others.
+
+        Raises:
+            CheckpointError: some rank could not write.
+        """
+        told: dict[str, Any] = {"error": "", "part": None, "tensors": {}}
+        if self._topology.rank in self._writers:
+            stage = self._topology.mp_rank
+            prefix = f"mp_rank_{stage}/{self._stem}"
+            mine = [i for i in self._found.items.values() if i.is_here and self._writer_of(i) == stage]
+            try:
+                if mine:
+                    tensors = {item.key: _value(item) for item in mine}
+                    part = checkpoint_files.write_part(self._directory, prefix, tensors)
+                    told["part"] = [part.prefix, dict(part.sizes), part.index_hash]
+                    told["tensors"] = {item.key: self._described(item, tensors[item.key]) for item in mine}
+            except (OSError, tf.errors.OpError) as error:
+                told["error"] = f"{type(error).__name__}: {error}"
+        self._told = control.allgather_json(told, name=f"the parts of checkpoint {self._name!r} being written")
+        self._raise_errors([words["error"] for words in self._told], "be written")
+
+    def commit(self, rotation: Rotation) -> None:
+        """Make the parts a checkpoint, on rank 0, and delete what is too many.
+
+        Args:
+            rotation: which checkpoints stay.
+
+        Raises:
+            CheckpointError: rank 0 could not.
+        """
+        problem = ""
+        if self._topology.rank == 0:
+            try:
+                self._commit(rotation.begun)
+                rotation.apply(self._directory, self._series)
+            except (OSError, CheckpointError) as error:
+                problem = f"{type(error).__name__}: {error}"
+        said = control.allgather_json(problem, name=f"the end of saving checkpoint {self._name!r}")
+        self._raise_errors(said, "be committed")
+
+    def _commit(self, begun: float) -> None:
+        parts: list[Part] = []
+        tensors: dict[str, StoredTensor] = {}
+        for rank in self._writers:
+            words = self._told[rank]
+            if words["part"] is None:
+                continue
+            prefix, sizes, index_hash = words["part"]
+            self._require_seen(rank, sizes)
+            for key, (dtype, shape, kind, stage, optimizer) in words["tensors"].items():
+                tensors[key] = StoredTensor(len(parts), dtype, tuple(shape), kind, stage, optimizer)
+            parts.append(Part(prefix, sizes, index_hash))
+        os.makedirs(self._directory, exist_ok=True)
+        before = checkpoint_files.listing(self._directory, self._series)
+        manifest = Manifest(
+            name=self._name,
+            sequence=before.last_sequence + 1,
+            partitions=self._topology.mp_size,
+            replicas=self._topology.dp_size,
+            parts=tuple(parts),
+            tensors=tensors,
+            optimizers=self._built,
+            random=step_random.state(),
+            saved_at=time.time(),
+            begun=before.manifests[-1].begun if before.manifests else begun,
+        )
+        checkpoint_files.commit(self._directory, manifest)
+
+    def _require_seen(self, rank: int, sizes: dict[str, int]) -> None:
+        for file, size in sizes.items():
+            path = os.path.join(self._directory, *file.split("/"))
+            if not os.path.isfile(path) or os.path.getsize(path) != size:
+                raise CheckpointError(
+                    f"{self._topology.describe(rank)} wrote {path}, which rank 0 does not see so. The folder of a "
+                    f"CheckpointManager must be one that all ranks share. Received: directory={self._directory!r}"
+                )
+
+    def _writer_of(self, item: Item) -> int | None:
+        return item.stage if _is_owned(item) else self._stage_of[item.key]
+
+    def _described(self, item: Item, value: tf.Tensor) -> list[Any]:
+        return [value.dtype.name, value.shape.as_list(), item.kind.value, item.stage, item.optimizer]
+
+    def _raise_errors(self, errors: Sequence[str], what: str) -> None:
+        failed = [f"{self._topology.describe(rank)}: {error}" for rank, error in enumerate(errors) if error]
+        if failed:
+            raise CheckpointError("\n".join([f"Checkpoint {self._name!r} could not {what}:", *failed]))
+
+
+def _is_owned(item: Item) -> bool:
+    """Whether a stage stores an item, rather than every rank."""
+    return item.stage is not None
+
+
+def _value(item: Item) -> tf.Tensor:
+    """The value of an item; the memory of a variable, not a copy of it."""
+    if item.kind is Kind.STATE:
+        return state_of(item.target, item.part)
+    return item.target.read_value()

@@ -1,0 +1,79 @@
+"""Who spoke last before the first step: the script, which gave a variable a value, or the restore of a checkpoint.
+
+Both are only noted then, and take effect when it is decided who stores what. The last one wins, as it does afterwards:
+
+    manager.restore()          moment 1
+    model.load_weights(path)   moment 2   ──▶  the first step: what the file holds; the rest from the checkpoint
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+_moments = itertools.count(1)
+_NOTED = "_smp_given_at"
+
+
+class _InForce(threading.local):
+    moment: int | None = None
+
+
+_in_force = _InForce()
+
+
+def now() -> int:
+    """A number larger than all that were given out before."""
+    return next(_moments) if _in_force.moment is None else _in_force.moment
+
+
+@contextlib.contextmanager
+def as_of(moment: int) -> Iterator[None]:
+    """Within this context it is an earlier moment: that of a call whose work was put off.
+
+    Args:
+        moment: what `now` gave then.
+    """
+    before, _in_force.moment = _in_force.moment, moment
+    try:
+        yield
+    finally:
+        _in_force.moment = before
+
+
+def note(variable: Any) -> None:
+    """Note that a variable is given a value now."""
+    # On the handle, which a variable shares with what Keras wraps around it under mixed precision.
+    setattr(variable.handle, _NOTED, now())
+
+
+def is_given_after(variable: Any, moment: int) -> bool:
+    """Whether a variable was given a value after a moment."""
+    return getattr(variable.handle, _NOTED, 0) > moment
+
+
+@contextlib.contextmanager
+def noting(variables: Iterable[Any]) -> Iterator[None]:
+    """Within this context, an assignment to one of the variables is noted.
+
+    For variables that were built with their value: what is assigned to them before the first step goes past smp_tf.
+
+    Args:
+        variables: any variables.
+    """
+
+    def noted(variable: Any, assign: Callable[..., Any]) -> Callable[..., Any]:
+        def assigned(*args: Any, **kwargs: Any) -> Any:
+            note(variable)
+            return assign(*args, **kwargs)
+
+        return assigned
+
+    with contextlib.ExitStack() as stack:
+        for variable in variables:
+            variable.assign = noted(variable, variable.assign)
+            stack.callback(delattr, variable, "assign")
+        yield

@@ -1,0 +1,34 @@
+"""Sparse gradients (`tf.IndexedSlices`) of a batch over all replicas: slices of every microbatch, one behind the other.
+
+    replica 0   microbatches  3 7 │ 1     ──▶ rows 3 7 1 ──┐
+    replica 1   microbatches  2   │ 7 7   ──▶ rows 2 7 7 ──┴──▶ rows 3 7 1 2 7 7 on both
+
+Every slice is multiplied by the weight of its microbatch, so that together they stand for the sum that a dense gradient
+is. Nothing is made dense: a table of embeddings may be larger than all else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import data_parallel
+
+
+def weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any], name: str) -> tf.IndexedSlices:
+    """The sum of weight x gradient over the microbatches of all replicas.
+
+    Args:
+        parts: the gradient for each microbatch of this replica.
+        weights: the weight of each: numbers or scalar tensors.
+        name: unique name of the operation, equal on the ranks that run this stage.
+
+    Returns:
+        The slices of all replicas, in the order of the replicas, the same on each.
+    """
+    values = [part.values * tf.cast(weight, part.values.dtype) for part, weight in zip(parts, weights, strict=True)]
+    indices = [part.indices for part in parts]
+    own = tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), parts[0].dense_shape)
+    return data_parallel.gathered(own, name)
