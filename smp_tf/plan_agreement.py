@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from smp_tf import runtime
+from smp_tf import runtime, step_random
 from smp_tf.agreement import require_agreement
 from smp_tf.control import allgather_json
 from smp_tf.deadlock import SAME_STEPS
@@ -14,6 +14,7 @@ from smp_tf.partition.fingerprint import difference, outline
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.report import render
+from smp_tf.seeds import seed_set_since
 from smp_tf.step_watch import name_program
 from smp_tf.topology import CommGroup
 
@@ -23,6 +24,8 @@ _used = 0
 
 def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph: OpGraph) -> tuple[Plan, int]:
     """The plan of rank 0, once all ranks are known to have traced the same step, and a number for the program.
+
+    What random ops in steps draw from is decided with it: by rank 0's script, if it has set a seed since `smp.init`.
 
     Args:
         step: name of the step function.
@@ -39,6 +42,7 @@ def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph
     running = runtime.current()
     global _used
     if running.topology.size == 1:
+        step_random.decide_seed(seed_set_since())
         _used += 1
         return proposed, _used
     rank = running.topology.rank
@@ -48,6 +52,7 @@ def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph
         "programs": _used,
         "fingerprint": proposed.fingerprint,
         "plan": proposed.to_json() if rank == 0 else None,
+        "seed": seed_set_since(),
     }
     doing = f"about to run step {step!r} for the first time on {_in_words(arguments)}"
     everyone = allgather_json(said, name=f"the plan of step {step!r}", doing=doing)
@@ -60,6 +65,7 @@ def agree_on_plan(step: str, arguments: Mapping[str, str], proposed: Plan, graph
     if len({other["fingerprint"] for other in everyone}) > 1:
         _explain_difference(step, graph)
     _used = 1 + max(other["programs"] for other in everyone)
+    step_random.decide_seed(everyone[0]["seed"])
     name_program(_used, f"{step!r} on {_in_words(arguments)}")
     return Plan.from_json(everyone[0]["plan"]), _used
 
