@@ -296,6 +296,21 @@ class Transport:
         """
         self._library.smp_transport_goodbye(self._open_handle(), timeout)
 
+    def await_goodbyes(self, ranks: Iterable[int], timeout: float) -> bool:
+        """Waits until ranks have left: each has said goodbye or is gone, or the job has failed.
+
+        Args:
+            ranks: Whose goodbyes are waited for.
+            timeout: Seconds to wait at most.
+
+        Returns:
+            False when the time was over before.
+        """
+        wanted = list(ranks)
+        numbers = (ctypes.c_uint32 * len(wanted))(*wanted)
+        code = self._library.smp_transport_await_goodbyes(self._open_handle(), numbers, len(wanted), timeout)
+        return bool(code == OK)
+
     def abort(self, message: str, *, exit_code: int = 1, timeout: float = 1.0, **details: Any) -> bool:
         """Makes this the cause of the job's end, unless there is one, and tells all ranks.
 
@@ -514,6 +529,7 @@ def _functions() -> ctypes.CDLL:
         "smp_transport_set_activity": (None, [handle, text]),
         "smp_transport_set_program_ranks": (None, [handle, u64, handle, size]),
         "smp_transport_goodbye": (ctypes.c_int, [handle, real]),
+        "smp_transport_await_goodbyes": (ctypes.c_int, [handle, handle, size, real]),
         "smp_transport_abort": (ctypes.c_int, [handle, text, ctypes.c_int, real]),
         "smp_transport_cause": (size, [handle, text, size]),
         "smp_transport_stats": (size, [handle, text, size]),

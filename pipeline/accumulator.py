@@ -32,7 +32,8 @@ class Accumulator:
         self._shape = tf.TensorShape(kind.shape)
         self._dtype = tf.dtypes.as_dtype(kind.dtype)
         with tf.init_scope():
-            nothing = self._nothing()
+            self._empty = tf.constant([0], tf.int32)
+            nothing = tf.zeros([0], self._dtype)
         self._variable = tf_internals.make_plain_variable(
             initial_value=nothing, trainable=False, shape=tf.TensorShape(None), name=name
         )
@@ -41,7 +42,7 @@ class Accumulator:
         """Make the op that begins a sum, to run after another op."""
         shape = tf.constant(self._shape.as_list(), tf.int32)
         with tf.control_dependencies([after]):
-            # Not tf.zeros: TensorFlow 2.21 folds several of them and then takes one for another.
+            # Not tf.zeros, which would be folded into constants: see `_nothing`.
             zeros = tf.raw_ops.Empty(shape=shape, dtype=self._dtype, init=True)
         tf_internals.run_independently(zeros.op)
         return self._assign(zeros, after)
@@ -75,7 +76,10 @@ class Accumulator:
         return op
 
     def _nothing(self) -> tf.Tensor:
-        return tf.zeros([0], self._dtype)
+        # Of a shape that the graph takes from outside. TensorFlow's optimizer (seen in 2.21) holds all values that are
+        # assigned to one handle for equal in shape; a [0] written in the graph, which it makes one constant for all sums,
+        # would make it take the shapes of different sums for each other: clip_by_norm then loses its reduction.
+        return tf.raw_ops.Empty(shape=self._empty, dtype=self._dtype)
 
 
 def fits(kind: TensorType) -> bool:

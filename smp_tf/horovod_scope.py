@@ -63,7 +63,7 @@ def _replace_keras_functions(keras: ModuleType) -> None:
     """The same for `horovod.tensorflow.keras`, whose collectives call those of `horovod.tensorflow`."""
     import horovod.tensorflow as hvd
 
-    for name in ("init", "rank", "size"):
+    for name in ("init", "shutdown", "rank", "size"):
         setattr(keras, name, getattr(hvd, name))
     name = "DistributedOptimizer"
     setattr(keras, name, _replacement(name, getattr(keras, name), _wrapped_optimizer(name, getattr(keras, name))))
@@ -100,7 +100,7 @@ def _said(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _started(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`hvd.init`: `smp.init` has started Horovod, and a second start would forget its process sets."""
+    """`hvd.init`, `hvd.shutdown`: `smp.init` has started Horovod, which other ranks need until all are done."""
     return lambda *args, **kwargs: None
 
 
@@ -191,6 +191,7 @@ _KINDS: dict[str, Callable[[str, Callable[..., Any]], Callable[..., Any]]] = {
     "rank": _said,
     "size": _said,
     "init": _started,
+    "shutdown": _started,
     "join": _unsupported,
     "DistributedGradientTape": _wrapped_tape,
     "DistributedOptimizer": _wrapped_optimizer,

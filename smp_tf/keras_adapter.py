@@ -326,10 +326,11 @@ def _is_counted(variable: Any) -> bool:
 
 
 def _only_count(optimizer: Any) -> Any:
-    """There is nothing to apply on this rank: only the step counter moves, as on every other rank."""
+    """There is nothing to apply on this rank: the step counter and a scheduled rate move, as on all others."""
     with tf.init_scope():
         iterations = optimizer.iterations  # legacy optimizers make it now
         pending_restore.optimizer_ready(optimizer, built=False)
+    tf_internals.follow_schedule(optimizer)
     return iterations.assign_add(1)
 
 

@@ -2,7 +2,7 @@
 
 init      Horovod ─▶ threads, GPU ─▶ greeting ─▶ plan file ─▶ transport ─▶ process sets ─▶ seeds ─▶ hooks
 shutdown  callbacks ─▶ barrier ─▶ hooks ─▶ process sets ─▶ goodbye ─▶ transport
-exit      goodbye, unless an exception has ended all ranks
+exit      goodbye ─▶ those of all others, where Horovod averages; unless an exception has ended all ranks
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 # The secret that proves to other ranks that this process belongs to the job.
 _SECRET_BYTES = 32
 _GOODBYE_TIME = 2.0
+# How long a rank that is done waits for the others; then it is taken that they wait for it.
+_OTHERS_TIME = 30.0
 
 _at_shutdown: list[Callable[[], None]] = []
 _hooks: FailureHooks | None = None
@@ -100,7 +102,7 @@ def shutdown() -> None:
     _leave(running)
 
 
-def _leave(running: Runtime) -> None:
+def _leave(running: Runtime, others_time: float = 0.0) -> None:
     """Says goodbye and closes the transport, in good order; also runs when Python ends."""
     global _hooks, _watch
     atexit.unregister(_leave_at_exit)
@@ -113,6 +115,8 @@ def _leave(running: Runtime) -> None:
     if running.transport is not None:
         _name_unclaimed(running.transport, running.topology)
         running.transport.goodbye(_GOODBYE_TIME)
+        if others_time:
+            running.transport.await_goodbyes(range(running.topology.size), others_time)
         running.transport.close()
     runtime.install(None)
 
@@ -135,7 +139,8 @@ def _leave_at_exit() -> None:
         return  # ended already, or a child that the script forked
     # After a failure the transport stays: its thread ends a process that does not end by itself.
     if _hooks is None or not _hooks.failed:
-        _leave(running)
+        # Horovod ends for all ranks when it ends on one, and those of other stages may still average over replicas.
+        _leave(running, _OTHERS_TIME if running.topology.dp_size > 1 else 0.0)
 
 
 def is_initialized() -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smp_tf import runtime
+from smp_tf import runtime, step_random
 from smp_tf.agreement import require_agreement
 from smp_tf.control import allgather_json
 from smp_tf.deadlock import SAME_STEPS
@@ -23,6 +23,7 @@ from smp_tf.partition.fingerprint import difference, form, outline
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.report import render
+from smp_tf.seeds import seed_set_since
 from smp_tf.sliced_objects import kind_in_words, spec_in_words
 from smp_tf.step_watch import name_program
 from smp_tf.topology import CommGroup
@@ -46,6 +47,8 @@ def agree_on_plan(
     differ in size, so do the graphs, and what must be the same is the step's form: its variables, the layers it calls
     and the gradients it gives. Who owns which variable is the same everywhere.
 
+    What random ops in steps draw from is decided with it: by rank 0's script, if it has set a seed since `smp.init`.
+
     Args:
         step: name of the step function.
         arguments: its tensor arguments.
@@ -65,6 +68,7 @@ def agree_on_plan(
     global _used
     proposed = propose(owners)
     if running.topology.size == 1:
+        step_random.decide_seed(seed_set_since())
         _used += 1
         return proposed, _used
     words = {argument.name: spec_in_words(argument.spec) for argument in arguments}
@@ -78,6 +82,7 @@ def agree_on_plan(
         "fingerprint": proposed.fingerprint,
         "form": hashlib.sha256("\n".join(form(graph)).encode()).hexdigest(),
         "plan": proposed.to_json() if running.topology.rank == members[0] else None,
+        "seed": seed_set_since(),
     }
     doing = f"about to run step {step!r} for the first time on {_in_words(words)}"
     heard = allgather_json(said, group, name=f"the plan of step {step!r}", doing=doing)
@@ -87,6 +92,7 @@ def agree_on_plan(
     if unlike:
         _explain_difference(step, graph, group, members, unlike)
     _used = 1 + max(other["programs"] for other in heard)
+    step_random.decide_seed(heard[0]["seed"])
     name_program(_used, f"{step!r} on {_in_words(words)}")
     plan = Plan.from_json(heard[0]["plan"])
     if proposed.fingerprint != plan.fingerprint:

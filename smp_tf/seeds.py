@@ -1,7 +1,8 @@
 """The seeds of Python, NumPy, TensorFlow and Keras: alike on all ranks, and the script's own where it sets them.
 
 before smp.init    tf.random.set_seed(7)     rank 0's is taken for all, where the configuration has no seed
-after it           tf.random.set_seed(7)     Keras's initial weights follow it, as they did until TensorFlow 2.6
+after it           tf.random.set_seed(7)     Keras's initial weights follow it, as they did until TensorFlow 2.6, and so do
+                                             random ops in steps, where rank 0 has given it before the first one
                    tf.keras.utils.set_random_seed(7)   Keras's own way, which needs no help
 """
 
@@ -26,6 +27,12 @@ def script_seed() -> int:
     if given is None or tf_internals.global_seed_generator() is _ours:
         return secrets.randbits(32)
     return given % 2**32
+
+
+def seed_set_since() -> int | None:
+    """The seed that the script has given to TensorFlow after `smp.init`, from 0 to 2**32 - 1; None where it has not."""
+    given = tf_internals.global_seed()
+    return None if given is None or tf_internals.global_seed_generator() is _ours else given % 2**32
 
 
 def seed_everything(seed: int) -> None:

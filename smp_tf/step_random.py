@@ -29,6 +29,8 @@ class _State:
     def __init__(self) -> None:
         seed = np.int64(runtime.current().seed)
         self.seed = variables.make_script_variable(initial_value=seed, trainable=False, name="smp_seed")
+        # Whether a step or a restore has decided it.
+        self.is_decided = False
         self.names: Counter[str] = Counter()
         self.counters: dict[str, tf.Variable] = {}
         # Counters of a checkpoint whose step functions have not been called yet.
@@ -61,6 +63,18 @@ def name_step(name: str) -> str:
     known = f"{name}/{state.names[name]}"
     state.names[name] += 1
     return known
+
+
+def decide_seed(given: int | None) -> None:
+    """Take the seed that the script has set since `smp.init`, when the first step is prepared and none was restored.
+
+    Args:
+        given: the seed, the same on all ranks; None where the one of `smp.init` stays.
+    """
+    state = _current()
+    if given is not None and not state.is_decided:
+        state.seed.assign(given)
+    state.is_decided = True
 
 
 def next_seeds(known: str, replica: int) -> StepSeeds:
@@ -118,6 +132,7 @@ def restore(stored: Mapping[str, Any]) -> None:
     """
     current = _current()
     current.seed.assign(stored["seed"])
+    current.is_decided = True
     steps = dict(stored["steps"])
     for known, counter in current.counters.items():
         counter.assign(steps.pop(known, 0))

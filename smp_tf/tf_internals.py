@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tf_keras
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import random_seed
@@ -254,6 +255,12 @@ def update_loss_scale(optimizer: Any) -> Any:
         Whether the gradients of the step are to be applied: a bool, or a bool tensor.
     """
     return optimizer._loss_scale.update([])[1] if optimizer.dynamic else True
+
+
+def follow_schedule(optimizer: Any) -> None:
+    """Bring the learning rate that a new optimizer with a schedule shows to what its step counter says."""
+    if isinstance(optimizer, tf_keras.optimizers.Optimizer):
+        optimizer._compute_current_learning_rate()
 
 
 def tape_is_recording() -> bool:

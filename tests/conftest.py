@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+_failed: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _failed.add(report.nodeid)
+
+
+def pytest_sessionfinish() -> None:
+    """Deletes the folders of the jobs that tests have started, except those of tests that failed."""
+    job = sys.modules.get("tests.distributed.job")
+    if job is not None:
+        job.delete_folders(_failed)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

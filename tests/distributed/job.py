@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,26 @@ from tests.distributed.rank_main import HELLO
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = -1
+#: Folders of this process's jobs, each with the test that made it.
+_folders: list[tuple[str, Path]] = []
 _EXIT = re.compile(r"Process (\d+) exit with status code (\d+)\.")
+
+
+def running_test() -> str:
+    """The id of the test that pytest runs in this process; "" where it runs none."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+
+
+def delete_folders(failed: Collection[str], folders: list[tuple[str, Path]] = _folders) -> None:
+    """Deletes what jobs have left in their folders, when the test session ends.
+
+    Args:
+        failed: ids of the tests whose folders stay.
+        folders: each with the test that made it.
+    """
+    for test, folder in folders:
+        if test not in failed:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,7 @@ class Outcome:
         timed_out: the deadline passed; `lines` then holds every rank's stacks.
         left_behind: what still existed after the end, in words; empty when all is clean.
         seconds: from start to the end of the last process.
-        folder: the job's folder, deleted by `forget()`.
+        folder: the job's folder, deleted when the test session ends unless the test failed.
     """
 
     command: list[str]
@@ -85,6 +104,7 @@ class Outcome:
             + (", DEADLINE PASSED" if self.timed_out else "")
         )
         out += [f"left behind: {thing}" for thing in self.left_behind]
+        out.append(f"the job's folder: {self.folder}")
         for rank in range(len(self.exit_codes)):
             out += [f"──── rank {rank} ────", self.output(rank)]
         out += ["──── launcher ────", self.output(LAUNCHER)]
@@ -130,6 +150,7 @@ class Job:
         self.mark = uuid.uuid4().hex
         # A short folder: the path of a UNIX socket has 108 characters at most.
         self.folder = Path(tempfile.mkdtemp(prefix="smp-job-"))
+        _folders.append((running_test(), self.folder))
         (self.folder / "tmp").mkdir()
         self.pids: dict[int, int] = {}
         self.lines: list[Line] = []

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.harness import LAUNCHER, Case, launch, launch_script, on_marker
+from tests.distributed import job
+from tests.distributed.harness import LAUNCHER, Case, Job, launch, launch_script, on_marker
+from tests.distributed.job import delete_folders, running_test
 
 SCRIPT = "tests/distributed/scripts/harness_job.py"
 CASES = "tests.distributed.cases.harness"
@@ -91,3 +93,17 @@ def test_one_process_needs_no_launcher() -> None:
     outcome.expect_clean()
     assert outcome.exit_codes == [0]
     assert outcome.output(0) == "no launcher"
+
+
+def test_folders_of_jobs_are_deleted_at_the_end_unless_their_test_failed(tmp_path: Path) -> None:
+    """Hundreds of them were once left in the temporary folder after a day."""
+    well, failed = tmp_path / "well", tmp_path / "failed"
+    for folder in (well, failed):
+        (folder / "tmp").mkdir(parents=True)
+    delete_folders(
+        {"tests/test_a.py::test_b"}, [("tests/test_a.py::test_a", well), ("tests/test_a.py::test_b", failed)]
+    )
+    assert (well.exists(), failed.exists()) == (False, True)
+    made = Job(1, Path(SCRIPT)).folder
+    assert job._folders[-1] == (running_test(), made)
+    assert running_test().endswith("test_folders_of_jobs_are_deleted_at_the_end_unless_their_test_failed")

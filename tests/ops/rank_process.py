@@ -109,6 +109,23 @@ def leave_in_order(rank: Rank) -> None:
     transport.close()
 
 
+def await_goodbyes(rank: Rank) -> None:
+    """Rank 0 waits until the others have left; rank 1 says goodbye, rank 2 is killed."""
+    transport = rank.transport
+    if rank.rank == 0:
+        rank.tell("before", others=transport.await_goodbyes([1, 2], 0.0), itself=transport.await_goodbyes([0], 0.0))
+        rank.ask()
+        transport.goodbye()
+        rank.tell("one", left=transport.await_goodbyes([1], 20.0))
+        rank.tell("all", left=transport.await_goodbyes(range(3), 20.0))
+    else:
+        rank.tell("ready")
+        rank.ask()
+        transport.goodbye()
+        rank.tell("left")
+        rank.ask()
+
+
 def stall(rank: Rank) -> None:
     """Rank 0 waits while rank 1 does something else for a while."""
     transport = rank.transport
@@ -204,6 +221,7 @@ PARTS: dict[str, Callable[[Rank], None]] = {
         bytes_both_ways,
         leave_early,
         leave_in_order,
+        await_goodbyes,
         stall,
         wait_in_step,
     )

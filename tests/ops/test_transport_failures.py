@@ -72,6 +72,19 @@ def test_leaving_early_is_noticed_at_once(how: str) -> None:
         assert "left the loop early after step 4" in line
 
 
+def test_a_rank_that_is_done_can_wait_for_the_others() -> None:
+    with RankFleet("await_goodbyes", 3) as ranks:
+        before = ranks[0].expect("before")
+        assert (before["others"], before["itself"]) == (False, True)
+        ranks[1].expect("ready")
+        ranks[2].expect("ready")
+        ranks[0].command("leave")
+        ranks[1].command("leave")
+        assert ranks[0].expect("one")["left"] is True
+        os.kill(ranks[2].pid, signal.SIGKILL)
+        assert ranks[0].expect("all")["left"] is True
+
+
 def test_leaving_in_order_disturbs_nobody() -> None:
     with RankFleet("leave_in_order", 2) as ranks:
         ranks[0].expect("ready")

@@ -57,6 +57,16 @@ def test_sums_of_several_shapes_are_not_taken_for_each_other() -> None:
     assert all((s.numpy() == 8).all() for s in sums)
 
 
+def test_what_is_computed_from_sums_has_their_own_shapes() -> None:
+    """An optimizer with clipnorm failed for every model: TensorFlow's optimizer took all sums to be of one shape."""
+    shapes = [(12,), (1,), (3, 12), (12, 1)]
+    accumulators = [Accumulator(TensorType("float32", shape), f"sum_{i}") for i, shape in enumerate(shapes)]
+    sums = summing(accumulators, [np.full(shape, 0.5, "float32") for shape in shapes], times=4)
+    clipped = tf.function(lambda: [tf.clip_by_norm(total, 1.0) for total in sums()])()
+    for value, shape in zip(clipped, shapes, strict=True):
+        np.testing.assert_allclose(value, np.full(shape, np.prod(shape) ** -0.5), rtol=1e-6)
+
+
 def test_a_sum_is_known_by_its_shape_when_it_is_traced() -> None:
     accumulator = Accumulator(TensorType("float32", (3, 4)), "sum")
     traced = summing([accumulator], [np.ones((3, 4), "float32")], times=1).get_concrete_function()

@@ -138,6 +138,35 @@ def test_decay_is_that_of_older_optimizers(init: Callable[..., None]) -> None:
     assert float(tf_keras.optimizers.SGD(0.5, decay=0.0).learning_rate) == 0.5
 
 
+def test_the_rate_that_older_scripts_print_is_that_of_the_next_step(init: Callable[..., None]) -> None:
+    init()
+    for made in (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD):
+        optimizer = made(0.5, decay=0.1)
+        optimizer.apply_gradients([(tf.constant(0.0), tf.Variable(0.0))])
+        assert float(optimizer._decayed_lr(tf.float32)) == pytest.approx(0.5 / 1.1)
+    assert float(tf_keras.optimizers.SGD(0.5)._decayed_lr("float32")) == 0.5
+
+
+def test_models_are_saved_as_older_scripts_say(init: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[Any] = []
+    monkeypatch.setattr(smp.DistributedModel, "save_model", lambda model, path: saved.append(path))
+    init()
+
+    class Net(smp.DistributedModel):
+        pass
+
+    model = Net()
+    model.save_model("a")
+    model.save_model(save_path="b")
+    model.save_model()
+    assert saved == ["a", "b", "/opt/ml/model"]
+    with pytest.raises(TypeError, match="was given path and save_path"):
+        model.save_model("a", save_path="b")
+    smp.shutdown()
+    with pytest.raises(TypeError, match="save_path"):
+        smp.DistributedModel.save_model(model, save_path="b")
+
+
 def test_lr_beside_learning_rate_is_refused(init: Callable[..., None]) -> None:
     init()
     with pytest.raises(TypeError, match="Adam was given learning_rate and lr, its older name"):

@@ -79,7 +79,7 @@ def hvd(monkeypatch: pytest.MonkeyPatch, asked: list[tuple[Any, ...]]) -> Module
     mine = [allreduce, grouped_allreduce, broadcast, broadcast_variables, broadcast_object, allgather]
     for function in (*mine, DistributedOptimizer):
         setattr(fake, function.__name__, function)
-    for name in ("rank", "size", "init", "join"):
+    for name in ("rank", "size", "init", "shutdown", "join"):
         setattr(fake, name, lambda name=name: f"Horovod's {name}")
     horovod_scope.replace_functions(fake)
     return fake
@@ -109,6 +109,7 @@ def test_without_init_everything_is_horovods(hvd: ModuleType, asked: list[Any]) 
 def test_ranks_and_sizes_are_those_of_the_replicas(hvd: ModuleType, replicas: None) -> None:
     assert (hvd.rank(), hvd.size()) == (1, 2)
     assert hvd.init() is None
+    assert hvd.shutdown() is None
 
 
 def test_shutdown_ends_it(hvd: ModuleType, init: Callable[..., None]) -> None:

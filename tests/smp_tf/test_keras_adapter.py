@@ -155,6 +155,17 @@ class TestEveryOptimizer:
         assert own.numpy().tolist() == [1.0, 2.0]
 
 
+def test_a_scheduled_rate_is_that_of_all_ranks_where_nothing_remains(patch: OptimizerPatch) -> None:
+    """A rank without weights showed the first learning rate for ever."""
+    own, remote = own_and_remote()
+    halved = tf_keras.optimizers.schedules.ExponentialDecay(1.0, decay_steps=1, decay_rate=0.5)
+    here, elsewhere = tf_keras.optimizers.SGD(halved), tf_keras.optimizers.SGD(halved)
+    for expected in (1.0, 0.5, 0.25):
+        here.apply_gradients([(tf.constant([0.5, -0.5]), own), (None, remote)])
+        elsewhere.apply_gradients([(None, remote)])
+        assert (float(here.learning_rate), float(elsewhere.learning_rate)) == (expected, expected)
+
+
 @pytest.mark.parametrize("name", NEW)
 def test_building_an_optimizer_makes_slots_for_own_variables_only(name: str, patch: OptimizerPatch) -> None:
     own, remote = own_and_remote()

@@ -50,6 +50,20 @@ def test_shapes_of_one_function_share_a_count() -> None:
     assert drawn[0] != drawn[1] != drawn[3]
 
 
+def test_a_seed_that_the_script_sets_after_init_decides_the_masks() -> None:
+    """Only the initial weights followed it once, so no two runs of such a script drew the same masks."""
+    tf.random.set_seed(9)
+    step = drawing_step()
+    drawn = masks(step, 8)
+    tf.random.set_seed(3)
+    drawn_later = masks(step, 8)
+    assert step_random.state()["seed"] == 9
+    smp.shutdown()
+    smp.init({"partitions": 1, "microbatches": 2, "seed": 9})
+    again = drawing_step()
+    assert [masks(again, 8), masks(again, 8)] == [drawn, drawn_later]
+
+
 def test_a_new_training_that_sees_the_other_shape_first_draws_what_the_old_one_would_have() -> None:
     old = drawing_step()
     masks(old, 8)

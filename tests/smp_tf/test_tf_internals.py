@@ -355,6 +355,15 @@ def test_the_function_behind_global_norm_can_be_replaced_for_all_who_hold_it() -
     assert float(tf.linalg.global_norm([tf.constant([3.0, 4.0])])) == 5.0
 
 
+def test_a_scheduled_rate_can_be_brought_up_to_date() -> None:
+    halved = tf_keras.optimizers.schedules.ExponentialDecay(1.0, decay_steps=1, decay_rate=0.5)
+    for optimizer in (tf_keras.optimizers.SGD(halved), tf_keras.optimizers.SGD(0.25)):
+        optimizer.iterations.assign(2)
+        tf_internals.follow_schedule(optimizer)
+        assert float(optimizer.learning_rate) == 0.25
+    tf_internals.follow_schedule(tf_keras.optimizers.legacy.SGD(0.25))
+
+
 @pytest.mark.parametrize("module", [tf_keras.optimizers, tf_keras.optimizers.legacy])
 def test_one_function_decides_for_every_loss_scale_optimizer(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []

@@ -187,6 +187,11 @@ void smp_transport_set_program_ranks(smp_transport* t, uint64_t program, const u
 int smp_transport_goodbye(smp_transport* t, double timeout_s) {
   return t->transport.Goodbye(timeout_s) ? SMP_OK : SMP_DEADLINE_EXCEEDED;
 }
+int smp_transport_await_goodbyes(smp_transport* t, const uint32_t* ranks, size_t count,
+                                 double timeout_s) {
+  const std::set<uint32_t> peers(ranks, ranks + count);
+  return t->transport.AwaitGoodbyes(peers, timeout_s) ? SMP_OK : SMP_DEADLINE_EXCEEDED;
+}
 int smp_transport_abort(smp_transport* t, const char* cause_json, int exit_code, double timeout_s) {
   return t->transport.Abort(cause_json, exit_code, timeout_s) ? SMP_OK : SMP_FAILED_PRECONDITION;
 }

@@ -141,9 +141,21 @@ bool Transport::Goodbye(double timeout_s) {
   return WaitControlSent(timeout_s);
 }
 
+bool Transport::AwaitGoodbyes(const std::set<uint32_t>& peers, double timeout_s) {
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(timeout_s));
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_until(lock, deadline, [&] {
+    return failed_ || std::all_of(peers.begin(), peers.end(), [&](uint32_t r) {
+             return r >= size_ || r == rank_ || peers_[r].departed || peers_[r].gone;
+           });
+  });
+}
+
 void Transport::OnGoodbye(uint32_t source, const std::string& payload) {
   PeerState& peer = peers_[source];
   peer.departed = true;
+  changed_.notify_all();
   std::istringstream text(payload);
   uint64_t program;
   int64_t step;

@@ -240,6 +240,7 @@ void Transport::OnPeerExit(uint32_t peer) {
 
 void Transport::HandleGonePeers() {
   gone_pending_ = false;
+  changed_.notify_all();
   for (uint32_t r = 0; r < size_; ++r) {
     const PeerState& peer = peers_[r];
     if (!peer.gone || peer.departed || failed_ || left_) continue;

@@ -175,6 +175,11 @@ SMP_API void smp_transport_set_program_ranks(smp_transport*, uint64_t program,
  * rank that waits for this one, or is in a step that this one never began, fails. */
 SMP_API int smp_transport_goodbye(smp_transport*, double timeout_s);
 
+/* Waits until every one of `ranks` has said goodbye or its process is gone, or the job has failed;
+ * SMP_DEADLINE_EXCEEDED when that takes longer than `timeout_s`. */
+SMP_API int smp_transport_await_goodbyes(smp_transport*, const uint32_t* ranks, size_t count,
+                                         double timeout_s);
+
 /* Makes `cause_json` (an object with at least "message", up to 4 KiB) the cause, unless there is
  * one; tells all ranks; every process of the job that does not end by itself within the grace time
  * ends with `exit_code`. Waits up to `timeout_s` for the message to be sent. */

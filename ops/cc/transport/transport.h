@@ -108,6 +108,8 @@ class Transport : public UcxEvents {
   void SetProgramRanks(uint64_t program, std::set<uint32_t> ranks);
 
   bool Goodbye(double timeout_s);
+  // Until these peers have said goodbye, or are gone; false when the time is over before.
+  bool AwaitGoodbyes(const std::set<uint32_t>& peers, double timeout_s);
   bool Abort(const std::string& cause_json, int exit_code, double timeout_s);
   std::string CauseJson();
   // What a rank is doing, as JSON; false if it does not answer in time or is not there.

@@ -2,9 +2,10 @@
 
     import smdistributed.modelparallel.tensorflow as smp
 
-All public names are those of `smp_tf`, looked up when they are first used. On top of them `smp.init` makes two things
-work that such scripts rely on: what Keras optimizers of their time had (see `older_keras`), and `hvd.allreduce` and
-its kin meaning this rank's group of replicas (see `smp_tf.horovod_scope`). Both end with `smp.shutdown`.
+All public names are those of `smp_tf`, looked up when they are first used. On top of them `smp.init` makes three things
+work that such scripts rely on: what Keras optimizers of their time had (see `older_keras`), `save_model` as they call it
+(see `older_models`), and `hvd.allreduce` and its kin meaning this rank's group of replicas (see
+`smp_tf.horovod_scope`). All end with `smp.shutdown`.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ def init(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> No
     """
     smp_tf.init(config)
     from smdistributed.modelparallel.tensorflow.older_keras import older_optimizer_patch
+    from smdistributed.modelparallel.tensorflow.older_models import older_model_patch
     from smp_tf.horovod_scope import mean_replicas
     from smp_tf.lifecycle import on_shutdown
 
-    if older_optimizer_patch.install():
-        on_shutdown(older_optimizer_patch.remove)
+    for patch in (older_optimizer_patch, older_model_patch):
+        if patch.install():
+            on_shutdown(patch.remove)
     mean_replicas()
 
 

@@ -5,6 +5,7 @@ optimizer.get_gradients(loss, params)   AttributeError             gradients, in
 Adam(lr=0.1)                            0.001, after a warning     learning_rate=0.1
 Adam(0.1, decay=1e-3)                   ValueError                 learning_rate=InverseTimeDecay(0.1, 1, 1e-3)
 optimizer.weights, .get_weights()       AttributeError             its variables, their values
+optimizer._decayed_lr(tf.float32)       AttributeError             the rate that its schedule gives now
 
 Only the new optimizers need it; those of `tf.keras.optimizers.legacy` have all of this.
 """
@@ -20,6 +21,7 @@ import tf_keras
 import tensorflow as tf
 from smp_tf.keras_adapter import Patch, optimizers_defining
 from smp_tf.partition.tf_internals import leave_unconverted
+from smp_tf.tf_internals import follow_schedule
 
 # AutoGraph, which converts a script's step, has nothing to convert here.
 leave_unconverted("smdistributed")
@@ -32,6 +34,7 @@ class OlderOptimizerPatch(Patch):
         base = tf_keras.optimizers.Optimizer
         self._add(base, "get_gradients", get_gradients)
         self._add(base, "get_weights", get_weights)
+        self._add(base, "_decayed_lr", decayed_rate)
         self._add(base, "weights", property(lambda optimizer: list(optimizer.variables)))
         for optimizer in optimizers_defining("__init__"):
             is_new = issubclass(optimizer, base)
@@ -74,6 +77,12 @@ def get_gradients(self: Any, loss: Any, params: Any) -> list[Any]:
 def get_weights(self: Any) -> list[Any]:
     """The values of the optimizer's variables, as numpy arrays."""
     return [variable.numpy() for variable in self.variables]
+
+
+def decayed_rate(self: Any, var_dtype: Any) -> tf.Tensor:
+    """The learning rate as its schedule, if it has one, gives it for the next step; many scripts print it so."""
+    follow_schedule(self)
+    return tf.cast(self.learning_rate, var_dtype)
 
 
 def _with_older_arguments(original: Callable[..., None]) -> Callable[..., None]:
