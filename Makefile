@@ -15,10 +15,11 @@ CXX_SOURCES = $(shell find $(wildcard ops tests tools) -name '*.cc' -o -name '*.
 ARGS ?=
 # Tests of one process share the cores; those that start several have them to themselves. Every part runs, also after one
 # that failed, so that one run tells all; an interrupt, or -x in ARGS, ends it (pytest's exit status 2). That ARGS leaves
-# nothing to a part (5) is no failure.
-AT_ONCE := -n logical --maxprocesses 4 --dist loadfile
+# nothing to a part (5) is no failure. Files begin in the order of their names: by numbers of tests, as pytest-xdist would
+# have it, long ones with few tests came last, and a core was idle.
+AT_ONCE := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Launches of several processes mostly wait, for imports or for a rank to be missed: two files at a time.
-IN_PAIRS := -n 2 --dist loadfile
+IN_PAIRS := -n 2 --dist loadfile --no-loadscope-reorder
 part = $(PYTEST) $(1) $(TESTS) $(ARGS) || { status=$$?; [ $$status -ne 2 ] || exit 2; [ $$status -eq 5 ] || failed=1; }
 
 .DEFAULT_GOAL := help
