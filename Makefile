@@ -13,12 +13,14 @@ TYPED := .setup/typed
 CXX_SOURCES = $(shell find $(wildcard ops tests tools) -name '*.cc' -o -name '*.h')
 # What `make test` hands to pytest besides, such as ARGS="-k transport -x".
 ARGS ?=
-# Tests of one process share the cores; those that start several have them to themselves. That ARGS leaves nothing to one
-# of the two (pytest's exit status 5) is no failure.
-AT_ONCE := -n logical --maxprocesses 4 --dist loadfile
+# Tests of one process share the cores; those that start several have them to themselves. Every part runs, also after one
+# that failed, so that one run tells all; an interrupt, or -x in ARGS, ends it (pytest's exit status 2). That ARGS leaves
+# nothing to a part (5) is no failure. Files begin in the order of their names: by numbers of tests, as pytest-xdist would
+# have it, long ones with few tests came last, and a core was idle.
+AT_ONCE := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Launches of several processes mostly wait, for imports or for a rank to be missed: two files at a time.
-IN_PAIRS := -n 2 --dist loadfile
-run_tests = $(PYTEST) $(1) $(TESTS) $(ARGS) || [ $$? -eq 5 ]
+IN_PAIRS := -n 2 --dist loadfile --no-loadscope-reorder
+part = $(PYTEST) $(1) $(TESTS) $(ARGS) || { status=$$?; [ $$status -ne 2 ] || exit 2; [ $$status -eq 5 ] || failed=1; }
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick test-all test-oldest bazel lint format clean
@@ -34,17 +36,21 @@ demo: setup ## Train a split model on two processes, then load it in one without
 	$(IN_VENV) python examples/load_digits.py
 
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
-	$(call run_tests,$(AT_ONCE) -m "not distributed")
-	$(call run_tests,$(IN_PAIRS) -m "distributed and not alone")
-	$(call run_tests,-m "distributed and alone")
+	failed=0; \
+	$(call part,$(AT_ONCE) -m "not distributed"); \
+	$(call part,$(IN_PAIRS) -m "distributed and not alone"); \
+	$(call part,-m "distributed and alone"); \
+	exit $$failed
 
 test-quick: setup ## Run the unit tests, under 3 minutes
-	$(call run_tests,$(AT_ONCE) -m "not distributed and not large")
+	$(PYTEST) $(AT_ONCE) -m "not distributed and not large" $(TESTS) $(ARGS) || [ $$? -eq 5 ]
 
 test-all: setup ## Run all tests, the whole grid of models and settings included
-	$(call run_tests,$(AT_ONCE) -m "not distributed" --full)
-	$(call run_tests,$(IN_PAIRS) -m "distributed and not alone" --full --results=$(CURDIR)/tests/distributed/RESULTS.md)
-	$(call run_tests,-m "distributed and alone" --full)
+	failed=0; \
+	$(call part,$(AT_ONCE) -m "not distributed" --full); \
+	$(call part,$(IN_PAIRS) -m "distributed and not alone" --full --results=$(CURDIR)/tests/distributed/RESULTS.md); \
+	$(call part,-m "distributed and alone" --full); \
+	exit $$failed
 
 # TensorFlow's oldest supported version, in an environment and a copy of the sources of its own: the
 # ops that are compiled in a source tree fit one TensorFlow only.

@@ -77,7 +77,7 @@ class Accumulator:
 
     def _nothing(self) -> tf.Tensor:
         # Of a shape that the graph takes from outside. TensorFlow's optimizer (seen in 2.21) holds all values that are
-        # assigned to one handle for equal in shape; a [0] written in the graph, which it makes one constant for all sums,
+        # assigned to one handle for equal in shape; a [0] written in the graph, one constant for all sums to it,
         # would make it take the shapes of different sums for each other: clip_by_norm then loses its reduction.
         return tf.raw_ops.Empty(shape=self._empty, dtype=self._dtype)
 

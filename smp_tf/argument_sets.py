@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ def in_order(
     if not any(has_tensors for has_tensors, _, _ in keys):
         return None
     ordered = sorted(zip(keys, value, strict=True), key=lambda pair: pair[0])
-    for (first, _), (second, _) in zip(ordered, ordered[1:], strict=False):
+    for (first, _), (second, _) in pairwise(ordered):
         if first == second and first[0]:
             raise StepError(
                 f"Step argument {path!r} is a {type(value).__name__} in which two items are tensors of one type, "

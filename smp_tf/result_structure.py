@@ -36,8 +36,8 @@ def pack(value: Any, step: str) -> Any:
         return stand_in(*(pack(attribute, step) for attribute in attributes.values()))
     if is_reference(value) or (isinstance(value, Set) and any(map(is_reference, value))):
         raise StepError(
-            f"Step {step!r} returns a reference to a tensor, or a set of them, which mean nothing outside of it. Return "
-            f"the tensors in a dictionary, list, tuple, named tuple or dataclass."
+            f"Step {step!r} returns a reference to a tensor, or a set of them, which mean nothing outside of it. "
+            f"Return the tensors in a dictionary, list, tuple, named tuple or dataclass."
         )
     if holds_tensors(value):
         raise StepError(

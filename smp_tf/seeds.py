@@ -1,8 +1,8 @@
 """The seeds of Python, NumPy, TensorFlow and Keras: alike on all ranks, and the script's own where it sets them.
 
 before smp.init    tf.random.set_seed(7)     rank 0's is taken for all, where the configuration has no seed
-after it           tf.random.set_seed(7)     Keras's initial weights follow it, as they did until TensorFlow 2.6, and so do
-                                             random ops in steps, where rank 0 has given it before the first one
+after it           tf.random.set_seed(7)     Keras's initial weights follow it, as they did until TensorFlow 2.6, and so
+                                             do random ops in steps, where rank 0 has given it before the first one
                    tf.keras.utils.set_random_seed(7)   Keras's own way, which needs no help
 """
 

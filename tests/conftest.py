@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import quick_import
+
 DISTRIBUTED = Path(__file__).parent / "distributed"
 EXAMPLES = Path(__file__).parent / "examples"
 
@@ -27,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     # TensorFlow reads it when it is imported, which some test modules do before they import smp_tf.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    quick_import.install()
     config.addinivalue_line("markers", "distributed: starts several processes with horovodrun")
     config.addinivalue_line("markers", "full: the whole grid of settings; only with --full")
     config.addinivalue_line("markers", "alone: measures time or processors, so that nothing may run beside it")

@@ -3,9 +3,10 @@
 A case that raises ends its process, as an exception ends any script, unless it brought no
 configuration and so never started smp_tf.
 
-Its argument is a folder with `launch.json`: the module of the cases, and their list. For each
-case it calls the module's function with the case's arguments and writes what it returned, or the
-traceback, as `<index>-<rank>.json` with the arrays beside it in an `.npz` file.
+Its argument is the job's folder. From the pipe `next-<rank>.pipe` there it reads other folders, until
+the pipe ends. In each is a `launch.json`: the module of the cases, and their list. For each case it
+calls the module's function with the case's arguments and writes what it returned, or the traceback, as
+`<index>-<rank>.json` with the arrays beside it in an `.npz` file.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-START, END = "@@case start ", "@@case end "
+START, END, LIST_END = "@@case start ", "@@case end ", "@@list end"
 
 
 def pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
@@ -76,10 +77,9 @@ def meet_all(folder: Path, index: int) -> None:
             os.close(os.open(pipe, os.O_WRONLY if rank < other else os.O_RDONLY))
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def run_list(folder: Path, rank: str) -> None:
+    """Runs the cases that a folder names."""
     launch = json.loads((folder / "launch.json").read_text())
-    rank = os.environ.get("HOROVOD_RANK", "0")
     module = importlib.import_module(launch["module"])
     for index, case in enumerate(launch["cases"]):
         print(f"{START}{index}", flush=True)
@@ -102,6 +102,14 @@ def main() -> None:
         # Else a rank that dies in its next case would take one with it that is still in this one.
         meet_all(folder, index)
         print(f"{END}{index}", flush=True)
+    print(LIST_END, flush=True)
+
+
+def main() -> None:
+    rank = os.environ.get("HOROVOD_RANK", "0")
+    with (Path(sys.argv[1]) / f"next-{rank}.pipe").open() as lists:
+        for line in lists:
+            run_list(Path(line.removesuffix("\n")), rank)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
+from tests.distributed.pool import POOLS
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,12 @@ class LaunchedCase:
     case: Case
     environment: tuple[tuple[str, str], ...] = ()
     deadline: float = 60.0
+    fresh: bool = False
 
     @property
     def launch_key(self) -> tuple[object, ...]:
         """Cases with the same key share their processes."""
-        return (self.size, self.module, self.environment, self.deadline)
+        return (self.size, self.module, self.environment, self.deadline, self.fresh)
 
 
 @dataclass
@@ -46,8 +49,16 @@ class LaunchCache:
                 list(selected.values()),
                 environment=dict(wanted.environment),
                 deadline=wanted.deadline,
+                fresh=wanted.fresh,
             )
         return self.results[wanted.launch_key][wanted.case.name]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _pools_end() -> Iterator[None]:
+    """Processes that wait for cases end with the session, and cleanly."""
+    yield
+    POOLS.end()
 
 
 @pytest.fixture(scope="session")

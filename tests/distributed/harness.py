@@ -9,13 +9,15 @@
     outcome.expect_clean()
 
 Importing TensorFlow costs each process seconds, so `launch` runs many cases in the same processes,
-with `smp.init(case.config)` and `smp.shutdown()` around each. A case that ends the processes, or
-passes its own deadline, fails alone: the cases after it get fresh processes.
+with `smp.init(case.config)` and `smp.shutdown()` around each, and these wait for the next launch
+(`pool.py`). A case that ends the processes, or passes its own deadline, fails alone: the cases after
+it get fresh processes.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.distributed.case_worker import END, START
 from tests.distributed.job import LAUNCHER, ROOT, Job, Line, Outcome
+from tests.distributed.pool import POOLS, Pool
 
 __all__ = ["LAUNCHER", "ROOT", "Case", "CaseResult", "Job", "Line", "Outcome", "RankResult"]
 __all__ += ["launch", "launch_script", "on_marker"]
@@ -67,7 +69,8 @@ class CaseResult:
         case: the case.
         ranks: one result per rank.
         output: what was printed between the case's start and end, per rank.
-        left_behind: what the launch that ran this case left on the machine.
+        left_behind: what the processes that ran this case left on the machine, where they ended with
+            its launch; otherwise that is looked at when they end.
     """
 
     case: Case
@@ -102,30 +105,6 @@ def _unpack(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     return value
 
 
-class _Progress:
-    """Follows the ranks through the cases: moves the deadline, keeps each case's output."""
-
-    def __init__(self, size: int, count: int, seconds_per_case: float) -> None:
-        self.output = [[[] for _ in range(size)] for _ in range(count)]
-        self._current: list[int | None] = [None] * size
-        self._seconds = seconds_per_case
-        self.started: set[int] = set()
-
-    def take(self, job: Job, line: Line) -> None:
-        if line.rank == LAUNCHER:
-            return
-        if line.text.startswith(START):
-            self._current[line.rank] = index = int(line.text.removeprefix(START))
-            if index not in self.started:
-                self.started.add(index)
-                job.expires_at = line.at + self._seconds
-            return
-        index = self._current[line.rank]
-        if line.text.startswith(END) or index is None:
-            return
-        self.output[index][line.rank].append(line.text)
-
-
 def _read_rank(folder: Path, index: int, rank: int) -> RankResult | None:
     path = folder / f"{index}-{rank}.json"
     if not path.exists():
@@ -139,39 +118,32 @@ def _ended_by(case: Case, ranks: Sequence[RankResult]) -> bool:
     return case.config is not None and any(rank.error for rank in ranks)
 
 
-def _launch_once(
-    size: int, module: str, cases: Sequence[Case], environment: Mapping[str, str], deadline: float
-) -> list[CaseResult]:
-    """Runs cases until one ends the processes; returns the results of those that were started."""
-    progress = _Progress(size, len(cases), deadline)
-    # Starting the processes and importing TensorFlow is given as long as a case.
-    job = Job(
-        size=size,
-        script=ROOT / "tests/distributed/case_worker.py",
-        environment={**ONE_THREAD, **environment},
-        deadline=max(deadline, 60.0),
-        on_line=progress.take,
-    )
-    job.arguments = [str(job.folder)]
-    told = {"module": module, "cases": [asdict(case) for case in cases]}
-    (job.folder / "launch.json").write_text(json.dumps(told))
-    outcome = job.watch()
-    try:
+def _run_list(
+    pool: Pool, module: str, cases: Sequence[Case], deadline: float, ends: bool
+) -> tuple[list[CaseResult], bool]:
+    """Runs cases until one ends the processes; returns the results of those that were started, and whether it did."""
+    with tempfile.TemporaryDirectory(prefix="smp-cases-", ignore_cleanup_errors=True) as made:
+        folder = Path(made)
+        told = {"module": module, "cases": [asdict(case) for case in cases]}
+        (folder / "launch.json").write_text(json.dumps(told))
+        progress = pool.run(module, folder, len(cases), deadline)
+        ended = ends or pool.ended
+        outcome = pool.end() if ended else None
         results: list[CaseResult] = []
         # When not even one case was started, all of them failed for the same reason. Otherwise the
         # first case that some rank did not finish ended the processes: a rank that had nothing to
         # wait for may have begun the cases after it.
         for index, case in enumerate(cases):
-            ranks = [_read_rank(outcome.folder, index, rank) for rank in range(size)]
+            ranks = [_read_rank(folder, index, rank) for rank in range(pool.size)]
             output = ["\n".join(lines) for lines in progress.output[index]]
-            lost = f"this rank did not finish the case\n{outcome.report()}"
+            lost = f"this rank did not finish the case\n{outcome.report()}" if outcome else ""
             known = [rank or RankResult(None, lost, 0.0) for rank in ranks]
-            results.append(CaseResult(case, known, output, outcome.left_behind))
+            results.append(CaseResult(case, known, output, outcome.left_behind if outcome else []))
             if progress.started and (None in ranks or _ended_by(case, known)):
                 break
-        return results
-    finally:
-        outcome.forget()
+        if outcome:
+            outcome.forget()
+        return results, ended
 
 
 def launch(
@@ -181,6 +153,7 @@ def launch(
     *,
     environment: Mapping[str, str] | None = None,
     deadline: float = 60.0,
+    fresh: bool = False,
 ) -> dict[str, CaseResult]:
     """Runs the cases on `size` processes under horovodrun and returns their results by name.
 
@@ -190,14 +163,21 @@ def launch(
         cases: run in this order, in the same processes where possible.
         environment: variables for every rank.
         deadline: seconds that one case may take.
+        fresh: in processes that ran nothing before, and will run nothing else.
     """
     names = [case.name for case in cases]
     if len(set(names)) != len(names):
         raise ValueError(f"two cases of one launch have the same name: {sorted(names)}")
     results: dict[str, CaseResult] = {}
     pending = list(cases)
+    variables = {**ONE_THREAD, **(environment or {})}
+    if fresh:
+        POOLS.end()
     while pending:
-        done = _launch_once(size, module, pending, environment or {}, deadline)
+        pool = POOLS.take(size, variables)
+        done, ended = _run_list(pool, module, pending, deadline, fresh)
+        if not ended:
+            POOLS.give_back(pool)
         results.update({result.case.name: result for result in done})
         pending = pending[len(done) :]
     return results
@@ -238,5 +218,7 @@ def launch_script(
         launched: False runs plain `python script` in one process, without horovodrun.
         as_installed: use the installed horovodrun, which looks for seconds what it was built with.
     """
+    # A script's time and memory are looked at.
+    POOLS.end()
     job = Job(size, ROOT / path, arguments, environment or {}, deadline, on_line, launched, as_installed)
     return job.watch()

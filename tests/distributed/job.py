@@ -9,6 +9,7 @@ deadline every rank prints its stacks, and the whole tree is killed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -170,11 +171,39 @@ class Job:
 
     def watch(self) -> Outcome:
         """Runs the job to its end and returns how it went."""
+        self.start()
+        self.follow()
+        return self.finish()
+
+    def start(self) -> None:
+        """Starts the job's processes."""
         self.started_at = time.monotonic()
         self.expires_at = self.started_at + self.deadline
-        try:
+        with self._killed_on_error():
             self._start()
-            self._follow()
+
+    def follow(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Handles events until the launcher and every rank that started have ended, or `until` says so.
+
+        At the deadline all print their stacks and are killed.
+        """
+        with self._killed_on_error():
+            while not until() and (LAUNCHER not in self._ended or set(self.pids) - set(self._ended)):
+                remaining = self.expires_at - time.monotonic()
+                if remaining <= 0:
+                    self._stop_with_stacks()
+                    return
+                for key, _ in self._selector.select(remaining):
+                    self._handle(key)
+
+    @property
+    def any_ended(self) -> bool:
+        """Whether the launcher or a rank has been seen to end."""
+        return bool(self._ended)
+
+    def finish(self) -> Outcome:
+        """Returns how a job went whose processes have ended; what is left of them is killed."""
+        try:
             remaining = max(0.0, self.expires_at - time.monotonic())
             living = left_behind.wait_until_gone(self.mark, min(20.0, remaining) + 2.0)
             self._drain()
@@ -203,6 +232,14 @@ class Job:
             seconds=seconds,
             folder=self.folder,
         )
+
+    @contextlib.contextmanager
+    def _killed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            left_behind.kill_all(self.mark)
+            raise
 
     def _start(self) -> None:
         environment = dict(os.environ)
@@ -252,16 +289,6 @@ class Job:
 
     def _watch_process(self, pid: int, rank: int) -> None:
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, ("process", rank))
-
-    def _follow(self) -> None:
-        """Handles events until the launcher and every rank that started have ended."""
-        while LAUNCHER not in self._ended or set(self.pids) - set(self._ended):
-            remaining = self.expires_at - time.monotonic()
-            if remaining <= 0:
-                self._stop_with_stacks()
-                return
-            for key, _ in self._selector.select(remaining):
-                self._handle(key)
 
     def _handle(self, key: selectors.SelectorKey) -> None:
         kind, rank = key.data

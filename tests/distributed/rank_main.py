@@ -12,6 +12,8 @@ import signal
 import sys
 from pathlib import Path
 
+from tests import quick_import
+
 HELLO = "@@rank started, pid "
 
 
@@ -24,6 +26,7 @@ def main() -> None:
     print(f"{HELLO}{os.getpid()}", flush=True)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    quick_import.install()
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(script).resolve().parent)

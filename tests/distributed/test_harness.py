@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.distributed import job
+from tests.distributed import job, pool
 from tests.distributed.harness import LAUNCHER, Case, Job, launch, launch_script, on_marker
 from tests.distributed.job import delete_folders, running_test
+from tests.distributed.pool import POOLS
 
 SCRIPT = "tests/distributed/scripts/harness_job.py"
 CASES = "tests.distributed.cases.harness"
@@ -40,6 +42,39 @@ def test_a_failing_case_is_reported_and_the_next_cases_run() -> None:
     assert "wait_forever" in str(results["hangs"].ranks[0].error)
     assert "DEADLINE PASSED" in str(results["hangs"].ranks[1].error)
     assert results["well"].values()[1]["rank"] == 1
+
+
+def pid(**options: Any) -> int:
+    [value] = launch(1, CASES, [Case("pid", "say_pid", {}, None)], **options)["pid"].values()
+    return value["pid"]
+
+
+def test_launches_share_their_processes_until_one_fails_or_fresh_ones_are_asked_for() -> None:
+    seen = [pid(), pid(), pid(fresh=True), pid()]
+    launch(1, CASES, [Case("dies", "die_on", {"dying_rank": 0}, None)])
+    seen += [pid()]
+    assert seen[1] == seen[0]
+    assert len(set(seen)) == 4
+
+
+def test_of_the_processes_that_wait_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    POOLS.end()
+    monkeypatch.setattr(pool, "MOST_RANKS", 2)
+    some, other, third = ({"environment": {"WHICH": name}} for name in ("some", "other", "third"))
+    first = pid(**some)
+    pid(**other)
+    assert pid(**some) == first
+    pid(**third)
+    assert pid(**some) == first
+    assert POOLS.sizes() == [1, 1]
+
+
+def test_what_a_case_leaves_behind_is_an_error_when_its_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    POOLS.end()
+    launch(1, CASES, [Case("leaves", "leave_a_process", {}, None)])["leaves"].values()
+    monkeypatch.setattr(pool, "SECONDS_TO_END", 4.0)
+    with pytest.raises(AssertionError, match=r"(?s)that ran tests.distributed.cases.harness:.*left behind.*sleep 1000"):
+        POOLS.end()
 
 
 def test_exit_codes_are_those_of_the_ranks() -> None:

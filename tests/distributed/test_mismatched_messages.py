@@ -14,7 +14,8 @@ SOON = 25.0
 
 
 def on(name: str, arguments: dict[str, object] | None = None) -> LaunchedCase:
-    return LaunchedCase(2, CASES, Case(name, name, arguments or {}, TWO))
+    # The peak of memory is that of a process.
+    return LaunchedCase(2, CASES, Case(name, name, arguments or {}, TWO), fresh=True)
 
 
 @pytest.mark.parametrize("launched", [on("large", {"count": 4 << 20})], ids=["32 MB"])
@@ -27,7 +28,9 @@ def test_an_array_is_received_where_it_is_used(case_result: CaseResult) -> None:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("launched", [LaunchedCase(2, CASES, Case("1 GB", "large", {"count": 1 << 27}, TWO))], ids=[""])
+@pytest.mark.parametrize(
+    "launched", [LaunchedCase(2, CASES, Case("1 GB", "large", {"count": 1 << 27}, TWO), fresh=True)], ids=[""]
+)
 def test_an_array_of_a_gigabyte(case_result: CaseResult) -> None:
     sender, receiver = case_result.values()
     assert (receiver["first"], receiver["last"]) == (1.0, (1 << 27) - 1)

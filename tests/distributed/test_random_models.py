@@ -96,7 +96,7 @@ def check(size: int, models: Sequence[RandomModel], record: Callable[[str, objec
 def test_random_models_are_trained_as_in_one_process(
     size: int, partitions: tuple[int, ...], record_property: Callable[[str, object], None]
 ) -> None:
-    check(size, drawn(8, partitions), record_property)
+    check(size, drawn(5, partitions), record_property)
 
 
 @pytest.mark.full

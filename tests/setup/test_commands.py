@@ -55,18 +55,34 @@ def test_unit_tests_come_first_and_all_folders_are_run(root: Path) -> None:
         assert folders == sorted(expected - set(last)) + last
 
 
-def test_a_selection_without_unit_tests_is_no_failure(tmp_path: Path, root: Path) -> None:
+@pytest.mark.parametrize(
+    ("statuses", "ran", "expected"),
+    [
+        ((5, 5, 0), 3, 0),
+        ((5, 5, 1), 3, 2),
+        ((1, 0, 0), 3, 2),
+        ((0, 1, 5), 3, 2),
+        ((2, 0, 0), 1, 2),
+    ],
+    ids=["nothing in a part", "the last fails", "the first fails", "one fails, one is empty", "interrupted"],
+)
+def test_all_parts_run_and_the_run_fails_when_one_did(
+    tmp_path: Path, root: Path, statuses: tuple[int, ...], ran: int, expected: int
+) -> None:
     shutil.copy(root / "Makefile", tmp_path)
     (tmp_path / "tests" / "room").mkdir(parents=True)
     (tmp_path / "tests" / "room" / "test_it.py").write_text("")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    python = 'case "$*" in *"-m distributed and alone"*) exit $SECOND;; *) exit 5;; esac\n'
+    first, second, third = statuses
+    python = (
+        'echo "$*" >> parts\n'
+        f'case "$*" in *"-m not distributed"*) exit {first};; *"not alone"*) exit {second};; *) exit {third};; esac\n'
+    )
     program(tmp_path / ".venv" / "bin" / "python", python)
     command = ["make", "PYTHON=true", "test"]
-    for status, expected in ((0, 0), (1, 2)):
-        environment = {**os.environ, "SECOND": str(status)}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-        assert done.returncode == expected, done.stderr
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == expected, done.stderr
+    assert len((tmp_path / "parts").read_text().splitlines()) == ran
 
 
 def test_the_demo_is_the_documented_command(root: Path) -> None:

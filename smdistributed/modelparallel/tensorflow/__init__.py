@@ -3,8 +3,8 @@
     import smdistributed.modelparallel.tensorflow as smp
 
 All public names are those of `smp_tf`, looked up when they are first used. On top of them `smp.init` makes three things
-work that such scripts rely on: what Keras optimizers of their time had (see `older_keras`), `save_model` as they call it
-(see `older_models`), and `hvd.allreduce` and its kin meaning this rank's group of replicas (see
+work that such scripts rely on: what Keras optimizers of their time had (see `older_keras`), `save_model` as they call
+it (see `older_models`), and `hvd.allreduce` and its kin meaning this rank's group of replicas (see
 `smp_tf.horovod_scope`). All end with `smp.shutdown`.
 """
 

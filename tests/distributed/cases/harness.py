@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import threading
 
 import numpy as np
@@ -30,3 +31,13 @@ def die_on(dying_rank: int) -> dict[str, object]:
 
 def wait_forever() -> None:
     threading.Event().wait()
+
+
+def say_pid() -> dict[str, object]:
+    return {"pid": os.getpid()}
+
+
+def leave_a_process() -> dict[str, object]:
+    """Starts a process that outlives this one."""
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    return {}

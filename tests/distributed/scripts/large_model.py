@@ -1,6 +1,7 @@
-"""Trains a model whose weights are 1.2 GB for two steps, saves it, and prints this rank's peak.
+"""Trains a model whose weights are 1.2 GB for two steps and prints this rank's peak.
 
 large_model.py [--limit BYTES]      limit of the data segment, set before TensorFlow is imported
+               [--save]             saves the model, too
 """
 
 import argparse
@@ -11,6 +12,7 @@ from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--limit", type=int, default=None)
+parser.add_argument("--save", action="store_true")
 args = parser.parse_args()
 if args.limit is not None:
     resource.setrlimit(resource.RLIMIT_DATA, (args.limit, args.limit))
@@ -66,7 +68,8 @@ say("started")
 for step in range(2):
     print(f"loss {float(train_step(tf.ones((4, WIDTH)) * (step + 1))):.6f}", flush=True)
 say("trained")
-folder = tempfile.mkdtemp()
-net.save_model(folder + "/model")
-say("saved")
-shutil.rmtree(folder)
+if args.save:
+    folder = tempfile.mkdtemp()
+    net.save_model(folder + "/model")
+    say("saved")
+    shutil.rmtree(folder)
