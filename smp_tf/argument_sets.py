@@ -47,7 +47,7 @@ class SetOf:
         return _FrozenInOrder(items) if issubclass(self.kind, frozenset) else _InOrder(items)
 
 
-class _InOrder(set):  # type: ignore[type-arg]
+class _InOrder(set):
     """A set that is gone through in the order it was made in; what is added later comes last."""
 
     def __init__(self, items: Iterable[Any]) -> None:
@@ -58,7 +58,7 @@ class _InOrder(set):  # type: ignore[type-arg]
         return _in_order(self, super().__iter__())
 
 
-class _FrozenInOrder(frozenset):  # type: ignore[type-arg]
+class _FrozenInOrder(frozenset):
     """A frozen set that is gone through in the order it was made in."""
 
     _order: tuple[Any, ...]
