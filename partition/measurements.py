@@ -22,8 +22,8 @@ def leave_the_model(graph: OpGraph) -> OpGraph:
         graph: a pruned op graph.
 
     Returns:
-        The same graph where there are none, and where the model itself goes on with what they give: that is an error
-        when it is placed.
+        The same graph where there are none, and where other layers of the model go on with what they give: that is an
+        error when it is placed.
     """
     written = {v for node in graph.nodes for v in node.writes if not graph.variables[v].in_model}
     if not written:
@@ -35,9 +35,21 @@ def leave_the_model(graph: OpGraph) -> OpGraph:
             if node.backward or any(graph.variables[v].in_model for v in touched):
                 return graph
             measurements.add(number)
-    if not any(graph.nodes[number].call for number in measurements):
+    taken_in = {graph.nodes[number].call for number in measurements if set(graph.nodes[number].writes) & written}
+    around = set().union(*(_with_parents(graph, call) for call in taken_in))
+    if any(graph.nodes[number].call not in around for number in measurements) or around == {0}:
         return graph
     nodes = tuple(
         dataclasses.replace(node, call=0) if number in measurements else node for number, node in enumerate(graph.nodes)
     )
     return dataclasses.replace(graph, nodes=nodes)
+
+
+def _with_parents(graph: OpGraph, call: int) -> set[int]:
+    """A layer call, those it was made in, and what is outside all calls."""
+    found = {0}
+    current: int | None = call
+    while current:
+        found.add(current)
+        current = graph.calls[current].parent
+    return found

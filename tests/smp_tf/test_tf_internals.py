@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -381,3 +382,29 @@ def test_one_function_decides_for_every_loss_scale_optimizer(module: Any, monkey
     assert (float(optimizer.loss_scale), asked) == (2.0, [1, 0])
     fixed = tf_keras.mixed_precision.LossScaleOptimizer(module.SGD(1.0), dynamic=False, initial_scale=8.0)
     assert tf_internals.update_loss_scale(fixed) is True
+
+
+def test_a_compiled_model_reduces_its_losses_by_the_functions_that_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    container, functions = tf_internals.compiled_losses()
+    called = []
+
+    def noted(name: str, original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            return original(*args, **kwargs)
+
+        return call
+
+    watched = ((container, "__call__"), (functions, "apply_valid_mask"), (functions, "compute_weighted_loss"))
+    for owner, name in watched:
+        monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(2,))])
+    model.compile("sgd", "mse")
+    model.test_on_batch(np.ones((2, 2)), np.ones((2, 1)))
+    assert called == ["__call__", "apply_valid_mask", "compute_weighted_loss"]
+
+
+@pytest.mark.parametrize("kind", [tf.train.CheckpointOptions, tf.saved_model.SaveOptions])
+def test_default_options_are_told_from_others(kind: type) -> None:
+    assert tf_internals.is_default_options(kind())
+    assert not tf_internals.is_default_options(kind(experimental_io_device="/job:localhost"))

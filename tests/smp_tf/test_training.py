@@ -374,3 +374,30 @@ def test_a_model_that_is_subclassed_and_measured_in_its_call(init: Callable[...,
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+
+
+def test_a_mask_made_of_weights_is_told_and_averaged_within_microbatches(
+    init: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    init(microbatches=2)
+
+    class OnlyPositive(layers.Layer):
+        def compute_mask(self, inputs: tf.Tensor, mask: Any = None) -> tf.Tensor:
+            return inputs[..., 0] > 0.0
+
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            return tf.identity(inputs)
+
+    inputs = tf_keras.Input((5, 3))
+    hidden = OnlyPositive()(layers.Dense(4, kernel_initializer="ones", name="hidden")(inputs))
+    model = smp.DistributedModel(
+        tf_keras.Model(inputs, layers.Dense(1, kernel_initializer="ones", name="head")(hidden), name="masking")
+    )
+    model.compile("sgd", "mse")
+    x = np.linspace(-1.0, 2.0, 60, dtype=np.float32).reshape(4, 5, 3)
+    # Of the first two samples the last words of the first have no value; all words of the last two have one.
+    sums = x.sum(-1)
+    errors = [np.mean(((4 * sums - 1.0) ** 2)[part][sums[part] > 0]) for part in (slice(0, 2), slice(2, 4))]
+    loss = model.train_on_batch(x, np.ones((4, 5, 1), np.float32))
+    assert loss == pytest.approx(np.mean(errors), rel=1e-5)
+    assert "the mask of a loss depends on a variable (op 'hidden" in capfd.readouterr().err.replace("masking/", "")
