@@ -38,10 +38,10 @@ def resumed(folders: Path, partitions: int, source: str, **arguments: Any) -> Ca
 
 @pytest.fixture(scope="module")
 def results(folders: Path) -> dict[str, CaseResult]:
-    """All launches: trainings that are saved first, then those that go on from there."""
-    found = launch(1, CASES, [whole(folders, 1, "1"), whole(folders, 1, "nadam", "nadam")])
+    """All launches: trainings that are saved first, then those that go on from there, in the same processes."""
+    found = launch(4, CASES, [whole(folders, 2, "2x2")])
+    found |= launch(1, CASES, [whole(folders, 1, "1"), whole(folders, 1, "nadam", "nadam")])
     found |= launch(3, CASES, [whole(folders, 3, "3")])
-    found |= launch(4, CASES, [whole(folders, 2, "2x2")])
     optimizers = ("adafactor", "averages", "legacy")
     cases = [
         whole(folders, 2, "2"),

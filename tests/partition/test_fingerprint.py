@@ -134,5 +134,6 @@ def _in_a_process(before: int, factor: float) -> str:
 
 def test_generated_function_names_and_seeds_do_not_count_but_their_bodies_do() -> None:
     pytest.importorskip("tensorflow")
-    assert _in_a_process(0, 2.0) == _in_a_process(3, 2.0)
-    assert _in_a_process(0, 2.0) != _in_a_process(0, 3.0)
+    here = _in_a_process(0, 2.0)
+    assert _in_a_process(3, 2.0) == here
+    assert _in_a_process(0, 3.0) != here
