@@ -92,3 +92,27 @@ def test_checkpoints_and_a_profile(tmp_path: Path) -> None:
         "ckpt-1.json",
         "ckpt-2.json",
     ]
+
+
+def test_a_text_classifier_with_dropout_and_clipped_gradients() -> None:
+    """Clipping failed for every model, and the seed set after `smp.init` was not that of the dropout masks."""
+    alone, split = run(1, "text", launched=False), run(2, "text")
+    assert len(lines(alone, "epoch ")) == 3
+    assert lines(split, "epoch ") == lines(split, "epoch ", rank=1) == lines(alone, "epoch ")
+
+
+def test_horovod_in_many_forms() -> None:
+    """The first rank that ended shut Horovod down for those of the other partition, which were not done."""
+    alone, split = run(1, "horovod_forms", launched=False), run(4, "horovod_forms")
+    assert len(lines(alone, "epoch ")) == 2
+    assert [lines(split, "epoch ", rank) for rank in (0, 2)] == [lines(alone, "epoch ")] * 2
+    assert [lines(split, "at last", rank) for rank in range(4)] == [*[lines(alone, "at last")] * 2, [], []]
+
+
+@pytest.mark.full
+def test_a_residual_network() -> None:
+    alone, split = run(1, "resnet", launched=False), run(2, "resnet")
+    assert len(lines(alone, "epoch ")) == 2
+    assert lines(alone, "steps ") == ["steps 8", "steps 16"]
+    for rank in (0, 1):
+        assert lines(split, "epoch ", rank) == lines(alone, "epoch ")

@@ -82,7 +82,7 @@ def get_weights(self: Any) -> list[Any]:
 def decayed_rate(self: Any, var_dtype: Any) -> tf.Tensor:
     """The learning rate as its schedule, if it has one, gives it for the next step; many scripts print it so."""
     follow_schedule(self)
-    return tf.cast(self.learning_rate, var_dtype)
+    return tf.cast(tf.convert_to_tensor(self.learning_rate), var_dtype)
 
 
 def _with_older_arguments(original: Callable[..., None]) -> Callable[..., None]:
