@@ -1,9 +1,9 @@
 """All ranks run the same step by the same plan: rank 0 decides, everyone checks that it traced the same thing.
 
-    a variable without an owner, or the first call of      all ranks agree: replicas come to it together
-    a step that gives gradients
-    another batch size, shape or Python value; a step      the ranks of this replica agree: the others may have had
-    without gradients                                      it before, or never get it
+a variable without an owner, or the first call of      all ranks agree: replicas come to it together
+a step that gives gradients
+another batch size, shape or Python value; a step      the ranks of this replica agree: the others may have had
+without gradients                                      it before, or never get it
 """
 
 from __future__ import annotations
