@@ -1,8 +1,9 @@
 """All ranks run the same step by the same plan: rank 0 decides, everyone checks that it traced the same thing.
 
-first call of a step, or a variable without an owner   all ranks agree: replicas come to it together
-another batch size, shape or Python value              the ranks of this replica agree: the others may have had
-                                                       it before, or never get it
+a variable without an owner, or the first call of      all ranks agree: replicas come to it together
+a step that gives gradients
+another batch size, shape or Python value; a step      the ranks of this replica agree: the others may have had
+without gradients                                      it before, or never get it
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ def agree_on_plan(
         graph: the op graph this rank traced.
         propose: gives this rank's plan, given the stages of variables that are decided, by index.
         owners: those that an earlier step decided.
-        everywhere: whether all replicas come here now, as they must where owners are decided; else only this one,
-            which has a batch of a size that is new to it.
+        everywhere: whether all replicas come here now, as they must where owners are decided; else only this one.
 
     Returns:
         The plan, and a number that no rank of this replica has used for a program before.

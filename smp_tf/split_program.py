@@ -154,7 +154,7 @@ class SplitProgram:
                 self.name, self.arguments, tensors, results.step, program.number, program.ranks, program.stage
             )
         accumulated, total = results.accumulated, _total(weights)
-        if replicas > 1:
+        if replicas > 1 and any(output.is_gradient for output in program.split.outputs):
             # Not by the program's number: replicas with batches of other sizes run programs of other numbers.
             name = f"smp_gradients_{re.sub('[^A-Za-z0-9_.]', '_', self.known_as)}"
             accumulated, total = _over_replicas(accumulated, total, name)

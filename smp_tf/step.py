@@ -250,8 +250,9 @@ class Step:
                 traced.trace, lowered, planned, lambda given: self._call(body, arguments.structure, given), self._then
             )
         with tf.init_scope():
-            first = not self._programs
-            plan, number = agree_on_plan(self.name, planned, graph, propose, owners, everywhere=first or decides)
+            # Without gradients nothing passes between replicas: one alone may evaluate.
+            everywhere = decides or (not self._programs and bool(graph.gradients))
+            plan, number = agree_on_plan(self.name, planned, graph, propose, owners, everywhere=everywhere)
         cut = planning.cut(graph, plan, request.local_outputs, request.composites)
         if decides or any(model._smp_store.is_new for model in models):
             plan = planning.with_exact_transfers(plan, cut, samples)

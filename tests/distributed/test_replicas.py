@@ -9,16 +9,18 @@ from tests.distributed.harness import Case, CaseResult, launch
 
 CASES = "tests.distributed.cases.replicas"
 TOLERANCE = {"mlp": 1e-12, "mlp_adam_float32": 1e-4, "sparse_embedding": 1e-9}
-SHARES = {"shares of different sizes": False, "shares of different sizes, eager": True}
+#: Replicas whose shares differ in size: the model, and whether its step is called eagerly, by partitions and replicas.
+SHARES = {(1, 2): ("mlp", True), (2, 2): ("sparse_embedding", False)}
 
 
 def cases(partitions: int, replicas: int, strategy: str = "cluster") -> list[Case]:
     config = {"partitions": partitions, "microbatches": 2, "seed": 1, "placement_strategy": strategy}
     alike = [Case(model, "train", {"model": model}, config) for model in TOLERANCE]
+    here = (partitions, replicas)
+    wanted = [case for key, case in SHARES.items() if here in (key, (1, 1))]
     shares = [
-        Case(name, "train_on_shares", {"model": "mlp", "eager": eager}, config)
-        for name, eager in SHARES.items()
-        if (partitions, replicas, eager) in ((1, 1, False), (1, 2, True), (2, 2, False))
+        Case(f"shares, {model}", "train_on_shares", {"model": model, "eager": eager and replicas > 1}, config)
+        for model, eager in wanted
     ]
     return alike + shares
 
@@ -70,8 +72,8 @@ def test_weights_are_those_of_one_process(launches: Launches, partitions: int, r
     Replicas once had to have batches of the same size.
     """
     for case in cases(partitions, replicas):
-        tolerance = TOLERANCE.get(case.name, 1e-12)
-        wanted = launches.of(1, 1)[case.name.removesuffix(", eager")].values()[0]["variables"]
+        tolerance = TOLERANCE[case.arguments["model"]]
+        wanted = launches.of(1, 1)[case.name].values()[0]["variables"]
         ranks = launches.of(partitions, replicas)[case.name].values()
         for replica in range(replicas):
             got: dict[str, np.ndarray] = {}

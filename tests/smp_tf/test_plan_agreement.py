@@ -30,6 +30,7 @@ def four(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Two replicas, of ranks 0 and 1 and of ranks 2 and 3."""
     ranks = Ranks(monkeypatch, 4, 2)
     monkeypatch.setattr(plan_agreement, "runtime", SimpleNamespace(current=lambda: ranks._here.runtime))
+    monkeypatch.setattr(plan_agreement, "step_random", SimpleNamespace(decide_seed=lambda seed: None))
     return ranks
 
 

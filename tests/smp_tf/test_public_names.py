@@ -91,6 +91,17 @@ def test_a_wrong_start_is_told_with_its_fix(code, environment, expected):
     assert expected in run(code, **environment)
 
 
+def test_a_horovod_that_the_script_starts_below_the_import_is_taken_as_it_is():
+    code = """
+import smp_tf, horovod.tensorflow as hvd
+hvd.init()
+smp_tf.init()
+hvd.init()
+print(smp_tf.size(), hvd.size())
+"""
+    assert run(code) == "1 1"
+
+
 def test_tensorflow_first_is_fine_with_the_variable_set():
     code = "import tensorflow, smp_tf; smp_tf.init(); print(smp_tf.size(), smp_tf.mp_size())"
     assert run(code, TF_USE_LEGACY_KERAS="1") == "1 1"

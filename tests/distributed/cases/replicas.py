@@ -39,10 +39,12 @@ def train_on_shares(model: str, eager: bool) -> dict[str, Any]:
         begin, end = (0, first + second) if smp.dp_size() == 1 else [(0, first), (first, first + second)][smp.dp_rank()]
         return [array[begin:end] for array in arrays]
 
-    return _trained(model, part, eager)
+    return _trained(model, part, eager, one_evaluates=True)
 
 
-def _trained(model: str, part: Callable[[Any, int], Any], eager: bool = False) -> dict[str, Any]:
+def _trained(
+    model: str, part: Callable[[Any, int], Any], eager: bool = False, one_evaluates: bool = False
+) -> dict[str, Any]:
     entry = MODELS[model]
     entry.prepare()
     net = make_model(entry)
@@ -51,6 +53,15 @@ def _trained(model: str, part: Callable[[Any, int], Any], eager: bool = False) -
     train_step = step if eager else tf.function(step)
     for number in range(STEPS):
         train_step(*map(tf.constant, part(entry.batch(number), number)))
+
+    @smp.step
+    def evaluate(batch: Any) -> tf.Tensor:
+        return entry.loss(net, batch)
+
+    if one_evaluates and smp.dp_rank() == smp.dp_size() - 1:
+        # Which concerns no other replica.
+        for samples in (16, 12):
+            evaluate(tuple(tf.constant(array[:samples]) for array in entry.batch(0)))
     return {"variables": own_variables(net), "replica": smp.dp_rank(), "stage": smp.mp_rank()}
 
 
