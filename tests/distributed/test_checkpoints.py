@@ -122,8 +122,8 @@ def test_a_rank_reads_what_it_stores_and_holds_a_little_of_it_at_a_time(results:
     assert (small["own"], large["own"]) == (32_000_000, 96_000_000)
     for rank in (small, large):
         for when in ("read at the first step", "read under way"):
-            # Once to see that nothing is damaged anywhere, and once to assign it.
-            assert 1.0 * rank["own"] < rank[when] < 2.0 * rank["own"] + 1e6, (when, rank)
+            # Once to see that nothing is damaged anywhere, and once to assign it; and the indices.
+            assert 1.0 * rank["own"] < rank[when] < 2.0 * rank["own"] + 8e6, (when, rank)
         # Tensors are read in groups of up to 16 MiB; all that is restored is 128 MB.
         assert rank["memory"] < 64e6, rank
 
