@@ -475,6 +475,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
         Example:
             >>> model.summary()
+            Model: ...
         """
         from smp_tf.summary import print_summary
 

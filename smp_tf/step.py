@@ -430,13 +430,17 @@ def step(
     autograph: bool = True,
     reduce_retracing: bool = False,
     jit_compile: bool | None = None,
+    experimental_relax_shapes: bool | None = None,
+    experimental_compile: bool | None = None,
 ) -> Any:
     """Decorate one forward-backward function so that it is split over the partitions and pipelined.
 
     The body is traced for one microbatch. Its tensor arguments, also those in lists, tuples, dictionaries, dataclasses
-    and composite tensors, are cut along axis 0; an object with a method `smp_slice(num_mb, mb, axis)` is cut by that
-    method, which returns microbatch `mb` of `num_mb` with the same structure every time. The body runs for every
-    microbatch, and each tensor it returns comes back as a `smp.StepOutput`.
+    and composite tensors, are cut along axis 0. In a set they are `tensor.ref()`, each of a type of its own: the set
+    is gone through in the order of these types, which all ranks have. An object with a method
+    `smp_slice(num_mb, mb, axis)` is cut by that method, which returns microbatch `mb` of `num_mb` with the same
+    structure every time. The body runs for every microbatch, and each tensor it returns comes back as a
+    `smp.StepOutput`.
 
     The sizes of microbatches differ by at most one. Averages weigh each by its number of samples; where only objects
     with `smp_slice` are cut, all weigh alike. A batch of fewer samples than microbatches runs one microbatch per
@@ -453,6 +457,8 @@ def step(
         reduce_retracing: leave the batch size open from the first batch on, so that one program takes all sizes. By
             default that begins with the third size.
         jit_compile: whether to compile the step's functions with XLA; by default what the configuration's `xla` says.
+        experimental_relax_shapes: what `reduce_retracing` was once called.
+        experimental_compile: what `jit_compile` was once called.
 
     Returns:
         A `Step`, callable eagerly or inside a `tf.function`.
@@ -478,8 +484,8 @@ def step(
         keep_gradients=keep_microbatch_gradients,
         input_signature=input_signature,
         autograph=autograph,
-        reduce_retracing=reduce_retracing,
-        jit_compile=jit_compile,
+        reduce_retracing=reduce_retracing or bool(experimental_relax_shapes),
+        jit_compile=experimental_compile if jit_compile is None else jit_compile,
     )
     if function is None:
         return lambda decorated: Step(decorated, options)

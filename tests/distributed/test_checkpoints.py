@@ -122,8 +122,8 @@ def test_a_rank_reads_what_it_stores_and_holds_a_little_of_it_at_a_time(results:
     assert (small["own"], large["own"]) == (32_000_000, 96_000_000)
     for rank in (small, large):
         for when in ("read at the first step", "read under way"):
-            # Once to see that nothing is damaged anywhere, and once to assign it.
-            assert 1.0 * rank["own"] < rank[when] < 2.0 * rank["own"] + 1e6, (when, rank)
+            # Once to see that nothing is damaged anywhere, and once to assign it; and the indices.
+            assert 1.0 * rank["own"] < rank[when] < 2.0 * rank["own"] + 8e6, (when, rank)
         # Tensors are read in groups of up to 16 MiB; all that is restored is 128 MB.
         assert rank["memory"] < 64e6, rank
 
@@ -225,31 +225,49 @@ def test_a_save_of_some_ranks_only_is_an_error_in_time(folders: Path) -> None:
     assert list((folders / "one").glob("*.json")) == []
 
 
+def save_and_kill(rank: int, call: str, number: int, folder: Path) -> str:
+    """Let a rank be killed at its n-th call of a kind in a second save; the name of the latest checkpoint, found whole.
+
+    `tests/smp_tf/test_checkpoint_cuts.py` tries all states of the disk without processes.
+    """
+    script = "tests/distributed/scripts/killed_save.py"
+    outcome = launch_script(2, script, [str(folder), str(rank), call, str(number)], deadline=60)
+    assert outcome.returncode != 0
+    assert not outcome.timed_out, outcome.report()
+    assert outcome.line_with("@@ killed", rank) is not None, outcome.report()
+    found = checkpoint_files.listing(str(folder), "ckpt")
+    assert found.damaged == ()
+    for manifest in found.manifests:
+        checkpoint_files.check_files(str(folder), manifest)
+        tensors = checkpoint_files.read_tensors(str(folder), manifest, manifest.tensors)
+        read = {key: value.numpy() for key, value in tensors}
+        assert read["number"] == int(manifest.name[-1])
+    return found.names[-1]
+
+
 @pytest.mark.parametrize(
     ("rank", "call", "expected"),
-    [
-        (1, "fsync", "ckpt-1"),
-        (0, "fsync", "ckpt-1"),
-        (0, "replace", "ckpt-1"),
-        (0, "remove", "ckpt-2"),
-    ],
+    [(1, "fsync", "ckpt-1"), (0, "fsync", "ckpt-1"), (0, "replace", "ckpt-1"), (0, "remove", "ckpt-2")],
 )
 def test_a_rank_that_is_killed_while_it_saves_leaves_a_checkpoint(
     rank: int, call: str, expected: str, tmp_path: Path
 ) -> None:
-    """The call that ends the rank; `tests/smp_tf/test_checkpoint_kill.py` tries every one in one process."""
-    script = "tests/distributed/scripts/killed_save.py"
-    outcome = launch_script(2, script, [str(tmp_path), str(rank), call], deadline=60)
-    assert outcome.returncode != 0
-    assert not outcome.timed_out, outcome.report()
-    assert outcome.line_with("@@ killed", rank) is not None, outcome.report()
-    found = checkpoint_files.listing(str(tmp_path), "ckpt")
-    assert found.names[-1] == expected
-    for name in found.names:
-        manifest = checkpoint_files.read_manifest(str(tmp_path), name)
-        checkpoint_files.check_files(str(tmp_path), manifest)
-        read = {
-            key: value.numpy()
-            for key, value in checkpoint_files.read_tensors(str(tmp_path), manifest, manifest.tensors)
-        }
-        assert read["number"] == int(name[-1])
+    assert save_and_kill(rank, call, 1, tmp_path) == expected
+
+
+# A part is synced in four calls, then the manifest in two, the deletion of the earlier one in one.
+MOMENTS = [
+    *((1, "makedirs", 1, "ckpt-1"), *((1, "fsync", n, "ckpt-1") for n in (2, 3, 4))),
+    *((0, "makedirs", n, "ckpt-1") for n in (1, 2)),
+    *((0, "fsync", n, "ckpt-1") for n in (2, 3, 4, 5)),
+    *((0, "fsync", n, "ckpt-2") for n in (6, 7)),
+    *((0, "remove", n, "ckpt-2") for n in (2, 3, 4, 5)),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("rank", "call", "number", "expected"), MOMENTS)
+def test_a_rank_that_is_killed_at_any_call_leaves_a_checkpoint(
+    rank: int, call: str, number: int, expected: str, tmp_path: Path
+) -> None:
+    assert save_and_kill(rank, call, number, tmp_path) == expected

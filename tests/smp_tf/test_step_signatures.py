@@ -150,10 +150,13 @@ class TestAdvice:
         assert capfd.readouterr().err.count("planned for 5 shapes or types of its tensors, beside the batch size") == 1
 
 
-def test_reduced_retracing_leaves_the_size_open_from_the_start(model: Sum, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("option", ["reduce_retracing", "experimental_relax_shapes"])
+def test_reduced_retracing_leaves_the_size_open_from_the_start(
+    option: str, model: Sum, capfd: pytest.CaptureFixture[str]
+) -> None:
     traced = []
 
-    @smp.step(reduce_retracing=True)
+    @smp.step(**{option: True})
     def train(x: tf.Tensor) -> tf.Tensor:
         traced.append(tuple(x.shape))
         return model(x)
@@ -164,8 +167,9 @@ def test_reduced_retracing_leaves_the_size_open_from_the_start(model: Sum, capfd
     assert "was given batches" not in capfd.readouterr().err
 
 
-def test_one_step_can_be_compiled_with_xla(model: Sum) -> None:
-    @smp.step(jit_compile=True)
+@pytest.mark.parametrize("option", ["jit_compile", "experimental_compile"])
+def test_one_step_can_be_compiled_with_xla(option: str, model: Sum) -> None:
+    @smp.step(**{option: True})
     def train(x: tf.Tensor) -> tf.Tensor:
         return model(x)
 

@@ -1,4 +1,7 @@
-"""Saves twice; while it saves the second time, one rank kills itself at its first call of a kind."""
+"""Saves twice; while it saves the second time, one rank kills itself at its n-th call of a kind.
+
+killed_save.py FOLDER RANK CALL N
+"""
 
 import os
 import signal
@@ -13,7 +16,7 @@ from tf_keras import layers
 
 
 def main() -> None:
-    folder, rank, call = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    folder, rank, call, left = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     smp.init({"partitions": 2, "microbatches": 2, "seed": 1})
     model = smp.DistributedModel(lambda: __import__("tf_keras").Sequential([layers.Dense(4), layers.Dense(3)]))
     number = tf.Variable(0)
@@ -29,10 +32,13 @@ def main() -> None:
     number.assign(2)
     original = getattr(os, call)
 
-    def deadly(*args):
-        print("@@ killed", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-        return original(*args)
+    def deadly(*args, **kwargs):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            print("@@ killed", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
 
     if smp.rank() == rank:
         setattr(os, call, deadly)
