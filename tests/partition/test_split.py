@@ -216,7 +216,7 @@ def test_a_metric_is_written_on_every_stage_and_its_operand_sent_where_it_is_sma
         assert (segment.nodes, segment.sources, segment.inputs) == ((5, 6), (total.node,), (value,))
         assert (segment.outputs, segment.has_effect) == ((result_read,), True)
     assert [segment.has_effect for key, segment in result.segments.items() if key[1] < 2] == [False, False]
-    assert result.outputs == (StepOutputPlan(result_read, Delivery.MADE_BY_ALL, None, False),)
+    assert result.outputs == (StepOutputPlan(result_read, Delivery.MADE_BY_ALL, None, False, follows_state=True),)
 
 
 def test_an_effect_runs_on_one_stage_although_nobody_reads_it() -> None:

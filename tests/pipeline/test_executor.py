@@ -125,7 +125,7 @@ def test_gradients_are_not_returned_per_microbatch_nor_added_in_this_graph(stage
     assert ops["AddV2"] == ops["AddN"] == 0
     # Kernel and bias: cleared, read and let go of, once a step.
     assert len(program.accumulators) == 2
-    assert ops["Empty"] == 2
+    assert ops["Empty"] == 4
     assert ops["AssignVariableOp"] == 4
     gradients = {o.tensor for o in step.split.outputs if o.is_gradient}
     assert not gradients & {t for f in program.functions.values() for t in f.outputs}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("steps_under_test.py")
-PATIENCE = 30.0
+PATIENCE = 90.0
 
 
 class Run:

@@ -64,7 +64,7 @@ def test_a_rank_that_waits_in_a_step_for_one_in_an_exchange_is_an_error() -> Non
     assert str(error.value) == (
         "Rank 1 is about to run step 'train' for the first time on x: float32(12, 8), while rank 0 is in step 7 and "
         "waits for 'net/dense/Relu:0 (stage 1 to 0)' from rank 1. Every rank must call the same steps in the same "
-        "order, with batches of the same shapes."
+        "order, and the ranks of a replica with batches of the same shapes."
     )
 
 

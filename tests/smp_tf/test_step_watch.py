@@ -72,8 +72,8 @@ def test_two_ranks_in_two_steps_that_wait_for_each_other_are_named() -> None:
     assert str(error.value) == (
         "The ranks are in different steps and wait for each other: rank 0 is in step 7 of 'train' on x: "
         "float32(16, 8) and waits for 'tensor of 1' from rank 1; rank 1 is in step 7 of program 2 and waits until "
-        "rank 0 takes 'tensor of 2'. Every rank must call the same steps in the same order, with batches of the same "
-        "shapes."
+        "rank 0 takes 'tensor of 2'. Every rank must call the same steps in the same order, and the ranks of a "
+        "replica with batches of the same shapes."
     )
 
 

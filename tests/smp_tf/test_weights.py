@@ -225,7 +225,7 @@ class TestErrors:
         model = smp.DistributedModel(functional)
         predictions(model)
         with pytest.raises(StepError, match=f"{method} of a distributed model takes no options"):
-            getattr(model, method)(tmp_path / "w", options=tf.train.CheckpointOptions())
+            getattr(model, method)(tmp_path / "w", options=tf.train.CheckpointOptions(enable_async=True))
 
     @pytest.mark.parametrize("file", FILES)
     def test_overwriting_what_is_to_be_kept(self, file: str, tmp_path: Path) -> None:
