@@ -264,7 +264,8 @@ def test_a_rank_that_saves_alone_while_another_waits_for_it_in_a_step_is_an_erro
         model.save_model(tmp_path / "saved")
     assert str(raised.value) == (
         "Rank 0 is at the beginning of saving model 'net', while rank 1 is in step 7 and waits for 'x:0' from rank 0. "
-        "Every rank must call the same steps in the same order, and the ranks of a replica with batches of the same shapes."
+        "Every rank must call the same steps in the same order, and the ranks of a replica with batches of the "
+        "same shapes."
     )
     assert list(tmp_path.iterdir()) == []
     assert peer.sent == []
