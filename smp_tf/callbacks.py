@@ -21,6 +21,7 @@ from rich.table import Table
 
 from smp_tf import control, replica_logs, runtime
 from smp_tf.checkpoint import CheckpointManager
+from smp_tf.data_parallel import broadcast_over_replicas
 from smp_tf.gather import WRITER
 from smp_tf.partition.plan import Plan, as_bytes
 from smp_tf.pipeline.schedule import build
@@ -51,14 +52,10 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
         if self._done:
             return
         self._done = True
-        if runtime.current().topology.dp_size == 1:
-            return
-        import horovod.tensorflow as hvd
-
         variables = self.model.optimizer.variables
         state = [*self.model.local_variables, *(variables() if callable(variables) else variables)]
         root = runtime.current().topology.members(CommGroup.DP_GROUP)[self._replica]
-        hvd.broadcast_variables(state, root_rank=root, process_set=runtime.current().process_sets.dp)
+        broadcast_over_replicas(state, root, "smp_initial_state")
 
 
 class MetricAverage(tf_keras.callbacks.Callback):

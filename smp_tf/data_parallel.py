@@ -46,6 +46,26 @@ def sum_over_replicas(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor
     return [tf.cast(sums[index], t.dtype) for index, t in enumerate(tensors)]
 
 
+def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: str) -> None:
+    """Give variables of this rank the values that they have on another replica; every replica calls it, eagerly.
+
+    Args:
+        variables: the same on all replicas, in the same order.
+        root: world rank of the one whose values are taken.
+        name: unique name of the operation, equal on all replicas.
+    """
+    running = runtime.current()
+    if running.topology.group_size(CommGroup.DP_GROUP) == 1:
+        return
+    import horovod.tensorflow as hvd
+
+    for number, variable in enumerate(variables):
+        value = variable.read_value()
+        sent = tf.cast(value, _WIRE_TYPE.get(value.dtype, value.dtype))
+        received = hvd.broadcast(sent, root, name=f"{name}_{number}", process_set=running.process_sets.dp)
+        variable.assign(tf.cast(received, value.dtype))
+
+
 def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     """Average gradients over the replicas of this rank's partition.
 

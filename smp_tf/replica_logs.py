@@ -65,6 +65,8 @@ def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
         if variable.aggregation is tf.VariableAggregation.SUM
         and (variable.dtype.is_floating or variable.dtype.is_integer)
     ]
+    # Replicas that are still in a training step would wait in Horovod for this one, and it for them: told apart here.
+    control.barrier(CommGroup.DP_GROUP, name="the metrics at the end of an epoch or evaluation")
     own = [variable.numpy() for variable in variables]
     sums = sum_over_replicas([tf.constant(value, v.dtype) for value, v in zip(own, variables, strict=True)], _STATES)
     for variable, value in zip(variables, sums, strict=True):

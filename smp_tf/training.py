@@ -19,9 +19,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import keras_callbacks, replica_logs, runtime
+from smp_tf import control, keras_callbacks, replica_logs, runtime
 from smp_tf.callbacks import BroadcastInitialState, MetricAverage
-from smp_tf.errors import StepError
+from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.loss_denominators import Denominators, Totals
 from smp_tf.model import keras_loop
 from smp_tf.partition.plan import Plan
@@ -30,6 +30,7 @@ from smp_tf.recorded_apply import Apply, ApplyRecorder
 from smp_tf.split_program import SplitProgram
 from smp_tf.step import Step, StepOptions
 from smp_tf.step_output import StepOutput
+from smp_tf.topology import CommGroup
 
 
 class BatchFunction:
@@ -51,6 +52,7 @@ class BatchFunction:
         self._totals: weakref.WeakKeyDictionary[Any, Totals | None] = weakref.WeakKeyDictionary()
         with tf.init_scope():
             self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
+        self._asked = 0
         #: Samples of this replica so far.
         self.samples = 0
         #: The plan of the step that ran last; None where it is not split.
@@ -78,13 +80,40 @@ class BatchFunction:
         several = self._model.steps_per_execution
         results = []
         for _ in range(1 if several is None else int(several.numpy())):
-            batch = next(iterator)
+            batch = self._next(iterator)
             program, tensors = self._step.find(batch)
             self._tell_totals(program, tensors)
             results.append(program(tensors))
             self.plan = program.plan if isinstance(program, SplitProgram) else None
             self.samples += _samples(batch)
         return self._over_batches(results)
+
+    def _next(self, iterator: Any) -> Any:
+        """The next batch, once it is known that every replica has one: their gradients are summed.
+
+        Raises:
+            RankMismatchError: a replica has no more batches, and another one has.
+        """
+        topology = runtime.current().topology
+        if not self._over_replicas or topology.dp_size == 1:
+            return next(iterator)
+        batch, end = None, None
+        try:
+            batch = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError) as error:
+            end = error
+        self._asked += 1
+        said = control.allgather_json(end is None, CommGroup.DP_GROUP, name=f"batch {self._asked} of the training")
+        if end is not None and not any(said):
+            raise end
+        if not all(said):
+            without = ", ".join(str(replica) for replica, has_one in enumerate(said) if not has_one)
+            raise RankMismatchError(
+                f"The data of replica {without} of {topology.dp_size} ended before batch {self._asked} of the training, "
+                f"and others have more. Every replica needs the same number of batches: divide the data with "
+                f"smp.shard_dataset, or give fit steps_per_epoch."
+            )
+        return batch
 
     @property
     def _in_parts(self) -> bool:

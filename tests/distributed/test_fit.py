@@ -102,3 +102,16 @@ def test_callbacks_decide_alike_and_write_once(size: int, tmp_path: Path) -> Non
     for rank in found["summary"].values():
         assert "Which rank stores a layer is decided at the first step." in rank["before"]
         assert rank["after"] == found["summary"].values()[0]["after"]
+
+
+@pytest.mark.distributed
+def test_replicas_with_different_numbers_of_batches_are_told() -> None:
+    config = {"partitions": 1, "microbatches": 2, "seed": 5}
+    cases = [Case(name, "unequal", {"known": name == "known"}, config) for name in ("unknown", "known")]
+    found = launch(2, CASES, cases, deadline=60.0)
+    for rank in found["unknown"].values():
+        assert rank["said"].startswith("The data of replica 0 of 2 ended before batch 3 of the training, and others have")
+    said = [rank["said"] for rank in found["known"].values()]
+    for text in said:
+        assert "the metrics at the end of an epoch or evaluation" in text
+        assert "batch 3 of the training" in text

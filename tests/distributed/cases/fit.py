@@ -187,3 +187,18 @@ def summary() -> dict[str, Any]:
     model.fit(x, y, batch_size=8 // smp.dp_size(), verbose=0)
     model.summary(print_fn=lines[1].append)
     return {"before": "\n".join(lines[0]), "after": "\n".join(lines[1])}
+
+
+def unequal(known: bool) -> dict[str, Any]:
+    """Replica 1 has one batch more than replica 0."""
+    model = smp.DistributedModel(dropping)
+    model.compile("sgd", FROM_LOGITS)
+    count = 16 + 8 * smp.dp_rank()
+    dataset = tf.data.Dataset.from_tensor_slices((X[:count], CLASSES[:count])).batch(8)
+    if not known:
+        dataset = dataset.filter(lambda x, y: True)
+    try:
+        model.fit(dataset, epochs=2, verbose=0)
+    except smp.errors.RankMismatchError as error:
+        return {"said": str(error)}
+    return {"said": ""}
