@@ -109,8 +109,8 @@ class BatchFunction:
         if not all(said):
             without = ", ".join(str(replica) for replica, has_one in enumerate(said) if not has_one)
             raise RankMismatchError(
-                f"The data of replica {without} of {topology.dp_size} ended before batch {self._asked} of the training, "
-                f"and others have more. Every replica needs the same number of batches: divide the data with "
+                f"The data of replica {without} of {topology.dp_size} ended before batch {self._asked} of the "
+                f"training, and others have more. Every replica needs the same number of batches: divide the data with "
                 f"smp.shard_dataset, or give fit steps_per_epoch."
             )
         return batch

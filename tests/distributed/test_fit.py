@@ -110,7 +110,7 @@ def test_replicas_with_different_numbers_of_batches_are_told() -> None:
     cases = [Case(name, "unequal", {"known": name == "known"}, config) for name in ("unknown", "known")]
     found = launch(2, CASES, cases, deadline=60.0)
     for rank in found["unknown"].values():
-        assert rank["said"].startswith("The data of replica 0 of 2 ended before batch 3 of the training, and others have")
+        assert rank["said"].startswith("The data of replica 0 of 2 ended before batch 3 of the training, and others")
     said = [rank["said"] for rank in found["known"].values()]
     for text in said:
         assert "the metrics at the end of an epoch or evaluation" in text
