@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -216,18 +216,26 @@ class Totals:
         return [tf.cast(count, tf.float64) for count in counts]
 
 
-def _sub_graph(definition: Any, names: Sequence[str], cut: Iterable[str]) -> Any:
+def _sub_graph(definition: Any, names: Sequence[str], cut: Container[str]) -> Any:
     """The nodes that some nodes need, with placeholders in place of those where it is cut."""
-    changed = type(definition)()
-    changed.CopyFrom(definition)
-    for node in changed.node:
+    nodes = {node.name: node for node in definition.node}
+    needed: set[str] = set()
+    stack = list(names)
+    while stack:
+        name = stack.pop()
+        if name not in needed:
+            needed.add(name)
+            if name not in cut:
+                stack.extend(given.removeprefix("^").partition(":")[0] for given in nodes[name].input)
+    part = type(definition)(library=definition.library, versions=definition.versions)
+    for node in (node for node in definition.node if node.name in needed):
+        added = part.node.add()
         if node.name in cut:
-            dtype = node.attr["out_type"].type
-            node.op = "Placeholder"
-            del node.input[:]
-            node.attr.clear()
-            node.attr["dtype"].type = dtype
-    return tf.compat.v1.graph_util.extract_sub_graph(changed, list(names))
+            added.name, added.op = node.name, "Placeholder"
+            added.attr["dtype"].type = node.attr["out_type"].type
+        else:
+            added.CopyFrom(node)
+    return part
 
 
 class _Scope(threading.local):

@@ -135,7 +135,7 @@ def references(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     wanted = {
         (spec.params["setting"].model, spec.params["setting"].microbatches)
         for item in request.session.items
-        if (spec := getattr(item, "callspec", None)) and "setting" in spec.params
+        if (spec := getattr(item, "callspec", None)) and isinstance(spec.params.get("setting"), Setting)
     }
     started = References(tmp_path_factory.mktemp("references"), sorted(wanted))
     yield started

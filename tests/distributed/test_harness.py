@@ -111,6 +111,8 @@ def test_the_launcher_can_be_killed() -> None:
     assert outcome.exit_codes == [None]
 
 
+# What it leaves would be found by tests that run at the same time.
+@pytest.mark.alone
 def test_what_is_left_behind_is_found_and_processes_are_killed() -> None:
     outcome = launch_script(2, SCRIPT, ["leave"], deadline=6)
     words = "\n".join(outcome.left_behind)

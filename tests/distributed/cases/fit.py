@@ -144,38 +144,35 @@ def callbacks(folder: str) -> dict[str, Any]:
     }
 
 
-def interrupted(folder: str, stop_after: int, save_freq: Any) -> dict[str, Any]:
-    """A training with a backup that is left by an exception, and one that goes on from there."""
+class LeftError(Exception):
+    """Raised in the middle of a training."""
 
-    class LeftError(Exception):
-        pass
 
-    class Leave(tf_keras.callbacks.Callback):
-        def __init__(self) -> None:
-            super().__init__()
-            self.count = 0
+class Leave(tf_keras.callbacks.Callback):
+    """Leaves the training after some batches."""
 
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.count += 1
-            if self.count == stop_after:
-                raise LeftError
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
 
-    size = 8 // smp.dp_size()
-    whole, x, y = model_of("dropout")
-    expected = whole.fit(x, y, batch_size=size, epochs=3, shuffle=False, verbose=0).history["loss"]
-    first, x, y = model_of("dropout")
-    backup = tf_keras.callbacks.BackupAndRestore(folder, save_freq=save_freq)
-    with contextlib.suppress(LeftError):
-        first.fit(x, y, batch_size=size, epochs=3, shuffle=False, verbose=0, callbacks=[backup, Leave()])
-    second, x, y = model_of("dropout")
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if not self.left:
+            raise LeftError
+
+
+def interrupted(kind: str, folder: str, stop_after: int | None, save_freq: Any) -> dict[str, Any]:
+    """Three epochs with a backup: up to a batch where an exception ends them, or from the backup there is."""
+    model, x, y = model_of(kind)
     seen = Seen()
-    again = second.fit(x, y, batch_size=size, epochs=3, shuffle=False, verbose=0, callbacks=[backup, seen])
-    return {
-        "expected": expected,
-        "again": again.history["loss"],
-        "batches": len(seen.batches),
-        "left": Path(folder).exists(),
-    }
+    given = [tf_keras.callbacks.BackupAndRestore(folder, save_freq=save_freq), seen]
+    if stop_after is not None:
+        given.append(Leave(stop_after))
+    history: dict[str, Any] = {"loss": []}
+    with contextlib.suppress(LeftError):
+        fitted = model.fit(x, y, batch_size=8 // smp.dp_size(), epochs=3, shuffle=False, verbose=0, callbacks=given)
+        history = fitted.history
+    return {"losses": history["loss"], "batches": len(seen.batches), "left": Path(folder).exists()}
 
 
 def summary() -> dict[str, Any]:
