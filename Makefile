@@ -18,8 +18,8 @@ ARGS ?=
 # nothing to a part (5) is no failure. Files begin in the order of their names: by numbers of tests, as pytest-xdist would
 # have it, long ones with few tests came last, and a core was idle.
 AT_ONCE := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-# Launches of several processes mostly wait, for imports or for a rank to be missed: two files at a time.
-IN_PAIRS := -n 2 --dist loadfile --no-loadscope-reorder
+# Launches of several processes often wait, for one rank's imports or for a rank to be missed: three files at a time.
+IN_THREES := -n 3 --dist loadfile --no-loadscope-reorder
 part = $(PYTEST) $(1) $(TESTS) $(ARGS) || { status=$$?; [ $$status -ne 2 ] || exit 2; [ $$status -eq 5 ] || failed=1; }
 
 .DEFAULT_GOAL := help
@@ -38,7 +38,7 @@ demo: setup ## Train a split model on two processes, then load it in one without
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
 	failed=0; \
 	$(call part,$(AT_ONCE) -m "not distributed"); \
-	$(call part,$(IN_PAIRS) -m "distributed and not alone"); \
+	$(call part,$(IN_THREES) -m "distributed and not alone"); \
 	$(call part,-m "distributed and alone"); \
 	exit $$failed
 
@@ -48,7 +48,7 @@ test-quick: setup ## Run the unit tests, under 3 minutes
 test-all: setup ## Run all tests, the whole grid of models and settings included
 	failed=0; \
 	$(call part,$(AT_ONCE) -m "not distributed" --full); \
-	$(call part,$(IN_PAIRS) -m "distributed and not alone" --full --results=$(CURDIR)/tests/distributed/RESULTS.md); \
+	$(call part,$(IN_THREES) -m "distributed and not alone" --full --results=$(CURDIR)/tests/distributed/RESULTS.md); \
 	$(call part,-m "distributed and alone" --full); \
 	exit $$failed
 

@@ -18,10 +18,11 @@ HEAD = """\
 # Training split over processes, compared with one plain Keras process
 
 Every model is trained for six steps on P partitions with M microbatches (M in {1, 2, 4, 8}) and both schedules
-("simple", "interleaved"), and again in one process that never imports smp_tf, from the same seeds, on the same
-microbatches. A cell says how many of the eight settings agree, and the largest relative deviation among them: of a
-step's loss, and of the six steps' change of a variable (float32 models: of all weights together). Tolerances: float64
-1e-9; float32 1e-5; mixed_bfloat16 as the model's entry in [models.py](models.py) says. Made by `make test-all`.
+("simple", "interleaved"), the step called eagerly in half of the settings; and again in one process that never imports
+smp_tf, from the same seeds, on the same microbatches. A cell says how many of the eight settings agree, and the largest
+relative deviation among them: of a step's loss, and of the six steps' change of a variable (float32 models: of all
+weights together). Tolerances: float64 1e-9; float32 1e-5; mixed_bfloat16 as the model's entry in [models.py](models.py)
+says. Made by `make test-all`.
 """
 
 

@@ -59,8 +59,17 @@ KILL_MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("moment", KILL_MOMENTS)
+# Four ranks, which take long to start, at two of the moments; at all with `--full`.
+@pytest.mark.parametrize(
+    ("moment", "size"),
+    [
+        pytest.param(
+            moment, size, marks=[pytest.mark.full] if size == 4 and moment not in ("first_step", "saving") else []
+        )
+        for moment in KILL_MOMENTS
+        for size in (2, 4)
+    ],
+)
 def test_a_killed_rank_ends_all_within_ten_seconds(moment: str, size: int) -> None:
     lost = size - 1
     killer = Killer(KILL_MOMENTS[moment], lost, signal.SIGKILL, watch=lost)
