@@ -544,6 +544,18 @@ class WrappedModel(DistributedModel):
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         # Keras gives these to every model that takes `**kwargs`, as `call` below does.
         self._not_taken = set() if takes_all else {"training", "mask"} - {parameter.name for parameter in parameters}
+        self._first = next((p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD), None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model, as the wrapped one is called: its first argument may be given by name."""
+        if not args and self._first is not None:
+            if self._first not in kwargs:
+                raise ValueError(
+                    f"Keras needs the first argument of a model's call to be passed, which is {self._first!r} for "
+                    f"{self.name!r}. Received: {', '.join(map(repr, kwargs)) or 'none'}"
+                )
+            args = (kwargs.pop(self._first),)
+        return super().__call__(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the wrapped model, whose `train_step` is what `fit` runs; see `tf_keras.Model.compile`."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from smp_tf.argument_structure import Slot, fill, is_record, key_of, map_children, with_attributes
+from smp_tf.argument_structure import Slot, children, fill, is_record, key_of, map_children, with_attributes
 from smp_tf.errors import StepError
 
 #: What may hold tensors and is passed as it is: the step uses it, and none of its tensors is cut.
@@ -91,10 +91,15 @@ def is_sliced_object(value: Any) -> bool:
 
 
 def holds_tensors(value: Any) -> bool:
-    """Whether an object, no structure that is known, has tensors among its attributes."""
+    """Whether an object, no structure that is known, has tensors among its attributes.
+
+    A mapping or sequence may have its items as attributes too, where whoever goes through the items finds them.
+    """
     if isinstance(value, (*_KNOWN, tf.__internal__.CompositeTensor)) or is_record(value) or tf.is_tensor(value):
         return False
-    return any(map(tf.is_tensor, getattr(value, "__dict__", {}).values()))
+    attributes = [a for a in getattr(value, "__dict__", {}).values() if tf.is_tensor(a)]
+    items = {id(item) for _, item in children(value)} if attributes else set()
+    return any(id(attribute) not in items for attribute in attributes)
 
 
 def take_apart(value: Any, name: str) -> ObjectTensors:

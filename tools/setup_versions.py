@@ -45,7 +45,7 @@ def supported_pythons(tensorflow: str) -> List[str]:
 def requirements(tensorflow: str) -> List[str]:
     """The pip requirement lines for TensorFlow `current` or `oldest`; Horovod is not among them."""
     sections = read_sections()
-    return sections["common"] + sections["tensorflow " + tensorflow] + sections["dev"]
+    return sections["common"] + sections["tensorflow " + tensorflow] + sections["dev"] + sections["models"]
 
 
 def pinned(section: str, package: str) -> str:
