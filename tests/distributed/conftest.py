@@ -37,7 +37,7 @@ class LaunchCache:
     def get(self, wanted: LaunchedCase, items: list[pytest.Item]) -> CaseResult:
         """Returns a case's result, launching it with all other selected cases of its launch."""
         if wanted.launch_key not in self.results:
-            selected: dict[str, Case] = {}
+            selected: dict[str, Case] = {wanted.case.name: wanted.case}
             for item in items:
                 spec = getattr(item, "callspec", None)
                 other = spec.params.get("launched") if spec else None

@@ -23,6 +23,11 @@ STEPS = 6
 Batch = tuple[np.ndarray, ...]
 
 
+def called(model: tf_keras.Model, inputs: Sequence[tf.Tensor]) -> Any:
+    """What a model makes of its inputs, one tensor or a list of them."""
+    return model(inputs[0] if len(inputs) == 1 else list(inputs), training=False)
+
+
 @dataclass(frozen=True)
 class ZooModel:
     """One model with all that it takes to train it.
@@ -39,6 +44,7 @@ class ZooModel:
             divides by gradients that are zero but for rounding).
         loose: the tolerance where the arithmetic itself has few digits (bfloat16).
         clip: norm that all gradients together are clipped to, within the step.
+        predict: what a model makes of the inputs of a batch, the first half of its arrays.
     """
 
     name: str
@@ -52,6 +58,7 @@ class ZooModel:
     weights_compared: bool = True
     loose: float | None = None
     clip: float | None = None
+    predict: Callable[[tf_keras.Model, Sequence[tf.Tensor]], Any] = called
 
     def prepare(self) -> None:
         """Sets Keras's process-wide state for this model: float type, policy, seeds."""

@@ -1,15 +1,17 @@
 """What one process gives: every model trained by plain Keras, microbatch after microbatch.
 
-    python -m tests.distributed.reference FOLDER '[["mlp", 1], ["mlp", 4], ...]'
+    python -m tests.distributed.reference tests.distributed.models FOLDER '[["mlp", 1], ["mlp", 4], ...]'
 
 For each pair of model and number of microbatches it writes `FOLDER/mlp-4.npz`: losses, the
-weights before and after, and predictions on the first batch after training. smp_tf is never
-imported. One step takes the microbatches in order, accumulates sum(d_i * g_i) / sum(d_i) over
-microbatches of d_i samples, and applies once.
+weights before and after, and predictions on the first batch after training. In place of a number,
+"fit" is what Keras's own loop gives, where the zoo says how. smp_tf is never imported. One step
+takes the microbatches in order, accumulates sum(d_i * g_i) / sum(d_i) over microbatches of d_i
+samples, and applies once.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from tests.distributed.models import MODELS, STEPS, Batch, ZooModel, forward_backward
+from tests.distributed.models import STEPS, Batch, ZooModel, forward_backward
 
 
 def microbatches_of(batch: Batch, count: int, replicas: int = 1) -> list[Batch]:
@@ -83,8 +85,7 @@ def train(
         # By microbatches too: a model may mix the samples of its batch.
         told = []
         for part in microbatches_of(batch[: len(batch) // 2], count):
-            inputs = list(map(tf.constant, part))
-            told.append(model(inputs[0] if len(inputs) == 1 else inputs, training=False))
+            told.append(entry.predict(model, list(map(tf.constant, part))))
         outputs = zip(*map(tf.nest.flatten, told), strict=True)
         predictions = [tf.concat(values, axis=0) for values in outputs]
         results[count] = {
@@ -98,10 +99,13 @@ def train(
 
 
 def main() -> None:
-    folder, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
+    zoo, folder, wanted = importlib.import_module(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     for name in dict.fromkeys(name for name, _ in wanted):
         counts = [count for other, count in wanted if other == name]
-        for count, arrays in train(MODELS[name], counts).items():
+        if "fit" in counts:
+            counts.remove("fit")
+            np.savez(folder / f"{name}-fit.npz", **zoo.fitted(name, lambda entry: entry.build(tf_keras.Model)))
+        for count, arrays in train(zoo.MODELS[name], counts).items() if counts else ():
             np.savez(folder / f"{name}-{count}.npz", **arrays)
         print(f"reference of {name} for M in {counts}", flush=True)
 

@@ -10,21 +10,18 @@ every combination of two. The settings left out run with `--full`.
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
+from tests.distributed.comparison import Comparison, References, Setting, compare
 from tests.distributed.conftest import LaunchedCase
-from tests.distributed.harness import ONE_THREAD, ROOT, Case, CaseResult
-from tests.distributed.result_table import ResultTable, Row
+from tests.distributed.harness import Case, CaseResult
+from tests.distributed.result_table import ResultTable
+
+if TYPE_CHECKING:
+    from tests.distributed.models import ZooModel
 
 PARTITIONS, MICROBATCHES = (1, 2, 3, 4), (1, 2, 4, 8)
 SCHEDULES = ("simple", "interleaved")
@@ -40,17 +37,9 @@ MODELS = (
     "clipped_gradients",
 )
 CASES = "tests.distributed.cases.equality"
+ZOO = "tests.distributed.models"
 # What the two largest need for tracing on four processes that share two cores.
 DEADLINE = 240.0
-
-
-class Setting(NamedTuple):
-    """How a model is trained."""
-
-    model: str
-    partitions: int
-    microbatches: int
-    schedule: str
 
 
 def settings_of(model: str) -> list[Setting]:
@@ -106,39 +95,7 @@ def grid() -> Iterator[object]:
             yield pytest.param(setting, case, id=case.case.name, marks=marks)
 
 
-class References:
-    """What plain Keras gives, computed once per session by a process beside the first launches.
-
-    Args:
-        folder: where the process writes to.
-        wanted: models and numbers of microbatches.
-    """
-
-    def __init__(self, folder: Path, wanted: list[tuple[str, int]]) -> None:
-        self._folder = folder
-        command = [sys.executable, "-m", "tests.distributed.reference", str(folder), json.dumps(wanted)]
-        environment = {
-            **os.environ,
-            **ONE_THREAD,
-            "TF_USE_LEGACY_KERAS": "1",
-            "TF_ENABLE_ONEDNN_OPTS": "0",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        }
-        self._process = subprocess.Popen(command, env=environment, cwd=ROOT)
-
-    def of(self, model: str, microbatches: int) -> dict[str, np.ndarray]:
-        """Returns the arrays of one reference run."""
-        assert self._process.wait(timeout=1800) == 0, "the process that trains with plain Keras failed"
-        with np.load(self._folder / f"{model}-{microbatches}.npz") as arrays:
-            return dict(arrays)
-
-    def end(self) -> None:
-        """Ends the process, when nobody waits for it any more."""
-        self._process.kill()
-        self._process.wait()
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def references(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[References]:
     """The references of all settings that this session selected."""
     wanted = {
@@ -146,99 +103,16 @@ def references(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         for item in request.session.items
         if (spec := getattr(item, "callspec", None)) and isinstance(spec.params.get("setting"), Setting)
     }
-    started = References(tmp_path_factory.mktemp("references"), sorted(wanted))
+    started = References(ZOO, tmp_path_factory.mktemp("references"), sorted(wanted))
     yield started
     started.end()
 
 
-def relative(difference: float, size: float, floor: float) -> float:
-    """A difference relative to a size, of which `floor` is taken for rounding of zero."""
-    return max(0.0, difference - floor) / size if size else max(0.0, difference - floor)
+def of_zoo(model: str) -> ZooModel:
+    """The entry of the zoo."""
+    from tests.distributed.models import MODELS as ZOO_MODELS
 
-
-@dataclass
-class Comparison:
-    """How the ranks of a run differ from plain Keras.
-
-    Args:
-        wrong: what is beyond the tolerances, in words.
-        losses, weights: the largest relative deviations; None where they were not compared.
-    """
-
-    wrong: list[str] = field(default_factory=list)
-    losses: float | None = None
-    weights: float | None = None
-
-    @property
-    def row(self) -> Row:
-        """The same as an entry of the table of results."""
-        return Row(self.losses, self.weights, not self.wrong)
-
-
-def compare(setting: Setting, ranks: list[dict], reference: dict[str, np.ndarray]) -> Comparison:
-    """Compares losses, predictions, and the weights put together from all ranks."""
-    from tests.distributed.models import MODELS as ZOO
-    from tests.distributed.models import STEPS
-
-    entry = ZOO[setting.model]
-    tolerance = entry.loose or {"float64": 1e-9, "float32": 1e-5}[entry.floatx]
-    found = Comparison(losses=0.0)
-    for index, rank in enumerate(ranks):
-        losses = np.abs(rank["losses"] - reference["losses"]) / np.abs(reference["losses"])
-        found.losses = max(found.losses, float(losses.max()))
-        if not losses.max() <= tolerance:
-            found.wrong.append(f"losses of rank {index}: {rank['losses']}, plain Keras {reference['losses']}")
-        if rank["iterations"] != STEPS:
-            found.wrong.append(f"optimizer.iterations of rank {index} is {rank['iterations']}")
-        for number, values in enumerate(rank["predictions"]):
-            plain = reference[f"predictions_{number}"]
-            size = np.linalg.norm(plain)
-            if not np.linalg.norm(values - plain) <= 10 * tolerance * size:
-                found.wrong.append(f"predictions {number} of rank {index} differ")
-    if not found.wrong:
-        compare_weights(found, ranks, reference, tolerance, entry)
-    return found
-
-
-def compare_weights(found: Comparison, ranks: list[dict], reference: dict, tolerance: float, entry) -> None:
-    """Compares the weights, put together from all ranks, with the reference's."""
-    names = [str(name) for name in reference["names"]]
-    owners: dict[int, list[int]] = {}
-    for index, rank in enumerate(ranks):
-        for position in rank["variables"]:
-            owners.setdefault(int(position), []).append(index)
-    found.wrong += [
-        f"rank {i} has {r['count']} variables, not {len(names)}"
-        for i, r in enumerate(ranks)
-        if r["count"] != len(names)
-    ]
-    for position, name in enumerate(names):
-        if len(owners.get(position, [])) != 1:
-            found.wrong.append(f"{name} is stored by ranks {owners.get(position, [])}, not by one")
-    if found.wrong:
-        return
-    found.weights = 0.0
-    square_difference = square_size = 0.0
-    for position, name in enumerate(names):
-        value = ranks[owners[position][0]]["variables"][str(position)].astype(np.float64)
-        final = reference[f"final_{position}"].astype(np.float64)
-        initial = reference[f"initial_{position}"].astype(np.float64)
-        difference = np.linalg.norm(value - final)
-        square_difference += difference**2
-        square_size += np.linalg.norm(final) ** 2
-        if entry.floatx == "float64":
-            # Rounding of the values themselves, and of a gradient that is zero in truth.
-            floor = 1e-12 * max(1.0, np.linalg.norm(final))
-            error = relative(difference, np.linalg.norm(final - initial), floor)
-            found.weights = max(found.weights, error)
-            if not error <= tolerance:
-                found.wrong.append(f"the change of {name} {final.shape} is off by {error:.2e}")
-    if entry.floatx == "float32" and entry.weights_compared:
-        found.weights = float(np.sqrt(square_difference / square_size))
-        if not found.weights <= tolerance:
-            found.wrong.append(f"the weights are off by {found.weights:.2e} of the model's norm")
-    elif entry.floatx == "float32":
-        found.weights = None
+    return ZOO_MODELS[model]
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +130,7 @@ def test_split_training_equals_one_process(
 ) -> None:
     found = Comparison(["the run did not come to its end"])
     try:
-        found = compare(setting, case_result.values(), references.of(setting.model, setting.microbatches))
+        found = compare(of_zoo(setting.model), case_result.values(), references.of(setting.model, setting.microbatches))
     finally:
         results.add(setting.model, setting.partitions, found.row)
     assert not found.wrong, "\n".join([f"{setting}:", *found.wrong])
@@ -275,7 +149,7 @@ def test_stages_balanced_by_time_give_the_same(
     setting: Setting, references: References, case_result: CaseResult
 ) -> None:
     reference = references.of(setting.model, setting.microbatches)
-    assert not compare(setting, case_result.values(), reference).wrong
+    assert not compare(of_zoo(setting.model), case_result.values(), reference).wrong
 
 
 def test_the_default_settings_cover_all_pairs() -> None:

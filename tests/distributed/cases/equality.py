@@ -36,7 +36,11 @@ def train(model: str, eager: bool = False, predicts: bool = True) -> dict[str, A
         eager: call the step outside a tf.function.
         predicts: whether to make the predictions.
     """
-    entry = MODELS[model]
+    return trained(MODELS[model], eager, predicts)
+
+
+def trained(entry: ZooModel, eager: bool = False, predicts: bool = True) -> dict[str, Any]:
+    """The same for an entry of any zoo."""
     entry.prepare()
     net = make_model(entry)
     optimizer = entry.optimizer()
@@ -45,7 +49,7 @@ def train(model: str, eager: bool = False, predicts: bool = True) -> dict[str, A
 
     @smp.step
     def predict(inputs: Sequence[tf.Tensor]) -> Any:
-        return net(inputs[0] if len(inputs) == 1 else list(inputs), training=False)
+        return entry.predict(net, inputs)
 
     run = train_step if eager else tf.function(train_step)
     losses = [run(*map(tf.constant, entry.batch(number))).numpy() for number in range(STEPS)]
