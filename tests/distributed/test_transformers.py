@@ -28,7 +28,7 @@ MODELS = (
     *("bert_masked", "bert_in_model", "gpt2", "distilbert", "roberta_in_model"),
     *("electra", "t5", "vit_in_model", "segformer"),
 )
-SETTINGS_FULL = {*itertools.product(MODELS, (2,), (2, 3)), *itertools.product(MODELS, (4,), (2, 4))} - SETTINGS
+SETTINGS_FULL = {*itertools.product(MODELS, (2,), (2,)), *itertools.product(MODELS, (4,), (3,))} - SETTINGS
 FITTED = {("gpt2", 2)}
 FITTED_FULL = {*itertools.product(("gpt2", "t5", "distilbert", "vit_in_model"), (2, 4))} - FITTED
 
