@@ -551,8 +551,8 @@ class WrappedModel(DistributedModel):
         if not args and self._first is not None:
             if self._first not in kwargs:
                 raise ValueError(
-                    f"Keras needs the first argument of a model's call to be passed, which is {self._first!r} for "
-                    f"{self.name!r}. Received: {', '.join(map(repr, kwargs)) or 'none'}"
+                    f"Keras needs the first argument of a model's call, which is {self._first!r} for {self.name!r}. "
+                    f"Received: {', '.join(map(repr, kwargs)) or 'none'}"
                 )
             args = (kwargs.pop(self._first),)
         return super().__call__(*args, **kwargs)

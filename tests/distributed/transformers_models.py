@@ -205,6 +205,12 @@ def _loss_outside(model: tf_keras.Model, batch: Sequence[tf.Tensor]) -> tf.Tenso
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
 
 
+def _logits(model: tf_keras.Model, inputs: Sequence[tf.Tensor]) -> Any:
+    """What a model makes of its first input; keys and values that it keeps have their samples on another axis."""
+    made = model(inputs[0], training=False)
+    return getattr(made, "logits", made)
+
+
 def _translated(model: tf_keras.Model, inputs: Sequence[tf.Tensor]) -> Any:
     [words] = inputs
     return model({"input_ids": words, "decoder_input_ids": words}, training=False).logits
@@ -215,7 +221,8 @@ def _sgd() -> tf_keras.optimizers.Optimizer:
 
 
 def _entry(name: str, build: Any, batch: Any, loss: Any = _loss_of_the_model, **rest: Any) -> ZooModel:
-    return ZooModel(name, build, batch, **{"loss": loss, "optimizer": _sgd, "floatx": "float32", **rest})
+    defaults = {"loss": loss, "optimizer": _sgd, "floatx": "float32", "predict": _logits}
+    return ZooModel(name, build, batch, **{**defaults, **rest})
 
 
 MODELS: dict[str, ZooModel] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,6 +227,56 @@ class TestArguments:
 
         model = smp.DistributedModel(Scales)
         assert predictions(model, scale=2.0) == pytest.approx(2.0 * X.sum(1, keepdims=True), rel=1e-6)
+
+    def test_the_first_argument_of_a_wrapped_model_may_be_given_by_name(self) -> None:
+        class Adds(tf_keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.dense = layers.Dense(1, kernel_initializer="ones")
+
+            def call(self, left: tf.Tensor, right: tf.Tensor | None = None) -> tf.Tensor:
+                return self.dense(left if right is None else left + right)
+
+        model = smp.DistributedModel(Adds)
+
+        @smp.step
+        def by_name(x: tf.Tensor) -> tf.Tensor:
+            return model(right=x, left=x)
+
+        assert by_name(X).concat().numpy() == pytest.approx(2 * X.sum(1, keepdims=True), rel=1e-6)
+
+        @smp.step
+        def without(x: tf.Tensor) -> tf.Tensor:
+            return model(right=x)
+
+        words = "Keras needs the first argument of a model's call, which is 'left' for 'adds'. Received: 'right'"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            without(X)
+
+    def test_outputs_that_are_a_mapping_with_attributes_keep_their_class(self) -> None:
+        class Outputs(OrderedDict):  # as libraries of models return it
+            def __setitem__(self, key: str, value: Any) -> None:
+                super().__setitem__(key, value)
+                object.__setattr__(self, key, value)
+
+        class Two(smp.DistributedModel):
+            def __init__(self) -> None:
+                super().__init__()
+                self.dense = layers.Dense(1, kernel_initializer="ones")
+
+            def call(self, x: tf.Tensor) -> Outputs:
+                return Outputs(logits=self.dense(x), states=(x, 2 * x))
+
+        model = Two()
+
+        @smp.step
+        def predict(x: tf.Tensor) -> Any:
+            return model(x)
+
+        found = predict(X)
+        assert type(found) is Outputs
+        assert found.logits.concat().numpy() == pytest.approx(X.sum(1, keepdims=True), rel=1e-6)
+        assert found.states[1].concat().numpy().tolist() == (2 * X).tolist()
 
     def test_a_subclass_with_a_dictionary_of_inputs(self) -> None:
         class Two(smp.DistributedModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,14 @@ from smp_tf.errors import StepError
 from smp_tf.step_arguments import Arguments, sort_arguments
 
 Pair = namedtuple("Pair", "left right")
+
+
+class Outputs(OrderedDict):
+    """As libraries of models return it: `outputs["loss"]`, and `outputs.loss` as well."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        object.__setattr__(self, key, value)
 
 
 def sorted_call(
@@ -48,6 +56,26 @@ class TestSorting:
         found = one([1, 0.5, True, "text", b"bytes", None])
         assert found.structure == {"x": [1, 0.5, True, "text", b"bytes", None]}
         assert found.tensors == ()
+
+    def test_a_mapping_whose_items_are_its_attributes_too_keeps_its_class(self) -> None:
+        found = one(Outputs(loss=X, rest=[X]))
+        assert (found.names, found.structure) == (
+            ("x['loss']", "x['rest'][0]"),
+            {"x": {"loss": Slot(0), "rest": [Slot(1)]}},
+        )
+        filled = fill(found.structure["x"], [10, 11])
+        assert (type(filled), filled.loss, filled.rest) == (Outputs, 10, [11])
+
+    def test_a_mapping_with_a_tensor_that_is_no_item_is_refused(self) -> None:
+        outputs = Outputs(loss=X)
+        object.__setattr__(outputs, "hidden", tf.constant(1.0))
+        with pytest.raises(StepError, match="argument 'x' is a Outputs that holds tensors"):
+            one(outputs)
+
+    def test_a_mapping_around_a_dictionary_keeps_its_class(self) -> None:
+        found = one(UserDict({"ids": X, "length": 2}))
+        filled = fill(found.structure["x"], [10])
+        assert (type(filled), dict(filled)) == (UserDict, {"ids": 10, "length": 2})
 
     def test_structures_are_searched_and_each_tensor_is_named_with_its_place(self) -> None:
         value = {"a": [X, 3], "b": (Pair(X, None), {1: X})}
