@@ -92,20 +92,22 @@ def _lines(plan: Plan) -> list[str]:
 
 
 def layer_names(plan: Plan) -> list[str]:
-    """The layers of each stage in a few words, such as "embedding … block_3 (14)"."""
+    """The layers of each stage in a few words, such as "embedding … block_3/attention (14)".
+
+    A layer that is cut is named by the layers in it.
+    """
     stages: list[list[str]] = [[] for _ in range(plan.stages)]
     for name, stage in plan.units.items():
         stages[stage].append(name)
     around = _around([name for name in plan.units if name != AFTER_MODEL])
     where: dict[str, set[int]] = {}
     for name, stage in plan.units.items():
-        where.setdefault(_outer(name, around), set()).add(stage)
+        for path in _paths(name, around):
+            where.setdefault(path, set()).add(stage)
 
     def shown(name: str) -> str:
-        outer = _outer(name, around)
-        if len(where[outer]) == 1:
-            return outer
-        return f"part of {outer}"
+        paths = _paths(name, around)
+        return next((path for path in paths if len(where[path]) == 1), paths[-1])
 
     return [_first_and_last([shown(n) for n in names], len(names)) for names in stages]
 
@@ -117,12 +119,16 @@ def _around(names: Sequence[str]) -> int:
     return sum(1 for _ in same)
 
 
-def _outer(name: str, around: int) -> str:
-    """The outermost layer in a unit's path within what is around all units; of several models with the model's name."""
+def _paths(name: str, around: int) -> list[str]:
+    """The layers that a unit is in, outermost first, and itself, each by its path within what is around all units.
+
+    Of several models they begin with the model's name.
+    """
     if name == AFTER_MODEL:
-        return name
+        return [name]
     path = name.partition(" + ")[0].split("/")
-    return "/".join(path[around : around + 1] if around else path[:2])
+    first = around + 1 if around else min(2, len(path))
+    return ["/".join(path[around:end]) for end in range(min(first, len(path)), len(path) + 1)]
 
 
 def _first_and_last(names: Sequence[str], count: int) -> str:

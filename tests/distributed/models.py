@@ -318,6 +318,13 @@ def mobilenet_v2(base: type) -> tf_keras.Model:
     )
 
 
+def efficientnet_b0(base: type) -> tf_keras.Model:
+    """EfficientNetB0 as Keras ships it: it rescales its inputs, squeezes and excites, and leaves out whole blocks."""
+    return tf_keras.applications.EfficientNetB0(
+        weights=None, input_shape=(32, 32, 3), classes=5, classifier_activation=None
+    )
+
+
 def conditional(base: type) -> tf_keras.Model:
     """A `tf.cond` and a `tf.while_loop` in `call`, both with weights inside."""
 
@@ -465,6 +472,13 @@ MODELS: dict[str, ZooModel] = {
         ),
         _entry("resnet50", resnet50, _features(48, 48, 3, classes=5), optimizer=_slow_sgd(1e-6)),
         _entry("mobilenet_v2", mobilenet_v2, _features(48, 48, 3, classes=5), optimizer=_slow_sgd(1e-5)),
+        _entry(
+            "efficientnet_b0",
+            efficientnet_b0,
+            _features(32, 32, 3, classes=5),
+            form="built",
+            optimizer=_slow_sgd(1e-6),
+        ),
         _entry(
             "mixed_bfloat16",
             gpt,

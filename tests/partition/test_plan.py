@@ -184,7 +184,7 @@ def test_the_report_keeps_to_the_width(width: int) -> None:
 def test_layers_are_named_in_a_few_words() -> None:
     units = {"net/embedding": 0, "net/a": 0, "net/b/x": 0, "net/b/y": 1, "net/c": 1, "net/d": 2}
     plan = small_plan(stages=3, units=units, forecast=())
-    assert layer_names(plan) == ["embedding … part of b (3)", "part of b, c", "d"]
+    assert layer_names(plan) == ["embedding … b/x (3)", "b/y, c", "d"]
 
 
 def test_with_two_models_their_names_are_kept() -> None:
