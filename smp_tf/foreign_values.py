@@ -17,11 +17,12 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
+from smp_tf import tf_internals
+
 
 class _InForce(threading.local):
     fetch: Callable[[Any], Any] | None = None
     leaves_out = False
-    archive: str | None = None
 
 
 _in_force = _InForce()
@@ -48,18 +49,14 @@ def fetch() -> Callable[[Any], Any] | None:
 
 
 @contextlib.contextmanager
-def left_out(archive: str | None = None) -> Iterator[None]:
-    """Within this context, an assignment to a variable that another rank stores does nothing.
-
-    Args:
-        archive: the zip file that holds the HDF5 file values are read from, if one does.
-    """
-    before = _in_force.leaves_out, _in_force.archive
-    _in_force.leaves_out, _in_force.archive = True, archive
+def left_out() -> Iterator[None]:
+    """Within this context, an assignment to a variable that another rank stores does nothing."""
+    before = _in_force.leaves_out
+    _in_force.leaves_out = True
     try:
         yield
     finally:
-        _in_force.leaves_out, _in_force.archive = before
+        _in_force.leaves_out = before
 
 
 def leaves_out() -> bool:
@@ -78,10 +75,14 @@ def later(value: Any, dtype: tf.DType) -> Callable[[], Any]:
         # Like an assignment, this takes the value as it is now.
         kept = np.array(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value, dtype)
         return lambda: kept
-    name, archive = value.name, _in_force.archive
+    name, archive = value.name, tf_internals.archive_of(value)
     if archive is not None:
         return lambda: _from_archive(archive, name)
     path = os.path.abspath(value.file.filename)
+    if not os.path.isfile(path):
+        # HDF5 in memory, or in a stream: it may be gone by then.
+        read = np.asarray(value)
+        return lambda: read
     return lambda: _from_file(path, name)
 
 

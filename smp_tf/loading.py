@@ -7,7 +7,6 @@ read by its owner at the first step.
 from __future__ import annotations
 
 import os
-import zipfile
 from typing import Any
 
 import tf_keras
@@ -61,9 +60,8 @@ def load_weights(
 def _load(
     target: Any, path: str, prefix: str | None, skip_mismatch: bool, by_name: bool
 ) -> tf_checkpoint.LoadStatus | None:
-    archive = path if zipfile.is_zipfile(path) else None
     noting = last_given.noting(target.variables)
-    with foreign_values.left_out(archive), tf_internals.values_one_by_one(), noting:
+    with foreign_values.left_out(), tf_internals.values_one_by_one(), noting:
         if prefix is not None:
             return tf_checkpoint.read(target, prefix)
         tf_keras.Model.load_weights(target, path, skip_mismatch=skip_mismatch, by_name=by_name)

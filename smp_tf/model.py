@@ -82,7 +82,8 @@ class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
             return _wrap(*args, **kwargs)
         store = VariableStore(cls.__name__)
         # Keras calls the layers of a functional model in a graph of its own while the model is constructed.
-        with tf.variable_creator_scope(store.creator), tracing_step():
+        # What the constructor loads from files is read by the rank that will store it.
+        with tf.variable_creator_scope(store.creator), tracing_step(), tf_internals.values_read_late():
             model = super().__call__(*args, **kwargs)
         model._smp_store.extend(store)
         _models.append(weakref.ref(model))
@@ -567,6 +568,8 @@ class WrappedModel(DistributedModel):
                 object.__setattr__(self, name, value)
         if self.wrapped.output_names:
             self.output_names = self.wrapped.output_names
+        # What was made for the optimizer, losses and frozen layers of before: Keras forgets the wrapped model's only.
+        self.train_function = self.test_function = self.predict_function = None
 
     @property
     def metrics(self) -> list[Any]:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import h5py
 import numpy as np
 import tensorflow as tf
 import tf_keras
@@ -19,6 +20,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 from tensorflow.python.training.saving import saveable_object_util
 from tf_keras.src import backend
 from tf_keras.src.engine import compile_utils
@@ -118,7 +120,7 @@ def compiled_losses() -> tuple[type, Any]:
     return compile_utils.LossesContainer, losses_utils
 
 
-def checked_in_checkpoints(check: Callable[[Any], None]) -> type[Any]:
+def checked_in_checkpoints(check: Callable[[Any], None], take: Callable[[Any, Any], bool]) -> type[Any]:
     """A base class whose variables are checked before a checkpoint takes or gives their value.
 
     TensorFlow's checkpoints read and write a variable's memory past `numpy` and `assign`, and leave out, without a
@@ -126,12 +128,18 @@ def checked_in_checkpoints(check: Callable[[Any], None]) -> type[Any]:
 
     Args:
         check: given the variable; raises where its value can be neither taken nor given.
+        take: given the variable and the value that a checkpoint has for it; says whether that is done with this.
     """
 
     class Checked:
         def _serialize_to_tensors(self) -> Any:
             check(self)
             return super()._serialize_to_tensors()  # type: ignore[misc]
+
+        def _restore_from_tensors(self, restored: Mapping[str, tf.Tensor]) -> Any:
+            if take(self, restored[VARIABLE_VALUE_KEY]):
+                return tf.no_op() if not tf.executing_eagerly() else None
+            return super()._restore_from_tensors(restored)  # type: ignore[misc]
 
     return Checked
 
@@ -148,13 +156,33 @@ class _ReadLater:
         return np.asarray(self._variable.numpy(), *args, **kwargs)
 
 
+#: The zip file of every HDF5 file that Keras reads from within one just now, by HDF5's number for an open file.
+_archives: dict[int, str] = {}
+
+
+def archive_of(dataset: h5py.Dataset) -> str | None:
+    """The `.keras` file that holds the HDF5 file of a dataset, while `values_read_late` has Keras read it."""
+    return _archives.get(_number_of_file(dataset))
+
+
+def _number_of_file(part: h5py.HLObject) -> int:
+    number: int = h5py.h5o.get_info(part.id).fileno
+    return number
+
+
 class _OnDisk(saving_lib.H5IOStore):
-    """Keras's store of weights in a `.keras` file, which it makes up in memory; this one lies beside the file."""
+    """Keras's store of weights in a `.keras` file, which it makes up in memory; this one lies beside the file.
+
+    One that is read is known to `archive_of` until it is closed.
+    """
 
     def __init__(self, root_path: Any, archive: Any = None, mode: str = "r") -> None:
-        self._inner = None
+        self._inner, self._number = None, None
         if archive is None or mode != "w":
             super().__init__(root_path, archive=archive, mode=mode)
+            if archive is not None and archive.filename is not None:
+                self._number = _number_of_file(self.h5_file)
+                _archives[self._number] = os.path.abspath(archive.filename)
             return
         self._inner, self._into = str(root_path), archive
         # Kept open until close().
@@ -162,10 +190,40 @@ class _OnDisk(saving_lib.H5IOStore):
         super().__init__(self._file.name, mode="w")
 
     def close(self) -> None:
+        _archives.pop(self._number, None)
         super().close()
         if self._inner is not None:
             self._into.write(self._file.name, self._inner)
             self._file.close()
+
+
+@contextlib.contextmanager
+def values_read_late() -> Iterator[None]:
+    """Within this context Keras gives variables datasets of the HDF5 files it reads, not what they hold.
+
+    By itself it reads all weights of an HDF5 file before it assigns the first, and the file of a model through
+    TensorFlow's file system, where HDF5 does not know its path.
+    """
+    load_model = hdf5_format.load_model_from_hdf5
+
+    def read(group: Any) -> list[Any]:
+        return [group[name] for name in hdf5_format.load_attributes_from_hdf5_group(group, "weight_names")]
+
+    def give(pairs: Iterable[tuple[Any, Any]]) -> None:
+        for variable, value in pairs:
+            variable.assign(np.asarray(value) if type(variable) is ResourceVariable else value)
+
+    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
+        is_here = isinstance(file, tf.io.gfile.GFile) and os.path.isfile(file.name)
+        return load_model(file.name if is_here else file, *args, **kwargs)
+
+    with _replaced(
+        (backend, "batch_set_value", give),
+        (hdf5_format, "load_subset_weights_from_hdf5_group", read),
+        (hdf5_format, "load_model_from_hdf5", load),
+        (saving_lib, "H5IOStore", _OnDisk),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -178,20 +236,15 @@ def values_one_by_one() -> Iterator[None]:
     def get(tensors: Iterable[Any]) -> list[Any]:
         return [_ReadLater(tensor) for tensor in tensors]
 
-    def read(group: Any) -> list[Any]:
-        return [group[name] for name in hdf5_format.load_attributes_from_hdf5_group(group, "weight_names")]
+    with values_read_late(), _replaced((backend, "batch_get_value", get)):
+        yield
 
-    def give(pairs: Iterable[tuple[Any, Any]]) -> None:
-        for variable, value in pairs:
-            variable.assign(np.asarray(value) if type(variable) is ResourceVariable else value)
 
+@contextlib.contextmanager
+def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Within this context attributes of modules are others: each a module, a name and what it is to be."""
     with contextlib.ExitStack() as stack:
-        for owner, name, ours in (
-            (backend, "batch_get_value", get),
-            (backend, "batch_set_value", give),
-            (hdf5_format, "load_subset_weights_from_hdf5_group", read),
-            (saving_lib, "H5IOStore", _OnDisk),
-        ):
+        for owner, name, ours in attributes:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, ours)
         yield

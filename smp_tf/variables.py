@@ -143,7 +143,21 @@ def _check_saved(variable: Any) -> None:
     )
 
 
-class _Guarded(tf_internals.checked_in_checkpoints(_check_saved)):  # type: ignore[misc]
+def _take_from_checkpoint(variable: Any, value: tf.Tensor) -> bool:
+    """Note what TensorFlow reads from a checkpoint for a variable that nobody stores yet: its initial value.
+
+    That is how Keras's `load_model` and `load_weights` give a model its values that is built by a function, or in the
+    constructor of a subclass.
+    """
+    if variable.smp_state.is_filled or variable.smp_state.owner is not None:
+        return False
+    _check_fits(variable, value)
+    return set_initial_value(variable, foreign_values.later(value, variable.dtype))
+
+
+class _Guarded(  # type: ignore[misc]
+    tf_internals.checked_in_checkpoints(_check_saved, _take_from_checkpoint)
+):
     """What a variable of a distributed model does before it is read or written: check that this rank stores it."""
 
     smp_state: VariableState
@@ -296,8 +310,12 @@ class VariableStore:
 
         Variables whose initial value is given as a value rather than a function (step counters and the like) are made
         with it: whoever has the value at hand holds it already. Those that turn out to be weights are adopted later.
+        Variables without any are what a SavedModel holds beside layers that Keras builds anew, such as the state of an
+        optimizer; TensorFlow reads their values at once.
         """
-        initial_value = kwargs.pop("initial_value", None)
+        if kwargs.get("initial_value") is None:
+            return next_creator(**kwargs)
+        initial_value = kwargs.pop("initial_value")
         if not callable(initial_value) or _tracing.made_at_once:
             return make_script_variable(initial_value=initial_value, **kwargs)
         shape, dtype, op_seeds = _draw_seeds(initial_value)

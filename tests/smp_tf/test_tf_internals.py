@@ -7,11 +7,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 from tensorflow.python.training.saving import saveable_object
+from tf_keras import layers
 
 from smp_tf import tf_internals
 
@@ -184,7 +186,13 @@ def test_keras_calls_an_overridden_build_before_the_first_call_unless_it_is_mark
 
 def test_every_checkpoint_asks_before_it_takes_or_gives_a_value(tmp_path: Path) -> None:
     asked: list[str] = []
-    checked = tf_internals.checked_in_checkpoints(lambda variable: asked.append(variable.name))
+    taken: list[list[float]] = []
+
+    def take(variable: Any, value: tf.Tensor) -> bool:
+        taken.append(value.numpy().tolist())
+        return len(taken) > 1
+
+    checked = tf_internals.checked_in_checkpoints(lambda variable: asked.append(variable.name), take)
 
     class Checked(checked, tf_internals.UninitializedVariable):  # type: ignore[misc, valid-type]
         pass
@@ -199,6 +207,38 @@ def test_every_checkpoint_asks_before_it_takes_or_gives_a_value(tmp_path: Path) 
     tf.train.Checkpoint(v=variable).read(written)
     assert asked == ["v:0"] * 3
     assert variable.numpy().tolist() == [1.0, 2.0]
+    variable.assign([0.0, 0.0])
+    tf.train.Checkpoint(v=variable).read(written)
+    assert taken == [[1.0, 2.0], [1.0, 2.0]]
+    assert variable.numpy().tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("file", "archive"), [("m.keras", "m.keras"), ("m.h5", None)])
+def test_values_of_a_model_file_are_given_as_what_can_be_read_again(
+    file: str, archive: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tf_keras.Sequential([layers.Input((2,)), layers.Dense(1)]).save(tmp_path / file)
+    given: list[tuple[str, str | None]] = []
+
+    def assign(variable: Any, value: Any, *args: Any, **kwargs: Any) -> None:
+        assert isinstance(value, h5py.Dataset)
+        given.append((str(value.file.filename), tf_internals.archive_of(value)))
+
+    class Noting(tf_internals.UninitializedVariable):  # type: ignore[misc]
+        pass
+
+    monkeypatch.setattr(Noting, "assign", assign)
+
+    def make(next_creator: Any, **kwargs: Any) -> Any:
+        return Noting(shape=kwargs["shape"], dtype=kwargs["dtype"], name=kwargs["name"])
+
+    with tf.variable_creator_scope(make), tf_internals.values_read_late():
+        tf_keras.models.load_model(tmp_path / file, compile=False)
+    if archive is not None:
+        assert {found for _, found in given} == {str(tmp_path / archive)}
+    else:
+        assert given == [(str(tmp_path / file), None)] * 2
+    assert len(given) == 2
 
 
 def test_whether_a_tape_is_recording() -> None:
