@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.harness import Outcome, launch_script
+from tests.distributed.harness import ROOT, Outcome, launch_script
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
 
 def losses_of(outcome: Outcome) -> list[str]:
@@ -110,12 +112,52 @@ def test_fit_with_callbacks_learns_to_read(tmp_path: Path) -> None:
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
+def test_two_pretrained_models_learn_on_in_one(tmp_path: Path) -> None:
+    arguments = ["--epochs", "4", "--pretrained", str(tmp_path / "halves"), "--save"]
+    split = launch_script(2, "examples/pretrained_pair.py", [*arguments, str(tmp_path / "pair")], deadline=240)
+    split.expect_clean()
+    before = [float(a) for a in re.findall(r"pre-trained .* accuracy ([\d.]+)", split.output(0))]
+    assert len(before) == 2
+    assert float(re.findall(r"accuracy ([\d.]+) of both", split.output(0))[0]) > max(before)
+    assert split.output(1).strip() == ""
+    alone = launch_script(1, "examples/pretrained_pair.py", [*arguments, str(tmp_path / "alone")], launched=False)
+    assert "pre-trained" not in alone.expect_clean().output(0)
+    assert losses_of(alone) == losses_of(split)
+    load = "import tf_keras, sys; print(tf_keras.models.load_model(sys.argv[1]).count_params())"
+    told = subprocess.run([sys.executable, "-c", load, str(tmp_path / "pair")], capture_output=True, text=True)
+    assert told.stdout.strip() == "51082", told.stderr
+
+
+def test_fine_tuning_leaves_frozen_layers_alone_and_without_slots(tmp_path: Path) -> None:
+    arguments = ["--pretrained", str(tmp_path / "model.keras")]
+    split = launch_script(2, "examples/finetune.py", arguments, deadline=240).expect_clean()
+    head, upper = (float(a) for a in re.findall(r"trained the .* accuracy ([\d.]+)", split.output(0)))
+    assert 0.7 < head < upper
+    told = {rank: lines_of(split, rank, f"rank {rank}: ") for rank in (0, 1)}
+    assert told == {
+        0: ["slots for none", "unchanged in this phase: lower_1, lower_2", "slots for upper_1"],
+        1: ["slots for new_head", "unchanged in this phase: none", "slots for new_head, upper_2"],
+    }
+    alone = launch_script(1, "examples/finetune.py", arguments, launched=False).expect_clean()
+    assert losses_of(alone) == losses_of(split)
+    assert lines_of(alone, 0, "rank 0: ") == [
+        "slots for new_head",
+        "unchanged in this phase: lower_1, lower_2",
+        "slots for new_head, upper_1, upper_2",
+    ]
+
+
+def lines_of(outcome: Outcome, rank: int, start: str) -> list[str]:
+    """What a rank printed behind a beginning of lines."""
+    return [line.removeprefix(start) for line in outcome.output(rank).splitlines() if line.startswith(start)]
+
+
 def logged(file: Path) -> list[list[float]]:
     """The numbers that CSVLogger wrote, an epoch a row."""
     return [[float(word) for word in line.split(",")] for line in file.read_text().splitlines()[1:]]
 
 
-@pytest.mark.parametrize("name", ["digits", "fit", "language_model", "load_digits", "resume", "wrapped"])
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_help_is_given_in_one_process(name: str) -> None:
     outcome = launch_script(1, f"examples/{name}.py", ["--help"], launched=False).expect_clean()
     assert "--" in outcome.output(0)
