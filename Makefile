@@ -7,7 +7,7 @@ PYTEST := $(IN_VENV) python -m pytest
 LAST := tests/examples/ tests/distributed/
 FOLDERS := $(sort $(dir $(wildcard tests/*/test_*.py)))
 TESTS := $(filter-out $(LAST),$(FOLDERS)) $(foreach folder,$(LAST),$(filter $(folder),$(FOLDERS)))
-SOURCES := $(wildcard smp_tf smdistributed ops partition pipeline examples benchmarks tests tools setup.py)
+SOURCES := $(wildcard smp_tf smdistributed ops partition pipeline docs examples benchmarks tests tools setup.py)
 # mypy looks at folders, not at setup.py: links give it the package as it is installed.
 TYPED := .setup/typed
 CXX_SOURCES = $(shell find $(wildcard ops tests tools) -name '*.cc' -o -name '*.h')
@@ -23,7 +23,7 @@ IN_THREES := -n 3 --dist loadfile --no-loadscope-reorder
 part = $(PYTEST) $(1) $(TESTS) $(ARGS) || { status=$$?; [ $$status -ne 2 ] || exit 2; [ $$status -eq 5 ] || failed=1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick test-all test-oldest bazel lint format clean
+.PHONY: help setup demo docs pictures test test-quick test-all test-oldest bazel lint format clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -34,6 +34,19 @@ setup: ## Set everything up in .venv (does nothing when it is done)
 demo: setup ## Train a split model on two processes, then load it in one without smp_tf
 	$(IN_VENV) horovodrun --gloo -np 2 python examples/digits.py
 	$(IN_VENV) python examples/load_digits.py
+
+docs: setup ## Build the documentation in build/docs/index.html (a warning is an error)
+	$(IN_VENV) python -m sphinx -W --keep-going -q -b html docs build/docs
+
+# From real runs of an example: its losses and the plan of its model.
+PICTURES := docs/pictures
+pictures: setup ## Draw the pictures of the documentation anew
+	@mkdir -p build/pictures
+	$(IN_VENV) horovodrun --gloo -np 3 python examples/fit.py --partitions 3 --csv build/pictures/split.csv \
+		--plan build/pictures/plan.json
+	$(IN_VENV) python examples/fit.py --csv build/pictures/one.csv
+	$(IN_VENV) python $(PICTURES)/draw_loss.py build/pictures/split.csv build/pictures/one.csv $(PICTURES)/loss.svg
+	$(IN_VENV) python $(PICTURES)/draw_plan.py build/pictures/plan.json $(PICTURES)/plan.svg
 
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
 	failed=0; \

@@ -42,10 +42,19 @@ def main():
     parser.add_argument("--partitions", type=int, default=2, help="stages the model is cut into")
     parser.add_argument("--microbatches", type=int, default=4, help="parts a batch is cut into")
     parser.add_argument("--csv", default="digits_log.csv", help="file for the losses of every epoch")
+    parser.add_argument("--plan", default=None, help="file that the placement of the layers is written to")
     parser.add_argument("--checkpoints", default=None, help="folder in which an interrupted training goes on")
     args = parser.parse_args()
 
-    smp.init({"partitions": args.partitions, "microbatches": args.microbatches, "seed": 1, "intra_op_threads": 1})
+    smp.init(
+        {
+            "partitions": args.partitions,
+            "microbatches": args.microbatches,
+            "partition_file": args.plan,
+            "seed": 1,
+            "intra_op_threads": 1,
+        }
+    )
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 16).astype("float32")
     train, test, train_labels, test_labels = train_test_split(

@@ -569,7 +569,8 @@ class WrappedModel(DistributedModel):
         if self.wrapped.output_names:
             self.output_names = self.wrapped.output_names
         # What was made for the optimizer, losses and frozen layers of before: Keras forgets the wrapped model's only.
-        self.train_function = self.test_function = self.predict_function = None
+        for name in ("train_function", "test_function", "predict_function"):
+            setattr(self, name, None)
 
     @property
     def metrics(self) -> list[Any]:

@@ -190,7 +190,8 @@ class _OnDisk(saving_lib.H5IOStore):
         super().__init__(self._file.name, mode="w")
 
     def close(self) -> None:
-        _archives.pop(self._number, None)
+        if self._number is not None:
+            _archives.pop(self._number, None)
         super().close()
         if self._inner is not None:
             self._into.write(self._file.name, self._inner)

@@ -155,9 +155,10 @@ def _take_from_checkpoint(variable: Any, value: tf.Tensor) -> bool:
     return set_initial_value(variable, foreign_values.later(value, variable.dtype))
 
 
-class _Guarded(  # type: ignore[misc]
-    tf_internals.checked_in_checkpoints(_check_saved, _take_from_checkpoint)
-):
+_Checked: Any = tf_internals.checked_in_checkpoints(_check_saved, _take_from_checkpoint)
+
+
+class _Guarded(_Checked):
     """What a variable of a distributed model does before it is read or written: check that this rank stores it."""
 
     smp_state: VariableState

@@ -45,7 +45,9 @@ def supported_pythons(tensorflow: str) -> List[str]:
 def requirements(tensorflow: str) -> List[str]:
     """The pip requirement lines for TensorFlow `current` or `oldest`; Horovod is not among them."""
     sections = read_sections()
-    return sections["common"] + sections["tensorflow " + tensorflow] + sections["dev"] + sections["models"]
+    docs = sections["docs"] if tensorflow == "current" else []
+    common = sections["common"] + sections["tensorflow " + tensorflow]
+    return common + sections["dev"] + sections["models"] + docs
 
 
 def pinned(section: str, package: str) -> str:

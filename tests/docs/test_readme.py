@@ -10,20 +10,11 @@ import pytest
 import smp_tf
 from smp_tf.config import KEYS, Key
 from tests.distributed.harness import ONE_THREAD, Outcome, launch_script
+from tests.docs.pages import DOCS, ROOT, blocks, page
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md")
 GUIDES = ("docs/coming_from_smp.md", "docs/coming_from_horovod.md")
 SAVED = '"digits_model"'
-
-
-def page(name: str = "README.md") -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
-
-
-def blocks(language: str, text: str) -> list[str]:
-    """The fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def keys_in(table: str) -> set[str]:
@@ -68,7 +59,7 @@ def test_every_configuration_key_is_listed_once() -> None:
     assert keys_in(usable) == set(KEYS) - keys_in(refused)
 
 
-@pytest.mark.parametrize("name", [*PAGES, *GUIDES, "docs/plan_files.md"])
+@pytest.mark.parametrize("name", [*PAGES, *DOCS])
 def test_every_link_leads_to_a_file(name: str) -> None:
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page(name))
     assert links or name not in PAGES

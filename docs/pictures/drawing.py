@@ -1,0 +1,28 @@
+"""What the pictures have in common: their looks, and that the same data give the same file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("svg")
+mpl.rcParams.update({"svg.hashsalt": "smp_tf", "svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif"})
+
+import matplotlib.pyplot as plt  # noqa: E402 - the settings come first
+
+
+def new_picture(width: float, height: float) -> tuple[Any, Any]:
+    """A figure of a size in inches, with one pair of axes without a frame around it."""
+    figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def save(figure: Any, picture: Path) -> None:
+    """Writes a figure as SVG, on white, so that it can be read on a dark page too; without the date."""
+    figure.savefig(picture, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    text = "\n".join(line.rstrip() for line in picture.read_text(encoding="utf-8").splitlines())
+    picture.write_text(text + "\n", encoding="utf-8")
