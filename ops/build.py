@@ -198,7 +198,7 @@ def build_target(target: Target, folder: Path, *, verbose: bool = True) -> Path:
             if verbose:
                 print(f"compiling {source.name}", flush=True)
             result = str(Path(scratch) / f"{source.stem}.o")
-            _run([*compiler, *target.compile_flags, "-c", str(source), "-o", result])
+            _run([*compiler, *_flags(target), "-c", str(source), "-o", result])
             return result
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -213,6 +213,11 @@ def build_target(target: Target, folder: Path, *, verbose: bool = True) -> Path:
         finally:
             unfinished.unlink(missing_ok=True)
     return result
+
+
+def _flags(target: Target) -> list[str]:
+    """What the compiler is given: the environment's CXXFLAGS come last, so that they win."""
+    return [*target.compile_flags, *shlex.split(os.environ.get("CXXFLAGS", ""))]
 
 
 def _run(command: Sequence[str]) -> None:
@@ -240,7 +245,7 @@ def _ucx_version() -> str:
 
 def _fingerprint(target: Target, tensorflow_version: str) -> str:
     digest = hashlib.sha256()
-    digest.update(json.dumps([target.compile_flags, target.link_flags, os.environ.get("CXX", "g++")]).encode())
+    digest.update(json.dumps([_flags(target), target.link_flags, os.environ.get("CXX", "g++")]).encode())
     if target.name == "_tf_ops.so":
         digest.update(tensorflow_version.encode())
     digest.update(_ucx_version().encode())
