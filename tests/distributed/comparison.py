@@ -129,7 +129,7 @@ def compare_weights(found: Comparison, ranks: list[dict], reference: dict, toler
     found.weights = 0.0
     square_difference = square_size = 0.0
     for position, name in enumerate(names):
-        value = ranks[owners[position][0]]["variables"][str(position)].astype(np.float64)
+        value = np.asarray(ranks[owners[position][0]]["variables"][str(position)], np.float64)
         final = reference[f"final_{position}"].astype(np.float64)
         initial = reference[f"initial_{position}"].astype(np.float64)
         difference = np.linalg.norm(value - final)

@@ -319,10 +319,14 @@ def mobilenet_v2(base: type) -> tf_keras.Model:
 
 
 def efficientnet_b0(base: type) -> tf_keras.Model:
-    """EfficientNetB0 as Keras ships it: it rescales its inputs, squeezes and excites, and leaves out whole blocks."""
-    return tf_keras.applications.EfficientNetB0(
-        weights=None, input_shape=(32, 32, 3), classes=5, classifier_activation=None
+    """EfficientNetB0 as Keras ships it, which rescales its inputs, squeezes and excites; its random layers are off."""
+    model = tf_keras.applications.EfficientNetB0(
+        weights=None, input_shape=(48, 48, 3), classes=5, classifier_activation=None
     )
+    for layer in model.layers:
+        if isinstance(layer, layers.Dropout):
+            layer.rate = 0.0
+    return model
 
 
 def conditional(base: type) -> tf_keras.Model:
@@ -475,7 +479,7 @@ MODELS: dict[str, ZooModel] = {
         _entry(
             "efficientnet_b0",
             efficientnet_b0,
-            _features(32, 32, 3, classes=5),
+            _features(48, 48, 3, classes=5),
             form="built",
             optimizer=_slow_sgd(1e-6),
         ),
