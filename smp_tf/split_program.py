@@ -74,6 +74,7 @@ class SplitProgram:
         is_random: whether its random ops need seeds.
         plan: the plan by which the step was cut.
         then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
+        keeps_gradients: whether gradients are kept for each microbatch beside their sum.
     """
 
     name: str
@@ -86,6 +87,7 @@ class SplitProgram:
     is_random: bool
     plan: Plan
     then: Callable[[Any], Any] | None = None
+    keeps_gradients: bool = False
     _eager: Any = field(default=None, init=False)
     _layout: _Flat | None = field(default=None, init=False)
 
@@ -205,6 +207,7 @@ class SplitProgram:
             owner=plan.stage,
             is_local=plan.delivery is not Delivery.LOCAL or plan.stage == self.stage_program.stage,
             is_gradient=plan.is_gradient,
+            is_kept=self.keeps_gradients,
             follows_state=plan.follows_state,
         )
 

@@ -293,6 +293,7 @@ class Step:
             is_random=is_random,
             plan=plan,
             then=self._then,
+            keeps_gradients=self._options.keep_gradients,
         )
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:

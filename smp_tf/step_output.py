@@ -27,6 +27,7 @@ class StepOutput:
         owner: the partition that keeps the value when it is not sent to all; else None.
         is_local: whether this rank has it.
         is_gradient: whether it was computed from gradients.
+        is_kept: whether a gradient's values were kept beside their sum.
         follows_state: whether it was computed from a variable that the step writes.
 
     Example:
@@ -48,6 +49,7 @@ class StepOutput:
         owner: int | None = None,
         is_local: bool = True,
         is_gradient: bool = False,
+        is_kept: bool = False,
         follows_state: bool = False,
     ) -> None:
         self._name = name
@@ -58,6 +60,7 @@ class StepOutput:
         self._owner = owner
         self._is_local = is_local
         self._is_gradient = is_gradient
+        self._is_kept = is_kept
         self._follows_state = follows_state
 
     def __repr__(self) -> str:
@@ -83,6 +86,11 @@ class StepOutput:
         """
         if self._values is not None:
             return [self._marked(value) for value in self._values]
+        if self._is_gradient and self._is_kept:
+            raise StepError(
+                f"{self._name} is a gradient of a weight that partition {self._owner} stores; this rank does not have "
+                f"its values. Check .is_local first."
+            )
         if self._is_gradient:
             raise StepError(
                 f"{self._name} is a gradient: the pipeline keeps only its sum over the microbatches, not one value for "

@@ -134,6 +134,17 @@ class TestAccumulatedByThePipeline:
             ".accumulate(), or decorate the step with @smp.step(keep_microbatch_gradients=True)."
         )
 
+    def test_values_that_were_kept_are_where_their_weight_is(self) -> None:
+        """It advised to keep the values, which the step did."""
+        found = output(None, EQUAL, owner=1, is_local=False, is_gradient=True, is_kept=True)
+        with pytest.raises(StepError) as raised:
+            _ = found.outputs
+        assert str(raised.value) == (
+            "loss is a gradient of a weight that partition 1 stores; this rank does not have its values. Check "
+            ".is_local first."
+        )
+        assert found.accumulate() is None
+
 
 class TestSum:
     @pytest.mark.parametrize("weights", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
