@@ -44,6 +44,8 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
 
     def __init__(self, replica: int = 0) -> None:
         super().__init__()
+        # It does not look at the logs of a batch, so Keras need not wait for their numbers.
+        self._supports_tf_logs = True
         self._replica = replica
         self._done = False
 

@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import control, runtime
+from smp_tf import control, runtime, tf_internals
 from smp_tf.checkpoint import CheckpointManager
 from smp_tf.gather import WRITER, write_with_all_weights
 
@@ -48,7 +48,14 @@ def adapt(callbacks: Any, model: Any) -> Any:
             if callback.model is not model:
                 callback.set_model(model)
         return callbacks
-    return _adapted(tf.nest.flatten(callbacks) if callbacks else [])
+    return _adapted(as_list(callbacks))
+
+
+def as_list(callbacks: Any) -> list[Any]:
+    """Callbacks as a script gives them, None, one or several, as a list."""
+    if isinstance(callbacks, tf_keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return tf.nest.flatten(callbacks) if callbacks else []
 
 
 def before_all(callbacks: Any, first: Sequence[Any], model: Any) -> Any:
@@ -66,6 +73,23 @@ def before_all(callbacks: Any, first: Sequence[Any], model: Any) -> Any:
     if not is_list:
         for callback in wanted:
             callback.set_model(model)
+    return callbacks
+
+
+def after_all(callbacks: Any, last: Any, model: Any) -> Any:
+    """The callbacks with one more after them, in place of the one of its class that an earlier `fit` has put there.
+
+    Args:
+        callbacks: what `adapt` gave.
+        last: the one more.
+        model: the distributed model.
+    """
+    is_list = isinstance(callbacks, list)
+    present = callbacks if is_list else callbacks.callbacks
+    present[:] = [*(callback for callback in present if not isinstance(callback, type(last))), last]
+    if not is_list:
+        last.set_model(model)
+        tf_internals.ask_for_batch_hooks(callbacks)
     return callbacks
 
 

@@ -7,7 +7,7 @@ import inspect
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -546,6 +546,8 @@ class WrappedModel(DistributedModel):
         # Keras gives these to every model that takes `**kwargs`, as `call` below does.
         self._not_taken = set() if takes_all else {"training", "mask"} - {parameter.name for parameter in parameters}
         self._first = next((p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD), None)
+        if tf_internals.is_compiled(model):
+            self._take_over({name: getattr(model, name) for name in tf_internals.SET_BY_COMPILE})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model, as the wrapped one is called: its first argument may be given by name."""
@@ -562,15 +564,24 @@ class WrappedModel(DistributedModel):
         """Compile the wrapped model, whose `train_step` is what `fit` runs; see `tf_keras.Model.compile`."""
         before = dict(vars(self.wrapped))
         self.wrapped.compile(*args, **kwargs)
-        # Keras's loops and callbacks, which see this model, find there what compiling has set: optimizer, losses, ...
-        for name, value in vars(self.wrapped).items():
-            if before.get(name, self) is not value and not name.startswith("_self_"):
-                object.__setattr__(self, name, value)
+        changed = {name: value for name, value in vars(self.wrapped).items() if before.get(name, self) is not value}
+        self._take_over({name: value for name, value in changed.items() if not name.startswith("_self_")})
+
+    def _take_over(self, compiled: Mapping[str, Any]) -> None:
+        """Let Keras's loops and callbacks, which see this model, find here what compiling has set."""
+        for name, value in compiled.items():
+            object.__setattr__(self, name, value)
         if self.wrapped.output_names:
             self.output_names = self.wrapped.output_names
-        # What was made for the optimizer, losses and frozen layers of before: Keras forgets the wrapped model's only.
-        for name in ("train_function", "test_function", "predict_function"):
-            setattr(self, name, None)
+        # What was made for the optimizer, losses and weights to train of before.
+        for function in ("train_function", "test_function", "predict_function"):
+            object.__setattr__(self, function, None)
+
+    @property
+    def layers(self) -> list[Any]:
+        """The layers of the wrapped model."""
+        found: list[Any] = self.wrapped.layers
+        return found
 
     @property
     def metrics(self) -> list[Any]:

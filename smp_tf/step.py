@@ -347,7 +347,7 @@ class Step:
             return wanted
         if batch == 0:
             raise StepError(f"Step {self.name!r} was given a batch without samples. Leave empty batches out.")
-        if not self._programs:
+        if not self._programs and not self._options.small_first_batch:
             raise StepError(
                 f"The first batch of step {self.name!r} has {batch} samples, fewer than the {wanted} microbatches "
                 f"it is to be cut into. Use batches of at least {wanted} samples, or fewer microbatches."
@@ -408,6 +408,8 @@ class StepOptions:
     autograph: bool = True
     reduce_retracing: bool = False
     jit_compile: bool | None = None
+    #: Whether the first batch may have fewer samples than there are microbatches, as any other may.
+    small_first_batch: bool = False
 
     def check(self, signature: inspect.Signature, name: str) -> None:
         """Raise where an option names a parameter the step does not have."""

@@ -111,6 +111,34 @@ def is_default_options(options: Any) -> bool:
     return all(getattr(options, name) == getattr(fresh, name) for name in type(options).__slots__)
 
 
+#: What `tf_keras.Model.compile` sets of a model, but for the functions of its loops. Seen in tf_keras 2.16 to 2.21.
+SET_BY_COMPILE = (
+    "_compile_config",
+    "_compiled_trainable_state",
+    "_is_compiled",
+    "_jit_compile",
+    "_pss_evaluation_shards",
+    "_run_eagerly",
+    "_steps_per_execution",
+    "compiled_loss",
+    "compiled_metrics",
+    "loss",
+    "optimizer",
+)
+
+
+def is_compiled(model: tf_keras.Model) -> bool:
+    """Whether `compile` was called on a model."""
+    return bool(model._is_compiled)
+
+
+def ask_for_batch_hooks(callbacks: tf_keras.callbacks.CallbackList) -> None:
+    """Let a list of callbacks find out again which of them are to be called for every batch, as when it was made."""
+    for kind in ("train", "test", "predict"):
+        wanted = any(getattr(callback, f"_implements_{kind}_batch_hooks")() for callback in callbacks.callbacks)
+        setattr(callbacks, f"_should_call_{kind}_batch_hooks", wanted)
+
+
 def compiled_losses() -> tuple[type, Any]:
     """The class that holds a compiled model's losses, and the module of the functions by which losses are reduced.
 

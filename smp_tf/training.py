@@ -22,7 +22,9 @@ import tensorflow as tf
 from smp_tf import control, keras_callbacks, replica_logs, runtime
 from smp_tf.callbacks import BroadcastInitialState, MetricAverage
 from smp_tf.errors import RankMismatchError, StepError
+from smp_tf.fit_agreement import agree_on_fit
 from smp_tf.loss_denominators import Denominators, Totals
+from smp_tf.microbatching import count_samples
 from smp_tf.model import keras_loop
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.tf_internals import autograph_convert
@@ -61,7 +63,9 @@ class BatchFunction:
         one_microbatch = self._one_microbatch
         self._step = Step(
             _named(lambda data: one_microbatch(data), method),
-            StepOptions(jit_compile=True if model.jit_compile else None),
+            # A training whose first batch is cut into fewer microbatches than it was asked for is a mistake; a single
+            # prediction is none.
+            StepOptions(jit_compile=True if model.jit_compile else None, small_first_batch=method != "train_step"),
             self._finish,
         )
 
@@ -145,7 +149,7 @@ class BatchFunction:
     def _one_microbatch(self, data: Any) -> dict[str, Any]:
         recorder = ApplyRecorder(self._in_words)
         denominators = Denominators(self._in_words, self._batch_samples)
-        samples = tf.shape(tf.nest.flatten(data, expand_composites=True)[0])[0]
+        samples = _samples_in(data)
         with recorder.recording(), denominators.collecting(samples) if self._in_parts else contextlib.nullcontext():
             results = autograph_convert(getattr(self._model, self._method))(data)
         self._traced.append((recorder.applies, denominators))
@@ -181,9 +185,16 @@ def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: 
         What the loop returns.
     """
     bound = inspect.signature(loop).bind(*args, **kwargs)
-    adapted = keras_callbacks.adapt(bound.arguments.get("callbacks"), model)
+    bound.apply_defaults()
+    given = bound.arguments.get("callbacks")
+    together = None
+    if loop.__name__ == "fit":
+        together = agree_on_fit(bound.arguments, keras_callbacks.as_list(given))
+    adapted = keras_callbacks.adapt(given, model)
     if loop.__name__ == "fit" and runtime.current().topology.dp_size > 1:
         adapted = keras_callbacks.before_all(adapted, [BroadcastInitialState(), MetricAverage()], model)
+    if together is not None:
+        adapted = keras_callbacks.after_all(adapted, together, model)
     bound.arguments["callbacks"] = adapted
     if runtime.current().topology.rank:
         bound.arguments["verbose"] = 0
@@ -209,6 +220,12 @@ def predict_function(model: Any) -> BatchFunction:
 def _samples(batch: Any) -> int:
     first: Any = next(iter(tf.nest.flatten(batch)), None)
     return int(first.shape[0] or 0) if getattr(first, "shape", None) else 0
+
+
+def _samples_in(data: Any) -> tf.Tensor:
+    """The number of samples of a microbatch that is being traced, an int64 scalar."""
+    cut = [value for value in tf.nest.flatten(data) if isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))]
+    return count_samples(cut[0], 0) if cut else tf.constant(1, tf.int64)
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -128,3 +128,30 @@ def test_replicas_with_different_numbers_of_batches_are_told() -> None:
     for text in said:
         assert "the metrics at the end of an epoch or evaluation" in text
         assert "batch 3 of the training" in text
+
+
+@pytest.mark.distributed
+def test_ranks_begin_alike_and_stop_together() -> None:
+    config = {"partitions": 2, "microbatches": 2, "seed": 5}
+    cases = [
+        Case("epoch", "stopped_by_one", {"rank": 1, "epoch": 1}, config),
+        Case("batch", "stopped_by_one", {"rank": 0, "batch": 2}, config),
+        Case("unlike", "called_unlike", {"epochs": 3}, config),
+        Case("loggers", "called_unlike", {"callbacks": []}, config),
+        Case("best", "best_weights_stay", {}, config),
+    ]
+    found = launch(2, CASES, cases, deadline=60.0)
+    for rank in range(2):
+        assert found["epoch"].values()[rank] == {"epochs": 2, "batches": 10}
+        assert found["batch"].values()[rank] == {"epochs": 1, "batches": 3}
+        assert found["loggers"].values()[rank] == {"said": ""}
+        said = found["unlike"].values()[rank]["said"].splitlines()
+        assert said[0] == "The ranks do not agree on how fit is called:"
+        assert said[1].endswith("has 1.0; rank 0 has 3.0")
+        assert said[2].endswith("has []; rank 0 has ['EarlyStopping']")
+        best = found["best"].values()[rank]
+        assert (best["sent"], best["sent_in_all"], best["epochs"]) == (0, True, 3)
+        for kept, now in zip(best["best"], best["now"], strict=True):
+            np.testing.assert_array_equal(kept, now)
+    first, second = (rank["held"] for rank in found["best"].values())
+    assert [a != b for a, b in zip(first, second, strict=True)] == [True] * len(first)

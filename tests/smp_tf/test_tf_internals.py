@@ -448,3 +448,23 @@ def test_a_compiled_model_reduces_its_losses_by_the_functions_that_are_watched(m
 def test_default_options_are_told_from_others(kind: type) -> None:
     assert tf_internals.is_default_options(kind())
     assert not tf_internals.is_default_options(kind(experimental_io_device="/job:localhost"))
+
+
+def test_compiling_sets_the_attributes_that_a_wrapped_model_hands_on() -> None:
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1)])
+    assert not tf_internals.is_compiled(model)
+    before = dict(vars(model))
+    model.compile("sgd", "mse", metrics=["mae"], jit_compile=True, run_eagerly=False, steps_per_execution=2)
+    changed = {name for name, value in vars(model).items() if before.get(name, model) is not value}
+    assert {name for name in changed if not name.startswith("_self_")} == set(tf_internals.SET_BY_COMPILE)
+    assert tf_internals.is_compiled(model)
+
+
+def test_a_list_of_callbacks_finds_out_again_who_wants_each_batch() -> None:
+    callbacks = tf_keras.callbacks.CallbackList([])
+    called = []
+    callbacks.append(tf_keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: called.append(batch)))
+    callbacks.on_train_batch_end(0)
+    tf_internals.ask_for_batch_hooks(callbacks)
+    callbacks.on_train_batch_end(1)
+    assert called == [1]

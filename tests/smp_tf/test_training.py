@@ -48,6 +48,18 @@ SENTENCES[:2] = 0
 TAGS = RANDOM.randint(0, 3, (22, 5))
 
 
+def ragged() -> tf_keras.Model:
+    inputs = tf_keras.Input((None,), dtype=tf.int32, ragged=True)
+    padded = layers.Lambda(lambda words: words.to_tensor(shape=[None, 5]))(inputs)
+    return tf_keras.Model(inputs, layers.Dense(3)(layers.Embedding(7, 4, mask_zero=True)(padded)))
+
+
+def ragged_batches() -> tf.data.Dataset:
+    lengths = np.arange(22)[:, None] % 5 + 1
+    words = tf.ragged.boolean_mask(np.maximum(SENTENCES, 1), np.arange(5) < lengths)
+    return tf.data.Dataset.from_tensor_slices((words, TAGS)).batch(10)
+
+
 def with_losses() -> tf_keras.Model:
     inputs = tf_keras.Input((6,))
     hidden = layers.Dense(8, kernel_regularizer="l2", activity_regularizer="l2", name="hidden")(inputs)
@@ -153,6 +165,7 @@ CASES: dict[str, tuple[Callable[[], Any], Mapping[str, Any], Mapping[str, Any]]]
         {"loss": [tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=1), None]},
         {"x": SENTENCES, "y": [TAGS, NUMBERS], "batch_size": 8, "sample_weight": WEIGHTS},
     ),
+    "ragged inputs and a masked loss": (ragged, {"loss": FROM_LOGITS}, {"x": ragged_batches()}),
     "losses of layers": (with_losses, PLAIN, ARRAYS),
     "metrics with a state": (
         classifier,
@@ -351,6 +364,52 @@ def test_single_batches(init: Callable[..., None]) -> None:
             ours, theirs = getattr(split, method)(**given), getattr(plain, method)(**given)
             np.testing.assert_allclose(*(list(o.values()) if isinstance(o, dict) else o for o in (ours, theirs)), 1e-5)
     np.testing.assert_allclose(split.predict_on_batch(X[:5]), plain.predict_on_batch(X[:5]), 1e-5)
+
+
+def test_fewer_samples_than_microbatches_can_be_evaluated_and_predicted_at_once(init: Callable[..., None]) -> None:
+    init(microbatches=3)
+    plain, split = classifier(), smp.DistributedModel(classifier)
+    split.set_weights(plain.get_weights())
+    for model in (plain, split):
+        compiled(model, PLAIN)
+    np.testing.assert_allclose(split.predict(X[:1], verbose=0), plain.predict(X[:1], verbose=0), 1e-5)
+    ours, theirs = (model.evaluate(X[:2], CLASSES[:2], verbose=0) for model in (split, plain))
+    np.testing.assert_allclose(ours, theirs, 1e-5)
+    with pytest.raises(StepError, match="first batch of step 'train_step' has 2 samples, fewer than the 3"):
+        split.fit(X[:2], CLASSES[:2], verbose=0)
+
+
+def test_compiling_again_takes_the_new_optimizer_and_what_is_frozen(init: Callable[..., None]) -> None:
+    init(microbatches=2)
+    plain, split = two_outputs(), smp.DistributedModel(two_outputs)
+    split.set_weights(plain.get_weights())
+    given = {"x": X[:16], "y": [CLASSES[:16], NUMBERS[:16]], "batch_size": 8}
+    histories = []
+    for model in (plain, split):
+        compiled(model, {"loss": [FROM_LOGITS, "mse"]})
+        fitted(model, given)
+        for layer in model.layers[:-1]:
+            layer.trainable = False
+        model.get_layer("kind").trainable = True
+        compiled(model, {"loss": [FROM_LOGITS, "mae"]}, tf_keras.optimizers.Adam(0.1))
+        histories.append(fitted(model, given))
+        assert [variable.name.split("/")[0] for variable in model.trainable_variables] == ["kind"] * 2 + ["size"] * 2
+    assert histories[1].keys() == histories[0].keys()
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(histories[1][name], values, rtol=1e-5, err_msg=name)
+
+
+def test_a_model_that_was_compiled_before_it_is_wrapped_is_compiled(init: Callable[..., None]) -> None:
+    init(microbatches=2)
+    plain = compiled(classifier(), PLAIN)
+    weights = plain.get_weights()
+    split = smp.DistributedModel(lambda: compiled(classifier(), PLAIN))
+    split.set_weights(weights)
+    given = {**ARRAYS, "x": X[:16], "y": CLASSES[:16]}
+    expected, found = fitted(plain, given), fitted(split, given)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
 
 
 def test_a_model_that_is_subclassed_and_measured_in_its_call(init: Callable[..., None]) -> None:

@@ -14,6 +14,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
+from smp_tf import runtime
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.randn(44, 6).astype(np.float32)
@@ -199,3 +200,80 @@ def unequal(known: bool) -> dict[str, Any]:
     except smp.errors.RankMismatchError as error:
         return {"said": str(error)}
     return {"said": ""}
+
+
+class Stop(tf_keras.callbacks.Callback):
+    """Wants to stop on one rank only, as one that looks at a clock may."""
+
+    def __init__(self, rank: int, batch: int = -1, epoch: int = -1) -> None:
+        super().__init__()
+        self.at = {"batch": batch, "epoch": epoch} if smp.rank() == rank else {}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_training |= batch == self.at.get("batch")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training |= epoch == self.at.get("epoch")
+
+
+def stopped_by_one(**when: int) -> dict[str, Any]:
+    """A training that one rank wants to stop."""
+    model, x, y = model_of("dropout")
+    seen = Seen()
+    history = model.fit(
+        x, y, batch_size=8 // smp.dp_size(), epochs=4, shuffle=False, verbose=0, callbacks=[seen, Stop(**when)]
+    ).history
+    return {"epochs": len(history["loss"]), "batches": len(seen.batches)}
+
+
+def called_unlike(**arguments: Any) -> dict[str, Any]:
+    """`fit` with a callback, and other arguments, that rank 0 alone has."""
+    model, x, y = model_of("dropout")
+    alone: dict[str, Any] = {"callbacks": [Seen(), tf_keras.callbacks.EarlyStopping("loss")], **arguments}
+    try:
+        model.fit(x, y, batch_size=8 // smp.dp_size(), verbose=0, **(alone if smp.rank() == 0 else {}))
+    except smp.errors.RankMismatchError as error:
+        return {"said": str(error)}
+    return {"said": ""}
+
+
+def best_weights_stay() -> dict[str, Any]:
+    """What a rank sends while EarlyStopping keeps and restores the best weights."""
+    model, x, y = model_of("two")
+
+    class Watched(tf_keras.callbacks.EarlyStopping):
+        sent = 0
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            before = bytes_sent()
+            super().on_epoch_end(epoch, logs)
+            self.sent += bytes_sent() - before
+
+    # The loss never falls by 10, so the first epoch stays the best.
+    stopping = Watched("loss", min_delta=10.0, patience=2, restore_best_weights=True)
+    size = 8 // smp.dp_size()
+    kept = Kept()
+    model.fit(x, y, batch_size=size, epochs=5, shuffle=False, verbose=0, callbacks=[kept, stopping])
+    return {
+        "sent": stopping.sent,
+        "sent_in_all": bytes_sent() > 0,
+        "held": [shard.value is not None for shard in stopping.best_weights.shards],
+        "best": kept.weights,
+        "now": [np.asarray(v) for v in model.local_variables],
+        "epochs": stopping.stopped_epoch + 1,
+    }
+
+
+class Kept(tf_keras.callbacks.Callback):
+    """Keeps what this rank stores after the first epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 0:
+            self.weights = [np.array(v) for v in self.model.local_variables]
+
+
+def bytes_sent() -> int:
+    """What this rank has sent so far."""
+    transport = runtime.current().transport
+    assert transport is not None
+    return sum(int(peer["sent_bytes"]) for peer in transport.stats()["peers"])

@@ -1,0 +1,120 @@
+"""Ranks that train with `fit` decide alike: they begin with the same arguments, and stop together.
+
+    rank 0: fit(epochs=3, [ModelCheckpoint])   rank 1: fit(epochs=3, [])     ─▶ an error before the first batch
+    rank 0: model.stop_training = True         rank 1: goes on               ─▶ both stop
+
+Most callbacks decide by the logs, which are the same everywhere. One that looks at a clock, or at a file of its host,
+does not; nor does one that a script gives to rank 0 alone, as scripts for data parallelism do.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tf_keras
+
+from smp_tf import callbacks as own_callbacks
+from smp_tf import control, runtime
+
+#: Arguments of `fit` by which ranks that differ would run other numbers of batches, or other evaluations.
+_COMPARED = ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_freq")
+_MODULES = (tf_keras.callbacks.Callback.__module__, own_callbacks.__name__)
+#: Of Keras's callbacks, those that act alone: they write, show, or run functions of the script's.
+_ALONE = (
+    tf_keras.callbacks.BaseLogger,
+    tf_keras.callbacks.CSVLogger,
+    tf_keras.callbacks.History,
+    tf_keras.callbacks.LambdaCallback,
+    tf_keras.callbacks.ProgbarLogger,
+    tf_keras.callbacks.RemoteMonitor,
+)
+_HINT = (
+    "Call fit on every rank with the same arguments, and with the same callbacks of those that change the training or "
+    "read weights: files are written once, by rank 0, all the same. Only callbacks that show or log may differ."
+)
+
+
+def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> StopTogether | None:
+    """Raise unless all ranks call `fit` alike, as far as it matters; every rank calls this before the first batch.
+
+    Args:
+        arguments: of `fit`, by name, with the defaults of those that were not given.
+        callbacks: those that the script gave.
+
+    Returns:
+        The callback that comes after all others; None where this process is alone.
+
+    Raises:
+        RankMismatchError: the ranks do not call it alike.
+    """
+    if runtime.current().topology.size == 1:
+        return None
+    told: dict[str, Any] = {name: _told(arguments[name]) for name in _COMPARED}
+    told["validation"] = bool(_told(arguments["validation_split"])) or arguments["validation_data"] is not None
+    told["callbacks"] = acting(callbacks)
+    control.agree("how fit is called", told, hint=_HINT)
+    each_batch = any(decides_in_batches(callback) for callback in callbacks)
+    return StopTogether(any(control.allgather_json(each_batch, name="what callbacks fit has")))
+
+
+def acting(callbacks: Sequence[Any]) -> list[str]:
+    """The classes of those callbacks that change the training, or take part in what all ranks do."""
+    return [type(callback).__name__ for callback in callbacks if _acts(callback)]
+
+
+class StopTogether(tf_keras.callbacks.Callback):
+    """After all other callbacks: where one rank wants to stop, all do.
+
+    Args:
+        each_batch: whether some callback of some rank may decide so between batches, and not only between epochs.
+    """
+
+    def __init__(self, each_batch: bool) -> None:
+        super().__init__()
+        self._supports_tf_logs = True
+        self._each_batch = each_batch
+        self._count = 0
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return self._each_batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Ask the others, where that is needed."""
+        self._count += 1
+        self._agree(f"batch {self._count} of the training")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Ask the others."""
+        self._agree(f"epoch {epoch + 1}")
+
+    def _agree(self, place: str) -> None:
+        wanted = control.allgather_json(bool(self.model.stop_training), name=f"the callbacks at the end of {place}")
+        if any(wanted):
+            self.model.stop_training = True
+
+
+def _acts(callback: Any) -> bool:
+    if isinstance(callback, tf_keras.callbacks.TensorBoard):
+        return bool(callback.histogram_freq or callback.embeddings_freq)
+    known = any(base.__module__ in _MODULES for base in type(callback).__mro__[:-1] if base not in _BASES)
+    return known and not isinstance(callback, _ALONE)
+
+
+#: What every callback inherits.
+_BASES = tf_keras.callbacks.Callback.__mro__
+
+
+def decides_in_batches(callback: Any) -> bool:
+    """Whether a callback of the script's own runs between batches; Keras's decide by the logs there."""
+    is_own = isinstance(callback, tf_keras.callbacks.LambdaCallback) or type(callback).__module__ not in _MODULES
+    return bool(is_own and callback._implements_train_batch_hooks())
+
+
+def _told(value: Any) -> Any:
+    """An argument as it is compared: numbers by their value."""
+    if isinstance(value, numbers.Number | np.generic):
+        return float(value)  # type: ignore[arg-type]
+    return None if value is None else repr(value)

@@ -1,0 +1,73 @@
+"""Which callbacks all ranks need together, and which a rank may have alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tf_keras
+
+import smp_tf as smp
+from smp_tf import fit_agreement
+
+
+class Own(tf_keras.callbacks.Callback):
+    """One of the script's."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Looks at every batch."""
+
+
+class Stopping(tf_keras.callbacks.EarlyStopping):
+    """One of Keras's that the script has changed."""
+
+
+TOGETHER = {
+    "Stopping": Stopping,
+    "ReduceLROnPlateau": tf_keras.callbacks.ReduceLROnPlateau,
+    "ModelCheckpoint": lambda: tf_keras.callbacks.ModelCheckpoint("best"),
+    "TerminateOnNaN": tf_keras.callbacks.TerminateOnNaN,
+    "TensorBoard": lambda: tf_keras.callbacks.TensorBoard("logs", histogram_freq=1),
+    "Checkpoint": lambda: smp.callbacks.Checkpoint("checkpoints"),
+    "PipelineSummary": smp.callbacks.PipelineSummary,
+}
+ALONE: list[Callable[[], Any]] = [
+    Own,
+    tf_keras.callbacks.LambdaCallback,
+    lambda: tf_keras.callbacks.CSVLogger("log.csv"),
+    lambda: tf_keras.callbacks.TensorBoard("logs"),
+    tf_keras.callbacks.History,
+]
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_what_changes_the_training_is_needed_on_all_ranks(init: Callable[..., None], name: str) -> None:
+    init()
+    assert fit_agreement.acting([Own(), TOGETHER[name]()]) == [name]
+
+
+def test_what_shows_or_logs_may_be_on_one_rank_alone(init: Callable[..., None]) -> None:
+    init()
+    assert fit_agreement.acting([make() for make in ALONE]) == []
+
+
+def test_alone_in_the_world_there_is_nobody_to_ask(init: Callable[..., None]) -> None:
+    init()
+    assert fit_agreement.agree_on_fit({}, [Own()]) is None
+
+
+@pytest.mark.parametrize(
+    ("made", "each_batch"),
+    [
+        (Own, True),
+        (lambda: tf_keras.callbacks.LambdaCallback(on_train_batch_end=print), True),
+        (tf_keras.callbacks.LambdaCallback, False),
+        (tf_keras.callbacks.TerminateOnNaN, False),
+        (smp.callbacks.BroadcastInitialState, False),
+    ],
+)
+def test_between_batches_ranks_ask_each_other_only_for_callbacks_of_the_scripts_own(
+    made: Callable[[], Any], each_batch: bool
+) -> None:
+    assert fit_agreement.decides_in_batches(made()) is each_batch
