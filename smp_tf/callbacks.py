@@ -55,7 +55,15 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
             return
         self._done = True
         variables = self.model.optimizer.variables
-        state = [*self.model.local_variables, *(variables() if callable(variables) else variables)]
+        # Those of metrics count what each replica has seen.
+        metrics = {
+            id(variable.handle)
+            for module in self.model.submodules
+            if isinstance(module, tf_keras.metrics.Metric)
+            for variable in module.variables
+        }
+        weights = [variable for variable in self.model.local_variables if id(variable.handle) not in metrics]
+        state = [*weights, *(variables() if callable(variables) else variables)]
         root = runtime.current().topology.members(CommGroup.DP_GROUP)[self._replica]
         broadcast_over_replicas(state, root, "smp_initial_state")
 

@@ -81,17 +81,21 @@ class StopTogether(tf_keras.callbacks.Callback):
     def _implements_train_batch_hooks(self) -> bool:
         return self._each_batch
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Ask the others: Keras leaves an epoch after its first batch where a callback wants to stop by now."""
+        self._agree(f"the beginning of epoch {epoch + 1}")
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Ask the others, where that is needed."""
         self._count += 1
-        self._agree(f"batch {self._count} of the training")
+        self._agree(f"the end of batch {self._count} of the training")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Ask the others."""
-        self._agree(f"epoch {epoch + 1}")
+        self._agree(f"the end of epoch {epoch + 1}")
 
     def _agree(self, place: str) -> None:
-        wanted = control.allgather_json(bool(self.model.stop_training), name=f"the callbacks at the end of {place}")
+        wanted = control.allgather_json(bool(self.model.stop_training), name=f"the callbacks at {place}")
         if any(wanted):
             self.model.stop_training = True
 

@@ -274,6 +274,22 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             summed: dict[str, Any] = super().get_metrics_result()
         return summed
 
+    def _validate_and_get_metrics_result(self, logs: Any) -> Any:
+        """What Keras calls with the logs of the last batch, at the end of an epoch and of an evaluation.
+
+        It replaces them by the results of the metrics where these have the same names, which are those of all replicas
+        then. Of a `train_step` or `test_step` that returns anything else, the rest is averaged here.
+        """
+        found = super()._validate_and_get_metrics_result(logs)
+        if found is not logs or not isinstance(logs, dict) or runtime.current().topology.dp_size == 1:
+            return found
+        from smp_tf.replica_logs import average_now
+
+        summed = self.get_metrics_result()
+        return average_now(logs, 1, "the logs of an epoch or evaluation") | {
+            name: value for name, value in summed.items() if name in logs
+        }
+
     def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
         """What `fit` calls for every batch: `train_step`, traced for one microbatch, cut and pipelined.
 

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import control, keras_callbacks, replica_logs, runtime
+from smp_tf.announce import announce
 from smp_tf.callbacks import BroadcastInitialState, MetricAverage
 from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.fit_agreement import agree_on_fit
@@ -184,6 +185,10 @@ def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: 
     Returns:
         What the loop returns.
     """
+    if model.autotune_steps_per_execution:
+        # Keras would go by each rank's clock; and a loop over batches in one graph is nothing that it could make here.
+        model.autotune_steps_per_execution = False
+        announce('steps_per_execution="auto" is taken for 1.', runtime.current().topology.rank)
     bound = inspect.signature(loop).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments.get("callbacks")

@@ -25,7 +25,8 @@ def report_uncompiled(step: str, program: StageProgram) -> None:
     everyone = allgather_json(mine, name=f"what XLA compiles of step {step!r}")
     parts = {part: reason for of_rank in everyone for part, reason in of_rank.items()}
     if parts:
-        listed = "; ".join(f"{part}: {reason}" for part, reason in sorted(parts.items()))
+        # What follows on other lines is where TensorFlow was in its sources.
+        listed = "; ".join(f"{part}: {reason.partition(chr(10))[0]}" for part, reason in sorted(parts.items()))
         announce(
             f"xla is true, but XLA cannot compile all of step {step!r}. These parts run without it: {listed}",
             runtime.current().topology.rank,

@@ -12,7 +12,7 @@ from tests.distributed.conftest import LaunchedCase
 from tests.distributed.harness import Case, CaseResult, launch
 
 CASES = "tests.distributed.cases.fit"
-KINDS = ("two", "masked", "dropout")
+KINDS = ("two", "masked", "own", "dropout")
 # Partitions x replicas, microbatches of one replica: four in all, so that every one has the same samples.
 SETTINGS = {"1x1": (1, 1, 4), "2x1": (2, 1, 4), "2x2": (2, 2, 2)}
 

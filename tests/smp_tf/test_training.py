@@ -135,6 +135,7 @@ CASES: dict[str, tuple[Callable[[], Any], Mapping[str, Any], Mapping[str, Any]]]
     "a generator": (classifier, PLAIN, {"x": generator, "steps_per_epoch": 2}),
     "initial epoch": (classifier, PLAIN, {**ARRAYS, "initial_epoch": 1, "epochs": 3}),
     "several steps per execution": (classifier, {**PLAIN, "steps_per_execution": 2}, ARRAYS),
+    "steps per execution as Keras likes": (classifier, {**PLAIN, "steps_per_execution": "auto"}, ARRAYS),
     "several outputs": (
         two_outputs,
         {

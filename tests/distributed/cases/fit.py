@@ -47,6 +47,38 @@ def dropping() -> tf_keras.Model:
     return tf_keras.Model(inputs, layers.Dense(3, name="kind")(layers.Dense(8, name="second")(hidden)), name="dropping")
 
 
+class OwnSteps(tf_keras.Model):
+    """Steps that return more than metrics, and a metric that is the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__(name="own")
+        self.first, self.second = layers.Dense(8, name="first"), layers.Dense(3, name="second")
+        self.seen = tf_keras.metrics.Mean(name="seen")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.seen]
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.second(self.first(x))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.compiled_loss(data[1], self(data[0], training=True))
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        self.seen.update_state(loss)
+        return {"seen": self.seen.result(), "loss": loss}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        predicted = self(data[0], training=False)
+        self.seen.update_state(self.compiled_loss(data[1], predicted))
+        return {"seen": self.seen.result(), "largest": tf.reduce_mean(tf.reduce_max(predicted, -1))}
+
+    def predict_step(self, data: Any) -> dict[str, Any]:
+        predicted = self(data[0] if isinstance(data, tuple) else data)
+        return {"class": tf.argmax(predicted, -1), "probability": tf.nn.softmax(predicted)}
+
+
 TWO = {
     "loss": {"kind": FROM_LOGITS, "size": "mse"},
     "loss_weights": {"kind": 1.0, "size": 0.3},
@@ -55,6 +87,7 @@ TWO = {
 KINDS: dict[str, Any] = {
     "two": (two_outputs, TWO, X, {"kind": CLASSES, "size": SIZES}),
     "masked": (tagger, {"loss": FROM_LOGITS, "weighted_metrics": ["accuracy"]}, WORDS, TAGS),
+    "own": (OwnSteps, {"loss": FROM_LOGITS}, X, CLASSES),
     "dropout": (dropping, {"loss": FROM_LOGITS}, X, CLASSES),
 }
 
