@@ -82,3 +82,17 @@ def test_a_failure_of_the_writing_rank_is_told_to_all_and_training_can_go_on(
         )
     for rank in (first, *others):
         assert (rank["left"], rank["refused"], rank["same"]) == ([], True, True)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("launched", [launched(2, "pretrained")])
+def test_pretrained_models_are_loaded_where_a_model_is_made(launched: LaunchedCase, case_result: CaseResult) -> None:
+    ranks = case_result.values()
+    for rank in ranks:
+        for end, given in rank["given"].items():
+            assert np.allclose(given, rank["wanted"], rtol=0, atol=1e-5), end
+        for end in (".keras", ".h5"):
+            before, after, local, of_all = rank["read"][end]
+            assert (before, after) == (0, local)
+            assert 0 < local < of_all
+    assert [sum(rank["read"][".h5"][at] for rank in ranks) for at in (2, 3)] == [20, 40]

@@ -216,3 +216,40 @@ def failing() -> dict[str, Any]:
         refused = True
     same = bool((predictions(model) == before).all())
     return {"said": said, "left": [path.name for path in folder.iterdir()], "refused": refused, "same": same}
+
+
+def pretrained() -> dict[str, Any]:
+    """Two pre-trained models of the same names, loaded where a distributed model is made, in every format.
+
+    Each rank makes them, which takes no more than knowing what they give.
+    """
+    folder = Path(tempfile.mkdtemp())
+    sources = [functional(), functional()]
+    for number, source in enumerate(sources):
+        drawn = np.random.default_rng(number)
+        source.set_weights([drawn.uniform(0.1, 1.0, w.shape) for w in source.get_weights()])
+    found: dict[str, Any] = {"wanted": sources[0](X).numpy() + sources[1](X).numpy(), "given": {}, "read": {}}
+
+    class Pair(smp.DistributedModel):
+        def __init__(self, paths: list[str]) -> None:
+            super().__init__(name="pair")
+            self.one, self.other = (tf_keras.models.load_model(path, compile=False) for path in paths)
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.one(x, training=False) + self.other(x, training=False)
+
+    for end in (".keras", ".h5", ""):
+        paths = [str(folder / f"{number}{end}") for number in range(2)]
+        for source, path in zip(sources, paths, strict=True):
+            source.save(path)
+        with values_read() as read:
+            model = Pair(paths)
+            before = len(read)
+
+            @smp.step
+            def predict(x: tf.Tensor, model: Any = model) -> tf.Tensor:
+                return model(x)
+
+            found["given"][end] = predict(X).concat().numpy()
+        found["read"][end] = [before, len(read), len(model.local_variables), len(model.variables)]
+    return found
