@@ -87,6 +87,9 @@ class StopTogether(tf_keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Ask the others, where that is needed."""
+        # Keras calls it for all callbacks where one has use for it, such as the progress bar, which rank 0 alone has.
+        if not self._each_batch:
+            return
         self._count += 1
         self._agree(f"the end of batch {self._count} of the training")
 

@@ -71,3 +71,20 @@ def test_between_batches_ranks_ask_each_other_only_for_callbacks_of_the_scripts_
     made: Callable[[], Any], each_batch: bool
 ) -> None:
     assert fit_agreement.decides_in_batches(made()) is each_batch
+
+
+@pytest.mark.parametrize("each_batch", [False, True])
+def test_a_progress_bar_that_rank_0_alone_has_makes_it_ask_nothing(
+    each_batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keras calls every callback between batches where one of them has use for it: rank 0 alone waited."""
+    asked: list[str] = []
+    stop = fit_agreement.StopTogether(each_batch)
+    monkeypatch.setattr(stop, "_agree", asked.append)
+    bar = tf_keras.callbacks.ProgbarLogger()
+    bar.target = 1
+    called = tf_keras.callbacks.CallbackList([bar, stop], model=tf_keras.Sequential(), verbose=1, steps=1, epochs=1)
+    called.on_epoch_begin(0)
+    asked.clear()
+    called.on_train_batch_end(0, {"loss": 1.0})
+    assert asked == (["the end of batch 1 of the training"] if each_batch else [])
