@@ -96,7 +96,7 @@ def main():
     before = None
     for (name, rate, unfrozen), epochs in zip(phases, args.epochs, strict=True):
         for layer in unfrozen:
-            model.wrapped.get_layer(layer).trainable = True
+            model.get_layer(layer).trainable = True
         model.compile(optimizer=tf.keras.optimizers.Adam(rate), loss=LOSS, metrics=["accuracy"])
         history = model.fit(images, labels, batch_size=32, epochs=epochs, verbose=0).history
         loss, accuracy = model.evaluate(test_images, test_labels, batch_size=120, verbose=0)

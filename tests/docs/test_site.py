@@ -85,6 +85,15 @@ def test_the_table_of_bubbles() -> None:
         assert round(100 * (1 - 8 * 3 / timeline.step_time)) == shares[3]
 
 
+def test_every_example_is_in_the_table() -> None:
+    table = page("docs/getting_started.md").split("| example | shows |")[1]
+    assert re.findall(r"^\| \[(\w+)\.py\]\(\.\./examples/\1\.py\)", table, re.MULTILINE) == [
+        "digits", "fit", "wrapped", "language_model", "resume", "pretrained_pair", "finetune", "transformer",
+        "load_digits",
+    ]  # fmt: skip
+    assert len(list((ROOT / "examples").glob("*.py"))) == 9
+
+
 def test_the_plan_shown_is_that_of_the_readme() -> None:
     [shown] = [text for text in blocks("text", page("docs/partitions.md")) if "2 partitions" in text]
     assert shown in next(text for text in blocks("text", page()) if "2 partitions" in text)
