@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,11 +24,11 @@ from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 from tensorflow.python.training.saving import saveable_object_util
 from tf_keras.src import backend
-from tf_keras.src.engine import compile_utils
+from tf_keras.src.engine import compile_utils, data_adapter
 from tf_keras.src.mixed_precision import loss_scale_optimizer
 from tf_keras.src.saving import saving_lib
 from tf_keras.src.saving.legacy import hdf5_format
-from tf_keras.src.utils import losses_utils
+from tf_keras.src.utils import data_utils, losses_utils
 
 from smp_tf.partition import tf_internals as partition_internals
 
@@ -130,6 +131,30 @@ SET_BY_COMPILE = (
 def is_compiled(model: tf_keras.Model) -> bool:
     """Whether `compile` was called on a model."""
     return bool(model._is_compiled)
+
+
+@contextlib.contextmanager
+def sequences_shuffled_with(
+    in_thread: Callable[[list[Any]], None], alone: Callable[[list[Any]], None]
+) -> Iterator[None]:
+    """Within this context Keras shuffles the order of a `Sequence` with functions of ours.
+
+    It does so in two modules, with `random.shuffle`, and uses nothing else of `random` there. Seen in tf_keras 2.16 to
+    2.21.
+
+    Args:
+        in_thread: where workers fetch the batches: called in a thread per enqueuer, once for every time around.
+        alone: where there are none: called once an epoch.
+    """
+    modules = ((data_utils, in_thread), (data_adapter, alone))
+    before = [module.random for module, _ in modules]
+    for module, shuffle in modules:
+        module.random = types.SimpleNamespace(shuffle=shuffle)
+    try:
+        yield
+    finally:
+        for (module, _), original in zip(modules, before, strict=True):
+            module.random = original
 
 
 def ask_for_batch_hooks(callbacks: tf_keras.callbacks.CallbackList) -> None:

@@ -139,6 +139,7 @@ def test_ranks_begin_alike_and_stop_together() -> None:
         Case("unlike", "called_unlike", {"epochs": 3}, config),
         Case("loggers", "called_unlike", {"callbacks": []}, config),
         Case("best", "best_weights_stay", {}, config),
+        Case("sequence", "sequence", {}, config),
     ]
     found = launch(2, CASES, cases, deadline=60.0)
     for rank in range(2):
@@ -153,5 +154,7 @@ def test_ranks_begin_alike_and_stop_together() -> None:
         assert (best["sent"], best["sent_in_all"], best["epochs"]) == (0, True, 3)
         for kept, now in zip(best["best"], best["now"], strict=True):
             np.testing.assert_array_equal(kept, now)
+    assert len(found["sequence"].values()[0]["batches"]) == 10
+    assert found["sequence"].values()[0] == found["sequence"].values()[1]
     first, second = (rank["held"] for rank in found["best"].values())
     assert [a != b for a, b in zip(first, second, strict=True)] == [True] * len(first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import random
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,25 @@ def stopped_by_one(**when: int) -> dict[str, Any]:
         x, y, batch_size=8 // smp.dp_size(), epochs=4, shuffle=False, verbose=0, callbacks=[seen, Stop(**when)]
     ).history
     return {"epochs": len(history["loss"]), "batches": len(seen.batches)}
+
+
+class Batches(tf_keras.utils.Sequence):
+    """Five batches."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return X[8 * index : 8 * index + 8], CLASSES[8 * index : 8 * index + 8]
+
+
+def sequence() -> dict[str, Any]:
+    """The losses of the batches of a shuffled sequence, where ranks have drawn other random numbers before."""
+    model, _, _ = model_of("dropout")
+    random.seed(smp.rank())
+    seen = Seen()
+    model.fit(Batches(), epochs=2, verbose=0, callbacks=[seen])
+    return {"batches": seen.batches}
 
 
 def called_unlike(**arguments: Any) -> dict[str, Any]:
