@@ -77,7 +77,7 @@ def encoded(texts):
 def main():
     """Trains, tests and saves."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--lines", type=int, default=1000, help="lines of each kind to train with")
     parser.add_argument("--partitions", type=int, default=2, help="stages the model is cut into")
     parser.add_argument("--microbatches", type=int, default=4, help="parts a batch is cut into")

@@ -93,6 +93,7 @@ def dropout(partitions: int) -> LaunchedCase:
     )
 
 
+@pytest.mark.full
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("launched", [pytest.param(dropout(p), id=f"P{p}") for p in (2, 4)])
 def test_dropout_draws_the_same_on_any_number_of_partitions(

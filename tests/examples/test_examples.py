@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -155,6 +156,33 @@ def lines_of(outcome: Outcome, rank: int, start: str) -> list[str]:
 def logged(file: Path) -> list[list[float]]:
     """The numbers that CSVLogger wrote, an epoch a row."""
     return [[float(word) for word in line.split(",")] for line in file.read_text().splitlines()[1:]]
+
+
+def test_a_transformer_learns_split_and_is_read_by_transformers(tmp_path: Path) -> None:
+    split = launch_script(2, "examples/transformer.py", ["--epochs", "3", "--save", str(tmp_path)], deadline=240)
+    split.expect_clean()
+    assert accuracy_of(split) >= 0.8
+    alone = launch_script(1, "examples/transformer.py", ["--epochs", "3"], deadline=240, launched=False)
+    assert losses_of(alone.expect_clean()) == losses_of(split)
+    assert len(losses_of(split)) == 3
+    read = (
+        "import sys, transformers; "
+        "kind = transformers.TFBertForSequenceClassification; "
+        "_, told = kind.from_pretrained(sys.argv[1], output_loading_info=True); "
+        "print(told['missing_keys'], told['mismatched_keys'])"
+    )
+    command = [sys.executable, "-c", read, str(tmp_path)]
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert told.stdout.strip() == "[] []"
+
+
+def test_the_transformer_example_says_what_it_needs() -> None:
+    without = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path('examples/transformer.py')"
+    told = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, cwd=ROOT)
+    assert told.returncode == 1
+    assert "This example needs the package transformers, below version 5" in told.stderr
+    assert "pip install 'transformers<5'" in told.stderr
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
