@@ -6,10 +6,14 @@
 A rank in an exchange is in no step, so it sends nothing of any step until the exchange ends. If a
 rank that the exchange needs waits for such a message, neither will ever go on: an error. A rank that
 only needs long, for a save or at a breakpoint, waits for no message, and nothing is said of it here.
+
+The transport counts a step as ended when its last op has run. One that has failed on this rank never
+comes so far: the main thread, where an exchange begins in it, has left it by an error that was caught.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,6 +36,10 @@ SAME_MESSAGES = (
     "Each smp.send and smp.broadcast needs an smp.recv_from on every rank it goes to, and smp.allgather and barriers "
     "are called by all ranks of their group; order these calls so that a rank never waits for one that waits for it. A "
     "message above some thousand bytes leaves smp.send only when it is received."
+)
+CAUGHT = (
+    "An error of a step that one rank catches leaves the others in that step: let it end the job, or keep it from "
+    "happening."
 )
 SAME_STEPS = (
     "Every rank must call the same steps in the same order, and the ranks of a replica with batches of the same shapes."
@@ -79,12 +87,13 @@ class DeadlockWatch:
         if time.monotonic() < self._next:
             return
         own = self._transport.ask(self._transport.rank)
-        if own is not None and not own["in_step"]:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if own is not None and (in_main_thread or not own["in_step"]):
             for rank in self._others:
-                self._look_at(rank)
+                self._look_at(rank, caught=own["in_step"])
         self._next = time.monotonic() + self._interval
 
-    def _look_at(self, rank: int) -> None:
+    def _look_at(self, rank: int, caught: bool) -> None:
         status = self._transport.ask(rank, _ANSWER_TIME)
         wait = None if status is None else self._wait_for_us(status)
         if status is None or wait is None:
@@ -98,7 +107,7 @@ class DeadlockWatch:
         us = self._describe(self._transport.rank)
         raise RankMismatchError(
             f"{us[:1].upper()}{us[1:]} is {self._doing}, while {self._describe(rank)} is in step {status['step']} and "
-            f"{wait_in_words(wait, us)}. {SAME_STEPS}"
+            f"{wait_in_words(wait, us)}. {CAUGHT if caught else SAME_STEPS}"
         )
 
     def _wait_for_us(self, status: dict[str, Any]) -> dict[str, Any] | None:

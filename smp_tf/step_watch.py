@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from smp_tf.deadlock import OBJECT, SAME_MESSAGES, SAME_STEPS, STUCK, stuck_messages, stuck_waits, wait_in_words
+from smp_tf.deadlock import CAUGHT, OBJECT, SAME_MESSAGES, SAME_STEPS, STUCK, stuck_messages, stuck_waits, wait_in_words
 from smp_tf.errors import RankMismatchError
 
 if TYPE_CHECKING:
@@ -103,10 +103,7 @@ class StepWatch:
             raise RankMismatchError(f"The ranks wait for each other, and none can go on: {text}. {SAME_MESSAGES}")
         advice = SAME_STEPS
         if len({status["program"] for status, _ in circle}) == 1:
-            advice += (
-                " An error of a step that one rank catches leaves the others in that step: let it end the job, or keep "
-                "it from happening."
-            )
+            advice += f" {CAUGHT}"
         raise RankMismatchError(f"The ranks are in different steps and wait for each other: {text}. {advice}")
 
     def _circle(self) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:

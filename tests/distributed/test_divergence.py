@@ -69,3 +69,11 @@ def test_a_rank_that_catches_an_error_of_a_step_and_goes_on_is_named() -> None:
         assert re.search(r"rank 0 \(.*?\) is in step 3 of 'train_checked' ", said), said
         assert re.search(r"rank 1 \(.*?\) is in step 4 of 'train_checked' ", said), said
         assert "An error of a step that one rank catches leaves the others in that step" in said, said
+
+
+def test_a_rank_that_catches_an_error_of_a_step_and_ends_is_named() -> None:
+    """The others once waited for it until stall_timeout."""
+    outcome = ended(2, ["left"])
+    assert "@@ caught in step 3" in outcome.output(1), outcome.report()
+    for rank in range(2):
+        assert "ank 1" in last_words(outcome, rank), outcome.report()

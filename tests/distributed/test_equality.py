@@ -105,7 +105,7 @@ def references(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     wanted = {
         (spec.params["setting"].model, spec.params["setting"].microbatches)
         for item in request.session.items
-        if (spec := getattr(item, "callspec", None)) and isinstance(spec.params.get("setting"), Setting)
+        if item.path == request.path and (spec := getattr(item, "callspec", None)) and "setting" in spec.params
     }
     started = References(ZOO, tmp_path_factory.mktemp("references"), sorted(wanted))
     yield started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -97,12 +98,26 @@ def test_a_slow_rank_is_none(answers: list[dict[str, Any] | None]) -> None:
     assert transport.asked == max(2, len(answers))
 
 
-def test_a_rank_that_is_in_a_step_itself_still_sends() -> None:
+def test_a_rank_that_is_in_a_step_in_another_thread_still_sends() -> None:
     transport = Answers(STUCK, own={**OUTSIDE, "in_step": True})
     looking = watch(transport)
-    looking.look()
-    looking.look()
+
+    def look_twice() -> None:
+        looking.look()
+        looking.look()
+
+    thread = threading.Thread(target=look_twice)
+    thread.start()
+    thread.join()
     assert transport.asked == 0
+
+
+def test_a_rank_that_has_caught_the_error_of_its_step_does_not() -> None:
+    """It once waited for the others until stall_timeout, and they for it."""
+    looking = watch(Answers(STUCK, own={**OUTSIDE, "in_step": True}))
+    looking.look()
+    with pytest.raises(RankMismatchError, match="An error of a step that one rank catches leaves the others in that"):
+        looking.look()
 
 
 def test_nobody_is_asked_before_patience_ends() -> None:

@@ -4,6 +4,7 @@ shape    passes a batch of another size
 step     calls another step function
 known    calls another step function, which every rank has called before
 caught   nothing odd: a label of step 3 is bad, which the last stage notices and whoever it fails on catches
+left     the same, and that rank leaves the loop and ends
 """
 
 import argparse
@@ -20,7 +21,7 @@ parser.add_argument("mode")
 parser.add_argument("--odd", type=int, default=1)
 args = parser.parse_args()
 
-smp.init({"microbatches": 4, "seed": 1, "check_inputs": args.mode != "caught"})
+smp.init({"microbatches": 4, "seed": 1, "check_inputs": args.mode not in ("caught", "left")})
 
 
 class Net(smp.DistributedModel):
@@ -68,13 +69,15 @@ for number in range(6):
     x = tf.constant(np.random.default_rng(number).standard_normal((samples, 8)), tf.float32)
     if misbehaves and args.mode in ("step", "known"):
         evaluate(x)
-    elif args.mode == "caught":
+    elif args.mode in ("caught", "left"):
         labels = tf.constant([[9 if number == 3 and sample == 5 else 0] for sample in range(16)])
         try:
             loss, _ = train_checked(x, labels)
             loss.reduce_mean().numpy()
         except tf.errors.InvalidArgumentError:
             print(f"@@ caught in step {number}", flush=True)
+            if args.mode == "left":
+                break
             continue
     else:
         loss, _ = train(x)
