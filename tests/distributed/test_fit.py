@@ -75,7 +75,7 @@ def interrupted(save_freq: Any, kind: str, folder: Path, config: dict[str, Any])
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_callbacks_decide_alike_and_write_once(size: int, tmp_path: Path) -> None:
     config = {"partitions": 2, "microbatches": 2, "seed": 5}
     cases = [
