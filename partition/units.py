@@ -19,8 +19,8 @@ they are used; ops between the step's arguments and the model; and ops that foll
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import networkx as nx
@@ -389,15 +389,7 @@ def _contracted(graph: OpGraph, raw: list[list[int]]) -> list[list[int]]:
 
 def _ordered(graph: OpGraph, groups: list[list[int]], after: frozenset[int]) -> list[tuple[int, ...]]:
     """Contract cycles, and put the groups in topological order: as made, where there is choice."""
-    group_of = {number: at for at, nodes in enumerate(groups) for number in nodes}
-    edges: nx.DiGraph = nx.DiGraph()
-    edges.add_nodes_from(range(len(groups)))
-    for number, at in group_of.items():
-        node = graph.nodes[number]
-        for before in (*(t.node for t in node.inputs), *node.control):
-            if before in group_of and group_of[before] != at:
-                edges.add_edge(group_of[before], at)
-    acyclic = nx.condensation(edges)
+    acyclic = nx.condensation(_dependences(graph, groups))
     nodes_of = {
         at: tuple(sorted(n for group in data["members"] for n in groups[group]))
         for at, data in acyclic.nodes(data=True)
@@ -407,6 +399,41 @@ def _ordered(graph: OpGraph, groups: list[list[int]], after: frozenset[int]) -> 
         return bool(after.intersection(nodes_of[at])), nodes_of[at][0]
 
     return [nodes_of[at] for at in nx.lexicographical_topological_sort(acyclic, key=made)]
+
+
+def _dependences(graph: OpGraph, groups: Sequence[Sequence[int]]) -> nx.DiGraph:
+    """Which group of nodes needs which, by position."""
+    group_of = {number: at for at, nodes in enumerate(groups) for number in nodes}
+    edges: nx.DiGraph = nx.DiGraph()
+    edges.add_nodes_from(range(len(groups)))
+    for number, at in group_of.items():
+        node = graph.nodes[number]
+        for before in (*(t.node for t in node.inputs), *node.control):
+            if before in group_of and group_of[before] != at:
+                edges.add_edge(group_of[before], at)
+    return edges
+
+
+def ordered_by_stage(graph: OpGraph, units: Sequence[Unit], stages: Sequence[int | None]) -> tuple[Unit, ...]:
+    """Put units whose stage is known in the order of their stages, as far as data flows that way.
+
+        made:  k (0)   bias (1)   norm (0)          the bias needs nothing of the norm, nor the norm of the bias
+        here:  k (0)   norm (0)   bias (1)
+
+    Args:
+        graph: one microbatch of the step.
+        units: of it, in topological order.
+        stages: the stage of each, or None.
+
+    Returns:
+        The units in another topological order, with their positions in it.
+    """
+    edges = _dependences(graph, [unit.nodes for unit in units])
+    reached: dict[int, int] = {}
+    for at, stage in enumerate(stages):
+        reached[at] = max((reached[before] for before in edges.predecessors(at)), default=0) if stage is None else stage
+    order = nx.lexicographical_topological_sort(edges, key=lambda at: (reached[at], at))
+    return tuple(replace(units[at], index=index) for index, at in enumerate(order))
 
 
 # --- what belongs to a unit -----------------------------------------------------------------------

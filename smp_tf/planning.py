@@ -23,7 +23,7 @@ from smp_tf.partition.plan_file import StoredPlan
 from smp_tf.partition.solve_chain import Chain, ChainSolution, follow_owners, solve_chain
 from smp_tf.partition.split import Split, split
 from smp_tf.partition.sums import sum_before_sending
-from smp_tf.partition.units import AFTER_MODEL, Unit, build_units, weight_derived
+from smp_tf.partition.units import AFTER_MODEL, Unit, build_units, ordered_by_stage, weight_derived
 from smp_tf.partition.working_set import working_set
 from smp_tf.pipeline.schedule import in_flight
 
@@ -174,6 +174,8 @@ def _proposed(
     graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], memory_limit: int | None = None
 ) -> Plan:
     units = units_of(graph)
+    if owners and request.given is None:
+        units = ordered_by_stage(graph, units, _pins(units, owners))
     costs = estimate(graph, units, slots=request.slots, microbatches=request.microbatches, unknown=request.samples)
     costs, known = with_measured(costs, units, request.measured)
     held = in_flight(request.schedule, request.stages, request.microbatches)

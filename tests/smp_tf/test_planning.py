@@ -55,6 +55,24 @@ def test_owners_against_the_flow_of_data_are_an_error_that_names_the_earlier_ste
         propose(chain_of_dense(2), TWO, {0: 1, 1: 0})
 
 
+def test_layers_that_need_nothing_of_each_other_follow_their_owners_in_whatever_order_they_are_called() -> None:
+    """The attention bias of a T5, which depends on no activations, was said to feed a layer of an earlier stage."""
+    b = GraphBuilder()
+    x = b.argument()
+    net = b.call("net", class_name="Model")
+    first, bias, norm, last = (
+        b.dense(given, b.variable(f"net/{name}/kernel"), b.call(f"net/{name}", net))
+        for name, given in (("first", x), ("bias", x), ("norm", x), ("last", x))
+    )
+    joined = b.add("AddN", first, bias, norm, last, call=net)
+    graph = b.graph(b.add("Mean", joined, shape=()))
+    plan = propose(graph, TWO, {0: 0, 1: 1, 2: 0, 3: 1})
+    assert {name: plan.units[f"net/{name}"] for name in ("first", "bias", "norm", "last")} == {
+        "first": 0, "bias": 1, "norm": 0, "last": 1,
+    }  # fmt: skip
+    assert {of for of, _ in cut(graph, plan).segments} == {0, 1}
+
+
 def test_measured_times_move_the_cut_and_are_said() -> None:
     graph = chain_of_dense(4)
     estimated = propose(graph, dataclasses.replace(TWO, objective="speed"), {})
