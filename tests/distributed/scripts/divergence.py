@@ -4,7 +4,7 @@ shape    passes a batch of another size
 step     calls another step function
 known    calls another step function, which every rank has called before
 caught   nothing odd: a label of step 3 is bad, which the last stage notices and whoever it fails on catches
-left     the same, and that rank leaves the loop and ends
+left     the same, and that rank leaves the loop for a barrier
 """
 
 import argparse
@@ -77,6 +77,7 @@ for number in range(6):
         except tf.errors.InvalidArgumentError:
             print(f"@@ caught in step {number}", flush=True)
             if args.mode == "left":
+                smp.barrier()
                 break
             continue
     else:
