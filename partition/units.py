@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 
 import networkx as nx
 
@@ -420,6 +421,8 @@ def ordered_by_stage(graph: OpGraph, units: Sequence[Unit], stages: Sequence[int
         made:  k (0)   bias (1)   norm (0)          the bias needs nothing of the norm, nor the norm of the bias
         here:  k (0)   norm (0)   bias (1)
 
+    A unit without a stage goes with the one made before it, unless what it needs comes later or who needs it earlier.
+
     Args:
         graph: one microbatch of the step.
         units: of it, in topological order.
@@ -428,11 +431,18 @@ def ordered_by_stage(graph: OpGraph, units: Sequence[Unit], stages: Sequence[int
     Returns:
         The units in another topological order, with their positions in it.
     """
-    edges = _dependences(graph, [unit.nodes for unit in units])
-    reached: dict[int, int] = {}
+    needs = _dependences(graph, [unit.nodes for unit in units])
+    latest: dict[int, float] = {}
+    for at in reversed(range(len(units))):
+        after = [latest[user] if stages[user] is None else stages[user] for user in needs.successors(at)]
+        latest[at] = min(after, default=inf)
+    reached: list[float] = []
     for at, stage in enumerate(stages):
-        reached[at] = max((reached[before] for before in edges.predecessors(at)), default=0) if stage is None else stage
-    order = nx.lexicographical_topological_sort(edges, key=lambda at: (reached[at], at))
+        if stage is None:
+            before = max((reached[source] for source in needs.predecessors(at)), default=0)
+            stage = min(max(before, reached[-1] if reached else 0), latest[at])
+        reached.append(stage)
+    order = nx.lexicographical_topological_sort(needs, key=lambda at: (reached[at], at))
     return tuple(replace(units[at], index=index) for index, at in enumerate(order))
 
 

@@ -10,7 +10,6 @@ does not; nor does one that a script gives to rank 0 alone, as scripts for data 
 from __future__ import annotations
 
 import numbers
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ import tf_keras
 
 from smp_tf import callbacks as own_callbacks
 from smp_tf import control, runtime
-from smp_tf.topology import CommGroup
 
 #: Arguments of `fit` by which ranks that differ would run other numbers of batches, or other evaluations.
 _COMPARED = ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_freq")
@@ -39,7 +37,7 @@ _HINT = (
 )
 
 
-def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> tuple[StopTogether, int] | None:
+def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> StopTogether | None:
     """Raise unless all ranks call `fit` alike, as far as it matters; every rank calls this before the first batch.
 
     Args:
@@ -47,8 +45,7 @@ def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> tupl
         callbacks: those that the script gave.
 
     Returns:
-        The callback that comes after all others, and a random number that the ranks of a replica have in common; None
-        where this process is alone.
+        The callback that comes after all others; None where this process is alone.
 
     Raises:
         RankMismatchError: the ranks do not call it alike.
@@ -60,9 +57,7 @@ def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> tupl
     told["callbacks"] = acting(callbacks)
     control.agree("how fit is called", told, hint=_HINT)
     each_batch = any(decides_in_batches(callback) for callback in callbacks)
-    said = control.allgather_json([each_batch, random.getrandbits(32)], name="what callbacks fit has")
-    first = runtime.current().topology.members(CommGroup.PP_GROUP)[0]
-    return StopTogether(any(asks for asks, _ in said)), int(said[first][1])
+    return StopTogether(any(control.allgather_json(each_batch, name="what callbacks fit has")))
 
 
 def acting(callbacks: Sequence[Any]) -> list[str]:

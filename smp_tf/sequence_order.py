@@ -1,10 +1,12 @@
-"""The order in which `fit` goes through a `tf_keras.utils.Sequence`: shuffled alike on all ranks of a replica.
+"""The order in which `fit` goes through a `tf_keras.utils.Sequence` with workers: the same on all ranks of a replica.
 
-Keras shuffles with Python's global generator, and with several workers in a thread that may begin the next epoch or be
+Keras shuffles with Python's global generator, and with workers does so in a thread that may begin the next epoch or be
 stopped before: how often it draws is a matter of time, so ranks would soon be given other batches.
 
     fit ─▶ seed ─┬─ epoch 1: a generator of its own ─▶ 3 0 2 1, and what its thread draws too many stays with it
                  └─ epoch 2: a generator of its own ─▶ 1 2 0 3
+
+Without workers Keras draws once an epoch, and every rank as one process does: there is nothing to do.
 """
 
 from __future__ import annotations
@@ -13,26 +15,39 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from smp_tf import tf_internals
+import tf_keras
+
+from smp_tf import control, runtime, tf_internals
+from smp_tf.topology import CommGroup
 
 
 @contextlib.contextmanager
-def shuffled_by(seed: int) -> Iterator[None]:
-    """Within this context the order of sequences follows from a seed alone.
+def shuffled_alike(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Within this context `fit` goes through a sequence in one order on all ranks of a replica, and in one process.
 
     Args:
-        seed: the same on all ranks that need the same order.
-    """
-    # One enqueuer, with one thread that shuffles, follows the other; without workers there is no such thread.
-    numbers, of_thread, alone = itertools.count(), threading.local(), random.Random(seed)
+        arguments: of `fit`, by name, with the defaults of those that were not given.
 
-    def in_thread(order: list[Any]) -> None:
+    Raises:
+        RankMismatchError: a rank of the replica does not come here.
+    """
+    workers = arguments["workers"]
+    in_threads = workers > 1 or (workers > 0 and arguments["use_multiprocessing"])
+    if not in_threads or not isinstance(arguments["x"], tf_keras.utils.Sequence):
+        yield
+        return
+    first = runtime.current().topology.members(CommGroup.PP_GROUP)[0]
+    seed = control.broadcast_json(random.getrandbits(32), first, CommGroup.PP_GROUP, name="the order of a Sequence")
+    # One enqueuer, with one thread that shuffles, follows the other.
+    numbers, of_thread = itertools.count(), threading.local()
+
+    def shuffle(order: list[Any]) -> None:
         if not hasattr(of_thread, "generator"):
             of_thread.generator = random.Random(f"{seed}/{next(numbers)}")
         of_thread.generator.shuffle(order)
 
-    with tf_internals.sequences_shuffled_with(in_thread, alone.shuffle):
+    with tf_internals.workers_shuffle_with(shuffle):
         yield

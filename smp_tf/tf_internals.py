@@ -24,7 +24,7 @@ from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 from tensorflow.python.training.saving import saveable_object_util
 from tf_keras.src import backend
-from tf_keras.src.engine import compile_utils, data_adapter
+from tf_keras.src.engine import compile_utils
 from tf_keras.src.mixed_precision import loss_scale_optimizer
 from tf_keras.src.saving import saving_lib
 from tf_keras.src.saving.legacy import hdf5_format
@@ -134,27 +134,16 @@ def is_compiled(model: tf_keras.Model) -> bool:
 
 
 @contextlib.contextmanager
-def sequences_shuffled_with(
-    in_thread: Callable[[list[Any]], None], alone: Callable[[list[Any]], None]
-) -> Iterator[None]:
-    """Within this context Keras shuffles the order of a `Sequence` with functions of ours.
+def workers_shuffle_with(shuffle: Callable[[list[Any]], None]) -> Iterator[None]:
+    """Within this context Keras shuffles the order in which workers fetch a `Sequence` with a function of ours.
 
-    It does so in two modules, with `random.shuffle`, and uses nothing else of `random` there. Seen in tf_keras 2.16 to
-    2.21.
+    It does so with `random.shuffle`, and uses nothing else of `random` in that module. Seen in tf_keras 2.16 to 2.21.
 
     Args:
-        in_thread: where workers fetch the batches: called in a thread per enqueuer, once for every time around.
-        alone: where there are none: called once an epoch.
+        shuffle: called in a thread per enqueuer, once for every time around.
     """
-    modules = ((data_utils, in_thread), (data_adapter, alone))
-    before = [module.random for module, _ in modules]
-    for module, shuffle in modules:
-        module.random = types.SimpleNamespace(shuffle=shuffle)
-    try:
+    with _replaced((data_utils, "random", types.SimpleNamespace(shuffle=shuffle))):
         yield
-    finally:
-        for (module, _), original in zip(modules, before, strict=True):
-            module.random = original
 
 
 def ask_for_batch_hooks(callbacks: tf_keras.callbacks.CallbackList) -> None:

@@ -30,7 +30,7 @@ from smp_tf.model import keras_loop
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.recorded_apply import Apply, ApplyRecorder
-from smp_tf.sequence_order import shuffled_by
+from smp_tf.sequence_order import shuffled_alike
 from smp_tf.split_program import SplitProgram
 from smp_tf.step import Step, StepOptions
 from smp_tf.step_output import StepOutput
@@ -193,17 +193,15 @@ def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: 
     bound = inspect.signature(loop).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments.get("callbacks")
-    agreed = None
-    if loop.__name__ == "fit":
-        agreed = agree_on_fit(bound.arguments, keras_callbacks.as_list(given))
     adapted = keras_callbacks.adapt(given, model)
-    if loop.__name__ == "fit" and runtime.current().topology.dp_size > 1:
-        adapted = keras_callbacks.before_all(adapted, [BroadcastInitialState(), MetricAverage()], model)
     shuffled: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if agreed is not None:
-        together, seed = agreed
-        adapted = keras_callbacks.after_all(adapted, together, model)
-        shuffled = shuffled_by(seed)
+    if loop.__name__ == "fit":
+        together = agree_on_fit(bound.arguments, keras_callbacks.as_list(given))
+        if runtime.current().topology.dp_size > 1:
+            adapted = keras_callbacks.before_all(adapted, [BroadcastInitialState(), MetricAverage()], model)
+        if together is not None:
+            adapted = keras_callbacks.after_all(adapted, together, model)
+        shuffled = shuffled_alike(bound.arguments)
     bound.arguments["callbacks"] = adapted
     if runtime.current().topology.rank:
         bound.arguments["verbose"] = 0

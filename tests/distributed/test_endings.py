@@ -46,8 +46,9 @@ def test_an_exception_on_one_rank_is_the_cause_on_all(way: str, cause: str) -> N
     assert [line for line in outcome.output(0).splitlines() if line][-1] == last_words(outcome, 0)
     assert "Traceback (most recent call last)" in outcome.output(1)
     assert "ValueError: " in outcome.output(1)
-    # The launcher sends SIGTERM to the slower of the two.
-    assert set(outcome.exit_codes) <= {1, 128 + signal.SIGTERM}, outcome.report()
+    # The launcher sends SIGTERM to the slower of the two, and may not say then how it ended.
+    assert 1 in outcome.exit_codes, outcome.report()
+    assert set(outcome.exit_codes) <= {1, 128 + signal.SIGTERM, None}, outcome.report()
 
 
 def test_a_killed_rank_is_named() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.op_graph import OpGraph, TensorType
-from smp_tf.partition.units import AFTER_MODEL, build_units, constants, weight_derived
+from smp_tf.partition.units import AFTER_MODEL, build_units, constants, ordered_by_stage, weight_derived
 
 from .op_graph_builder import GraphBuilder, chain_of_dense
 
@@ -293,3 +293,30 @@ def test_an_op_with_several_outputs_counts_each_for_the_cut() -> None:
         "net/a: ReadVariableOp MatMul Relu Split",
         "net/b: Relu",
     ]
+
+
+@pytest.mark.parametrize(
+    ("user", "expected"),
+    [
+        # One who needs it has stage 1, as the one made before it: it stays there, and x alone crosses.
+        (1, ["net/first", "net/second", "net/side", "net/user", "net/join"]),
+        # One who needs it has stage 0: there it must be, and go before what has stage 1.
+        (0, ["net/first", "net/side", "net/user", "net/second", "net/join"]),
+    ],
+)
+def test_a_unit_without_a_stage_goes_with_the_one_before_unless_who_needs_it_comes_earlier(
+    user: int, expected: list[str]
+) -> None:
+    b = GraphBuilder()
+    x = b.argument()
+    net = b.call("net")
+    first = b.dense(x, b.variable("f"), b.call("net/first", net))
+    second = b.dense(first, b.variable("s"), b.call("net/second", net))
+    side = b.add("Relu", x, call=b.call("net/side", net))
+    used = b.dense(side, b.variable("u"), b.call("net/user", net))
+    graph = b.graph(b.add("ConcatV2", second, used, call=b.call("net/join", net)))
+    units = build_units(graph)
+    assert [u.name for u in units] == ["net/first", "net/second", "net/side", "net/user", "net/join"]
+    ordered = ordered_by_stage(graph, units, [0, 1, None, user, None])
+    assert [u.name for u in ordered] == expected
+    assert [u.index for u in ordered] == [0, 1, 2, 3, 4]

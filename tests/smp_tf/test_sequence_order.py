@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import tf_keras
 from tf_keras.src.utils import data_utils
 
-from smp_tf.sequence_order import shuffled_by
+import smp_tf as smp
+from smp_tf.sequence_order import shuffled_alike
 
 
 class Numbers(tf_keras.utils.Sequence):
@@ -23,8 +25,16 @@ class Numbers(tf_keras.utils.Sequence):
         return index
 
 
-#: Two epochs as `random.Random(7)` shuffles them.
-EXPECTED = [4, 0, 5, 3, 1, 2, 2, 3, 1, 5, 4, 0]
+class Rows(Numbers):
+    """Batches of one row, as `fit` wants them."""
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array([[index]]), np.array([[0.0]])
+
+
+def shuffled(seed: int, x: Any = None, **given: Any) -> Any:
+    random.seed(seed)
+    return shuffled_alike({"x": Numbers() if x is None else x, "workers": 2, "use_multiprocessing": False, **given})
 
 
 def orders(epochs: int, disturbance: int) -> list[list[int]]:
@@ -41,12 +51,13 @@ def orders(epochs: int, disturbance: int) -> list[list[int]]:
     return found
 
 
-def test_the_order_is_that_of_the_seed() -> None:
-    with shuffled_by(7):
+def test_the_order_follows_from_pythons_seed_alone(init: Callable[..., None]) -> None:
+    init()
+    with shuffled(7):
         first = orders(2, disturbance=0)
-    with shuffled_by(7):
+    with shuffled(7):
         again = orders(2, disturbance=3)
-    with shuffled_by(8):
+    with shuffled(8):
         other = orders(2, disturbance=0)
     assert first == again
     assert first != other
@@ -54,22 +65,26 @@ def test_the_order_is_that_of_the_seed() -> None:
     assert sorted(first[0]) == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("disturbance", [0, 3])
-def test_without_workers_too(disturbance: int) -> None:
-    seen: list[int] = []
+@pytest.mark.parametrize(
+    "given", [{"workers": 1}, {"workers": 0, "use_multiprocessing": True}, {"x": np.zeros([4, 1])}]
+)
+def test_without_workers_or_a_sequence_the_generator_is_let_alone(given: dict[str, Any]) -> None:
+    with shuffled(7, **given):
+        state = random.getstate()
+    random.seed(7)
+    assert state == random.getstate()
 
-    class Net(tf_keras.Sequential):
-        def make_train_function(self, force: bool = False) -> Any:
-            self.train_function = lambda iterator: seen.append(int(next(iterator)[0][0, 0])) or {"loss": 0.0}
-            return self.train_function
 
-    class Rows(Numbers):
-        def __getitem__(self, index: int) -> Any:
-            return np.array([[index]]), np.array([[0.0]])
-
-    model = Net([tf_keras.layers.Dense(1, input_shape=(1,))])
-    model.compile("sgd", "mse")
-    random.seed(disturbance)
-    with shuffled_by(7):
-        model.fit(Rows(), epochs=2, verbose=0)
-    assert seen == EXPECTED
+def test_one_process_that_fits_with_workers_has_the_order_of_all_ranks(init: Callable[..., None]) -> None:
+    init(microbatches=1)
+    seen: list[float] = []
+    model = smp.DistributedModel(tf_keras.Sequential([tf_keras.layers.Dense(1, kernel_initializer="ones")]))
+    model.compile(tf_keras.optimizers.SGD(0.0), "mse")
+    note = tf_keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(logs["loss"]))
+    random.seed(7)
+    model.fit(Rows(), workers=2, verbose=0, callbacks=[note])
+    random.seed(7)
+    order = list(range(6))
+    random.Random(f"{random.getrandbits(32)}/0").shuffle(order)
+    means = [sum(index**2 for index in order[: n + 1]) / (n + 1) for n in range(6)]
+    np.testing.assert_allclose(seen, means, rtol=1e-6)
