@@ -434,14 +434,13 @@ def ordered_by_stage(graph: OpGraph, units: Sequence[Unit], stages: Sequence[int
     needs = _dependences(graph, [unit.nodes for unit in units])
     latest: dict[int, float] = {}
     for at in reversed(range(len(units))):
-        after = [latest[user] if stages[user] is None else stages[user] for user in needs.successors(at)]
-        latest[at] = min(after, default=inf)
+        asked = stages[at]
+        needed = min((latest[user] for user in needs.successors(at)), default=inf)
+        latest[at] = needed if asked is None else asked
     reached: list[float] = []
-    for at, stage in enumerate(stages):
-        if stage is None:
-            before = max((reached[source] for source in needs.predecessors(at)), default=0)
-            stage = min(max(before, reached[-1] if reached else 0), latest[at])
-        reached.append(stage)
+    for at, asked in enumerate(stages):
+        before = max((reached[source] for source in (*needs.predecessors(at), *range(at)[-1:])), default=0)
+        reached.append(min(before, latest[at]) if asked is None else asked)
     order = nx.lexicographical_topological_sort(needs, key=lambda at: (reached[at], at))
     return tuple(replace(units[at], index=index) for index, at in enumerate(order))
 
