@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import h5py
 import pytest
 
 import smp_tf as smp
@@ -65,3 +67,17 @@ def two_partitions(init: Callable[..., None]) -> Iterator[Callable[[], None]]:
     yield pretend
     if before:
         runtime.install(before[0])
+
+
+@pytest.fixture
+def hdf5_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the HDF5 datasets whose values were read, in order."""
+    read: list[str] = []
+    original = h5py.Dataset.__array__
+
+    def counted(dataset: h5py.Dataset, *args: Any, **kwargs: Any) -> Any:
+        read.append(dataset.name)
+        return original(dataset, *args, **kwargs)
+
+    monkeypatch.setattr(h5py.Dataset, "__array__", counted)
+    return read

@@ -468,3 +468,19 @@ def test_a_list_of_callbacks_finds_out_again_who_wants_each_batch() -> None:
     tf_internals.ask_for_batch_hooks(callbacks)
     callbacks.on_train_batch_end(1)
     assert called == [1]
+
+
+def test_keras_asks_one_method_for_the_logs_of_an_epoch_and_of_an_evaluation() -> None:
+    asked = []
+
+    class Net(tf_keras.Sequential):
+        def _validate_and_get_metrics_result(self, logs: Any) -> Any:
+            asked.append(sorted(logs))
+            return super()._validate_and_get_metrics_result(logs) | {"ours": 1.0}
+
+    model = Net([layers.Dense(1)])
+    model.compile("sgd", "mse")
+    history = model.fit(np.ones([4, 2]), np.ones([4, 1]), epochs=2, verbose=0)
+    assert history.history["ours"] == [1.0, 1.0]
+    assert model.evaluate(np.ones([4, 2]), np.ones([4, 1]), verbose=0, return_dict=True)["ours"] == 1.0
+    assert asked == [["loss"]] * 3

@@ -79,3 +79,5 @@ def test_what_xla_can_compile_is_compiled(
     printed = capsys.readouterr().err
     assert ("XLA cannot compile all of step 'step'" in printed) == bool(said)
     assert all(f"the forward pass of stage 0: {words}" in printed for words in said)
+    # Of what TensorFlow says only the reason, not the line of its sources where it was found.
+    assert len(printed.splitlines()) == len(said)
