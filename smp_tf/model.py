@@ -278,8 +278,8 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         """What Keras calls with the logs of the last batch, at the end of an epoch and of an evaluation.
 
         It replaces them by the results of the metrics where these have the same names, which are those of all replicas
-        then. Of a `train_step` or `test_step` that returns anything else, the rest is averaged here. Private to Keras, and
-        seen in tf_keras 2.16 to 2.21.
+        then. Of a `train_step` or `test_step` that returns anything else, the rest is averaged here. Private to Keras,
+        and seen in tf_keras 2.16 to 2.21.
         """
         found = super()._validate_and_get_metrics_result(logs)
         if found is not logs or not isinstance(logs, dict) or runtime.current().topology.dp_size == 1:

@@ -205,6 +205,7 @@ def launch_script(
     on_line: Callable[[Job, Line], None] | None = None,
     launched: bool = True,
     as_installed: bool = False,
+    cold: bool = False,
 ) -> Outcome:
     """Runs a whole script on `size` processes and returns how it went.
 
@@ -217,8 +218,9 @@ def launch_script(
         on_line: called for every line any rank prints; it may call `job.kill(rank, signal)`.
         launched: False runs plain `python script` in one process, without horovodrun.
         as_installed: use the installed horovodrun, which looks for seconds what it was built with.
+        cold: import TensorFlow in each rank, which are otherwise forked from a process that has (`warm_process.py`).
     """
     # A script's time and memory are looked at.
     POOLS.end()
-    job = Job(size, ROOT / path, arguments, environment or {}, deadline, on_line, launched, as_installed)
+    job = Job(size, ROOT / path, arguments, environment or {}, deadline, on_line, launched, as_installed, cold)
     return job.watch()

@@ -26,11 +26,13 @@ from pathlib import Path
 
 from tests.distributed import left_behind
 from tests.distributed.rank_main import HELLO
+from tests.distributed.warm_process import WarmProcess, may_be_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = -1
 #: Folders of this process's jobs, each with the test that made it.
 _folders: list[tuple[str, Path]] = []
+WARM = WarmProcess()
 _EXIT = re.compile(r"Process (\d+) exit with status code (\d+)\.")
 
 
@@ -136,6 +138,7 @@ class Job:
         on_line: called with (job, line) for every line; it may send signals.
         launched: False starts one plain `python script` with no launcher.
         as_installed: use the installed horovodrun, which looks for seconds what it was built with.
+        cold: import TensorFlow in each rank, which are otherwise forked from a process that has (`warm_process.py`).
     """
 
     size: int
@@ -146,6 +149,7 @@ class Job:
     on_line: Callable[[Job, Line], None] | None = None
     launched: bool = True
     as_installed: bool = False
+    cold: bool = False
 
     def __post_init__(self) -> None:
         self.mark = uuid.uuid4().hex
@@ -242,18 +246,22 @@ class Job:
             raise
 
     def _start(self) -> None:
-        environment = dict(os.environ)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONUNBUFFERED": "1",
+            "TERM": "dumb",
+            "TF_USE_LEGACY_KERAS": "1",
+            "TF_ENABLE_ONEDNN_OPTS": "0",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        if not (self.cold or self.as_installed) and may_be_forked(self.environment):
+            environment.update(WARM.environment(environment))
         environment.update(
             {
                 left_behind.MARK: self.mark,
                 "SMP_TF_TEST_FOLDER": str(self.folder),
                 "TMPDIR": str(self.folder / "tmp"),
-                "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-                "PYTHONUNBUFFERED": "1",
-                "TERM": "dumb",
-                "TF_USE_LEGACY_KERAS": "1",
-                "TF_ENABLE_ONEDNN_OPTS": "0",
-                "TF_CPP_MIN_LOG_LEVEL": "2",
             }
         )
         environment.update(self.environment)

@@ -66,8 +66,16 @@ def test_leaving_early_is_noticed() -> None:
     assert outcome.returncode != 0
 
 
-@pytest.mark.parametrize(("number", "target"), [(signal.SIGINT, LAUNCHER), (signal.SIGINT, 0), (signal.SIGTERM, 1)])
-def test_signals_end_all(number: signal.Signals, target: int) -> None:
+@pytest.mark.parametrize(
+    ("way", "number", "target"),
+    [
+        ("wait", signal.SIGINT, LAUNCHER),
+        ("wait", signal.SIGINT, 0),
+        ("wait", signal.SIGTERM, 1),
+        ("fit", signal.SIGINT, LAUNCHER),
+    ],
+)
+def test_signals_end_all(way: str, number: signal.Signals, target: int) -> None:
     waiting: set[int] = set()
 
     def send_when_all_wait(job: Job, line: Line) -> None:
@@ -76,7 +84,7 @@ def test_signals_end_all(number: signal.Signals, target: int) -> None:
             if waiting == {0, 1}:
                 job.kill(target, number)
 
-    outcome = run("wait", on_line=send_when_all_wait)
+    outcome = run(way, on_line=send_when_all_wait)
     assert outcome.returncode != 0
     assert waiting == {0, 1}
     if target != LAUNCHER:

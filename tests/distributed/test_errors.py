@@ -30,8 +30,10 @@ class Killer:
             job.kill(self._rank, self._number)
 
 
-def run(size: int, *arguments: str, killer: Killer | None = None, deadline: float = 90.0) -> Outcome:
-    outcome = launch_script(size, SCRIPT, arguments, deadline=deadline, on_line=killer)
+def run(
+    size: int, *arguments: str, killer: Killer | None = None, deadline: float = 90.0, cold: bool = False
+) -> Outcome:
+    outcome = launch_script(size, SCRIPT, arguments, deadline=deadline, on_line=killer, cold=cold)
     assert not outcome.timed_out, outcome.report()
     assert outcome.left_behind == [], outcome.report()
     return outcome
@@ -161,7 +163,8 @@ def test_a_signal_to_a_rank_inside_tensorflow_ends_all(number: signal.Signals) -
 
 def test_ranks_end_when_the_launcher_is_killed() -> None:
     killer = Killer("step 3 done", LAUNCHER, signal.SIGKILL, watch=1)
-    outcome = run(2, "well", "--steps", "1000000", killer=killer)
+    # They look for it among their ancestors.
+    outcome = run(2, "well", "--steps", "1000000", killer=killer, cold=True)
     assert killer.at is not None
     for end in outcome.ended_at:
         assert end is not None

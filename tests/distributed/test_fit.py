@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,14 @@ def case(size: int, name: str, function: str, folder: str, **arguments: Any) -> 
     return pytest.param(LaunchedCase(size, CASES, Case(name, function, arguments, config), deadline=120.0), id=name)
 
 
-def interrupted(save_freq: Any, kind: str, folder: Path, config: dict[str, Any]) -> list[Case]:
+def interrupted(save_freq: Any, kind: str, folder: Path, config: dict[str, Any], name: str | None = None) -> list[Case]:
     """A training that is not interrupted, one that is after 7 batches, and one that goes on from its last backup."""
+    name = name or str(save_freq)
     cases = []
     for part, stop_after in (("whole", None), ("first", 7), ("second", None)):
-        backup = folder / f"{save_freq}{'-whole' if part == 'whole' else ''}"
-        arguments = {"kind": kind, "folder": str(backup), "stop_after": stop_after, "save_freq": save_freq}
-        cases.append(Case(f"{save_freq} {part}", "interrupted", arguments, config))
+        backup = folder / f"{name}{'-whole' if part == 'whole' else ''}"
+        told = {"kind": kind, "folder": str(backup), "stop_after": stop_after, "save_freq": save_freq}
+        cases.append(Case(f"{name} {part}", "interrupted", told, config))
     return cases
 
 
@@ -83,6 +85,8 @@ def test_callbacks_decide_alike_and_write_once(size: int, tmp_path: Path) -> Non
         Case("summary", "summary", {}, config),
     ]
     cases += interrupted("epoch", "dropout", tmp_path, config) + interrupted(3, "two", tmp_path, config)
+    _, moved, moved_on = interrupted("epoch", "two", tmp_path, config, "moved")
+    cases.append(moved)
     (tmp_path / "all").mkdir()
     found = launch(size, CASES, cases, deadline=120.0)
     ranks = found["callbacks"].values()
@@ -103,7 +107,12 @@ def test_callbacks_decide_alike_and_write_once(size: int, tmp_path: Path) -> Non
     assert "Epoch 3/6" in ranks[0]["printed"]
     for rank in ranks[1:]:
         assert rank["printed"] == ""
-    one_process = launch(1, CASES, interrupted(3, "two", tmp_path / "one", config | {"partitions": 1}), deadline=120.0)
+    # One process goes on from the epoch's end that two partitions have kept.
+    alone = interrupted(3, "two", tmp_path / "one", config | {"partitions": 1})
+    one_process = launch(1, CASES, [*alone, replace(moved_on, config=config | {"partitions": 1})], deadline=120.0)
+    [rest] = one_process["moved second"].values()
+    assert rest["batches"] == 10
+    np.testing.assert_allclose(rest["losses"], found["3 whole"].values()[0]["losses"][1:], rtol=1e-5)
     # After the backup of every third batch Keras goes on with the epoch's second batch, but with the data's first.
     for save_freq, batches, wanted in (("epoch", 10, found["epoch whole"]), (3, 9, one_process["3 second"])):
         ranks = zip(*(found[f"{save_freq} {part}"].values() for part in ("whole", "first", "second")), strict=True)
@@ -140,6 +149,7 @@ def test_ranks_begin_alike_and_stop_together() -> None:
         Case("loggers", "called_unlike", {"callbacks": []}, config),
         Case("best", "best_weights_stay", {}, config),
         Case("sequence", "sequence", {}, config),
+        Case("workers", "sequence", {"workers": 2}, config),
     ]
     found = launch(2, CASES, cases, deadline=60.0)
     for rank in range(2):
@@ -154,7 +164,8 @@ def test_ranks_begin_alike_and_stop_together() -> None:
         assert (best["sent"], best["sent_in_all"], best["epochs"]) == (0, True, 3)
         for kept, now in zip(best["best"], best["now"], strict=True):
             np.testing.assert_array_equal(kept, now)
-    assert len(found["sequence"].values()[0]["batches"]) == 10
-    assert found["sequence"].values()[0] == found["sequence"].values()[1]
+    for name in ("sequence", "workers"):
+        assert len(found[name].values()[0]["batches"]) == 10, name
+        assert found[name].values()[0] == found[name].values()[1], name
     first, second = (rank["held"] for rank in found["best"].values())
     assert [a != b for a, b in zip(first, second, strict=True)] == [True] * len(first)

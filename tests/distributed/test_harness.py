@@ -77,8 +77,9 @@ def test_what_a_case_leaves_behind_is_an_error_when_its_processes_end(monkeypatc
         POOLS.end()
 
 
-def test_exit_codes_are_those_of_the_ranks() -> None:
-    outcome = launch_script(2, SCRIPT, ["exit", "3"], deadline=30)
+@pytest.mark.parametrize("cold", [False, True])
+def test_exit_codes_are_those_of_the_ranks(cold: bool) -> None:
+    outcome = launch_script(2, SCRIPT, ["exit", "3"], deadline=30, cold=cold)
     assert outcome.returncode != 0
     assert outcome.exit_codes[1] == 3
     assert outcome.left_behind == []
@@ -95,20 +96,32 @@ def test_a_deadline_prints_every_ranks_stack_and_kills_all() -> None:
     assert all(end is not None for end in outcome.ended_at)
 
 
-def test_a_signal_is_sent_when_a_rank_prints_a_marker() -> None:
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_signal_is_sent_when_a_rank_prints_a_marker(cold: bool) -> None:
     kill = on_marker("ready", lambda job, line: job.kill(1), rank=1)
-    outcome = launch_script(2, SCRIPT, ["marker"], deadline=60, on_line=kill)
+    outcome = launch_script(2, SCRIPT, ["marker"], deadline=60, on_line=kill, cold=cold)
     assert outcome.exit_codes[1] == 128 + signal.SIGKILL
     assert outcome.exit_codes[0] in (None, 128 + signal.SIGTERM)
     assert outcome.ended_at[0] is not None
     assert not outcome.timed_out
 
 
-def test_the_launcher_can_be_killed() -> None:
+@pytest.mark.parametrize("cold", [False, True])
+def test_the_launcher_can_be_killed(cold: bool) -> None:
     kill = on_marker("ready", lambda job, line: job.kill(LAUNCHER))
-    outcome = launch_script(1, SCRIPT, ["marker"], deadline=60, on_line=kill)
+    outcome = launch_script(1, SCRIPT, ["marker"], deadline=60, on_line=kill, cold=cold)
     assert outcome.returncode == -signal.SIGKILL
     assert outcome.exit_codes == [None]
+
+
+def test_a_forked_rank_ends_with_the_process_in_whose_place_it_is() -> None:
+    kill = on_marker("ready", lambda job, line: job.kill(LAUNCHER))
+    variables = {"HOROVOD_RANK": "0"}
+    outcome = launch_script(1, SCRIPT, ["marker"], environment=variables, deadline=60, on_line=kill, launched=False)
+    assert outcome.line_with("ready") is not None
+    assert outcome.returncode == -signal.SIGKILL
+    assert outcome.ended_at[0] is not None
+    assert not outcome.timed_out
 
 
 # What it leaves would be found by tests that run at the same time.

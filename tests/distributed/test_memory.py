@@ -29,13 +29,13 @@ def losses(outcome: Outcome, rank: int) -> list[str]:
 @pytest.fixture(scope="module")
 def split() -> Outcome:
     """Four ranks, each with a limit on its data segment."""
-    return launch_script(4, SCRIPT, ["--limit", str(LIMIT), "--save"], deadline=400)
+    return launch_script(4, SCRIPT, ["--limit", str(LIMIT), "--save"], deadline=400, cold=True)
 
 
 @pytest.fixture(scope="module")
 def alone() -> Outcome:
     """One process without a limit."""
-    return launch_script(1, SCRIPT, deadline=400, launched=False)
+    return launch_script(1, SCRIPT, deadline=400, launched=False, cold=True)
 
 
 def test_four_ranks_train_and_save_under_a_limit(split: Outcome) -> None:
@@ -43,7 +43,7 @@ def test_four_ranks_train_and_save_under_a_limit(split: Outcome) -> None:
 
 
 def test_the_same_limit_ends_one_process() -> None:
-    outcome = launch_script(1, SCRIPT, ["--limit", str(LIMIT)], deadline=400, launched=False)
+    outcome = launch_script(1, SCRIPT, ["--limit", str(LIMIT)], deadline=400, launched=False, cold=True)
     assert not outcome.timed_out, outcome.report()
     assert outcome.returncode != 0, outcome.report()
     assert "trained" not in outcome.output(0), outcome.report()

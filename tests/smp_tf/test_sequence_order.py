@@ -68,7 +68,10 @@ def test_the_order_follows_from_pythons_seed_alone(init: Callable[..., None]) ->
 @pytest.mark.parametrize(
     "given", [{"workers": 1}, {"workers": 0, "use_multiprocessing": True}, {"x": np.zeros([4, 1])}]
 )
-def test_without_workers_or_a_sequence_the_generator_is_let_alone(given: dict[str, Any]) -> None:
+def test_without_workers_or_a_sequence_the_generator_is_as_before(
+    init: Callable[..., None], given: dict[str, Any]
+) -> None:
+    init()
     with shuffled(7, **given):
         state = random.getstate()
     random.seed(7)

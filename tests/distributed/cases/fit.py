@@ -270,12 +270,12 @@ class Batches(tf_keras.utils.Sequence):
         return X[8 * index : 8 * index + 8], CLASSES[8 * index : 8 * index + 8]
 
 
-def sequence() -> dict[str, Any]:
+def sequence(**given: Any) -> dict[str, Any]:
     """The losses of the batches of a shuffled sequence, where ranks have drawn other random numbers before."""
     model, _, _ = model_of("dropout")
     random.seed(smp.rank())
     seen = Seen()
-    model.fit(Batches(), epochs=2, verbose=0, callbacks=[seen])
+    model.fit(Batches(), epochs=2, verbose=0, callbacks=[seen], **given)
     return {"batches": seen.batches}
 
 

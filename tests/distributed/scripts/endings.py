@@ -43,6 +43,18 @@ def wait_in_horovod() -> None:
     hvd.allreduce(tf.constant([1.0]), name="sum", process_set=hvd.global_process_set)
 
 
+def fit() -> None:
+    """Trains until it is stopped."""
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    model = smp.DistributedModel(tf.keras.Sequential([layers.Dense(4), layers.Dense(1)]))
+    model.compile("sgd", "mse")
+    say = tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epoch or print("@@ waiting", flush=True))
+    data = tf.data.Dataset.from_tensors((tf.ones([8, 3]), tf.ones([8, 1])))
+    model.fit(data, epochs=1_000_000, verbose=0, callbacks=[say])
+
+
 def main() -> None:
     config = {"partitions": 2}
     if sys.argv[1] == "configure_apart":
