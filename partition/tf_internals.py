@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import function_pb2
+from tensorflow.core.framework import attr_value_pb2, function_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx as autograph_context
 from tensorflow.python.autograph.core import config as autograph_config
@@ -20,6 +20,7 @@ from tensorflow.python.autograph.core import converter as autograph_core
 from tensorflow.python.autograph.impl import api as autograph_api
 from tensorflow.python.eager import backprop, record
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager.polymorphic_function import attributes as attributes_lib
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import auto_control_deps_utils, func_graph, op_def_registry
 from tensorflow.python.ops import gradients_util, resource_variable_ops
@@ -187,6 +188,17 @@ def run_independently(op: tf.Operation) -> None:
     manager = op.graph.experimental_acd_manager
     if manager is not None:
         manager.run_independently(op)
+
+
+def attributes_of_call(call: tf.Operation) -> dict[str, Any]:
+    """Attributes for other calls of the function that an op calls, which leave its body alone.
+
+    To find the shapes of a call's results TensorFlow goes through the body of the function, for every call anew.
+
+    Args:
+        call: a `PartitionedCall` or `StatefulPartitionedCall`.
+    """
+    return {**call.node_def.attr, attributes_lib.DISABLE_CALL_SHAPE_INFERENCE: attr_value_pb2.AttrValue(b=True)}
 
 
 def register_function(definition: function_pb2.FunctionDef) -> None:

@@ -77,18 +77,23 @@ def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
     Returns:
         One task list per stage, which was checked to have every task once, in order, and to end.
     """
-    edges = [
+    edges = edges_of(split)
+    sweeps = max(2, split.sweeps)
+    kind = schedule if any(sweep == 1 for _, sweep in split.segments) else "simple"
+    program = add_transfers(build(kind, split.stages, microbatches, sweeps=sweeps), edges)
+    check(program, edges)
+    return program
+
+
+def edges_of(split: Split) -> list[Edge]:
+    """The transfers of a cut step, as a program names them."""
+    return [
         Edge(
             t.index, t.src_stage, t.src_sweep, t.dst_stage, t.dst_sweep,
             "step" if t.once_per_step else "microbatch",
         )
         for t in split.transfers
     ]  # fmt: skip
-    sweeps = max(2, split.sweeps)
-    kind = schedule if any(sweep == 1 for _, sweep in split.segments) else "simple"
-    program = add_transfers(build(kind, split.stages, microbatches, sweeps=sweeps), edges)
-    check(program, edges)
-    return program
 
 
 def build_stage_program(
@@ -218,7 +223,7 @@ class _Emitter:
     remote: dict[int, tf.Tensor] = field(default_factory=dict)
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)
     accumulated: dict[Tensor, tf.Tensor] = field(default_factory=dict)
-    first_calls: dict[int, tf.Operation] = field(default_factory=dict)
+    first_calls: dict[int, _Call] = field(default_factory=dict)
     all_ops: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
 
@@ -282,10 +287,11 @@ class _Emitter:
             inputs.append(tf.cast(self.weights[microbatch], tf.float64))
         with tf.control_dependencies(self._after()), tf.name_scope(str(task)):
             first = self.first_calls.get(task.sweep)
-            results = function.function(*inputs) if first is None else _call_again(first, inputs)
+            results = function.function(*inputs) if first is None else first.again(inputs)
         call = _call_op(function, results)
-        self.first_calls.setdefault(task.sweep, call)
         tf_internals.run_independently(call)
+        if first is None:
+            self.first_calls[task.sweep] = _Call.of(call)
         self.last_compute = call
         self.all_ops.append(call)
         for tensor, result in zip(function.outputs, results, strict=True):
@@ -384,18 +390,23 @@ class _Emitter:
             self.remote[transfer.variable] = value
 
 
-def _call_again(first: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Call a function as an op that is there calls it, with other inputs: much quicker than in Python."""
-    call = tf.raw_ops.PartitionedCall if first.type == "PartitionedCall" else tf.raw_ops.StatefulPartitionedCall
-    results = call(
-        args=[*inputs, *list(first.inputs)[len(inputs) :]],
-        Tout=[tensor.dtype for tensor in first.outputs],
-        f=first.get_attr("f"),
-        config=first.get_attr("config"),
-        config_proto=first.get_attr("config_proto"),
-        executor_type=first.get_attr("executor_type"),
-    )
-    return list(results) if first.outputs else []
+@dataclass(frozen=True)
+class _Call:
+    """A call of a function that is in the graph, for others like it: to copy one is much quicker than to make it."""
+
+    op: tf.Operation
+    attributes: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, op: tf.Operation) -> _Call:
+        return cls(op, tf_internals.attributes_of_call(op))
+
+    def again(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The function's results for other arguments; what it captures stays."""
+        captured = list(self.op.inputs)[len(inputs) :]
+        dtypes = [tensor.dtype for tensor in self.op.outputs]
+        made = self.op.graph.create_op(self.op.type, [*inputs, *captured], dtypes, attrs=self.attributes)
+        return list(made.outputs)
 
 
 def _call_op(function: SegmentFunction, results: Any) -> tf.Operation:

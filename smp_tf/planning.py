@@ -176,8 +176,7 @@ def _proposed(
     units = units_of(graph)
     if owners and request.given is None:
         units = ordered_by_stage(graph, units, _pins(units, owners))
-    costs = estimate(graph, units, slots=request.slots, microbatches=request.microbatches, unknown=request.samples)
-    costs, known = with_measured(costs, units, request.measured)
+    costs, known = _costs_of(graph, units, request)
     held = in_flight(request.schedule, request.stages, request.microbatches)
     pins = _pins(units, owners)
     if request.given is not None:
@@ -203,6 +202,23 @@ def _proposed(
         said = f"the times are measured ones, of {known} of the {len(units)} units"
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
     return plan
+
+
+def costs_of(graph: OpGraph, request: PlacementRequest) -> tuple[tuple[Unit, ...], Costs]:
+    """The units of a step, and what each costs for one microbatch.
+
+    Args:
+        graph: the pruned op graph.
+        request: what the costs depend on besides.
+    """
+    units = units_of(graph)
+    return units, _costs_of(graph, units, request)[0]
+
+
+def _costs_of(graph: OpGraph, units: Sequence[Unit], request: PlacementRequest) -> tuple[Costs, int]:
+    """The costs, and how many of the units were measured."""
+    costs = estimate(graph, units, slots=request.slots, microbatches=request.microbatches, unknown=request.samples)
+    return with_measured(costs, units, request.measured)
 
 
 def _solve(

@@ -45,7 +45,7 @@ def profile(model: DistributedModel, inputs: tuple[Any, ...], kwargs: dict[str, 
     if running.topology.mp_size == 1:
         announce("There is one partition, so nothing to plan: profile measures nothing.", running.topology.rank)
         return
-    if "training" not in kwargs and _takes_training(model):
+    if "training" not in kwargs and takes_training(model):
         kwargs = {**kwargs, "training": True}
     # All ranks trace, since the model makes its variables meanwhile, and in the same order on all.
     traced = _forward_backward(model).trace(*inputs, **kwargs)
@@ -61,7 +61,8 @@ def _is_tensor(value: Any) -> bool:
     return tf.is_tensor(value) or hasattr(value, "__array__")
 
 
-def _takes_training(model: DistributedModel) -> bool:
+def takes_training(model: DistributedModel) -> bool:
+    """Whether the model's `call` has an argument `training`."""
     parameters = inspect.signature(keras_model_of(model).call).parameters
     return "training" in parameters
 

@@ -109,6 +109,15 @@ def trace_step(
     """
     open_traces: list[_OpenTrace] = []
 
+    def no_summaries() -> bool:
+        """Asked where a summary would be written: often on rank 0 alone, whose trace has to be that of all others."""
+        announce(
+            f"tf.summary writes nothing inside step {name!r}, which runs once per microbatch and in parts. "
+            f"Return the value from the step, and write it outside; in Keras's loops, return it in the logs.",
+            runtime.current().topology.rank,
+        )
+        return False
+
     @contextlib.contextmanager
     def scopes(recorder: Recorder) -> Iterator[None]:
         current = _OpenTrace(recorder)
@@ -117,6 +126,7 @@ def trace_step(
         try:
             with (
                 variables.tracing_step(),
+                tf.summary.record_if(no_summaries),
                 tf.variable_creator_scope(current.creator),
                 keras_adapter.tag_layer_calls(
                     recorder, lambda layer: isinstance(layer, DistributedModel), current.layer_call

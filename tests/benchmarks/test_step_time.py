@@ -46,7 +46,6 @@ def test_the_bound_is_that_of_the_slowest_way_through() -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.alone
 def test_a_process_that_ends_is_an_error_with_its_last_words() -> None:
     from fleet import Crew, TrainerError
 
@@ -55,7 +54,6 @@ def test_a_process_that_ends_is_an_error_with_its_last_words() -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.alone
 def test_a_run_writes_everything_down(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     options = "--sizes tiny --repetitions 2 --microbatches 2 --turn 0.05 --threads 2 --patience 120"

@@ -140,7 +140,7 @@ def test_replicas_with_different_numbers_of_batches_are_told() -> None:
 
 
 @pytest.mark.distributed
-def test_ranks_begin_alike_and_stop_together() -> None:
+def test_ranks_begin_alike_and_stop_together(tmp_path: Path) -> None:
     config = {"partitions": 2, "microbatches": 2, "seed": 5}
     cases = [
         Case("epoch", "stopped_by_one", {"rank": 1, "epoch": 1}, config),
@@ -150,6 +150,8 @@ def test_ranks_begin_alike_and_stop_together() -> None:
         Case("best", "best_weights_stay", {}, config),
         Case("sequence", "sequence", {}, config),
         Case("workers", "sequence", {"workers": 2}, config),
+        Case("summaries", "summaries", {"folder": str(tmp_path)}, config),
+        Case("no summaries", "summaries", {"folder": None}, config),
     ]
     found = launch(2, CASES, cases, deadline=60.0)
     for rank in range(2):
@@ -167,5 +169,8 @@ def test_ranks_begin_alike_and_stop_together() -> None:
     for name in ("sequence", "workers"):
         assert len(found[name].values()[0]["batches"]) == 10, name
         assert found[name].values()[0] == found[name].values()[1], name
+    told = ["tf.summary writes nothing inside step 'train_step'" in said for said in found["summaries"].output]
+    assert told == [True, False]
+    assert found["summaries"].values() == found["no summaries"].values()
     first, second = (rank["held"] for rank in found["best"].values())
     assert [a != b for a, b in zip(first, second, strict=True)] == [True] * len(first)

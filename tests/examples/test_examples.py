@@ -107,9 +107,11 @@ def test_fit_with_callbacks_learns_to_read(tmp_path: Path) -> None:
     assert accuracy_of(split) >= 0.95
     assert "bubble of the plan" in split.output(0)
     assert "Epoch" not in split.output(1)
-    alone = launch_script(1, "examples/fit.py", [*arguments[:3], str(tmp_path / "alone.csv")], launched=False)
-    alone.expect_clean()
-    for one, other in zip(*(logged(tmp_path / f"{name}.csv") for name in ("split", "alone")), strict=True):
+    arguments = ["--epochs", "2", "--csv", str(tmp_path / "alone.csv")]
+    launch_script(1, "examples/fit.py", arguments, launched=False).expect_clean()
+    rows = {name: logged(tmp_path / f"{name}.csv") for name in ("split", "alone")}
+    assert (len(rows["split"]), len(rows["alone"])) == (3, 2)
+    for one, other in zip(rows["split"][:2], rows["alone"], strict=True):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
@@ -121,9 +123,11 @@ def test_two_pretrained_models_learn_on_in_one(tmp_path: Path) -> None:
     assert len(before) == 2
     assert float(re.findall(r"accuracy ([\d.]+) of both", split.output(0))[0]) > max(before)
     assert split.output(1).strip() == ""
-    alone = launch_script(1, "examples/pretrained_pair.py", [*arguments, str(tmp_path / "alone")], launched=False)
+    arguments = ["--epochs", "2", *arguments[2:], str(tmp_path / "alone")]
+    alone = launch_script(1, "examples/pretrained_pair.py", arguments, launched=False)
     assert "pre-trained" not in alone.expect_clean().output(0)
-    assert losses_of(alone) == losses_of(split)
+    assert len(losses_of(alone)) == 2
+    assert losses_of(alone) == losses_of(split)[:2]
     load = "import tf_keras, sys; print(tf_keras.models.load_model(sys.argv[1]).count_params())"
     told = subprocess.run([sys.executable, "-c", load, str(tmp_path / "pair")], capture_output=True, text=True)
     assert told.stdout.strip() == "51082", told.stderr
@@ -162,8 +166,8 @@ def test_a_transformer_learns_split_and_is_read_by_transformers(tmp_path: Path) 
     split = launch_script(2, "examples/transformer.py", ["--epochs", "3", "--save", str(tmp_path)], deadline=240)
     split.expect_clean()
     assert accuracy_of(split) >= 0.8
-    alone = launch_script(1, "examples/transformer.py", ["--epochs", "3"], deadline=240, launched=False)
-    assert losses_of(alone.expect_clean()) == losses_of(split)
+    alone = launch_script(1, "examples/transformer.py", ["--epochs", "1"], deadline=240, launched=False)
+    assert losses_of(alone.expect_clean()) == losses_of(split)[:1]
     assert len(losses_of(split)) == 3
     read = (
         "import sys, transformers; "

@@ -301,6 +301,24 @@ def test_independence_needs_no_manager() -> None:
     assert function.get_concrete_function(FLOATS).graph.experimental_acd_manager is None
 
 
+def test_a_call_with_the_attributes_of_another_gives_results_whose_shapes_nobody_looked_for() -> None:
+    double = tf.function(lambda x: tf.concat([x, x], 0)).get_concrete_function(tf.TensorSpec([3]))
+
+    @tf.function
+    def two_calls(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        first = double(x)
+        call = first.op.graph.create_op(
+            first.op.type, [y], [tf.float32], attrs=tf_internals.attributes_of_call(first.op)
+        )
+        assert first.shape == [6]
+        assert call.outputs[0].shape.rank is None
+        return first, call.outputs[0]
+
+    first, second = two_calls(tf.constant([1.0, 2.0, 3.0]), tf.constant([4.0, 5.0, 6.0]))
+    assert first.numpy().tolist() == [1.0, 2.0, 3.0] * 2
+    assert second.numpy().tolist() == [4.0, 5.0, 6.0] * 2
+
+
 def test_a_function_written_by_hand_can_be_called_after_it_was_registered() -> None:
     original = tf.function(lambda x: x * 3.0, autograph=False).get_concrete_function(tf.TensorSpec([], tf.float32))
     definition = function_pb2.FunctionDef()

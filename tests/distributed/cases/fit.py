@@ -221,6 +221,27 @@ def summary() -> dict[str, Any]:
     return {"before": "\n".join(lines[0]), "after": "\n".join(lines[1])}
 
 
+class Summarised(OwnSteps):
+    """Writes a summary in its step, and draws random numbers after it."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            hidden = self.first(data[0])
+            tf.summary.scalar("largest", tf.reduce_max(hidden), step=0)
+            loss = self.compiled_loss(data[1], self.second(tf.nn.dropout(hidden, 0.3)))
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"loss": loss}
+
+
+def summaries(folder: str | None) -> dict[str, Any]:
+    """The losses, with a writer where a folder is given, which TensorBoard has on rank 0 alone."""
+    model = smp.DistributedModel(Summarised)
+    model.compile("sgd", FROM_LOGITS)
+    given = [tf_keras.callbacks.TensorBoard(folder, update_freq=1)] if folder else []
+    fitted = model.fit(X[:40], CLASSES[:40], batch_size=8, shuffle=False, verbose=0, callbacks=given)
+    return {"losses": fitted.history["loss"]}
+
+
 def unequal(known: bool) -> dict[str, Any]:
     """Replica 1 has one batch more than replica 0."""
     model = smp.DistributedModel(dropping)

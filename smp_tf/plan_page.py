@@ -1,0 +1,233 @@
+"""An offline plan as one page of HTML, which needs nothing beside itself: tables, and pictures in SVG.
+
+layers      a column per stage, each layer a box; what crosses between stages as lines with their bytes
+timeline    a row per rank: forward and backward of every microbatch
+memory      a row per rank: what it holds while the step runs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from smp_tf.offline_plan import OfflinePlan, memory_over_time
+from smp_tf.partition.plan import as_bytes
+from smp_tf.partition.report import layer_names
+from smp_tf.pipeline.task import Kind
+from smp_tf.plan_text import forecast, in_seconds
+
+#: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
+_COLORS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2", "#999999")
+_FORWARD, _BACKWARD, _OTHER = "#56b4e9", "#e69f00", "#009e73"
+_WIDTH = 1100
+_LEFT = 70
+_LARGEST = 20
+
+_STYLE = """
+body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+table { border-collapse: collapse; } th, td { padding: .25em .8em; border-bottom: 1px solid #ddd; text-align: right; }
+th:nth-child(1), td:nth-child(1), td.name, th.name { text-align: left; }
+td.name { overflow-wrap: anywhere; }
+.wide { overflow-x: auto; } svg { font: 11px system-ui, sans-serif; }
+.mark { display: inline-block; width: .9em; height: .9em; margin-right: .4em; vertical-align: -.1em; }
+"""
+
+
+def page(made: OfflinePlan, name: str) -> str:
+    """The page's text.
+
+    Args:
+        made: the plan.
+        name: what was planned.
+
+    Returns:
+        HTML, complete.
+    """
+    plan = made.plan
+    balanced = "stored bytes" if plan.objective == "memory" else "time per microbatch"
+    said = f"{plan.stages} partitions, {plan.microbatches} microbatches, {plan.schedule}, balanced by {balanced}"
+    body = [
+        f"<h1>Plan of {escape(name)}</h1>",
+        f"<p>{escape(said)}.</p>",
+        _list([*plan.reasons, *forecast(made)]),
+        "<h2>Stages</h2>",
+        _stages(made),
+        "<h2>Layers</h2>",
+        "<p>A column per stage; lines are what one microbatch sends forward.</p>",
+        f'<div class="wide">{_layers(made)}</div>',
+        "<h2>Timeline of a step</h2>",
+        f"<p>{_mark(_FORWARD)}forward {_mark(_BACKWARD)}backward; the number is the microbatch.</p>",
+        f'<div class="wide">{_timeline(made)}</div>',
+        "<h2>Memory over a step</h2>",
+        f'<div class="wide">{_memory(made)}</div>',
+        f"<h2>The largest layers</h2>{_largest(made)}",
+    ]
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Plan of {escape(name)}</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
+    )
+
+
+def _color(stage: int) -> str:
+    return _COLORS[stage % len(_COLORS)]
+
+
+def _mark(color: str) -> str:
+    return f'<span class="mark" style="background: {color}"></span>'
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML; the second column holds names."""
+
+    def cells(kind: str, row: Sequence[str]) -> str:
+        return "".join(f"<{kind}{' class=name' if at == 1 else ''}>{cell}</{kind}>" for at, cell in enumerate(row))
+
+    lines = [f"<tr>{cells('td', row)}</tr>" for row in rows]
+    return f"<table><thead><tr>{cells('th', heads)}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _stages(made: OfflinePlan) -> str:
+    heads = ("stage", "layers", "parameters", "weights", "gradients", "slots", "stash", "working", "in all", "time")
+    names = layer_names(made.plan)
+    rows = []
+    for stage, row in enumerate(made.plan.forecast):
+        parts = (row.weight_bytes, row.gradient_bytes, row.slot_bytes, row.stash_bytes, row.working_bytes)
+        sizes = [as_bytes(part) for part in (*parts, row.stored_bytes)]
+        mark = _mark(_color(stage)) + str(stage)
+        rows.append((mark, escape(names[stage]), f"{row.parameters:,}", *sizes, f"{row.time_share:.0%}"))
+    return _table(heads, rows)
+
+
+def _layers(made: OfflinePlan) -> str:
+    stage_of = made.plan.stages_of(made.units)
+    columns: list[list[int]] = [[] for _ in range(made.plan.stages)]
+    for unit, stage in enumerate(stage_of):
+        columns[stage].append(unit)
+    tallest = max(len(column) for column in columns)
+    height = max(4.0, min(20.0, 900.0 / tallest))
+    width, gap = 200, 110
+    boxes: dict[int, tuple[float, float]] = {}
+    shapes = []
+    for stage, column in enumerate(columns):
+        left = stage * (width + gap)
+        for row, unit in enumerate(column):
+            top = 20 + row * height
+            boxes[unit] = (left, top + height / 2)
+            name = made.units[unit].name
+            cost = made.costs.units[unit]
+            told = (
+                f"{name}: weights {as_bytes(cost.weight_bytes)}, slots {as_bytes(cost.slot_bytes)}, stash "
+                f"{as_bytes(cost.stash_bytes)}, {in_seconds(cost.time_forward + cost.time_backward)}"
+            )
+            shapes.append(
+                f'<g><title>{escape(told)}</title><rect x="{left}" y="{top:.1f}" width="{width}" '
+                f'height="{max(height - 1, 1):.1f}" fill="{_color(stage)}" fill-opacity=".55"/>'
+            )
+            if height >= 12:
+                shapes.append(f'<text x="{left + 4}" y="{top + height / 2 + 3.5:.1f}">{escape(_short(name))}</text>')
+            shapes.append("</g>")
+        shapes.append(f'<text x="{left}" y="12">stage {stage}</text>')
+    for flow in made.costs.flows:
+        if flow.backward:
+            continue
+        source = stage_of[flow.producer]
+        for stage in sorted({stage_of[c] for c in flow.consumers} - {source}):
+            target = next(c for c in flow.consumers if stage_of[c] == stage)
+            (x, y), (x2, y2) = boxes[flow.producer], boxes[target]
+            x += width
+            told = f"{made.units[flow.producer].name} → {made.units[target].name}: {as_bytes(flow.nbytes)}"
+            shapes.append(
+                f'<g><title>{escape(told)}</title><path d="M{x} {y:.1f} C{x + 50} {y:.1f} {x2 - 50} {y2:.1f} '
+                f'{x2} {y2:.1f}" fill="none" stroke="#444"/><text x="{x + gap / 2}" y="{(y + y2) / 2 - 3:.1f}" '
+                f'text-anchor="middle">{as_bytes(flow.nbytes)}</text></g>'
+            )
+    return _svg(made.plan.stages * (width + gap) - gap, 24 + tallest * height, shapes)
+
+
+def _short(name: str) -> str:
+    last = name.split("/", 1)[-1]
+    return last if len(last) <= 32 else f"…{last[-31:]}"
+
+
+def _timeline(made: OfflinePlan) -> str:
+    scale = (_WIDTH - _LEFT) / made.timeline.step_time
+    shapes = []
+    for rank, spans in enumerate(made.timeline.spans):
+        top = rank * 24
+        shapes.append(f'<text x="0" y="{top + 14}">rank {rank}</text>')
+        for span in spans:
+            task = span.task
+            if task.kind.is_transfer or span.end <= span.start:
+                continue
+            color = {Kind.F: _FORWARD, Kind.B: _BACKWARD}.get(task.kind, _OTHER)
+            x, wide = _LEFT + span.start * scale, (span.end - span.start) * scale
+            told = f"{task}: {in_seconds(span.start)} to {in_seconds(span.end)}"
+            shapes.append(
+                f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{top}" width="{wide:.2f}" height="20" '
+                f'fill="{color}" stroke="white" stroke-width=".5"/>'
+            )
+            if wide >= 16 and task.microbatch is not None:
+                middle = x + wide / 2
+                shapes.append(f'<text x="{middle:.1f}" y="{top + 14}" text-anchor="middle">{task.microbatch}</text>')
+            shapes.append("</g>")
+    bottom = 24 * made.plan.stages
+    shapes.append(f'<text x="{_LEFT}" y="{bottom + 12}">0</text>')
+    shapes.append(
+        f'<text x="{_WIDTH}" y="{bottom + 12}" text-anchor="end">{in_seconds(made.timeline.step_time)}</text>'
+    )
+    return _svg(_WIDTH, bottom + 16, shapes)
+
+
+def _memory(made: OfflinePlan) -> str:
+    over_time = memory_over_time(made)
+    most = max(held for points in over_time for _, held in points) or 1
+    scale = (_WIDTH - _LEFT - 90) / made.timeline.step_time
+    tall = 46
+    shapes = []
+    for rank, points in enumerate(over_time):
+        bottom = (rank + 1) * (tall + 6)
+        path = [f"M{_LEFT} {bottom}"]
+        for (at, held), (until, _) in zip(points, [*points[1:], points[-1]], strict=True):
+            level = bottom - held / most * tall
+            path.append(f"L{_LEFT + at * scale:.2f} {level:.1f} L{_LEFT + until * scale:.2f} {level:.1f}")
+        path.append(f"L{_LEFT + made.timeline.step_time * scale:.2f} {bottom} Z")
+        peak = max(held for _, held in points)
+        shapes.append(
+            f'<g><title>rank {rank}: at most {as_bytes(peak)}</title><path d="{" ".join(path)}" fill="{_color(rank)}" '
+            f'fill-opacity=".7"/><text x="0" y="{bottom - 4}">rank {rank}</text>'
+            f'<text x="{_WIDTH}" y="{bottom - 4}" text-anchor="end">{as_bytes(peak)}</text></g>'
+        )
+    return _svg(_WIDTH, len(over_time) * (tall + 6) + 4, shapes)
+
+
+def _largest(made: OfflinePlan) -> str:
+    stage_of = made.plan.stages_of(made.units)
+    whole = sum(cost.time_forward + cost.time_backward for cost in made.costs.units) or 1.0
+    by_time = made.plan.objective == "speed"
+
+    def size(unit: int) -> float:
+        cost = made.costs.units[unit]
+        if by_time:
+            return cost.time_forward + cost.time_backward
+        return cost.weight_bytes + cost.slot_bytes + cost.stash_bytes
+
+    rows = []
+    for unit in sorted(range(len(made.units)), key=lambda at: (-size(at), at))[:_LARGEST]:
+        cost = made.costs.units[unit]
+        sizes = [as_bytes(part) for part in (cost.weight_bytes, cost.slot_bytes, cost.stash_bytes)]
+        share = (cost.time_forward + cost.time_backward) / whole
+        mark = _mark(_color(stage_of[unit])) + str(stage_of[unit])
+        rows.append((mark, escape(made.units[unit].name), *sizes, f"{share:.1%}"))
+    return _table(("stage", "layer", "weights", "slots", "stash of a microbatch", "time"), rows)
+
+
+def _svg(width: float, height: float, shapes: Iterable[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}">{"".join(shapes)}</svg>'
+    )

@@ -1,0 +1,102 @@
+"""`smp-tf plan`: what it prints and writes, and what it says of what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smp_tf import command_line
+from smp_tf.partition.plan_file import PlanFile
+
+SCRIPT = """
+import tf_keras
+from tf_keras import layers
+
+SIZE = 3
+
+def build():
+    return tf_keras.Sequential([tf_keras.Input((8,)), *(layers.Dense(8, name=f"d{n}") for n in range(4))], name="chain")
+
+def broken():
+    raise OSError("no such data")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, keras_defaults: None) -> str:
+    path = tmp_path / "planned.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def run(*arguments: str) -> int:
+    return command_line.main(["plan", *arguments])
+
+
+def test_it_prints_the_plan_and_writes_it(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--json", str(tmp_path / "plan.json"), "--html", str(tmp_path / "plan.html")]
+    sizes = ["--partitions", "2", "--microbatches", "4", "--batch-size", "8"]
+    assert run(f"{script}:build", *sizes, *files) == 0
+    said = capsys.readouterr()
+    assert "2 partitions, 4 microbatches, interleaved, balanced by stored bytes" in said.out
+    assert "d0, d1" in said.out
+    assert "step: " in said.out
+    assert f"wrote {tmp_path / 'plan.json'}" in said.err
+    stored = PlanFile.from_json((tmp_path / "plan.json").read_text())
+    assert (stored.partitions, stored.plans[0].microbatches) == (2, 4)
+    assert list(stored.plans[0].units.values()) == [0, 0, 1, 1]
+    assert (tmp_path / "plan.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_same_plan_every_time(script: str, tmp_path: Path) -> None:
+    texts = []
+    for name in ("first.json", "second.json"):
+        assert run(f"{script}:build", "--partitions", "3", "--batch-size", "8", "--json", str(tmp_path / name)) == 0
+        texts.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        ("build", [], 'named as "train.py:build" or "package.module:build". Received: \'build\''),
+        ("nowhere.py:build", [], "There is no script 'nowhere.py'"),
+        ("no.such.module:build", [], "There is no module 'no'"),
+        ("{script}:other", [], "has no function 'other'"),
+        ("{script}:SIZE", [], "'SIZE' in {script} must be a function. It is of type int"),
+        ("{script}:broken", [], "broken failed: OSError: no such data"),
+        ("{script}:build", ["--memory-limit", "much"], "memory_limit"),
+        ("{script}:build", ["--pipeline", "fastest"], "pipeline"),
+        ("{script}:build", ["--microbatches", "0"], "microbatches"),
+        ("{script}:build", ["--batch-size", "0"], "--batch-size must be at least 1. Received: 0"),
+        ("{script}:build", ["--json", "/nowhere/plan.json"], "There is no folder '/nowhere'"),
+        ("{script}:build", ["--optimizer", "adman"], "no optimizer of the name 'adman'"),
+    ],
+)
+def test_wrong_arguments_are_told_in_a_line(
+    script: str, target: str, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--partitions", "2", "--batch-size", "8"]
+    assert run(target.format(script=script), *sizes, *options) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert words.format(script=script) in said[-1]
+    assert said[-1].startswith("smp-tf: ")
+
+
+def test_what_does_not_fit_is_told_with_what_would(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--partitions", "2", "--batch-size", "8"]
+    assert run(f"{script}:build", *sizes, "--memory-limit", "1KiB") == 1
+    assert "smp-tf: there is no such plan." in capsys.readouterr().err
+
+
+def test_help_comes_without_tensorflow() -> None:
+    look = (
+        "import sys; from smp_tf import command_line\ntry: command_line.main(['plan', '--help'])\n"
+        "except SystemExit as end: assert end.code == 0\nassert 'tensorflow' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "SCRIPT_OR_MODULE:FUNCTION" in done.stdout

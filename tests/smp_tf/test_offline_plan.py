@@ -1,0 +1,119 @@
+"""Plans for partitions that this machine does not have, of models without storage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+import smp_tf as smp
+from smp_tf.config import check_config
+from smp_tf.errors import MemoryLimitError, PlacementError
+from smp_tf.offline_plan import OfflinePlan, OfflinePlanError, memory_over_time, plan_offline, slots_of
+
+
+def chain() -> tf_keras.Model:
+    return tf_keras.Sequential([tf_keras.Input((8,)), *(layers.Dense(8, name=f"d{n}") for n in range(4))], name="chain")
+
+
+class Subclass(tf_keras.Model):
+    def __init__(self) -> None:
+        super().__init__(name="net")
+        self.table = layers.Embedding(50, 8, name="table")
+        self.head = layers.Dense(50, name="head")
+
+    def call(self, words: Any, mask: Any, training: bool = False) -> Any:
+        return {"scores": self.head(self.table(words) * mask[..., tf.newaxis])}
+
+
+def planned(function: Any, batch_size: int | None = None, optimizer: str = "adam", **config: Any) -> OfflinePlan:
+    wanted = check_config({"partitions": 2, "microbatches": 4, **config}, "a test")
+    return plan_offline(function, wanted, optimizer=optimizer, batch_size=batch_size)
+
+
+def test_a_functional_model_is_planned_by_its_own_inputs(keras_defaults: None) -> None:
+    made = planned(chain, batch_size=16)
+    assert made.plan.units == {"chain/chain/d0": 0, "chain/chain/d1": 0, "chain/chain/d2": 1, "chain/chain/d3": 1}
+    assert [row.weight_bytes for row in made.plan.forecast] == [2 * 4 * 72] * 2
+    assert [row.slot_bytes for row in made.plan.forecast] == [2 * 2 * 4 * 72] * 2
+    # A microbatch of four samples.
+    assert made.plan.forecast[0].sent_forward == 4 * 8 * 4
+    # And the loss, which every rank has.
+    assert made.plan.forecast[1].sent_backward == 4 * 8 * 4 + 4
+    assert not smp.is_initialized()
+
+
+def test_a_subclass_is_planned_by_the_inputs_that_come_with_it(keras_defaults: None) -> None:
+    inputs = (tf.TensorSpec([None, 6], tf.int32), np.zeros([12, 6], np.float32))
+    made = planned(lambda: (Subclass(), inputs, lambda outputs: tf.reduce_sum(outputs["scores"])))
+    assert made.batch_size == 12
+    assert made.plan.units == {"net/net/table": 0, "net/net/head": 1}
+
+
+def test_a_distributed_model_is_planned_as_it_is(keras_defaults: None) -> None:
+    class Net(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__(name="net")
+            self.parts = [layers.Dense(8, name=f"d{n}") for n in range(2)]
+
+        def call(self, x: Any) -> Any:
+            return self.parts[1](self.parts[0](x))
+
+    made = planned(lambda: (Net(), np.zeros([8, 8])))
+    assert made.plan.units == {"net/d0": 0, "net/d1": 1}
+
+
+def test_nothing_has_storage(keras_defaults: None) -> None:
+    def huge() -> tf_keras.Model:
+        return tf_keras.Sequential([tf_keras.Input((2**17,)), *(layers.Dense(2**17) for _ in range(4))])
+
+    # A quarter of a TiB of weights.
+    made = planned(huge, batch_size=4, optimizer="sgd", partitions=4)
+    assert sum(row.weight_bytes for row in made.plan.forecast) > 2**38
+    assert [row.units for row in made.plan.forecast] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("optimizer", "slots"), [("sgd", 1.0), ("rmsprop", 1.0), ("adam", 2.0), ("Adamax", 2.0)])
+def test_slots_are_those_of_the_optimizer(optimizer: str, slots: float) -> None:
+    """SGD has them for momenta, also without momentum."""
+    assert slots_of(optimizer) == slots
+
+
+def test_a_rank_holds_its_stash_from_a_forward_to_its_backward(keras_defaults: None) -> None:
+    made = planned(chain, batch_size=16)
+    for row, points in zip(made.plan.forecast, memory_over_time(made), strict=True):
+        assert max(held for _, held in points) == row.stored_bytes
+        assert points[0][1] == points[-1][1] == row.stored_bytes - row.stash_bytes
+        assert [at for at, _ in points] == sorted(at for at, _ in points)
+        assert points[-1][0] == made.timeline.step_time
+
+
+@pytest.mark.parametrize(
+    ("function", "config", "error", "words"),
+    [
+        (lambda: 7, {}, OfflinePlanError, "must return a Keras model.*It returned a int"),
+        (lambda: (chain(), 1, 2, 3), {}, OfflinePlanError, "It returned a tuple of 4"),
+        (Subclass, {}, OfflinePlanError, "'net' does not know its inputs before it is called"),
+        (chain, {}, OfflinePlanError, "batch of open size. Say how large it is"),
+        (lambda: (chain(), tf.zeros([2, 8])), {}, OfflinePlanError, "a batch of 2, and 4 microbatches"),
+        (lambda: (chain(), tf.zeros([8, 9])), {}, OfflinePlanError, "could not be traced with its example inputs"),
+        (lambda: (chain(), tf.TensorSpec([8, None])), {}, OfflinePlanError, "open in more than its batch"),
+        (lambda: (chain(), tf.zeros([8, 8])), {"partitions": 9}, PlacementError, "9"),
+        (lambda: (chain(), tf.zeros([8, 8])), {"memory_limit": 100}, MemoryLimitError, "100 B"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_told(
+    keras_defaults: None, function: Any, config: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        planned(function, **config)
+    assert not smp.is_initialized()
+
+
+def test_there_is_no_optimizer_of_that_name(keras_defaults: None) -> None:
+    with pytest.raises(OfflinePlanError, match="no optimizer of the name 'adman'"):
+        planned(chain, batch_size=8, optimizer="adman")

@@ -1,0 +1,89 @@
+"""The page says what the plan says, and stands alone."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+import tf_keras
+from tf_keras import layers
+
+from smp_tf.config import check_config
+from smp_tf.offline_plan import OfflinePlan, plan_offline
+from smp_tf.plan_page import page
+
+
+@pytest.fixture(scope="module")
+def made() -> OfflinePlan:
+    def build() -> tf_keras.Model:
+        inputs = tf_keras.Input((8,))
+        hidden = layers.Dense(16, name="wide>8", activation="relu")(inputs)
+        hidden = layers.Dense(16, name="second")(hidden)
+        return tf_keras.Model(inputs, layers.Dense(4, name="head")(layers.Add()([hidden, hidden])), name="net")
+
+    tf_keras.backend.clear_session()
+    return plan_offline(build, check_config({"partitions": 2, "microbatches": 3}, "a test"), batch_size=9)
+
+
+class Reader(HTMLParser):
+    """Collects elements, their text, and which of them were not closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.titles: list[str] = []
+        self.counts: dict[str, int] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        if tag not in ("meta", "rect", "path"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "title":
+            self.titles.append(data)
+
+
+def read(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    return reader
+
+
+def test_every_layer_task_and_rank_is_drawn(made: OfflinePlan) -> None:
+    found = read(page(made, "train.py:build"))
+    boxes = [title.split(":")[0] for title in found.titles if ": weights " in title]
+    assert boxes == [unit.name for unit in made.units]
+    tasks = [title.split(":")[0] for title in found.titles if " to " in title]
+    assert tasks == [
+        str(span.task) for spans in made.timeline.spans for span in spans if not span.task.kind.is_transfer
+    ]
+    assert len(tasks) == 2 * 2 * 3
+    peaks = [title for title in found.titles if "at most" in title]
+    assert len(peaks) == 2
+    crossing = [title for title in found.titles if "→" in title]
+    # Three samples of sixteen numbers.
+    assert all(title.endswith("192 B") for title in crossing)
+    assert crossing
+
+
+def test_it_needs_nothing_else_and_names_cannot_break_it(made: OfflinePlan) -> None:
+    text = page(made, "<train>.py:build")
+    assert "Plan of &lt;train&gt;.py:build" in text
+    assert "wide>8" not in text
+    assert not re.findall(r"<script|<link|<img|url\(|@import", text)
+    assert set(re.findall(r"https?://[^\"\s]*", text)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_what_limits_the_plan_is_said(made: OfflinePlan) -> None:
+    text = page(made, "x")
+    assert made.plan.reasons
+    assert all(reason in text for reason in made.plan.reasons)
