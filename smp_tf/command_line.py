@@ -25,9 +25,9 @@ EXAMPLE = """The function takes no arguments and returns a Keras model, or (mode
 inputs are arrays or tf.TensorSpecs of a batch of one replica, a tuple of them where the model takes several arguments;
 loss is a function of the model's outputs.
 
-example:
+examples:
   smp-tf plan train.py:build --partitions 4 --microbatches 8 --batch-size 64
-  smp-tf plan tf_keras.applications:ResNet50 --partitions 2 --batch-size 32 --json plan.json --html plan.html
+  smp-tf plan package.models:resnet --partitions 2 --batch-size 32 --json plan.json --html plan.html
 """
 
 
@@ -70,8 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     given = parser().parse_args(arguments)
-    # TensorFlow tells what it was compiled with, on every start.
+    # TensorFlow tells on every start what it was compiled with, and that results of oneDNN differ: here are none.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
         given.run(given)
     except (UsageError, ConfigError, StepError) as error:

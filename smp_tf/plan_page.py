@@ -109,7 +109,7 @@ def _layers(made: OfflinePlan) -> str:
     for unit, stage in enumerate(stage_of):
         columns[stage].append(unit)
     tallest = max(len(column) for column in columns)
-    height = max(4.0, min(20.0, 900.0 / tallest))
+    height = max(4.0, min(20.0, 1400.0 / tallest))
     width, gap = 200, 110
     boxes: dict[int, tuple[float, float]] = {}
     shapes = []

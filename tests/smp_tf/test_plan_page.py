@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import tf_keras
@@ -29,6 +32,8 @@ def made() -> OfflinePlan:
 class Reader(HTMLParser):
     """Collects elements, their text, and which of them were not closed."""
 
+    WITHOUT_CONTENT = ("meta", "rect", "path")
+
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
@@ -37,14 +42,15 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.counts[tag] = self.counts.get(tag, 0) + 1
-        if tag not in ("meta", "rect", "path"):
+        if tag not in self.WITHOUT_CONTENT:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.counts[tag] = self.counts.get(tag, 0) + 1
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        # A browser closes those too.
+        assert tag in self.WITHOUT_CONTENT or self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] == "title":
@@ -87,3 +93,17 @@ def test_what_limits_the_plan_is_said(made: OfflinePlan) -> None:
     text = page(made, "x")
     assert made.plan.reasons
     assert all(reason in text for reason in made.plan.reasons)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here: apt install chromium")
+def test_a_browser_draws_it_as_it_is(made: OfflinePlan, tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    file.write_text(page(made, "x"))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    done = subprocess.run([*command, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    drawn, written = read(done.stdout).counts, read(file.read_text()).counts
+    for shape in ("svg", "rect", "path", "text", "td"):
+        assert drawn[shape] == written[shape] > 0, shape
+    subprocess.run([*command, f"--screenshot={tmp_path / 'plan.png'}", file.as_uri()], check=True, timeout=120)
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
