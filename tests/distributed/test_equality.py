@@ -67,8 +67,11 @@ def by_default(setting: Setting) -> bool:
 def is_eager(setting: Setting) -> bool:
     """Whether the step is called eagerly: in one half of the settings, and within a tf.function in the other.
 
-    A checkerboard over P, M and the schedule. (TensorFlow traces twice what makes variables within a tf.function.)
+    A checkerboard over P, M and the schedule; the largest models always, since TensorFlow traces twice what makes
+    variables within a tf.function.
     """
+    if setting.model in LARGEST:
+        return True
     axes = (PARTITIONS.index(setting.partitions), MICROBATCHES.index(setting.microbatches))
     return (sum(axes) + SCHEDULES.index(setting.schedule)) % 2 == 1
 
@@ -166,8 +169,8 @@ def test_the_default_settings_cover_all_pairs() -> None:
         assert seen == set(itertools.product(axes[first], axes[second])), (first, second)
     assert all(len([s for s in settings if s.model == model]) >= 4 for model in models)
     for axis, values in axes.items():
-        seen = {(getattr(s, axis), is_eager(s)) for s in settings}
-        assert seen == set(itertools.product(values, (False, True))), axis
+        seen = {(getattr(s, axis), is_eager(s)) for s in settings if s.model not in LARGEST}
+        assert seen == set(itertools.product([v for v in values if v not in LARGEST], (False, True))), axis
 
 
 def test_every_model_of_the_zoo_is_trained() -> None:

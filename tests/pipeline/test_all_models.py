@@ -534,7 +534,9 @@ SMALL = [
 LARGE = [
     (lstm, 2, 4, "interleaved"), (lstm, 4, 1, "simple"), (gru, 3, 2, "interleaved"), (gru, 2, 2, "simple"),
     (masked_lstm, 3, 2, "interleaved"), (cond_and_while, 2, 4, "interleaved"), (cond_and_while, 3, 2, "simple"),
-    (resnet50, 4, 2, "interleaved"), (mobilenet_v2, 3, 2, "interleaved"),
+    *(pytest.param(*setting, marks=pytest.mark.full) for setting in (
+        (resnet50, 4, 2, "interleaved"), (mobilenet_v2, 3, 2, "interleaved"),
+    )),
 ]  # fmt: skip
 
 

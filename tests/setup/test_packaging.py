@@ -151,6 +151,7 @@ def test_an_editable_install_is_imported_from_the_sources(tree: Path, environmen
     }
 
 
+@pytest.mark.full
 def test_a_source_distribution_compiles_and_installs(tree: Path, environment: Environment, tmp_path: Path) -> None:
     sdist = build(tree, "sdist", tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
