@@ -2,7 +2,7 @@
 
     smp-tf plan train.py:build --partitions 4 --microbatches 8 --batch-size 64
 
-Exit codes: 0, 1 where there is no such plan (the message says what would fit), 2 where something given is wrong.
+Exit codes: 0, 1 where there is no such plan (the message says what would help), 2 where something given is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from smp_tf.errors import ConfigError, PlacementError, StepError
+from smp_tf.errors import ConfigError, OfflinePlanError, PlacementError, StepError
 
 PLAN = """Says how a model would be cut over partitions, what each would hold, and what limits the plan, before anything
 is trained and without storage for a single variable: in one process, on any machine."""
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
         given.run(given)
-    except (UsageError, ConfigError, StepError) as error:
+    except (UsageError, ConfigError, OfflinePlanError, StepError) as error:
         print(f"smp-tf: {error}", file=sys.stderr)
         return 2
     except PlacementError as error:
@@ -115,14 +115,11 @@ def run_plan(given: argparse.Namespace) -> None:
             raise UsageError(f"There is no folder {str(file.absolute().parent)!r} to write {file.name} to.")
     function = load(given.target)
     with Console(stderr=True).status(f"planning {given.target}"):
-        from smp_tf.offline_plan import OfflinePlanError, plan_offline
+        from smp_tf.offline_plan import plan_offline
         from smp_tf.plan_page import page
         from smp_tf.plan_text import text
 
-        try:
-            made = plan_offline(function, config, optimizer=given.optimizer, batch_size=given.batch_size)
-        except OfflinePlanError as error:
-            raise UsageError(str(error)) from error
+        made = plan_offline(function, config, optimizer=given.optimizer, batch_size=given.batch_size)
     console = Console()
     # The table is of no use narrower.
     print(text(made, width=max(100, console.width), color=console.is_terminal))

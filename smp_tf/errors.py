@@ -25,6 +25,7 @@ __all__ = [
     "MessageError",
     "NotDifferentiableError",
     "NotInitializedError",
+    "OfflinePlanError",
     "OwnershipError",
     "PartitionError",
     "PeerError",
@@ -79,6 +80,10 @@ class OwnershipError(RuntimeError):
 
 class StepError(ValueError):
     """A step function, its arguments or its results cannot be used as asked."""
+
+
+class OfflinePlanError(ValueError):
+    """What was given to be planned is no model, or cannot be called as it was given."""
 
 
 def _survive_autograph() -> None:

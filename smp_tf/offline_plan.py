@@ -18,7 +18,7 @@ import tf_keras
 
 from smp_tf import lifecycle, planning
 from smp_tf.config import Config
-from smp_tf.errors import StepError
+from smp_tf.errors import OfflinePlanError, StepError
 from smp_tf.model import DistributedModel
 from smp_tf.partition.cost import Costs
 from smp_tf.partition.op_graph import OpGraph
@@ -28,12 +28,7 @@ from smp_tf.partition.units import Unit
 from smp_tf.pipeline.executor import edges_of, plan_program
 from smp_tf.pipeline.simulate import ChunkTimes, Timeline, simulate
 from smp_tf.pipeline.task import Kind
-from smp_tf.profiling import takes_training
-from smp_tf.step import step
-
-
-class OfflinePlanError(ValueError):
-    """What was given to be planned is no model, or cannot be called as it was given."""
+from smp_tf.profiling import forward_backward, takes_training
 
 
 @dataclass(frozen=True)
@@ -216,30 +211,16 @@ def _traced(model: DistributedModel, example: Example, samples: int) -> OpGraph:
 
     inputs = tf.nest.map_structure(zeros, example.inputs)
 
-    @step
-    def forward_backward(*arguments: Any) -> Any:
-        with tf.GradientTape() as tape:
-            outputs = model(*arguments, **({"training": True} if takes_training(model) else {}))
-            loss = example.loss(outputs) if example.loss is not None else _any_loss(outputs)
-        return tape.gradient(loss, model.trainable_variables), loss
-
+    options = {"training": True} if takes_training(model) else {}
     try:
-        return forward_backward.trace(*(inputs if isinstance(inputs, tuple) else (inputs,))).graph
+        arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+        return forward_backward(model, example.loss).trace(*arguments, **options).graph
     except StepError:
         raise
     except Exception as error:
         raise OfflinePlanError(
             f"Model {model.name!r} could not be traced with its example inputs: {type(error).__name__}: {error}"
         ) from error
-
-
-def _any_loss(outputs: Any) -> tf.Tensor:
-    """One that every output takes part in."""
-    tensors = [tf.convert_to_tensor(t) for t in tf.nest.flatten(outputs)]
-    squares = [tf.reduce_mean(tf.square(tf.cast(t, tf.float32))) for t in tensors if t.dtype.is_floating]
-    if not squares:
-        raise OfflinePlanError("The model gives no floating-point numbers, so it has no backward pass.")
-    return tf.add_n(squares)
 
 
 def _timeline(plan: Plan, units: tuple[Unit, ...], costs: Costs, split: Split, samples: int) -> Timeline:

@@ -50,7 +50,7 @@ def page(made: OfflinePlan, name: str) -> str:
     body = [
         f"<h1>Plan of {escape(name)}</h1>",
         f"<p>{escape(said)}.</p>",
-        _list([*plan.reasons, *forecast(made)]),
+        _list([*plan.reasons, forecast(made)]),
         "<h2>Stages</h2>",
         _stages(made),
         "<h2>Layers</h2>",

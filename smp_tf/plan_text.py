@@ -14,16 +14,16 @@ def text(made: OfflinePlan, width: int = 100, color: bool = False) -> str:
         width: columns of the terminal.
         color: mark the heading with terminal codes.
     """
-    return "\n".join([render(made.plan, width, color), *forecast(made)])
+    return f"{render(made.plan, width, color)}\n{forecast(made)}"
 
 
-def forecast(made: OfflinePlan) -> list[str]:
-    """What is forecast of a step, in lines."""
+def forecast(made: OfflinePlan) -> str:
+    """What is forecast of a step."""
     timeline = made.timeline
-    return [
+    return (
         f"step: {in_seconds(timeline.step_time)} for a batch of {made.batch_size}, of which ranks wait "
-        f"{timeline.bubble_ratio:.0%}; by estimates for one CPU core, which model.profile replaces by measured times"
-    ]
+        f"{timeline.bubble_ratio:.0%}; estimated from the sizes of operations, not measured"
+    )
 
 
 def in_seconds(seconds: float) -> str:

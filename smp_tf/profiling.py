@@ -48,7 +48,7 @@ def profile(model: DistributedModel, inputs: tuple[Any, ...], kwargs: dict[str, 
     if "training" not in kwargs and takes_training(model):
         kwargs = {**kwargs, "training": True}
     # All ranks trace, since the model makes its variables meanwhile, and in the same order on all.
-    traced = _forward_backward(model).trace(*inputs, **kwargs)
+    traced = forward_backward(model).trace(*inputs, **kwargs)
     measured: dict[str, tuple[float, float]] = {}
     if running.topology.rank == _MEASURER:
         tensors = tf.nest.flatten((inputs, kwargs), expand_composites=True)
@@ -67,18 +67,29 @@ def takes_training(model: DistributedModel) -> bool:
     return "training" in parameters
 
 
-def _forward_backward(model: DistributedModel) -> Any:
-    @step
-    def profiled(*inputs: Any, **kwargs: Any) -> Any:
-        with tf.GradientTape() as tape:
-            outputs = [tf.convert_to_tensor(t) for t in tf.nest.flatten(model(*inputs, **kwargs))]
-            sums = [tf.reduce_sum(tf.cast(t, tf.float32)) for t in outputs if t.dtype.is_floating]
-            if not sums:
-                raise StepError(f"Model {model.name!r} gives no floating-point numbers, so it has no backward pass.")
-            total = tf.add_n(sums)
-        return tape.gradient(total, model.trainable_variables), total
+def forward_backward(model: DistributedModel, loss: Callable[[Any], tf.Tensor] | None = None) -> Any:
+    """A step that takes a model's inputs, and the gradients of a loss of its outputs.
 
-    return profiled
+    Args:
+        model: the model.
+        loss: of what the model gives; None for one that every output takes part in.
+    """
+
+    def of_all(outputs: Any) -> tf.Tensor:
+        tensors = [tf.convert_to_tensor(t) for t in tf.nest.flatten(outputs)]
+        # Of squares: the gradient of a plain sum needs no forward pass, which is so of no loss.
+        sums = [tf.reduce_sum(tf.square(tf.cast(t, tf.float32))) for t in tensors if t.dtype.is_floating]
+        if not sums:
+            raise StepError(f"Model {model.name!r} gives no floating-point numbers, so it has no backward pass.")
+        return tf.add_n(sums)
+
+    @step
+    def forward_and_backward(*inputs: Any, **kwargs: Any) -> Any:
+        with tf.GradientTape() as tape:
+            found = (loss or of_all)(model(*inputs, **kwargs))
+        return tape.gradient(found, model.trainable_variables), found
+
+    return forward_and_backward
 
 
 def _measure(model: DistributedModel, traced: StepTrace, tensors: list[tf.Tensor]) -> dict[str, tuple[float, float]]:

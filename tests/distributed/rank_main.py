@@ -22,6 +22,8 @@ from types import FrameType
 from tests import quick_import
 
 HELLO = "@@rank started, pid "
+#: Names the socket of the warm process in a rank's environment.
+WARM = "SMP_TF_TEST_WARM"
 
 
 def main() -> None:
@@ -30,7 +32,7 @@ def main() -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    warm = os.environ.pop("SMP_TF_TEST_WARM", None)
+    warm = os.environ.pop(WARM, None)
     if warm is not None:
         end_as(status_of_forked(warm))
     quick_import.install()

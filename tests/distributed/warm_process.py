@@ -29,8 +29,6 @@ import numpy as np
 from tests import quick_import
 from tests.distributed import rank_main
 
-#: Names the socket in a rank's environment.
-SOCKET = "SMP_TF_TEST_WARM"
 #: A request is one message; an environment has some kilobytes.
 MOST_BYTES = 1 << 17
 #: Read after the import, or the same for all.
@@ -62,7 +60,7 @@ class WarmProcess:
                     pass_fds=[listener.fileno()],
                     start_new_session=True,
                 )
-        return {SOCKET: self._name}
+        return {rank_main.WARM: self._name}
 
 
 def may_be_forked(environment: Mapping[str, str]) -> bool:

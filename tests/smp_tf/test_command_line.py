@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tensorflow as tf
 
+import smp_tf as smp
 from smp_tf import command_line
+from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.plan_file import PlanFile
+from smp_tf.planning import units_of
 
 SCRIPT = """
 import tf_keras
@@ -51,6 +57,27 @@ def test_it_prints_the_plan_and_writes_it(script: str, tmp_path: Path, capsys: p
     assert (tmp_path / "plan.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_a_training_finds_its_plan_in_the_file(
+    script: str, tmp_path: Path, init: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    assert run(f"{script}:build", "--partitions", "2", "--batch-size", "8", "--json", str(path)) == 0
+    init()
+    model = smp.DistributedModel(command_line.load(f"{script}:build"))
+
+    @smp.step
+    def train(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        return tape.gradient(loss, model.trainable_variables), loss
+
+    # Another step, of another loss, and for batches of another size.
+    graph = train.trace(tf.zeros([5, 8]), tf.zeros([5, 8])).graph
+    units = units_of(graph)
+    found = PlanFile.from_json(path.read_text()).plan_for("train", graph, units, fingerprint(graph))
+    assert [found.units[unit.name] for unit in units] == [0, 0, 1, 1]
+
+
 def test_the_same_plan_every_time(script: str, tmp_path: Path) -> None:
     texts = []
     for name in ("first.json", "second.json"):
@@ -86,10 +113,13 @@ def test_wrong_arguments_are_told_in_a_line(
     assert said[-1].startswith("smp-tf: ")
 
 
-def test_what_does_not_fit_is_told_with_what_would(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_is_told_with_what_would_help(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--partitions", "2", "--batch-size", "8"]
     assert run(f"{script}:build", *sizes, "--memory-limit", "1KiB") == 1
-    assert "smp-tf: there is no such plan." in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "smp-tf: there is no such plan." in said
+    assert "too much" in said
+    assert "What would help: more partitions" in said
 
 
 def test_help_comes_without_tensorflow() -> None:

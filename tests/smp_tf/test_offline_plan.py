@@ -12,8 +12,8 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf.config import check_config
-from smp_tf.errors import MemoryLimitError, PlacementError
-from smp_tf.offline_plan import OfflinePlan, OfflinePlanError, memory_over_time, plan_offline, slots_of
+from smp_tf.errors import MemoryLimitError, OfflinePlanError, PlacementError
+from smp_tf.offline_plan import OfflinePlan, memory_over_time, plan_offline, slots_of
 
 
 def chain() -> tf_keras.Model:
