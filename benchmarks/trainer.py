@@ -35,7 +35,7 @@ def resident(kind: str) -> int:
 
 
 def count_tensor_memory() -> None:
-    """Makes TensorFlow's CPU allocator count, tensors under 256 KiB excepted; before the first op."""
+    """Lets tensor memory be asked for; only with oneDNN does the CPU's allocator count, what has 256 KiB or more."""
     import tensorflow as tf
 
     library = ctypes.CDLL(str(next(Path(tf.sysconfig.get_lib()).glob("libtensorflow_framework.so*"))))
@@ -189,7 +189,7 @@ class Split(Trainer):
             importlib.import_module("smp_tf.step"),
             {
                 "trace": ("trace_step",),
-                "plan": ("planning.propose", "agree_on_plan", "planning.cut", "planning.with_exact_transfers"),
+                "plan": ("proposal.propose", "agree_on_plan", "planning.cut", "planning.with_exact_transfers"),
                 "build": ("plan_program", "build_stage_program", "_settle"),
             },
         )
@@ -223,6 +223,7 @@ class Split(Trainer):
             "gradients": stage.gradient_bytes,
             "slots": stage.slot_bytes,
             "stash": stage.stash_bytes,
+            "transport": stage.transport_bytes,
             "working": stage.working_bytes,
             "all": stage.stored_bytes,
         }
@@ -278,7 +279,7 @@ class Split(Trainer):
 
         calls = {}
         for sweep, name in enumerate(("forward", "backward")):
-            segment = program.functions[sweep]
+            segment = program.functions[sweep, 0]
             given = [value_of(tensor) for tensor in segment.arguments]
             given += [anything(graph.variables[v].type) for v in segment.remote_values]
             known.update(zip(segment.outputs, segment.function(*given), strict=True))

@@ -278,6 +278,25 @@ class Transport:
         """Says that this rank has left its step, as the op SmpEnd does."""
         self._library.smp_transport_end_step(self._open_handle(), program)
 
+    def await_step(self, program: int, step: int, *, ended: bool, timeout: float = 1e9) -> bool:
+        """Waits until this rank has begun, or ended, a step of a program or is beyond it.
+
+        Args:
+            program: Number of the program.
+            step: Number of its step, from 0.
+            ended: Whether its end is waited for, or its begin.
+            timeout: Seconds at most.
+
+        Returns:
+            Whether it is so: False after the time, or once `stop_awaiting` was called.
+        """
+        code = self._library.smp_transport_await_step(self._open_handle(), program, step, ended, timeout)
+        return bool(code == OK)
+
+    def stop_awaiting(self) -> None:
+        """Ends every `await_step`, now and later."""
+        self._library.smp_transport_stop_awaiting(self._open_handle())
+
     def set_activity(self, activity: str) -> None:
         """Says what this rank is doing, for ranks that wait for it; "" when it is over."""
         self._library.smp_transport_set_activity(self._open_handle(), activity.encode())
@@ -526,6 +545,8 @@ def _functions() -> ctypes.CDLL:
         "smp_transport_wait_connected": (ctypes.c_int, [handle, real, text, size]),
         "smp_transport_begin_step": (None, [handle, u64, i64]),
         "smp_transport_end_step": (None, [handle, u64]),
+        "smp_transport_await_step": (ctypes.c_int, [handle, u64, i64, ctypes.c_int, real]),
+        "smp_transport_stop_awaiting": (None, [handle]),
         "smp_transport_set_activity": (None, [handle, text]),
         "smp_transport_set_program_ranks": (None, [handle, u64, handle, size]),
         "smp_transport_goodbye": (ctypes.c_int, [handle, real]),

@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from smp_tf.partition.backward_parts import input_gradient_nodes
 from smp_tf.partition.function_cost import node_costs
 from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, OpGraph, Tensor
 from smp_tf.partition.units import Unit, constants, copied, weight_derived
@@ -107,7 +108,10 @@ class UnitCost:
 
     Args:
         time_forward, time_backward: seconds.
-        flops_forward, flops_backward: floating-point operations.
+        flops_forward: floating-point operations of the forward pass.
+        flops_input_gradient: those that the gradient of its inputs needs.
+        flops_weight_gradient: those that only gradients of weights need.
+        bytes_read, bytes_written: by all its ops, forward and backward.
         weight_bytes: value of the variables it uses.
         slot_bytes: optimizer slots for those variables.
         stash_bytes: forward tensors its backward ops read, without weights and constants.
@@ -118,12 +122,30 @@ class UnitCost:
     time_forward: float
     time_backward: float
     flops_forward: float
-    flops_backward: float
+    flops_input_gradient: float
+    flops_weight_gradient: float
+    bytes_read: float
+    bytes_written: float
     weight_bytes: float
     slot_bytes: float
     stash_bytes: float
     sent_bytes: float
     variables: tuple[int, ...]
+
+    @property
+    def time_weight_gradient(self) -> float:
+        """Seconds of the backward pass that only gradients of weights need, by their share of its operations."""
+        return self.time_backward * self.flops_weight_gradient / (self.flops_backward or 1.0)
+
+    @property
+    def time_input_gradient(self) -> float:
+        """Seconds of the rest of the backward pass."""
+        return self.time_backward - self.time_weight_gradient
+
+    @property
+    def flops_backward(self) -> float:
+        """Floating-point operations of the backward pass."""
+        return self.flops_input_gradient + self.flops_weight_gradient
 
 
 @dataclass(frozen=True)
@@ -186,7 +208,11 @@ def estimate(
             return 0.0
         return max(cost.flops / machine.flops, cost.moved / machine.memory) + machine.op_seconds
 
-    flows, stashes = _tensors(graph, forward_unit, backward_unit, unknown)
+    sums = _gradient_sums(graph)
+    of_weights = {t for gradient in graph.gradients for t in gradient.tensors}
+    returned = {t.node for t in graph.outputs if t not in of_weights}
+    for_inputs = input_gradient_nodes(graph, backward_unit, sums, returned)
+    flows, stashes = _tensors(graph, forward_unit, backward_unit, sums, unknown)
     weights = _weights(graph, units, slots, microbatches, unknown)
     weight_of = {w.variable: w for w in weights}
     stash_bytes = [0.0] * len(units)
@@ -202,7 +228,10 @@ def estimate(
             time_forward=sum(map(seconds, unit.nodes)),
             time_backward=sum(map(seconds, unit.backward)),
             flops_forward=sum(per_node[n].flops for n in unit.nodes),
-            flops_backward=sum(per_node[n].flops for n in unit.backward),
+            flops_input_gradient=sum(per_node[n].flops for n in unit.backward if n in for_inputs),
+            flops_weight_gradient=sum(per_node[n].flops for n in unit.backward if n not in for_inputs),
+            bytes_read=sum(per_node[n].read for n in unit.nodes + unit.backward),
+            bytes_written=sum(per_node[n].written for n in unit.nodes + unit.backward),
             weight_bytes=sum(weight_of[v].value for v in unit.variables),
             slot_bytes=sum(weight_of[v].slots for v in unit.variables),
             stash_bytes=stash_bytes[unit.index],
@@ -245,11 +274,14 @@ def with_measured(
 
 
 def _tensors(
-    graph: OpGraph, forward_unit: Mapping[int, int], backward_unit: Mapping[int, int], unknown: int
+    graph: OpGraph,
+    forward_unit: Mapping[int, int],
+    backward_unit: Mapping[int, int],
+    sums: frozenset[int],
+    unknown: int,
 ) -> tuple[tuple[Flow, ...], tuple[Stash, ...]]:
     """What flows between units, and what is kept for backward."""
     remade = constants(graph) | copied(graph) | weight_derived(graph).keys()
-    sums = _gradient_sums(graph)
     flows: list[Flow] = []
     stashes: list[Stash] = []
     for number, node in enumerate(graph.nodes):

@@ -14,7 +14,13 @@ class PlacementError(PartitionError):
 
 
 class MemoryLimitError(PlacementError):
-    """Every placement needs more bytes on some rank than `memory_limit` allows."""
+    """Every placement needs more bytes on some rank than `memory_limit` allows.
+
+    Attributes:
+        needed: bytes that the fullest rank would need at least, where that is known.
+    """
+
+    needed: int | None = None
 
 
 class GraphError(PartitionError):

@@ -117,7 +117,7 @@ class _Caller:
     ) -> NodeCost:
         """Cost of the body, of the body as often as the loop runs, or of the dearest branch."""
         if depth > _MAX_DEPTH:
-            return NodeCost(0.0, 0.0, frozenset({f"{op} (nested too deeply)"}))
+            return NodeCost(0.0, 0.0, 0.0, frozenset({f"{op} (nested too deeply)"}))
         if op in ("While", "StatelessWhile"):
             # A value that the loop changes is not known in its body.
             body = attrs["body"].func.name
@@ -125,7 +125,7 @@ class _Caller:
             trips = _trips(self.library.get(attrs["cond"].func.name), given) or self.assumed
             if trips is None:
                 said = frozenset({f"{op} (taken to run {ASSUMED_TRIPS} times)"})
-                return (once + NodeCost(0.0, 0.0, said)).times(ASSUMED_TRIPS)
+                return (once + NodeCost(0.0, 0.0, 0.0, said)).times(ASSUMED_TRIPS)
             self.trips.append(trips)
             return once.times(trips)
         if op in ("PartitionedCall", "StatefulPartitionedCall"):
@@ -148,7 +148,7 @@ class _Caller:
         """Sum over the ops of a function, with the shapes that can be told from its arguments."""
         function = self.library.get(name)
         if function is None:
-            return NodeCost(0.0, 0.0, frozenset({f"{op} (function {name!r} not in the graph)"}))
+            return NodeCost(0.0, 0.0, 0.0, frozenset({f"{op} (function {name!r} not in the graph)"}))
         names = [arg.name for arg in function.signature.input_arg]
         known = dict(zip(names, inputs, strict=False))
         values = dict(zip(names, given, strict=False))

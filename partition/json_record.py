@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from types import UnionType
 from typing import Any, get_type_hints
 
 from smp_tf.partition.errors import PlacementError
@@ -13,7 +14,7 @@ def record_from(kind: type, fields: Any, what: str) -> Any:
     """An instance of a data class from JSON fields, all of them checked.
 
     Args:
-        kind: the data class; its fields are ints, floats, strings, data classes, and tuples and dicts of such.
+        kind: the data class; its fields are ints, floats, strings, data classes, tuples and dicts of such, or None.
         fields: what `json.loads` gave.
         what: what it is, for messages.
 
@@ -36,6 +37,9 @@ def record_from(kind: type, fields: Any, what: str) -> Any:
 def _value(hint: Any, value: Any, what: str) -> Any:
     kind: Any = getattr(hint, "__origin__", hint)
     parts: Sequence[Any] = getattr(hint, "__args__", ())
+    if isinstance(hint, UnionType):
+        some, *_ = (part for part in parts if part is not type(None))
+        return None if value is None and type(None) in parts else _value(some, value, what)
     if kind is tuple and isinstance(value, list):
         return tuple(_value(parts[0], v, f"an entry of {what}") for v in value)
     if kind is dict and isinstance(value, dict):

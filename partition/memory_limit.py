@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from smp_tf.partition.errors import MemoryLimitError
 from smp_tf.partition.plan import Plan, StageForecast, as_bytes
 from smp_tf.partition.report import layer_names
 
 
-def excess(plan: Plan, limit: int) -> int:
-    """Bytes by which the fullest stage of a plan exceeds the limit; 0 or less where all keep within it.
+def excess(plan: Plan, limits: Sequence[float | None]) -> float:
+    """Bytes by which the stage that exceeds its limit most does so; 0 or less where all keep within theirs.
 
     Args:
         plan: the plan, with its forecast.
-        limit: bytes a rank may need.
+        limits: bytes that each stage may need, or None.
     """
-    return max(row.stored_bytes for row in plan.forecast) - limit
+    over = (row.stored_bytes - limit for row, limit in zip(plan.forecast, limits, strict=True) if limit is not None)
+    return max(over, default=0.0)
 
 
-def too_large(plan: Plan, limit: int) -> MemoryLimitError:
-    """The error for a plan of which some stage exceeds the limit: what each needs, and what would help.
+def too_large(plan: Plan, limits: Sequence[float | None], nearest: Iterable[str] = ()) -> MemoryLimitError:
+    """The error for a plan of which some stage exceeds its limit: what each needs, and what would help.
 
     Args:
         plan: the plan, with its forecast.
-        limit: bytes a rank may need.
+        limits: bytes that each stage may need, or None.
+        nearest: settings with which it is known to fit, in words.
     """
     count = "1 partition" if plan.stages == 1 else f"{plan.stages} partitions"
-    lines = [f"The model does not fit: memory_limit is {_exactly(limit)} a rank, and with {count} the ranks need"]
+    alike = len(set(limits)) == 1
+    if alike:
+        limit = _exactly(int(limits[0] or 0))
+        lines = [f"The model does not fit: memory_limit is {limit} a rank, and with {count} the ranks need"]
+    else:
+        lines = [f"The model does not fit: ranks may need as listed, and with {count} they need"]
     names = layer_names(plan)
-    over = [row for row in plan.forecast if row.stored_bytes > limit]
-    for stage, row in enumerate(plan.forecast):
-        verdict = f", {as_bytes(row.stored_bytes - limit)} too much" if row.stored_bytes > limit else ""
+    over = []
+    for stage, (row, most) in enumerate(zip(plan.forecast, limits, strict=True)):
+        verdict = f" of {as_bytes(most)}" if not alike and most is not None else ""
+        if most is not None and row.stored_bytes > most:
+            over.append(row)
+            verdict += f", {as_bytes(row.stored_bytes - most)} too much"
         lines.append(f"  stage {stage}: {as_bytes(row.stored_bytes)}{verdict} ({_parts(row)}) for {names[stage]}")
-    return MemoryLimitError("\n".join([*lines, f"What would help: {'; '.join(_advice(plan, over))}."]))
+    lines.append(f"What would help: {'; '.join(_advice(plan, over))}.")
+    if found := list(nearest):
+        lines.append(f"What would fit: {'; or '.join(found)}.")
+    error = MemoryLimitError("\n".join(lines))
+    error.needed = max(row.stored_bytes for row in plan.forecast)
+    return error
 
 
 def _exactly(count: int) -> str:
@@ -47,6 +62,7 @@ def _parts(row: StageForecast) -> str:
         "gradients": row.gradient_bytes,
         "slots": row.slot_bytes,
         "stash": row.stash_bytes,
+        "transport": row.transport_bytes,
         "work": row.working_bytes,
     }
     return ", ".join(f"{name} {as_bytes(count)}" for name, count in parts.items() if count) or "nothing"
@@ -56,7 +72,7 @@ def _advice(plan: Plan, over: Sequence[StageForecast]) -> list[str]:
     advice = []
     if any(row.units > 1 for row in over):
         advice.append("more partitions")
-    if any(row.stash_bytes or row.working_bytes for row in over):
+    if any(row.stash_bytes or row.transport_bytes or row.working_bytes for row in over):
         advice.append("smaller microbatches: a larger `microbatches`, or smaller batches")
     if plan.schedule == "simple" and any(row.in_flight > plan.stages for row in over):
         advice.append('pipeline "interleaved", which keeps the stash of fewer microbatches')

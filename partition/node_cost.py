@@ -31,24 +31,36 @@ class NodeCost:
 
     Args:
         flops: floating-point operations.
-        moved: bytes read and written.
+        read: bytes read.
+        written: bytes written.
         defaulted: op types that were not known and counted as elementwise, and loops whose length
             was assumed.
     """
 
     flops: float
-    moved: float
+    read: float
+    written: float
     defaulted: frozenset[str] = frozenset()
 
+    @property
+    def moved(self) -> float:
+        """Bytes read and written."""
+        return self.read + self.written
+
     def __add__(self, other: NodeCost) -> NodeCost:
-        return NodeCost(self.flops + other.flops, self.moved + other.moved, self.defaulted | other.defaulted)
+        return NodeCost(
+            self.flops + other.flops,
+            self.read + other.read,
+            self.written + other.written,
+            self.defaulted | other.defaulted,
+        )
 
     def times(self, count: float) -> NodeCost:
         """The cost of running `count` times."""
-        return NodeCost(self.flops * count, self.moved * count, self.defaulted)
+        return NodeCost(self.flops * count, self.read * count, self.written * count, self.defaulted)
 
 
-FREE = NodeCost(0.0, 0.0)
+FREE = NodeCost(0.0, 0.0, 0.0)
 
 
 def elements(kind: TensorType, unknown: int = 1) -> float:
@@ -74,28 +86,28 @@ def op_cost(node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorTy
     if op in FREE_OPS:
         return FREE
     written = float(sum(t.nbytes(unknown) for t in outputs))
-    moved = float(sum(t.nbytes(unknown) for t in inputs)) + written
+    read = float(sum(t.nbytes(unknown) for t in inputs))
     given = sum(elements(t, unknown) for t in outputs)
     taken = elements(inputs[0], unknown) if inputs else 0.0
     if op in MATRIX_OPS:
-        return NodeCost(_matrix_flops(node, inputs, outputs, unknown), moved)
+        return NodeCost(_matrix_flops(node, inputs, outputs, unknown), read, written)
     if op in MOVING_OPS:
-        return NodeCost(0.0, 2.0 * written)
+        return NodeCost(0.0, written, written)
     if op in PER_OUTPUT:
-        return NodeCost(PER_OUTPUT[op] * given, moved)
+        return NodeCost(PER_OUTPUT[op] * given, read, written)
     if op in PER_INPUT:
-        return NodeCost(PER_INPUT[op] * taken, moved)
+        return NodeCost(PER_INPUT[op] * taken, read, written)
     if op == "AddN":
-        return NodeCost(max(len(inputs) - 1, 0) * given, moved)
+        return NodeCost(max(len(inputs) - 1, 0) * given, read, written)
     if op in POOLING_OPS or op in POOLING_GRADIENTS:
         window = math.prod(attributes(node)["ksize"].list.i) if node.definition else 4
         windows = elements(outputs[0], unknown) if op in POOLING_OPS else elements(inputs[-1], unknown)
-        return NodeCost(window * windows, moved)
+        return NodeCost(window * windows, read, written)
     if op in FACTORISATIONS:
         shape = inputs[0].shape if inputs else None
         side = shape[-1] if shape else None
-        return NodeCost(taken * float(unknown if side is None else side), moved)
-    return NodeCost(given, moved, frozenset({op}))
+        return NodeCost(taken * float(unknown if side is None else side), read, written)
+    return NodeCost(given, read, written, frozenset({op}))
 
 
 def _dims(kind: TensorType, unknown: int) -> list[float]:

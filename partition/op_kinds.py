@@ -38,6 +38,16 @@ FREE_OPS = SOURCES | _named(
     """
 )
 
+#: Ops whose outputs are other names for the memory of their inputs, each of the input in its place.
+SAME_MEMORY_OPS = _named(
+    """
+    Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient Bitcast CheckNumerics
+    """
+)
+
+#: Ops whose output lies in memory that is there anyway: of a variable, or of the graph itself.
+NO_MEMORY_OPS = _named("Const ReadVariableOp")
+
 #: Ops that copy what they give, and compute nothing.
 MOVING_OPS = _named(
     """
@@ -85,6 +95,19 @@ PER_OUTPUT = {
     }.items()
     for name in names.split()
 }
+
+#: Ops that write their output into the memory of an input of its size, where nobody else reads that.
+IN_PLACE_OPS = _named(
+    """
+    Add AddV2 AddN Sub Mul Div RealDiv DivNoNan MulNoNan Maximum Minimum Neg Abs Sign Square Relu Relu6 ReluGrad
+    Relu6Grad LeakyRelu LeakyReluGrad BiasAdd BiasAddV1 Floor Ceil Round Rint FloorDiv FloorMod Mod TruncateDiv
+    SquaredDifference Reciprocal Inv Sqrt Rsqrt SqrtGrad RsqrtGrad ReciprocalGrad InvGrad TanhGrad SigmoidGrad EluGrad
+    SeluGrad SoftplusGrad SoftsignGrad Softsign Exp Expm1 Log Log1p Tanh Sigmoid Erf Erfc Erfinv Pow Sin Cos Tan Atan
+    Atan2 Asin Acos Sinh Cosh Elu Selu Softplus Lgamma Digamma Xlogy Xdivy Softmax LogSoftmax Select SelectV2
+    ClipByValue LogicalAnd LogicalOr LogicalNot FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3
+    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
+    """
+)
 
 #: Operations per element of the first input.
 PER_INPUT = {

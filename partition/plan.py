@@ -3,13 +3,14 @@
 A plan is data. Rank 0 makes it, the others receive it as text, the report prints it, and a file keeps what people may
 want to read and to change of it (`plan_file`):
 
-    Units, Costs, ChainSolution ──▶ Plan ──▶ JSON ──▶ Plan ──▶ stages of the units of another trace
+    Units, Costs, Placement ──▶ Plan ──▶ JSON ──▶ Plan ──▶ stages of the units of another trace
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from smp_tf.partition.cost import Costs
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.json_record import record_from
 from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.solve_chain import ChainSolution
+from smp_tf.partition.placement import Placement
 from smp_tf.partition.units import Unit
 
 VERSION = 1
@@ -37,10 +38,13 @@ class StageForecast:
         slot_bytes: bytes of optimizer slots.
         in_flight: microbatches whose stash it holds at once.
         stash_bytes: bytes of all of these.
-        working_bytes: bytes of what is received ahead and of tensors that live within one task only; 0 before the cut.
+        transport_bytes: bytes of what was received and is not read yet, and of what is not sent yet; 0 before the cut.
+        working_bytes: bytes of the batch and of tensors that live within one task only; 0 before the cut.
         time_share: its share of the compute time of all stages, 0 to 1.
         sent_forward, sent_backward: bytes per microbatch to later and to earlier stages.
         messages_forward, messages_backward: tensors per microbatch to later and to earlier stages.
+        largest: the unit that has most of what is balanced, among those of the stage.
+        largest_share: its share of that, 0 to 1.
     """
 
     units: int
@@ -50,17 +54,26 @@ class StageForecast:
     slot_bytes: int
     in_flight: int
     stash_bytes: int
+    transport_bytes: int
     working_bytes: int
     time_share: float
     sent_forward: int
     sent_backward: int
     messages_forward: int
     messages_backward: int
+    largest: str = ""
+    largest_share: float = 0.0
 
     @property
     def stored_bytes(self) -> int:
         """All bytes it holds at its fullest."""
-        return self.weight_bytes + self.gradient_bytes + self.slot_bytes + self.stash_bytes + self.working_bytes
+        return self.constant_bytes + self.stash_bytes
+
+    @property
+    def constant_bytes(self) -> int:
+        """Those that do not follow the microbatches under way."""
+        stored = self.weight_bytes + self.gradient_bytes + self.slot_bytes
+        return stored + self.transport_bytes + self.working_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,7 @@ class Plan:
     Args:
         stages: number of stages.
         microbatches: number of microbatches it was made for.
-        schedule: name of the schedule it was made for.
+        schedule: the schedule it was made for: its name, or the text of one that has none.
         objective: what was balanced, "memory" or "speed".
         fingerprint: hash of the step it was made for.
         units: stage of every unit, by name, in topological order.
@@ -96,7 +109,9 @@ class Plan:
         shared: variables with more than one user.
         forecast: one entry a stage.
         defaulted: op types whose cost was guessed.
-        reasons: what decided the cuts, one sentence each.
+        reasons: what decided the placement besides the stage that has most, one sentence each.
+        gap: by how much what was balanced is less at most in any other placement, as a share; None where nothing is
+            proved, as of a placement that was given.
     """
 
     stages: int
@@ -110,6 +125,7 @@ class Plan:
     forecast: tuple[StageForecast, ...] = ()
     defaulted: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    gap: float | None = None
 
     def to_json(self) -> str:
         """The plan as text: stable, one unit and one variable a line."""
@@ -153,6 +169,11 @@ class Plan:
             )
         return plan
 
+    @property
+    def schedule_name(self) -> str:
+        """The schedule in a word or two."""
+        return "own schedule" if self.schedule[:1].isdigit() else self.schedule
+
     def stages_of(self, units: Iterable[Unit]) -> tuple[int, ...]:
         """Stage of each of the given units, by name.
 
@@ -176,7 +197,7 @@ def make_plan(
     graph: OpGraph,
     units: Sequence[Unit],
     costs: Costs,
-    solution: ChainSolution,
+    solution: Placement,
     *,
     in_flight: Sequence[int],
     microbatches: int,
@@ -184,6 +205,8 @@ def make_plan(
     objective: str,
     fingerprint: str,
     owners: Mapping[int, int] | None = None,
+    gap: float | None = None,
+    speed: Sequence[float] | None = None,
 ) -> Plan:
     """Write down a placement with its forecast.
 
@@ -191,7 +214,7 @@ def make_plan(
         graph: the step.
         units: its units.
         costs: their costs.
-        solution: the cuts.
+        solution: the placement.
         in_flight: microbatches whose stash each stage holds at once.
         microbatches: number of microbatches the cuts were made for.
         schedule: name of the schedule they were made for.
@@ -199,6 +222,8 @@ def make_plan(
         fingerprint: hash of the step.
         owners: stages of all variables of the model, where they are known better than from the
             cuts, such as those of variables that no unit uses.
+        gap: by how much other placements are better at most; see `Plan`.
+        speed: of the ranks of all stages, in times of that of the costs; None where they are alike.
 
     Returns:
         The plan; its forecast is estimated from op types and shapes.
@@ -211,7 +236,8 @@ def make_plan(
             owner = owner_of[weight.variable]
             name = graph.variables[weight.variable].name
             shared.append(SharedVariable(name, owner, tuple(sorted(used_on - {owner})), int(weight.value)))
-    forecast = _forecast(graph, costs, solution, owner_of, in_flight)
+    largest = _largest(units, costs, solution, in_flight, objective)
+    forecast = _forecast(graph, costs, solution, owner_of, in_flight, largest, speed or (1.0,) * len(in_flight))
     return Plan(
         stages=len(in_flight),
         microbatches=microbatches,
@@ -223,16 +249,18 @@ def make_plan(
         shared=tuple(shared),
         forecast=forecast,
         defaulted=costs.defaulted,
-        reasons=_reasons(units, costs, solution, forecast, objective),
+        gap=gap,
     )
 
 
 def _forecast(
     graph: OpGraph,
     costs: Costs,
-    solution: ChainSolution,
+    solution: Placement,
     owner_of: Mapping[int, int],
     in_flight: Sequence[int],
+    largest: Sequence[tuple[str, float]],
+    speed: Sequence[float],
 ) -> tuple[StageForecast, ...]:
     """Costs summed per stage; a tensor counts once for each stage that receives or keeps it."""
     stages = len(in_flight)
@@ -242,7 +270,7 @@ def _forecast(
     }
     sent = {True: [[0, 0.0] for _ in range(stages)], False: [[0, 0.0] for _ in range(stages)]}
     for unit, cost in enumerate(costs.units):
-        sums["time"][stage_of[unit]] += cost.time_forward + cost.time_backward
+        sums["time"][stage_of[unit]] += (cost.time_forward + cost.time_backward) / speed[stage_of[unit]]
         sums["unit"][stage_of[unit]] += 1
     for weight in costs.weights:
         owner = owner_of[weight.variable]
@@ -273,55 +301,50 @@ def _forecast(
             slot_bytes=int(sums["slot"][r]),
             in_flight=in_flight[r],
             stash_bytes=int(sums["stash"][r]) * in_flight[r],
+            transport_bytes=0,
             working_bytes=0,
             time_share=round(sums["time"][r] / whole, 4),
             sent_forward=int(sent[True][r][1]),
             sent_backward=int(sent[False][r][1]),
             messages_forward=int(sent[True][r][0]),
             messages_backward=int(sent[False][r][0]),
+            largest=largest[r][0],
+            largest_share=largest[r][1],
         )
         for r in range(stages)
     )
 
 
-def _reasons(
-    units: Sequence[Unit],
-    costs: Costs,
-    solution: ChainSolution,
-    forecast: Sequence[StageForecast],
-    objective: str,
-) -> tuple[str, ...]:
-    """Which stage limits the plan, and the unit that makes it so when it is most of that stage."""
-    if len(forecast) < 2:
-        return ()
-    if objective == "speed":
-        heaviest = max(range(len(forecast)), key=lambda r: solution.times[r])
-        weigh = [c.time_forward + c.time_backward for c in costs.units]
-        said = f"takes the longest, {forecast[heaviest].time_share:.0%} of the compute time"
-    else:
-        heaviest = max(range(len(forecast)), key=lambda r: solution.memory[r])
-        kept = forecast[heaviest].in_flight
-        gradients = {w.variable: w.gradient for w in costs.weights}
-        weigh = [
-            c.weight_bytes + c.slot_bytes + sum(gradients[v] for v in c.variables) + kept * c.stash_bytes
-            for c in costs.units
-        ]
-        said = f"stores the most, {as_bytes(forecast[heaviest].stored_bytes)}"
-    inside = [unit.index for unit in units if solution.stage_of[unit.index] == heaviest]
-    if not inside:  # every estimate is zero, and a later step leaves the stage empty
-        return ()
-    largest = max(inside, key=lambda u: weigh[u])
-    total = sum(weigh[u] for u in inside) or 1.0
-    lines = [f"stage {heaviest} {said}"]
-    if weigh[largest] > total / 2 and len(forecast) > 1:
-        what = f"{weigh[largest] / total:.0%} of its time" if objective == "speed" else as_bytes(weigh[largest])
-        lines[0] += f"; {units[largest].name} alone is {what}"
-    return tuple(lines)
+def _largest(
+    units: Sequence[Unit], costs: Costs, solution: Placement, in_flight: Sequence[int], objective: str
+) -> list[tuple[str, float]]:
+    """Of each stage, the unit that has most of what is balanced, and its share of it."""
+    gradients = {w.variable: w.gradient for w in costs.weights}
+
+    def weight(unit: Unit) -> float:
+        cost = costs.units[unit.index]
+        if objective == "speed":
+            return cost.time_forward + cost.time_backward
+        kept = in_flight[solution.stage_of[unit.index]] * cost.stash_bytes
+        return cost.weight_bytes + cost.slot_bytes + sum(gradients[v] for v in cost.variables) + kept
+
+    found = []
+    for stage in range(len(in_flight)):
+        inside = [unit for unit in units if solution.stage_of[unit.index] == stage]
+        largest = max(inside, key=weight, default=None)
+        total = sum(map(weight, inside))
+        found.append(("", 0.0) if largest is None or not total else (largest.name, round(weight(largest) / total, 4)))
+    return found
 
 
-def as_bytes(count: float) -> str:
-    """Bytes for people, such as "3.1 GiB"."""
+def as_bytes(count: float, up: bool = False) -> str:
+    """Bytes for people, such as "3.1 GiB".
+
+    Args:
+        count: how many.
+        up: round up, so that what is said is enough.
+    """
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
-            return f"{count / size:.1f} {unit}"
+            return f"{math.ceil(count / size * 10) / 10 if up else count / size:.1f} {unit}"
     return f"{int(count)} B"

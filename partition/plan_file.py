@@ -36,7 +36,7 @@ from smp_tf.partition.fingerprint import type_in_words
 from smp_tf.partition.json_record import record_from
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
-from smp_tf.partition.units import Unit
+from smp_tf.partition.units import Unit, dependences
 
 VERSION = 1
 
@@ -133,6 +133,8 @@ class PlanFile:
         """
         same = [plan for plan in self.plans if plan.fingerprint == fingerprint]
         if same:
+            if differs := _difference(same[0], graph, units):
+                raise PlacementError(f"It was changed, and no longer fits its model: {differs}.")
             return same[0]
         differences = [_difference(plan, graph, units) for plan in self.plans]
         fitting = [plan for plan, differs in zip(self.plans, differences, strict=True) if not differs]
@@ -197,9 +199,10 @@ def _difference(plan: StoredPlan, graph: OpGraph, units: Sequence[Unit]) -> str:
     for name in planned:
         if name not in here:
             return f"it has the layer {name!r}, which the model has not"
-    for before, now in zip(planned, here, strict=True):
-        if before != now:
-            return f"it has the layer {before!r} where the model has {now!r}: their order is another"
+    position = {name: at for at, name in enumerate(planned)}
+    for before, after in sorted(dependences(graph, [unit.nodes for unit in units]).edges):
+        if position[here[before]] > position[here[after]]:
+            return f"it has the layer {here[after]!r} before {here[before]!r}, whose data it needs in the model"
     variables = _variables(graph)
     for name, kind in variables.items():
         if name not in plan.variables:

@@ -12,6 +12,9 @@ from rich.table import Table
 from smp_tf.partition.plan import Plan, as_bytes
 from smp_tf.partition.units import AFTER_MODEL
 
+#: A gap that rounds to 0.0 % is none.
+_NO_GAP = 0.0005
+
 
 def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     """The plan as text: a row per stage, then what else there is to know.
@@ -29,8 +32,9 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     """
     balanced = "stored bytes" if plan.objective == "memory" else "time per microbatch"
     partitions = "1 partition" if plan.stages == 1 else f"{plan.stages} partitions"
+    microbatches = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
     table = Table(
-        title=f"{partitions}, {plan.microbatches} microbatches, {plan.schedule}, balanced by {balanced}",
+        title=f"{partitions}, {microbatches}, {plan.schedule_name}, balanced by {balanced}",
         title_justify="left",
         expand=False,
     )
@@ -85,10 +89,51 @@ def _lines(plan: Plan) -> list[str]:
             )
         else:
             lines.append(f"shared: all uses of {shared.name} ({size}) are on stage {shared.owner}")
-    lines.extend(f"why: {reason}" for reason in plan.reasons)
+    lines.extend(f"why: {reason}" for reason in reasons(plan))
+    lines.extend(f"proved: {line}" for line in proved(plan))
     if plan.defaulted:
         lines.append("cost guessed for: " + ", ".join(plan.defaulted))
     return lines
+
+
+def reasons(plan: Plan) -> tuple[str, ...]:
+    """What decided the placement, one sentence each: first the stage that limits it.
+
+    Args:
+        plan: the plan, with its forecast.
+    """
+    if len(plan.forecast) < 2:
+        return plan.reasons
+    if plan.objective == "speed":
+        stage, row = max(enumerate(plan.forecast), key=lambda at: at[1].time_share)
+        said, of = f"stage {stage} takes the longest, {row.time_share:.0%} of the compute time", "of that"
+    else:
+        stage, row = max(enumerate(plan.forecast), key=lambda at: at[1].stored_bytes)
+        said, of = f"stage {stage} stores the most, {as_bytes(row.stored_bytes)}", "of what layers keep there"
+    if row.units == 1 and row.largest:
+        said += f"; {row.largest} is alone there"
+    elif row.largest_share > 0.5:
+        said += f"; {row.largest} alone is {row.largest_share:.0%} {of}"
+    return (said, *plan.reasons)
+
+
+def proved(plan: Plan) -> tuple[str, ...]:
+    """What other placements of the same units could gain, by what is known before a cut; nothing where nothing is.
+
+    Args:
+        plan: the plan.
+    """
+    if plan.gap is None or plan.stages == 1:
+        return ()
+    if plan.objective == "speed":
+        none, some, what = "makes the step shorter", "shorter", "makes the step"
+        by = "by the times of layers"
+    else:
+        none, some, what = "has less on its fullest stage", "less on its fullest stage", "has"
+        by = "of weights, gradients, slots and stash"
+    if plan.gap < _NO_GAP:
+        return (f"no other placement {none}, {by}",)
+    return (f"any other placement {what} at most {plan.gap:.1%} {some}, {by}",)
 
 
 def layer_names(plan: Plan) -> list[str]:

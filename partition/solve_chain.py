@@ -30,66 +30,35 @@ from itertools import pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from smp_tf.partition.cost import Costs, Flow, Stash, Weight
+from smp_tf.partition.cost import Flow, Weight
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
+from smp_tf.partition.placement import (
+    Chain,
+    Placement,
+    Ranks,
+    costed,
+    in_flight_of,
+    placed_by_hand,
+    step_time,
+)
 
 _Array = NDArray[np.float64]
 _UNREACHABLE = np.inf
 #: More shared weights than this (groups with the same users) are all owned alike.
-_MAX_SHARED_GROUPS = 3
+MOST_SHARED_GROUPS = 3
+#: Costs are estimates: a difference smaller than this is none.
+TOLERANCE = 0.005
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Units in topological order with everything a cut is costed from.
+class ChainSolution(Placement):
+    """The cut that was taken, every stage a run of units, and how good a cut can be.
 
     Args:
-        names: of the units, for messages.
-        times: seconds of compute of each unit per microbatch, forward and backward.
-        flows, stashes, weights: see `cost`.
-        manual: stage that each unit must be on, or None.
-        seconds_per_byte: of the link between two stages.
+        least: the score of the best cut; the one taken is within the tolerance of it.
     """
 
-    names: tuple[str, ...]
-    times: tuple[float, ...]
-    flows: tuple[Flow, ...] = ()
-    stashes: tuple[Stash, ...] = ()
-    weights: tuple[Weight, ...] = ()
-    manual: tuple[int | None, ...] = ()
-    seconds_per_byte: float = 0.0
-
-    @classmethod
-    def of(cls, names: Sequence[str], manual: Sequence[int | None], costs: Costs) -> Chain:
-        """The chain of a step's units with their estimated costs."""
-        return cls(
-            names=tuple(names),
-            times=tuple(u.time_forward + u.time_backward for u in costs.units),
-            flows=costs.flows,
-            stashes=costs.stashes,
-            weights=costs.weights,
-            manual=tuple(manual),
-            seconds_per_byte=1.0 / costs.machine.link,
-        )
-
-
-@dataclass(frozen=True)
-class ChainSolution:
-    """Contiguous stages for a chain.
-
-    Args:
-        cuts: first unit of stage 1, of stage 2 and so on.
-        stage_of: stage of each unit.
-        owners: for each variable that units use, the stage that stores it.
-        times: seconds of each stage per microbatch, transfers included.
-        memory: bytes of each stage.
-    """
-
-    cuts: tuple[int, ...]
-    stage_of: tuple[int, ...]
-    owners: dict[int, int]
-    times: tuple[float, ...]
-    memory: tuple[float, ...]
+    least: float
 
 
 def solve_chain(
@@ -99,8 +68,8 @@ def solve_chain(
     objective: str = "memory",
     microbatches: int = 1,
     in_flight: Sequence[int] | None = None,
-    memory_limit: float | None = None,
-    tolerance: float = 0.03,
+    ranks: Ranks | None = None,
+    tolerance: float = TOLERANCE,
 ) -> ChainSolution:
     """Cut a chain into exactly `stages` runs of units, none empty.
 
@@ -112,17 +81,17 @@ def solve_chain(
         microbatches: microbatches per step.
         in_flight: microbatches whose stash a stage holds at once, from the schedule in use; by
             default what 1F1B keeps, min(stages - r, microbatches).
-        memory_limit: bytes no stage may exceed, or None.
+        ranks: how these differ, and what they may need; None where they are alike and may need anything.
         tolerance: of the cuts that are this close to the best, the one with the least memory (for
             "speed") or time (for "memory") is taken: costs are estimates, and a small difference is
             none.
 
     Returns:
-        The cuts, and what each stage costs.
+        The cut, and what each stage costs.
 
     Raises:
         PlacementError: there are fewer units than stages, or manual placements are not in order.
-        MemoryLimitError: no cut fits in the memory limit.
+        MemoryLimitError: no cut keeps within what ranks may need.
 
     Example:
         >>> solve_chain(Chain(("a", "b", "c"), (1.0, 2.0, 3.0)), 2, objective="speed").cuts
@@ -134,29 +103,32 @@ def solve_chain(
     """
     if objective not in ("speed", "memory"):
         raise PlacementError(f'optimize must be "memory" or "speed". Received: {objective!r}.')
-    if in_flight is None:
-        in_flight = [min(stages - r, microbatches) for r in range(stages)]
-    if len(in_flight) != stages:
-        raise ValueError(f"in_flight must have one entry per stage: received {len(in_flight)} for {stages} stages.")
+    held = in_flight_of(stages, microbatches, in_flight)
+    ranks = ranks or Ranks.alike(stages)
     _check(chain, stages)
     allowed = _earliest_starts(chain, stages)
-    best: tuple[tuple[float, float], ChainSolution] | None = None
+    best: Placement | None = None
+    least = _UNREACHABLE
     for late in _owner_choices(chain.weights):
-        tables = _Tables(chain, late, microbatches)
-        search = _Search(tables, allowed, in_flight, microbatches, memory_limit)
-        cuts = search.fastest(tolerance) if objective == "speed" else search.smallest(tolerance)
+        search = _Search(_Tables(chain, late, microbatches), allowed, held, microbatches, ranks)
+        cuts, score = search.fastest(tolerance) if objective == "speed" else search.smallest(tolerance)
         if cuts is None:
             continue
-        times, memory = search.of_cuts(cuts)
-        score = (search.step_time(cuts), max(memory))
-        score = score if objective == "speed" else (score[1], score[0])
-        if best is None or score < best[0]:
-            stage_of = _stage_of(cuts, len(chain.names))
-            owners = {w.variable: stage_of[w.users[-1 if w.variable in late else 0]] for w in chain.weights}
-            best = score, ChainSolution(cuts, stage_of, owners, times, memory)
+        least = min(least, score)
+        stage_of = _stage_of(cuts, len(chain.names))
+        owners = {w.variable: stage_of[w.users[-1 if w.variable in late else 0]] for w in chain.weights}
+        found = Placement(stage_of, owners, *search.of_cuts(cuts))
+        if best is None or _order(found, objective, microbatches) < _order(best, objective, microbatches):
+            best = found
     if best is None:
-        raise _does_not_fit(chain, stages, allowed, in_flight, microbatches, memory_limit)
-    return best[1]
+        raise _does_not_fit(chain, stages, allowed, held, microbatches, ranks)
+    return ChainSolution(best.stage_of, best.owners, best.times, best.memory, least)
+
+
+def _order(placement: Placement, objective: str, microbatches: int) -> tuple[float, float]:
+    """What is balanced, then the other."""
+    seconds, nbytes = placement.score("speed", microbatches), placement.score("memory", microbatches)
+    return (seconds, nbytes) if objective == "speed" else (nbytes, seconds)
 
 
 def follow_owners(
@@ -165,7 +137,8 @@ def follow_owners(
     owners: Mapping[int, int],
     microbatches: int = 1,
     in_flight: Sequence[int] | None = None,
-) -> ChainSolution:
+    ranks: Ranks | None = None,
+) -> Placement:
     """Put the units of a chain where an earlier step put their variables; stages may stay empty.
 
         owned by stage   -  0  -  -  1  -        GAN after training: only the generator, all of it on stage 0
@@ -180,6 +153,7 @@ def follow_owners(
         owners: stage of variables whose owner an earlier step decided.
         microbatches: over which the copies of a step are spread.
         in_flight: microbatches whose stash a stage holds at once; by default one.
+        ranks: how these differ; None where they do not.
 
     Returns:
         The stages; times and memory are estimated as for any cut.
@@ -187,7 +161,7 @@ def follow_owners(
     Raises:
         PlacementError: data would have to flow from a later stage to an earlier one.
     """
-    pins = _placed(chain, stages)
+    pins = placed_by_hand(chain, stages)
     for (first, before), (second, name) in pairwise(pins):
         if second < first:
             raise PlacementError(
@@ -201,13 +175,7 @@ def follow_owners(
     for pin in chain.manual:
         stage = stage if pin is None else pin
         stage_of.append(stage)
-    cuts = tuple(sum(s < later for s in stage_of) for later in range(1, stages))
-    decided = {w.variable: owners.get(w.variable, stage_of[w.users[0]]) for w in chain.weights}
-    tables = _Tables(chain, frozenset(), microbatches)
-    search = _Search(tables, _earliest_starts(chain, stages), in_flight or [1] * stages, microbatches, None)
-    times, memory = search.of_cuts(cuts)
-    finite = tuple(t if np.isfinite(t) else 0.0 for t in times)
-    return ChainSolution(cuts, tuple(stage_of), decided, finite, memory)
+    return costed(chain, stage_of, owners, microbatches, in_flight or [1] * stages, ranks)
 
 
 def _stage_of(cuts: Sequence[int], count: int) -> tuple[int, ...]:
@@ -231,24 +199,13 @@ def _check(chain: Chain, stages: int) -> None:
             f"the largest possible is {count}. Use fewer partitions, or build the model of more "
             f"layers."
         )
-    for (first, before), (second, name) in pairwise(_placed(chain, stages)):
+    for (first, before), (second, name) in pairwise(placed_by_hand(chain, stages)):
         if second < first:
             raise PlacementError(
                 f"Partitions must follow the order in which data flows: {before!r}, on partition "
                 f"{first}, comes before "
                 f"{name!r}, on partition {second}. Place them in order."
             )
-
-
-def _placed(chain: Chain, stages: int) -> list[tuple[int, str]]:
-    """Stage and name of the units whose stage is given."""
-    placed = [(stage, name) for stage, name in zip(chain.manual, chain.names, strict=False) if stage is not None]
-    for stage, name in placed:
-        if not 0 <= stage < stages:
-            raise PlacementError(
-                f"{name!r} was placed on partition {stage}. There are {stages}: use 0 to {stages - 1}."
-            )
-    return placed
 
 
 def _listed(names: Sequence[str], most: int = 6) -> str:
@@ -274,7 +231,7 @@ def _owner_choices(weights: Sequence[Weight]) -> list[frozenset[int]]:
         if len(weight.users) > 1:
             groups.setdefault(weight.users, []).append(weight.variable)
     together = list(groups.values())
-    if len(together) > _MAX_SHARED_GROUPS:
+    if len(together) > MOST_SHARED_GROUPS:
         together = [[v for group in together for v in group]]
     return [
         frozenset(v for group, late in zip(together, choice, strict=True) if late for v in group)
@@ -296,7 +253,8 @@ class _Tables:
 
     def __init__(self, chain: Chain, late: frozenset[int], microbatches: int) -> None:
         self.count = count = len(chain.names)
-        self.time = np.full((count + 1, count + 1), _UNREACHABLE)
+        self.compute = np.full((count + 1, count + 1), _UNREACHABLE)
+        self.moved = np.zeros((count + 1, count + 1))
         self.weights = np.zeros((count + 1, count + 1))
         self.stash = np.zeros((count + 1, count + 1))
         joins: list[list[tuple[int, _Array, int, int, float]]] = [[] for _ in range(count)]
@@ -332,9 +290,14 @@ class _Tables:
         for end in range(1, count + 1):
             for _, column, low, high, amount in joins[end - 1]:
                 column[low:high] += amount
-            self.time[:end, end] = total[end] - total[:end] + traffic[:end] * chain.seconds_per_byte
+            self.compute[:end, end] = total[end] - total[:end]
+            self.moved[:end, end] = traffic[:end] * chain.seconds_per_byte
             self.weights[:end, end] = stored[:end]
             self.stash[:end, end] = kept[:end]
+
+    def time(self, speed: float, link: float) -> _Array:
+        """Seconds of every run on a rank that is so fast."""
+        return self.compute / speed + self.moved / link
 
     def memory(self, in_flight: int) -> _Array:
         """Bytes of every run on a stage that holds so many stashes."""
@@ -373,54 +336,52 @@ class _Search:
         starts: NDArray[np.int64],
         in_flight: Sequence[int],
         microbatches: int,
-        memory_limit: float | None,
+        ranks: Ranks,
     ) -> None:
         self._tables = tables
         self._starts = starts
-        self._in_flight = in_flight
         self._microbatches = microbatches
-        self._limit = _UNREACHABLE if memory_limit is None else memory_limit
+        self._limits = [_UNREACHABLE if limit is None else limit for limit in ranks.memory]
         self._stages = len(in_flight)
+        # Ranks that are alike share an array.
+        speeds = list(zip(ranks.speed, ranks.link, strict=True))
+        time_of = {speed: tables.time(*speed) for speed in set(speeds)}
+        memory_of = {kept: tables.memory(kept) for kept in set(in_flight)}
+        self._time = [time_of[speed] for speed in speeds]
+        self._memory = [memory_of[kept] for kept in in_flight]
 
     def of_cuts(self, cuts: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Time and memory of every stage."""
-        t = self._tables
-        runs = list(pairwise((0, *cuts, t.count)))
-        times = tuple(float(t.time[a, b]) for a, b in runs)
-        memory = tuple(
-            float(t.weights[a, b] + kept * t.stash[a, b]) for (a, b), kept in zip(runs, self._in_flight, strict=True)
+        runs = list(enumerate(pairwise((0, *cuts, self._tables.count))))
+        return (
+            tuple(float(self._time[r][a, b]) for r, (a, b) in runs),
+            tuple(float(self._memory[r][a, b]) for r, (a, b) in runs),
         )
-        return times, memory
 
     def step_time(self, cuts: Sequence[int]) -> float:
         """Estimated seconds of a step."""
-        times, _ = self.of_cuts(cuts)
-        return sum(times) + (self._microbatches - 1) * max(times)
+        return step_time(self.of_cuts(cuts)[0], self._microbatches)
 
-    def smallest(self, tolerance: float) -> tuple[int, ...] | None:
-        """Least memory on the fullest stage, then least step time."""
-        cuts = self._minimise(lambda r: self._tables.memory(self._in_flight[r]), np.maximum, memory=self._limit)
+    def smallest(self, tolerance: float) -> tuple[tuple[int, ...] | None, float]:
+        """Cuts with the least memory on the fullest stage, then least step time; and the least memory."""
+        cuts = self._minimise(self._memory, np.maximum)
         if cuts is None:
-            return None
-        _, memory = self.of_cuts(cuts)
-        return self._fastest_within(min(max(memory) * (1 + tolerance), self._limit))
+            return None, _UNREACHABLE
+        least = max(self.of_cuts(cuts)[1])
+        return self._fastest_within(least * (1 + tolerance)), least
 
-    def fastest(self, tolerance: float) -> tuple[int, ...] | None:
-        """Least step time, then least memory on the fullest stage."""
-        cuts = self._fastest_within(self._limit)
+    def fastest(self, tolerance: float) -> tuple[tuple[int, ...] | None, float]:
+        """Cuts with the least step time, then least memory on the fullest stage; and the least step time."""
+        cuts = self._fastest_within(_UNREACHABLE)
         if cuts is None:
-            return None
+            return None, _UNREACHABLE
+        least = self.step_time(cuts)
         slowest = max(self.of_cuts(cuts)[0]) * (1 + tolerance)
-        lean = self._minimise(
-            lambda r: self._tables.memory(self._in_flight[r]),
-            np.maximum,
-            memory=self._limit,
-            time=slowest,
-        )
+        lean = self._minimise(self._memory, np.maximum, time=slowest)
         if lean is None:
-            return cuts
+            return cuts, least
         lean = self._fastest_within(max(self.of_cuts(lean)[1])) or cuts
-        return lean if self.step_time(lean) <= self.step_time(cuts) * (1 + tolerance) else cuts
+        return (lean if self.step_time(lean) <= least * (1 + tolerance) else cuts), least
 
     def _fastest_within(self, memory: float) -> tuple[int, ...] | None:
         """Least sum of times + (microbatches - 1) longest time, among cuts within a memory limit.
@@ -428,17 +389,17 @@ class _Search:
         The least longest time is a floor. From the least sum on, the longest time is then bounded
         lower and lower, until what is left to gain cannot make up for the larger sum.
         """
-        evenest = self._minimise(lambda r: self._tables.time, np.maximum, memory=memory)
+        evenest = self._minimise(self._time, np.maximum, memory=memory)
         if evenest is None:
             return None
         floor = max(self.of_cuts(evenest)[0])
         best, bound = evenest, _UNREACHABLE
         # Of the cuts as even as the evenest, the one with the least sum.
-        even = self._minimise(lambda r: self._tables.time, np.add, memory=memory, time=floor * (1 + 1e-12))
+        even = self._minimise(self._time, np.add, memory=memory, time=floor * (1 + 1e-12))
         if even is not None and self.step_time(even) < self.step_time(best):
             best = even
         while True:
-            cuts = self._minimise(lambda r: self._tables.time, np.add, memory=memory, time=bound)
+            cuts = self._minimise(self._time, np.add, memory=memory, time=bound)
             if cuts is None:
                 return best
             times, _ = self.of_cuts(cuts)
@@ -450,7 +411,7 @@ class _Search:
 
     def _minimise(
         self,
-        cost_on: Callable[[int], _Array],
+        costs: Sequence[_Array],
         combine: np.ufunc,
         memory: float = _UNREACHABLE,
         time: float = _UNREACHABLE,
@@ -458,9 +419,9 @@ class _Search:
         """Cuts whose combined cost is least, every stage within the given bounds.
 
         Args:
-            cost_on: the cost of every run on a stage.
+            costs: the cost of every run, on each stage.
             combine: np.maximum or np.add.
-            memory: bytes no stage may exceed.
+            memory: bytes no stage may exceed, besides what its rank may need.
             time: seconds no stage may exceed.
         """
         tables, count = self._tables, self._tables.count
@@ -469,12 +430,12 @@ class _Search:
         choices = []
         begins = np.arange(count + 1)[:, None]
         for stage in range(self._stages):
-            cost = cost_on(stage)
-            legal = (begins >= self._starts[stage][None, :]) & np.isfinite(tables.time)
-            if memory != _UNREACHABLE:
-                legal &= tables.memory(self._in_flight[stage]) <= memory
+            cost, most = costs[stage], min(memory, self._limits[stage])
+            legal = (begins >= self._starts[stage][None, :]) & np.isfinite(tables.compute)
+            if most != _UNREACHABLE:
+                legal &= self._memory[stage] <= most
             if time != _UNREACHABLE:
-                legal &= tables.time <= time
+                legal &= self._time[stage] <= time
             total = np.where(legal, combine(best[:, None], cost), _UNREACHABLE)
             choice = total.argmin(axis=0)
             best = total[choice, begins[:, 0]]
@@ -494,24 +455,24 @@ def _does_not_fit(
     starts: NDArray[np.int64],
     in_flight: Sequence[int],
     microbatches: int,
-    memory_limit: float | None,
+    ranks: Ranks,
 ) -> PlacementError:
-    """Why no cut was found: the limit, and the stage that breaks it in the best cut without one."""
-    search = _Search(_Tables(chain, frozenset(), microbatches), starts, in_flight, microbatches, None)
-    cuts = search.smallest(0.0)
+    """Why no cut was found: a limit, and the stage that breaks it in the best cut without one."""
+    without = Ranks(ranks.speed, ranks.link, (None,) * stages)
+    search = _Search(_Tables(chain, frozenset(), microbatches), starts, in_flight, microbatches, without)
+    cuts, _ = search.smallest(0.0)
     if cuts is None:
         return PlacementError(
-            f"No cut into {stages} partitions agrees with the manual placements: between two "
-            f"placed layers there must "
+            f"No cut into {stages} partitions agrees with the manual placements: between two placed layers there must "
             f"be at least one unit for every partition between theirs."
         )
     _, memory = search.of_cuts(cuts)
-    fullest = max(range(stages), key=lambda r: memory[r])
+    limits = [_UNREACHABLE if limit is None else limit for limit in ranks.memory]
+    worst = max(range(stages), key=lambda r: memory[r] - limits[r])
     bounds = (0, *cuts, len(chain.names))
-    inside = chain.names[bounds[fullest] : bounds[fullest + 1]]
-    limit = 0.0 if memory_limit is None else memory_limit
+    inside = chain.names[bounds[worst] : bounds[worst + 1]]
     what = f"{inside[0]} alone is" if len(inside) == 1 else f"{inside[0]} to {inside[-1]} are"
     return MemoryLimitError(
-        f"No cut into {stages} partitions fits in memory_limit. Stage {fullest}: {what} "
-        f"{memory[fullest] / 2**30:.2f} GiB, the limit is {limit / 2**30:.2f} GiB."
+        f"No cut into {stages} partitions fits in memory_limit. Stage {worst}: {what} "
+        f"{memory[worst] / 2**30:.2f} GiB, the limit is {limits[worst] / 2**30:.2f} GiB."
     )

@@ -6,6 +6,11 @@
                 │ of what is free   │ ─▶ sent to 2     │ of what is free   │ ─▶ gradients, sent to 0
                 └───────────────────┘                  └───────────────────┘
 
+Backward may be cut once more, for schedules that delay what only weights need (zero bubble):
+
+    part 0, I: what other stages wait for in this sweep    gradient ─▶ ReluGrad ─┬─▶ MatMul(·, kernelᵀ) ─▶ sent to 0
+    part 1, W: all else                                                         └─▶ MatMul(xᵀ, ·) ─▶ kernel's gradient
+
 All stages are cut on every rank, from the same graph and plan, so that both ends of a transfer agree without a word.
 """
 
@@ -13,15 +18,18 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from smp_tf.partition.assign import Assignment, Role
+from smp_tf.partition.backward_parts import input_gradient_nodes
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
 
 _READ = "ReadVariableOp"
+#: Stage, sweep, and part of the sweep.
+_Key = tuple[int, int, int]
 #: Ops that read a weight and can as well be given its value.
 _READERS = frozenset({_READ, "ResourceGather", "ResourceGatherNd", "VariableShape"})
 
@@ -32,6 +40,7 @@ class Segment:
 
     Args:
         stage, sweep: where and when.
+        part: 1 for what only weights need of a backward that is cut in two; else 0.
         nodes: numbers of the nodes to run, in order, copies of free ones included.
         sources: the ARGUMENT, CAPTURE, SEED and VARIABLE nodes it takes from its surroundings.
         inputs: tensors made elsewhere: by an earlier segment of the stage (stash) or received.
@@ -42,6 +51,7 @@ class Segment:
 
     stage: int
     sweep: int
+    part: int
     nodes: tuple[int, ...]
     sources: tuple[int, ...]
     inputs: tuple[Tensor, ...]
@@ -130,14 +140,14 @@ class Split:
     Args:
         graph: the op graph all numbers refer to.
         assignment: the placement that was cut.
-        segments: by (stage, sweep); where a stage has nothing to do in a sweep there is none.
+        segments: by (stage, sweep, part); where a stage has nothing to do there is none.
         transfers: in the order of their index.
         outputs: one per `graph.outputs`.
     """
 
     graph: OpGraph
     assignment: Assignment
-    segments: dict[tuple[int, int], Segment]
+    segments: dict[_Key, Segment]
     transfers: tuple[Transfer, ...]
     outputs: tuple[StepOutputPlan, ...]
 
@@ -149,27 +159,29 @@ class Split:
     @cached_property
     def sweeps(self) -> int:
         """Number of sweeps, the last one of replicated ops included."""
-        return 1 + max((sweep for _, sweep in self.segments), default=0)
+        return 1 + max((sweep for _, sweep, _ in self.segments), default=0)
 
     def stash(self, stage: int) -> tuple[Tensor, ...]:
-        """Tensors that the stage keeps between its first sweep and a later one, for one microbatch."""
-        first = self.segments.get((stage, 0))
-        if first is None:
-            return ()
-        made = set(first.outputs) | set(first.inputs)
-        later: dict[Tensor, None] = {}
-        for sweep in range(1, self.sweeps):
-            segment = self.segments.get((stage, sweep))
-            for tensor in segment.inputs if segment else ():
-                if tensor in made:
-                    later[tensor] = None
-        return tuple(later)
+        """Tensors that the stage keeps between forward and backward, and between the parts of backward.
+
+        Of one microbatch; what backward leaves for a later sweep is not among them.
+        """
+        kept: dict[Tensor, None] = {}
+        for (of, sweep, part), segment in sorted(self.segments.items()):
+            if of == stage:
+                before = [(stage, 0, 0), *([(stage, 1, 0)] if part else [])]
+                there = [self.segments[key] for key in before if key in self.segments and key != (of, sweep, part)]
+                made = {tensor for other in there for tensor in other.outputs + other.inputs}
+                kept.update((tensor, None) for tensor in segment.inputs if tensor in made)
+        return tuple(kept)
 
 
 def split(
     assignment: Assignment,
     local_outputs: frozenset[int] = frozenset(),
     composites: Sequence[tuple[int, ...]] = (),
+    *,
+    cut_backward: Collection[int] = (),
 ) -> Split:
     """Cut a placed graph.
 
@@ -177,6 +189,7 @@ def split(
         assignment: the placement of every op.
         local_outputs: positions of outputs that stay with the stage that makes them.
         composites: positions of outputs that are parts of one composite tensor; they stay together.
+        cut_backward: stages whose backward is made in two parts: what other stages wait for, and all else.
 
     Returns:
         The segments, transfers and outputs of all stages.
@@ -185,12 +198,16 @@ def split(
         PlacementError: the cut goes through a tensor that cannot be sent, or separates an op from a variable it must
             hold the handle of.
     """
-    return _Splitter(assignment, local_outputs, composites).run()
+    return _Splitter(assignment, local_outputs, composites, cut_backward).run()
 
 
 class _Splitter:
     def __init__(
-        self, assignment: Assignment, local_outputs: frozenset[int], composites: Sequence[tuple[int, ...]]
+        self,
+        assignment: Assignment,
+        local_outputs: frozenset[int],
+        composites: Sequence[tuple[int, ...]],
+        cut_backward: Collection[int],
     ) -> None:
         self.assignment = assignment
         self.graph = assignment.graph
@@ -199,34 +216,54 @@ class _Splitter:
         self.composites = composites
         self.replicated_sweep = assignment.replicated_sweep
         self.variable_of_gradient = {t: g.variable for g in self.graph.gradients for t in g.tensors}
+        self.cut_backward = frozenset(cut_backward)
+        self.waited_for: frozenset[int] = frozenset()
         # Per segment: the nodes it runs itself, and the tensors it takes from elsewhere.
-        self.members: dict[tuple[int, int], set[int]] = defaultdict(set)
-        self.taken: dict[tuple[int, int], dict[Tensor, None]] = defaultdict(dict)
-        self.remote: dict[tuple[int, int], set[int]] = defaultdict(set)
-        self.exported: dict[tuple[int, int], dict[Tensor, None]] = defaultdict(dict)
+        self.members: dict[_Key, set[int]] = defaultdict(set)
+        self.taken: dict[_Key, dict[Tensor, None]] = defaultdict(dict)
+        self.remote: dict[_Key, set[int]] = defaultdict(set)
+        self.exported: dict[_Key, dict[Tensor, None]] = defaultdict(dict)
+
+    def _visit(self, number: int) -> _Key:
+        """Stage, sweep and part of a node that has a stage."""
+        place = self.places[number]
+        assert place.stage is not None
+        late = place.role is Role.HOME and place.sweep == 1 and number not in self.waited_for
+        return place.stage, place.sweep, self._last_part(place.stage) if late else 0
+
+    def _last_part(self, stage: int) -> int:
+        """The part of backward that what only weights need is in."""
+        return int(stage in self.cut_backward)
 
     def run(self) -> Split:
         outputs = self._plan_outputs()
         never_made = {o.tensor.node for o in outputs if o.summands and o.tensor not in o.summands}
-        roots: dict[tuple[int, int], dict[int, None]] = defaultdict(dict)
+        if self.cut_backward:
+            # What is summed at the owner of a weight is sent when all microbatches are done: nobody waits for it.
+            stage_of = {
+                n: p.stage
+                for n, p in enumerate(self.places)
+                if p.role is Role.HOME and p.sweep == 1 and p.stage is not None
+            }
+            self.waited_for = input_gradient_nodes(self.graph, stage_of, never_made)
+        roots: dict[_Key, dict[int, None]] = defaultdict(dict)
         for number, place in enumerate(self.places):
             if number in never_made:
                 continue
             if place.role is Role.HOME:
-                assert place.stage is not None
-                roots[place.stage, place.sweep][number] = None
+                roots[self._visit(number)][number] = None
             elif place.role is Role.REPLICATED:
                 for stage in range(self.assignment.stages):
-                    roots[stage, self.replicated_sweep][number] = None
+                    roots[stage, self.replicated_sweep, 0][number] = None
         for output in outputs:
             node = output.tensor.node
             if output.delivery is Delivery.MADE_BY_ALL and self.places[node].role is not Role.REPLICATED:
                 for stage in range(self.assignment.stages):
-                    roots[stage, self.replicated_sweep][node] = None
+                    roots[stage, self.replicated_sweep, 0][node] = None
             elif self.places[node].role in (Role.WEIGHT, Role.FREE):
                 roots[self._made_at(output)][node] = None
             for summand in output.summands:
-                self.exported[self._home(summand)][summand] = None
+                self.exported[self._visit(summand.node)][summand] = None
         for key in sorted(roots):
             for number in roots[key]:
                 self._include(key, number)
@@ -239,15 +276,13 @@ class _Splitter:
         segments = {key: self._segment(key) for key in sorted(self.members) if self.members[key]}
         return Split(self.graph, self.assignment, segments, transfers, outputs)
 
-    def _made_at(self, output: StepOutputPlan, stage: int = 0) -> tuple[int, int]:
-        """Stage and sweep that make an output; `stage` is used where all make it."""
-        place = self.places[output.tensor.node]
-        if place.role is Role.HOME:
-            assert place.stage is not None
-            return place.stage, place.sweep
+    def _made_at(self, output: StepOutputPlan, stage: int = 0) -> _Key:
+        """Stage, sweep and part that make an output; `stage` is used where all make it."""
+        if self.places[output.tensor.node].role is Role.HOME:
+            return self._visit(output.tensor.node)
         if output.stage is not None:
-            return output.stage, 1 if output.is_gradient else 0
-        return stage, self.replicated_sweep
+            return (output.stage, 1, self._last_part(output.stage)) if output.is_gradient else (output.stage, 0, 0)
+        return stage, self.replicated_sweep, 0
 
     def _plan_outputs(self) -> tuple[StepOutputPlan, ...]:
         planned = [self._plan_output(i, t) for i, t in enumerate(self.graph.outputs)]
@@ -397,7 +432,7 @@ class _Splitter:
                 stack.extend(t.node for t in node.inputs)
         return found
 
-    def _include(self, key: tuple[int, int], root: int) -> None:
+    def _include(self, key: _Key, root: int) -> None:
         """Put a node and the copies it needs into a segment; note what must come from elsewhere."""
         stack = [root]
         members = self.members[key]
@@ -418,11 +453,11 @@ class _Splitter:
                 else:
                     self._take(key, tensor)
 
-    def _is_remote(self, key: tuple[int, int], variables: tuple[int, ...]) -> bool:
+    def _is_remote(self, key: _Key, variables: tuple[int, ...]) -> bool:
         owners = [self.assignment.owners[v] for v in variables]
         return any(owner is not None and owner != key[0] for owner in owners)
 
-    def _check_handles(self, key: tuple[int, int], number: int) -> None:
+    def _check_handles(self, key: _Key, number: int) -> None:
         node = self.graph.nodes[number]
         touched = node.reads + node.writes
         if not self._is_remote(key, touched) or (node.op in _READERS and self._can_copy(touched)):
@@ -437,16 +472,15 @@ class _Splitter:
     def _can_copy(self, variables: tuple[int, ...]) -> bool:
         return all(self.graph.variables[v].read_only for v in variables)
 
-    def _runs_here(self, key: tuple[int, int], producer: int) -> bool:
-        stage, sweep = key
+    def _runs_here(self, key: _Key, producer: int) -> bool:
         place = self.places[producer]
         if place.role in (Role.FREE, Role.WEIGHT):
             return True
         if place.role is Role.REPLICATED:
-            return sweep == self.replicated_sweep
-        return place.stage == stage and place.sweep == sweep
+            return key[1] == self.replicated_sweep
+        return self._visit(producer) == key
 
-    def _take(self, key: tuple[int, int], tensor: Tensor) -> None:
+    def _take(self, key: _Key, tensor: Tensor) -> None:
         if tensor in self.taken[key]:
             return
         self.taken[key][tensor] = None
@@ -459,18 +493,13 @@ class _Splitter:
                 f"{place.stage} and needed on stage {key[0]}; such a tensor cannot leave its process. Place the ops "
                 f"around it together."
             )
-        self.exported[self._home(tensor)][tensor] = None
-
-    def _home(self, tensor: Tensor) -> tuple[int, int]:
-        """Stage and sweep that make a tensor for others."""
-        place = self.places[tensor.node]
-        assert place.stage is not None
-        return place.stage, place.sweep
+        self.exported[self._visit(tensor.node)][tensor] = None
 
     def _transfers(self, outputs: tuple[StepOutputPlan, ...]) -> tuple[Transfer, ...]:
         first_need: dict[tuple[Tensor, int], int | None] = {}
-        for stage, sweep in sorted(self.taken, key=lambda key: (key[1], key[0])):
-            for tensor in self.taken[stage, sweep]:
+        for key in sorted(self.taken, key=lambda key: (key[1], key[0], key[2])):
+            stage, sweep, _ = key
+            for tensor in self.taken[key]:
                 if self.places[tensor.node].stage != stage:
                     first_need.setdefault((tensor, stage), sweep)
         for output in outputs:
@@ -481,17 +510,17 @@ class _Splitter:
         found: list[Transfer] = []
         for (tensor, stage), first in sorted(first_need.items(), key=lambda item: (item[0][0], item[0][1])):
             sent = next((o for o in outputs if o.tensor == tensor and o.delivery is Delivery.SENT_TO_ALL), None)
-            source, src_sweep = self._home(tensor) if sent is None else self._made_at(sent)
+            source, src_sweep, _ = self._visit(tensor.node) if sent is None else self._made_at(sent)
             found.append(Transfer(len(found), tensor, None, source, src_sweep, stage, first))
         # A gradient that the step returns twice is sent once.
         stages = range(self.assignment.stages)
         wanted = [(t, s) for o in outputs for t in o.summands for s in stages if o.gets_sum(s)]
         for summand, target in dict.fromkeys(wanted):
-            source, sweep_made = self._home(summand)
+            source, sweep_made, _ = self._visit(summand.node)
             if source != target:
                 found.append(Transfer(len(found), summand, None, source, sweep_made, target, None, is_sum=True))
         needed: dict[tuple[int, int], int] = {}
-        for (stage, sweep), variables in sorted(self.remote.items(), key=lambda item: (item[0][1], item[0][0])):
+        for (stage, sweep, _), variables in sorted(self.remote.items(), key=lambda item: (item[0][1], item[0][0])):
             for variable in sorted(variables):
                 needed.setdefault((variable, stage), sweep)
         for (variable, stage), sweep in sorted(needed.items()):
@@ -500,7 +529,7 @@ class _Splitter:
             found.append(Transfer(len(found), None, variable, owner, None, stage, sweep))
         return tuple(found)
 
-    def _segment(self, key: tuple[int, int]) -> Segment:
+    def _segment(self, key: _Key) -> Segment:
         members = sorted(self.members[key])
         nodes = tuple(n for n in members if self.graph.nodes[n].op not in SOURCES)
         sources = tuple(n for n in members if self.graph.nodes[n].op in SOURCES)
@@ -512,6 +541,7 @@ class _Splitter:
         return Segment(
             stage=key[0],
             sweep=key[1],
+            part=key[2],
             nodes=nodes,
             sources=sources,
             inputs=tuple(sorted(self.taken[key])),
@@ -520,6 +550,6 @@ class _Splitter:
             has_effect=has_effect,
         )
 
-    def _reads_remote(self, key: tuple[int, int], number: int) -> bool:
+    def _reads_remote(self, key: _Key, number: int) -> bool:
         node = self.graph.nodes[number]
         return node.op in _READERS and self._is_remote(key, node.reads)

@@ -390,7 +390,7 @@ def _contracted(graph: OpGraph, raw: list[list[int]]) -> list[list[int]]:
 
 def _ordered(graph: OpGraph, groups: list[list[int]], after: frozenset[int]) -> list[tuple[int, ...]]:
     """Contract cycles, and put the groups in topological order: as made, where there is choice."""
-    acyclic = nx.condensation(_dependences(graph, groups))
+    acyclic = nx.condensation(dependences(graph, groups))
     nodes_of = {
         at: tuple(sorted(n for group in data["members"] for n in groups[group]))
         for at, data in acyclic.nodes(data=True)
@@ -402,8 +402,16 @@ def _ordered(graph: OpGraph, groups: list[list[int]], after: frozenset[int]) -> 
     return [nodes_of[at] for at in nx.lexicographical_topological_sort(acyclic, key=made)]
 
 
-def _dependences(graph: OpGraph, groups: Sequence[Sequence[int]]) -> nx.DiGraph:
-    """Which group of nodes needs which, by position."""
+def dependences(graph: OpGraph, groups: Sequence[Sequence[int]]) -> nx.DiGraph:
+    """Which group of nodes needs which, by position.
+
+    Args:
+        graph: one microbatch of a step.
+        groups: of its nodes, such as those of units.
+
+    Returns:
+        A graph with an edge from each group to those that need something of it.
+    """
     group_of = {number: at for at, nodes in enumerate(groups) for number in nodes}
     edges: nx.DiGraph = nx.DiGraph()
     edges.add_nodes_from(range(len(groups)))
@@ -431,7 +439,7 @@ def ordered_by_stage(graph: OpGraph, units: Sequence[Unit], stages: Sequence[int
     Returns:
         The units in another topological order, with their positions in it.
     """
-    needs = _dependences(graph, [unit.nodes for unit in units])
+    needs = dependences(graph, [unit.nodes for unit in units])
     latest: dict[int, float] = {}
     for at in reversed(range(len(units))):
         asked = stages[at]

@@ -1,33 +1,44 @@
 """How many bytes a segment has in flight while it runs, beside what it was given.
 
-The ops are walked in the order of the trace; a tensor is there from the op that makes it to its last reader:
+The ops are walked in the order in which TensorFlow runs them, which is first come, first served. Each here makes a
+tensor, and only the next one reads it:
 
     op        a      b      c      d
-    made      4 ──────────────┐
-                     8 ───────┤
-                            4 ┘─────▶
-    in use    4     12     16      4           working set: 16
+    made      4 ─────▶
+                     8 ─────▶
+                            4 ─────▶
+                                   2 ──▶
+    in use    4     12     16     14           working set: 16
 
-TensorFlow may run ops in another order and reuse an input's memory for an output, so this is an estimate.
+TensorFlow runs two ops at once where it can, so what an op is the last to read goes only when the next one is done.
+What a segment was given is there all the time, since whoever calls a function holds its arguments.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator
 
 from smp_tf.partition.op_graph import OpGraph, Tensor
+from smp_tf.partition.op_kinds import FREE_OPS, IN_PLACE_OPS, NO_MEMORY_OPS, SAME_MEMORY_OPS
 from smp_tf.partition.split import Segment
+from smp_tf.partition.workspace import workspace
 
-#: Ops whose output is another name for their first input's memory.
-_SAME_MEMORY = frozenset(
-    {
-        *("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims"),
-        *("StopGradient", "PreventGradient", "Bitcast", "CheckNumerics"),
-    }
-)
-#: Ops whose output lies in memory that is there anyway: of a variable, or of the graph itself.
-_OWN_MEMORY = frozenset({"Const", "ReadVariableOp"})
+
+def memory_roots(graph: OpGraph, nodes: Collection[int]) -> dict[Tensor, Tensor]:
+    """The tensor in whose memory a tensor lies, for those that are another name for the memory of another one.
+
+    Args:
+        graph: the op graph.
+        nodes: nodes that run in one process, in order; what comes from elsewhere has memory of its own.
+    """
+    root: dict[Tensor, Tensor] = {}
+    for number in nodes:
+        node = graph.nodes[number]
+        if node.op in SAME_MEMORY_OPS:
+            for index, tensor in enumerate(node.inputs[: len(node.outputs)]):
+                root[Tensor(number, index)] = root.get(tensor, tensor)
+    return root
 
 
 def working_set(graph: OpGraph, segment: Segment, summed: Iterable[Tensor] = (), unknown: int = 1) -> int:
@@ -42,36 +53,57 @@ def working_set(graph: OpGraph, segment: Segment, summed: Iterable[Tensor] = (),
     Returns:
         Bytes, those of the segment's inputs and of the variables left out.
     """
-    holder: dict[Tensor, Tensor] = {}
-
-    def held_by(tensor: Tensor) -> Tensor:
-        return holder.get(tensor, tensor)
-
-    inside = frozenset(segment.nodes)
+    root = memory_roots(graph, segment.nodes)
     readers: Counter[Tensor] = Counter()
     size: dict[Tensor, int] = {}
     for number in segment.nodes:
         node = graph.nodes[number]
-        for index in range(len(node.outputs)):
-            tensor = Tensor(number, index)
-            if node.op in _SAME_MEMORY and index < len(node.inputs):
-                holder[tensor] = held_by(node.inputs[index])
-            elif node.op not in _OWN_MEMORY:
-                size[tensor] = node.outputs[index].nbytes(unknown)
         for tensor in node.inputs:
-            readers[held_by(tensor)] += 1
+            readers[root.get(tensor, tensor)] += 1
     for tensor in set(segment.outputs).difference(summed):
-        readers[held_by(tensor)] += 1
-    in_use = most = 0
+        readers[root.get(tensor, tensor)] += 1
+    in_use = most = unfreed = 0
+    for number in _order(graph, segment):
+        node = graph.nodes[number]
+        made = [] if node.op in NO_MEMORY_OPS else [Tensor(number, i) for i in range(len(node.outputs))]
+        made = [tensor for tensor in made if tensor not in root]
+        for tensor in made:
+            size[tensor] = graph.type_of(tensor).nbytes(unknown)
+        sources = [root.get(tensor, tensor) for tensor in node.inputs]
+        if node.op in IN_PLACE_OPS and made:
+            # An input that nobody else reads gives its memory to the output.
+            for source in sources:
+                if readers[source] == 1 and size.get(source, 0) == size[made[0]]:
+                    in_use -= size.pop(source)
+                    break
+        in_use += sum(size[tensor] for tensor in made)
+        most = max(most, in_use + workspace(graph, node, unknown))
+        if node.op not in FREE_OPS:
+            in_use, unfreed = in_use - unfreed, 0
+        unfreed += sum(size.pop(tensor) for tensor in made if not readers[tensor])
+        for source in sources:
+            readers[source] -= 1
+            if not readers[source]:
+                unfreed += size.pop(source, 0)
+    return most
+
+
+def _order(graph: OpGraph, segment: Segment) -> Iterator[int]:
+    """The nodes of a segment in the order in which they become ready."""
+    inside = frozenset(segment.nodes)
+    waits: dict[int, int] = {}
+    after: dict[int, list[int]] = {}
     for number in segment.nodes:
         node = graph.nodes[number]
-        made = [t for t in (Tensor(number, i) for i in range(len(node.outputs))) if t in size]
-        in_use += sum(size[t] for t in made)
-        most = max(most, in_use)
-        in_use -= sum(size[t] for t in made if not readers[t])
-        for tensor in node.inputs:
-            source = held_by(tensor)
-            readers[source] -= 1
-            if not readers[source] and source.node in inside:
-                in_use -= size.get(source, 0)
-    return most
+        before = {t.node for t in node.inputs if t.node in inside} | {c for c in node.control if c in inside}
+        waits[number] = len(before)
+        for each in before:
+            after.setdefault(each, []).append(number)
+    ready = deque(number for number in segment.nodes if not waits[number])
+    while ready:
+        number = ready.popleft()
+        yield number
+        for each in after.get(number, ()):
+            waits[each] -= 1
+            if not waits[each]:
+                ready.append(each)

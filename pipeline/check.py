@@ -72,6 +72,7 @@ def _check_each_task_once(program: Program, edges: Sequence[Edge] | None) -> Map
                 f"belongs on rank {placement[task.chunk]}",
                 program,
                 {},
+                ranks=[placement[task.chunk]],
             )
     for rank, tasks in enumerate(program.ranks):
         for position, task in enumerate(tasks):
@@ -179,8 +180,10 @@ def _reason(program: Program, stuck: Stuck, rank_of: Mapping[Task, int]) -> str:
     return f"rank {stuck.rank} stands before {task} and waits for {needs}"
 
 
-def _error(rule: str, program: Program, marks: Mapping[int, int]) -> ProgramError:
-    return ProgramError(f"{rule}\n{marked(program, marks)}")
+def _error(rule: str, program: Program, marks: Mapping[int, int], ranks: Sequence[int] = ()) -> ProgramError:
+    error = ProgramError(f"{rule}\n{marked(program, marks)}")
+    error.ranks = tuple(ranks or marks)
+    return error
 
 
 def marked(program: Program, marks: Mapping[int, int]) -> str:

@@ -25,10 +25,10 @@ from smp_tf.ops import send_recv
 from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
 from smp_tf.partition.segment_graph import tensor_name
-from smp_tf.partition.split import Split, StepOutputPlan, Transfer
+from smp_tf.partition.split import Segment, Split, StepOutputPlan, Transfer
 from smp_tf.pipeline.accumulator import Accumulator, fits
 from smp_tf.pipeline.check import check
-from smp_tf.pipeline.schedule import add_transfers, build
+from smp_tf.pipeline.schedule import add_transfers, program_of
 from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
@@ -42,7 +42,7 @@ class StageProgram:
         stage: the stage of this rank.
         ranks: world rank of every stage of this replica.
         tasks: the tasks of this stage, in order.
-        functions: this stage's segments as functions, by sweep.
+        functions: this stage's segments as functions, by sweep and part of it.
         summed: the tensors made here of which only, or also, the sum over the microbatches is wanted.
         kept: those of them whose value per microbatch is wanted too.
         accumulators: the sums that the functions add to themselves; other sums are added up in the caller's graph.
@@ -56,7 +56,7 @@ class StageProgram:
     stage: int
     ranks: tuple[int, ...]
     tasks: tuple[Task, ...]
-    functions: Mapping[int, SegmentFunction]
+    functions: Mapping[tuple[int, int], SegmentFunction]
     summed: frozenset[Tensor]
     kept: frozenset[Tensor]
     accumulators: Mapping[Tensor, Accumulator]
@@ -71,7 +71,7 @@ def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
 
     Args:
         split: the cut step.
-        schedule: name of the schedule.
+        schedule: name or text of the schedule.
         microbatches: number of microbatches.
 
     Returns:
@@ -79,8 +79,8 @@ def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
     """
     edges = edges_of(split)
     sweeps = max(2, split.sweeps)
-    kind = schedule if any(sweep == 1 for _, sweep in split.segments) else "simple"
-    program = add_transfers(build(kind, split.stages, microbatches, sweeps=sweeps), edges)
+    kind = schedule if any(sweep == 1 for _, sweep, _ in split.segments) else "simple"
+    program = add_transfers(program_of(kind, split.stages, microbatches, sweeps=sweeps), edges)
     check(program, edges)
     return program
 
@@ -126,22 +126,22 @@ def build_stage_program(
     Returns:
         The program of this rank.
     """
-    segments = {sweep: segment for (of_stage, sweep), segment in split.segments.items() if of_stage == stage}
-    made = {t: sweep for sweep, segment in segments.items() for t in segment.outputs}
+    segments = {(s.sweep, s.part): s for s in split.segments.values() if s.stage == stage}
+    made = {t for segment in segments.values() for t in segment.outputs}
     summed = {o.tensor for o in split.outputs if o.is_summed and o.stage == stage}
     summed |= {t for o in split.outputs for t in o.summands if t in made}
     kept = frozenset(split.outputs[position].tensor for position in keep) & summed
     # A single microbatch is its own sum.
     accumulators = {
         t: Accumulator(split.graph.type_of(t), f"smp_sum_{number}_{count}")
-        for count, t in enumerate(sorted(summed & made.keys()))
+        for count, t in enumerate(sorted(summed & made))
         if program.microbatches > 1 and fits(split.graph.type_of(t))
     }
     functions = {}
-    for sweep, segment in segments.items():
+    for when, segment in segments.items():
         own = {t: accumulators[t] for t in segment.outputs if t in accumulators}
-        outputs = tuple(t for t in segment.outputs if t not in own or t in kept or _read_later(split, stage, t, sweep))
-        functions[sweep] = build_segment_function(
+        outputs = tuple(t for t in segment.outputs if t not in own or t in kept or _read_later(split, segment, t))
+        functions[when] = build_segment_function(
             split.graph,
             segment,
             variables,
@@ -167,10 +167,11 @@ def build_stage_program(
     )
 
 
-def _read_later(split: Split, stage: int, tensor: Tensor, sweep: int) -> bool:
+def _read_later(split: Split, segment: Segment, tensor: Tensor) -> bool:
     """Whether somebody needs a tensor of every microbatch: a later segment of the stage, or another stage."""
-    later = any(tensor in s.inputs for (of, number), s in split.segments.items() if of == stage and number > sweep)
-    return later or any(t.tensor == tensor and not t.is_sum for t in split.transfers)
+    when = segment.sweep, segment.part
+    own = (s for s in split.segments.values() if s.stage == segment.stage and (s.sweep, s.part) > when)
+    return any(tensor in s.inputs for s in own) or any(t.tensor == tensor and not t.is_sum for t in split.transfers)
 
 
 @dataclass
@@ -223,7 +224,7 @@ class _Emitter:
     remote: dict[int, tf.Tensor] = field(default_factory=dict)
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)
     accumulated: dict[Tensor, tf.Tensor] = field(default_factory=dict)
-    first_calls: dict[int, _Call] = field(default_factory=dict)
+    first_calls: dict[tuple[int, int], _Call] = field(default_factory=dict)
     all_ops: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
 
@@ -233,6 +234,8 @@ class _Emitter:
         emitters: dict[Kind, Callable[[Task], None]] = {
             Kind.F: self._compute,
             Kind.B: self._compute,
+            Kind.I: self._compute,
+            Kind.W: self._compute,
             Kind.T: self._compute,
             Kind.SEND: self._send,
             Kind.RECV: self._receive,
@@ -277,7 +280,8 @@ class _Emitter:
     def _compute(self, task: Task) -> None:
         assert task.sweep is not None
         assert task.microbatch is not None
-        function = self.program.functions.get(task.sweep)
+        when = task.sweep, task.part
+        function = self.program.functions.get(when)
         if function is None:
             return
         microbatch = task.microbatch
@@ -286,12 +290,12 @@ class _Emitter:
         if function.weighted:
             inputs.append(tf.cast(self.weights[microbatch], tf.float64))
         with tf.control_dependencies(self._after()), tf.name_scope(str(task)):
-            first = self.first_calls.get(task.sweep)
+            first = self.first_calls.get(when)
             results = function.function(*inputs) if first is None else first.again(inputs)
         call = _call_op(function, results)
         tf_internals.run_independently(call)
         if first is None:
-            self.first_calls[task.sweep] = _Call.of(call)
+            self.first_calls[when] = _Call.of(call)
         self.last_compute = call
         self.all_ops.append(call)
         for tensor, result in zip(function.outputs, results, strict=True):

@@ -1,135 +1,168 @@
-"""Measure the units of a step: each runs as a stage of its own, forward and backward, one after the other.
+"""Measure a unit of a step: it runs as a stage of its own, forward and backward, as it would for many microbatches.
 
-    unit      0        1        2
-    sweep 0   F 1.2 ─▶ F 3.4 ─▶ F 0.3 ─┐      milliseconds
-    sweep 1   B 2.0 ◀─ B 6.9 ◀─ B 0.6 ◀┘
+    made-up inputs ─▶ F 1.2 ─ stash ─▶ B 2.0 ◀─ made-up gradients      milliseconds
 
-What flows between them is real, made from an example batch; the weights are not, and a unit's are freed before the next
-unit's are made. A tensor is freed when its last reader is done.
+Units are measured independently of each other, in any order and by any process: what flows between them is made up
+(see `made_up`). Weights are there for one unit at a time, with the sums of their gradients.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, VARIABLE, OpGraph, Tensor
+from smp_tf.partition.op_graph import Tensor
 from smp_tf.partition.split import Segment, Split
-from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
+from smp_tf.pipeline.accumulator import Accumulator, fits
+from smp_tf.pipeline.made_up import Surroundings, values_for
+from smp_tf.pipeline.segment_function import build_segment_function
 
-# Seconds of calls that a unit's time is the median of, and the most calls that take.
-_ENOUGH = 0.05
-_MOST_CALLS = 20
+#: Seconds of calls that a segment's time is the median of, and how many calls at least and at most.
+_ENOUGH = 0.1
+_FEWEST_CALLS, _MOST_CALLS = 3, 20
+#: Bytes of a processor's share of the last cache, where the system does not say.
+_CACHE_SHARE = 16 << 20
 
 
-def profile(
-    split: Split,
-    arguments: Sequence[tf.Tensor],
-    captures: Sequence[tf.Tensor],
-    own: Mapping[int, tf.Variable],
-    progress: Callable[[int, int], None] = lambda done, of: None,
-) -> dict[tuple[int, int], float]:
-    """Run every segment of a step by itself and say how long it takes.
+@dataclass(frozen=True)
+class ReadyUnit:
+    """A unit whose functions are there and have run once.
 
     Args:
-        split: the step, cut into as many stages as there are units to measure.
-        arguments: values of the step's tensor arguments, composite ones in parts.
-        captures: the outside tensors it captures, by their number.
-        own: variables that are used as they are, by index; others get values of their own for the time of a segment.
-        progress: told how many segments are done, of how many.
+        calls: by sweep, the function of the segment and what to call it with.
+    """
+
+    calls: dict[int, tuple[Callable[..., Any], Sequence[tf.Tensor]]]
+
+    def measure(self) -> dict[int, float]:
+        """Run every segment for a while.
+
+        Returns:
+            Seconds by sweep: the median over the calls, without the time that calling any function takes.
+        """
+        overhead = _overhead()
+        return {
+            sweep: max(0.0, _median(function, *given) - overhead) for sweep, (function, given) in self.calls.items()
+        }
+
+
+def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
+    """Build the functions of a unit and run each once, which also optimises it.
+
+    Args:
+        split: the step, cut into as many stages as there are units.
+        unit: which of them.
+        around: what the step is given from outside.
 
     Returns:
-        Seconds by (stage, sweep): the median over some calls after a first one, without the time that calling any
-        function takes.
+        What can be measured. It holds the unit's weights, and the unit's alone.
     """
-    order = sorted(split.segments, key=lambda at: (at[1], at[0] if at[1] % 2 == 0 else -at[0]))
-    wanted = Counter(t for segment in split.segments.values() for t in segment.inputs)
-    values: dict[Tensor, tf.Tensor] = {}
-    overhead = _median(tf.function(lambda: [tf.constant(0)]).get_concrete_function())[0]
-    found = {}
-    for done, at in enumerate(order):
-        segment = split.segments[at]
-        seconds, outputs = _run(split.graph, segment, values, arguments, captures, own)
-        found[at] = max(0.0, seconds - overhead)
-        values.update((tensor, value) for tensor, value in outputs if wanted[tensor])
-        for tensor in segment.inputs:
-            wanted[tensor] -= 1
-            if not wanted[tensor]:
-                del values[tensor]
-        progress(done + 1, len(order))
-    return found
+    graph = split.graph
+    last = split.assignment.replicated_sweep
+    # Measurements that every rank takes belong to no unit; they would count what is made up.
+    segments = [s for (stage, sweep, _), s in sorted(split.segments.items()) if stage == unit and sweep < last]
+    made = {t for segment in segments for t in segment.outputs}
+    foreign = {t for segment in segments for t in segment.inputs if t not in made}
+    values = values_for(split, foreign, around)
+    calls: dict[int, tuple[Callable[..., Any], Sequence[tf.Tensor]]] = {}
+    for segment in segments:
+        sums = _sums(split, segment)
+        function = build_segment_function(
+            graph,
+            segment,
+            around.variables_of(graph, segment),
+            outputs=tuple(t for t in segment.outputs if t not in sums or t in _read(split)),
+            accumulators=sums,
+        )
+        given = around.given_to(graph, function, values)
+        _begin(list(sums.values()))
+        outputs = function.function(*given)
+        values.update(zip(function.outputs, outputs, strict=True))
+        calls[segment.sweep] = function.function, given
+    return ReadyUnit(calls)
 
 
-def _run(
-    graph: OpGraph,
-    segment: Segment,
-    values: Mapping[Tensor, tf.Tensor],
-    arguments: Sequence[tf.Tensor],
-    captures: Sequence[tf.Tensor],
-    own: Mapping[int, tf.Variable],
-) -> tuple[float, Iterator[tuple[Tensor, tf.Tensor]]]:
-    used = {v for n in segment.sources if graph.nodes[n].op == VARIABLE and (v := graph.nodes[n].source) is not None}
-    variables = {v: own[v] if v in own else _variable(graph, v) for v in used}
-    function = build_segment_function(graph, segment, variables)
-    given = [*_given(graph, function, values, arguments, captures)]
-    given += [tf.convert_to_tensor(own[v]) if v in own else _value(graph, v) for v in function.remote_values]
-    seconds, outputs = _median(function.function, *given)
-    return seconds, zip(function.outputs, outputs, strict=True)
+def _sums(split: Split, segment: Segment) -> dict[Tensor, Accumulator]:
+    """Sums over the microbatches that a segment adds gradients to, as it does in a step of several."""
+    summed = {t for o in split.outputs if o.is_summed for t in o.summands or (o.tensor,)}
+    kinds = {t: split.graph.type_of(t) for t in segment.outputs if t in summed}
+    return {
+        t: Accumulator(kind, f"smp_profiled_sum_{number}")
+        for number, (t, kind) in enumerate(kinds.items())
+        if fits(kind)
+    }
 
 
-def _given(
-    graph: OpGraph,
-    function: SegmentFunction,
-    values: Mapping[Tensor, tf.Tensor],
-    arguments: Sequence[tf.Tensor],
-    captures: Sequence[tf.Tensor],
-) -> Iterator[tf.Tensor]:
-    for tensor in function.arguments:
-        node = graph.nodes[tensor.node]
-        if node.op == ARGUMENT:
-            assert node.source is not None
-            yield arguments[node.source]
-        elif node.op == CAPTURE:
-            assert node.source is not None
-            yield captures[node.source]
-        elif tensor in values:
-            yield values[tensor]
-        else:
-            # The seed of random ops.
-            kind = graph.type_of(tensor)
-            yield tf.zeros(kind.shape, kind.dtype)
+def _read(split: Split) -> frozenset[Tensor]:
+    return frozenset(t for segment in split.segments.values() for t in segment.inputs)
 
 
-def _value(graph: OpGraph, variable: int) -> tf.Tensor:
-    """Some value of a variable: small and positive, so that nothing becomes too large, or slow as denormals are."""
-    kind = graph.variables[variable].type
-    dtype = tf.dtypes.as_dtype(kind.dtype)
-    return tf.fill(kind.shape, tf.constant(0.05 if dtype.is_floating else 0, dtype))
+def _begin(sums: list[Accumulator]) -> None:
+    def clear() -> None:
+        for accumulator in sums:
+            accumulator.clear(tf.no_op())
+
+    if sums:
+        tf.function(clear).get_concrete_function()()
 
 
-def _variable(graph: OpGraph, variable: int) -> tf.Variable:
-    return tf.Variable(_value(graph, variable), trainable=False)
+@functools.cache
+def _overhead() -> float:
+    """Seconds that calling any function takes."""
+    return _median(tf.function(lambda: [tf.constant(0)]).get_concrete_function())
 
 
-def _median(function: Callable[..., Any], *given: tf.Tensor) -> tuple[float, Sequence[tf.Tensor]]:
-    """Seconds of a call, and what it returned."""
-    outputs = function(*given)  # the first call also optimises the function
-    _finish(outputs)
+def _cool() -> None:
+    """Leave the cache as the rest of a model would between two calls of a unit: a warm one seemed up to a third faster.
+
+    A process loses no more than its share of it: what the unit before it has just made is still there.
+    """
+    ballast = _ballast()
+    np.add(ballast, 1, out=ballast)
+
+
+@functools.cache
+def _ballast() -> np.ndarray:
+    """Memory as large as a processor's share of the largest cache."""
+    shares = [_CACHE_SHARE]
+    with contextlib.suppress(OSError, ValueError):
+        caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
+        shares = [_size(cache) // _sharers(cache) for cache in caches] or shares
+    return np.zeros(max(shares), np.uint8)
+
+
+def _size(cache: Path) -> int:
+    """Bytes of a cache; the system says "32768K"."""
+    return int((cache / "size").read_text().strip().rstrip("K")) << 10
+
+
+def _sharers(cache: Path) -> int:
+    """How many processors share it: the bits of "00000000,00000003"."""
+    return int((cache / "shared_cpu_map").read_text().replace(",", ""), 16).bit_count()
+
+
+def _median(function: Callable[..., Any], *given: tf.Tensor) -> float:
+    """Seconds of a call."""
     taken: list[float] = []
-    while len(taken) < 3 or (sum(taken) < _ENOUGH and len(taken) < _MOST_CALLS):
+    while len(taken) < _FEWEST_CALLS or (sum(taken) < _ENOUGH and len(taken) < _MOST_CALLS):
+        _cool()
         began = time.perf_counter()
-        _finish(function(*given))
+        function(*given)
+        _finish()
         taken.append(time.perf_counter() - began)
-    return statistics.median(taken), outputs
+    return statistics.median(taken)
 
 
-def _finish(outputs: Sequence[tf.Tensor]) -> None:
-    """Wait until tensors are there; on a GPU a function returns earlier."""
-    numbers = [tensor for tensor in outputs if tensor.dtype not in (tf.variant, tf.resource)]
-    for tensor in numbers[-1:]:
-        tensor.numpy()
+def _finish() -> None:
+    """Wait until the devices are done; on a GPU a function returns earlier."""
+    if tf.config.list_logical_devices("GPU"):
+        tf.test.experimental.sync_devices()

@@ -9,61 +9,115 @@ takes one here, a dot is idle time; `draw` makes such pictures):
     rank 2  .. .. F0 F1 F2 F3 B0 B1 B2 B3 .. ..   .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..
 
 Both take the same time; simple keeps the stash of every microbatch, interleaved on rank r at most
-that of stages - r. To add a schedule, write one pure function and enter it in `SCHEDULES`.
+that of stages - r. Others cut the model into more chunks than ranks or backward into two pieces,
+and wait less or keep less; docs/schedules.md draws and compares them all. To add a schedule, write
+one pure function (`orders.py`, `v_orders.py`) and enter it in `SCHEDULES`.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from smp_tf.pipeline.errors import ProgramError, ScheduleError
-from smp_tf.pipeline.task import Edge, Kind, Program, Task, goes_down
+from smp_tf.pipeline.errors import ScheduleError, require_at_least
+from smp_tf.pipeline.orders import Order, interleaved, interleaved_1f1b, simple, zb_h1
+from smp_tf.pipeline.placements import Placement, in_a_v, looped
+from smp_tf.pipeline.schedule_file import load_schedule
+from smp_tf.pipeline.stash import peak_stash as peak_stash
+from smp_tf.pipeline.sweeps import forward_only, with_sweeps
+from smp_tf.pipeline.task import Program
+from smp_tf.pipeline.transfers import add_transfers as add_transfers
+from smp_tf.pipeline.v_orders import v_half, v_min, zb_v
 
-Order = Callable[[int, int, int], Iterator[Task]]
-"""Yields the F, B, I and W tasks of a rank in order, from (stages, microbatches, rank)."""
+# `add_transfers` and `peak_stash` are named here as well, for those who import them from where they build programs.
 
 
-def simple(stages: int, microbatches: int, rank: int) -> Iterator[Task]:
-    """Yields all forwards, then all backwards.
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One way to order the tasks of a step.
 
-    Source: GPipe, Huang et al. 2019.
+    Attributes:
+        name: what `build` calls it.
+        order: the tasks of every rank in order, from (stages, microbatches, chunks per rank).
+        placement: the rank of every chunk, from (stages, chunks per rank).
+        chunks_per_rank: how many chunks it wants on a rank; where more are possible, the fewest.
+        more_chunks: whether a rank may have more.
+        splits_backward: whether backward is in two pieces, I and W, rather than one, B.
     """
-    for microbatch in range(microbatches):
-        yield Task(Kind.F, rank, microbatch)
-    for microbatch in range(microbatches):
-        yield Task(Kind.B, rank, microbatch)
+
+    name: str
+    order: Order
+    placement: Placement = looped
+    chunks_per_rank: int = 1
+    more_chunks: bool = False
+    splits_backward: bool = False
+
+    def chunks_for(self, chunks_per_rank: Any) -> int:
+        """Returns how many chunks a rank gets.
+
+        Args:
+            chunks_per_rank: what was asked for; None for the fewest that the schedule takes.
+
+        Returns:
+            The number of chunks of each rank.
+
+        Raises:
+            ScheduleError: the schedule is not defined for that number.
+        """
+        fewest = self.chunks_per_rank
+        if chunks_per_rank is None:
+            return fewest
+        if self.more_chunks:
+            require_at_least(fewest, f"chunks_per_rank of {self.name!r}", chunks_per_rank)
+        elif type(chunks_per_rank) is not int or chunks_per_rank != fewest:
+            raise ScheduleError(
+                f"The schedule {self.name!r} has {fewest} chunk{'s' if fewest > 1 else ''} on each rank. Received: "
+                f"chunks_per_rank={chunks_per_rank!r}. The nearest legal value is {fewest}; 'interleaved' takes 1, "
+                "'interleaved_1f1b' 2 or more"
+            )
+        return int(chunks_per_rank)
 
 
-def interleaved(stages: int, microbatches: int, rank: int) -> Iterator[Task]:
-    """Yields forwards until the first gradient is due, then a backward as soon as there is one.
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {
+        schedule.name: schedule
+        for schedule in (
+            Schedule("simple", simple),
+            Schedule("interleaved", interleaved),
+            Schedule("interleaved_1f1b", interleaved_1f1b, chunks_per_rank=2, more_chunks=True),
+            Schedule("zb_h1", zb_h1, splits_backward=True),
+            Schedule("zb_v", zb_v, in_a_v, chunks_per_rank=2, splits_backward=True),
+            Schedule("v_half", v_half, in_a_v, chunks_per_rank=2, splits_backward=True),
+            Schedule("v_min", v_min, in_a_v, chunks_per_rank=2, splits_backward=True),
+        )
+    }
+)
+"""Every schedule by its name."""
 
-    Source: PipeDream-flush, Narayanan et al. 2021; DAPPLE, Fan et al. 2021 ("1F1B").
-    """
-    ahead = min(stages - rank - 1, microbatches)
-    for microbatch in range(ahead):
-        yield Task(Kind.F, rank, microbatch)
-    for microbatch in range(microbatches):
-        if microbatch + ahead < microbatches:
-            yield Task(Kind.F, rank, microbatch + ahead)
-        yield Task(Kind.B, rank, microbatch)
+RUNNABLE = ("interleaved", "zb_h1", "simple")
+"""The schedules that the executor runs, which a configuration may name and a search of plans tries in this order."""
 
 
-SCHEDULES: Mapping[str, Order] = MappingProxyType({"simple": simple, "interleaved": interleaved})
-"""Every schedule by the name a configuration calls it."""
-
-
-def build(kind: str, stages: int, microbatches: int, *, backward: bool = True, sweeps: int = 2) -> Program:
+def build(
+    kind: str,
+    stages: int,
+    microbatches: int,
+    chunks_per_rank: int | None = None,
+    *,
+    backward: bool = True,
+    sweeps: int = 2,
+) -> Program:
     """Returns what every rank computes in one step, in order.
 
     Args:
         kind: a name in `SCHEDULES`.
         stages: how many ranks share the model, 1 or more.
         microbatches: how many microbatches a step runs, 1 or more.
+        chunks_per_rank: how many chunks of the model each rank has; None for as few as the
+            schedule takes.
         backward: False for a forward-only program, as evaluation needs it.
         sweeps: how often a microbatch crosses the stages; each sweep after the second (backward)
             is appended to the program as T tasks.
@@ -79,80 +133,59 @@ def build(kind: str, stages: int, microbatches: int, *, backward: bool = True, s
         0F0 0F1 0B0 0F2 0B1 0B2
         1F0 1B0 1F1 1B1 1F2 1B2
     """
-    order = SCHEDULES.get(kind)
-    if order is None:
+    schedule = SCHEDULES.get(kind)
+    if schedule is None:
         nearest = difflib.get_close_matches(str(kind), SCHEDULES, n=1, cutoff=0.4)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
         raise ScheduleError(f"A schedule is one of {', '.join(map(repr, SCHEDULES))}. Received: {kind!r}.{hint}")
-    _require_at_least(1, "stages", stages)
-    _require_at_least(1, "microbatches", microbatches)
-    _require_at_least(2, "sweeps", sweeps)
+    require_at_least(1, "stages", stages)
+    require_at_least(1, "microbatches", microbatches)
+    require_at_least(2, "sweeps", sweeps)
+    chunks_per_rank = schedule.chunks_for(chunks_per_rank)
     if not backward and sweeps > 2:
         raise ScheduleError(
             "Sweeps after the second come after backward, so a program without backward has none. "
             f"Received: backward=False, sweeps={sweeps}. Use sweeps=2 or backward=True"
         )
-    ranks = [list(order(stages, microbatches, rank)) for rank in range(stages)]
-    chunks = 1 + max(task.chunk for tasks in ranks for task in tasks)
-    if not backward:
-        ranks = [[task for task in tasks if task.kind is Kind.F] for tasks in ranks]
-        sweeps = 1
-    for sweep in range(2, sweeps):
-        for tasks in ranks:
-            own = sorted({task.chunk for task in tasks}, reverse=goes_down(sweep))
-            tasks.extend(
-                Task(Kind.T, chunk, microbatch, sweep=sweep) for microbatch in range(microbatches) for chunk in own
-            )
-    return Program(tuple(map(tuple, ranks)), microbatches, chunks, sweeps)
+    ranks = schedule.order(stages, microbatches, chunks_per_rank)
+    program = Program(tuple(map(tuple, ranks)), microbatches, stages * chunks_per_rank, sweeps=2)
+    return with_sweeps(program, sweeps) if backward else forward_only(program)
 
 
-def _require_at_least(least: int, name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        is_number = isinstance(value, int | float) and math.isfinite(value)
-        nearest = max(least, math.ceil(value)) if is_number else least
-        raise ScheduleError(
-            f"{name} is a whole number, {least} or more. Received: {value!r} (of type "
-            f"{type(value).__name__}). The nearest legal value is {nearest}"
-        )
-
-
-def peak_stash(program: Program, freed_by: Kind = Kind.W) -> tuple[int, ...]:
-    """Returns how many microbatches of activations each rank holds at most at once.
-
-    A chunk keeps the activations of a microbatch from its F on, until its B is done or, where
-    backward is in two pieces, until `freed_by`. Without backward nothing is kept.
+def program_of(schedule: str, stages: int, microbatches: int, *, backward: bool = True, sweeps: int = 2) -> Program:
+    """Returns the program of a schedule that has a name, or that somebody has written.
 
     Args:
-        program: the program of one step.
-        freed_by: W, or I for segments that free nearly all of their stash at the first piece.
+        schedule: a name in `SCHEDULES`, or the text of a schedule (see `schedule_file`).
+        stages: as in `build`, and so are the others.
+        microbatches: see there.
+        backward: see there.
+        sweeps: see there.
 
-    Returns:
-        One count per rank, in units of one chunk and one microbatch.
-
-    Example:
-        >>> peak_stash(build("interleaved", stages=4, microbatches=8))
-        (4, 3, 2, 1)
+    Raises:
+        ScheduleError: as `build`, and as `load_schedule`.
     """
-    peaks = []
-    for tasks in program.ranks:
-        live = peak = 0
-        for task in tasks:
-            if task.kind is Kind.F and program.sweeps > 1:
-                live += 1
-                peak = max(peak, live)
-            elif task.kind is Kind.B or task.kind is freed_by:
-                live -= 1
-        peaks.append(peak)
-    return tuple(peaks)
+    if is_named(schedule):
+        return build(schedule, stages, microbatches, backward=backward, sweeps=sweeps)
+    program = load_schedule(schedule, stages, microbatches)
+    return with_sweeps(program, sweeps) if backward else forward_only(program)
 
 
-def in_flight(kind: str, stages: int, microbatches: int) -> tuple[int, ...]:
+def is_named(schedule: str) -> bool:
+    """Returns whether a schedule is meant by its name, also one that there is not; no name begins with a number."""
+    return not schedule[:1].isdigit()
+
+
+def in_flight(kind: str, stages: int, microbatches: int, chunks_per_rank: int | None = None) -> tuple[int, ...]:
     """Returns `peak_stash` of the training program of a schedule: what a memory forecast needs.
 
+    Where a rank has several chunks of different sizes, `stash.stash_profile` says of which.
+
     Args:
-        kind: a name in `SCHEDULES`.
+        kind: a name in `SCHEDULES`, or the text of a schedule.
         stages: how many ranks share the model.
         microbatches: how many microbatches a step runs.
+        chunks_per_rank: as in `build`.
 
     Returns:
         One count per rank, in units of one chunk and one microbatch.
@@ -164,165 +197,6 @@ def in_flight(kind: str, stages: int, microbatches: int) -> tuple[int, ...]:
         >>> in_flight("simple", stages=4, microbatches=8)
         (8, 8, 8, 8)
     """
-    return peak_stash(build(kind, stages, microbatches))
-
-
-def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1) -> Program:
-    """Returns the program with a SEND and a RECV for every transfer edge and microbatch.
-
-    A SEND stands straight after the task that makes the tensor. A RECV stands `prefetch` compute
-    tasks before the receiving chunk's task of that sweep, so that the message travels while
-    another task computes. Both only start a transfer; what waits for a message is its reader. For
-    2 stages and 2 microbatches, edge 0 from F to F, edge 1 from B to B:
-
-        rank 0      F0 S0.0 R1.0 F1 S0.1 R1.1 B0 B1
-        rank 1 R0.0 F0 R0.1 B0 S1.0 F1 B1 S1.1
-
-    R0.1 (edge 0, microbatch 1) is open while B0 computes, so that F1 need not wait for it. A rank
-    holds at most prefetch + 1 tensors of an edge that are not read yet, however many microbatches
-    there are.
-
-    Where the receiving chunk does its task of the maker's sweep before the maker, as the chunks
-    before the last one do when it sends its loss, the RECV stands straight behind that task. The
-    reader comes a sweep later, and the tensor is part of the receiver's stash until then; a result
-    of the step has no reader at all, and is kept to the end. So every receive is open when its
-    tensor is made or soon after. A rank runs ahead of another by at most as many microbatches as
-    there are chunks between them, so a sender that can hold one tensor of an edge per chunk that
-    the edge crosses suffices: no number of microbatches makes ranks wait for each other because
-    their buffers are full.
-
-    A tensor sent once per step goes before its reader's first microbatch, or behind its maker's
-    last one; as a result it is received at the end.
-
-    Args:
-        program: compute tasks only, as `build` returns it.
-        edges: what has to move. Edges between two chunks of one rank need no transfer and get none.
-        prefetch: how many compute tasks ahead of its reader a tensor is asked for, 0 or more.
-
-    Returns:
-        The program with transfers; the compute tasks keep their order.
-
-    Raises:
-        ProgramError: the program has other than compute tasks, or an edge names what the program
-            does not have, or runs against the order of the sweeps.
-        ScheduleError: prefetch is negative.
-    """
-    _require_at_least(0, "prefetch", prefetch)
-    placement = program.placement()
-    for rank, tasks in enumerate(program.ranks):
-        for task in tasks:
-            if not task.kind.is_compute:
-                raise ProgramError(
-                    f"Transfers are added to a program of compute tasks, once. Received: task {task} on rank {rank}"
-                )
-    _check_edges(program, edges)
-    where = _positions(program)
-    receives: list[dict[int, list[tuple[int, Task]]]]
-    receives = [defaultdict(list) for _ in program.ranks]
-    sends: list[dict[int, list[Task]]] = [defaultdict(list) for _ in program.ranks]
-    for edge in edges:
-        source, target = placement[edge.src_chunk], placement[edge.dst_chunk]
-        if source == target:
-            continue
-        for microbatch in range(program.microbatches) if edge.per == "microbatch" else (None,):
-            send = Task(Kind.SEND, edge.src_chunk, microbatch, edge=edge.index)
-            sends[source][_made_by(program, where, edge, microbatch)].append(send)
-            receive = Task(Kind.RECV, edge.dst_chunk, microbatch, edge=edge.index)
-            position, meant_for = _opened_at(program, where, edge, microbatch, prefetch)
-            receives[target][position].append((meant_for, receive))
-    return Program(
-        tuple(tuple(_merge(tasks, receives[rank], sends[rank])) for rank, tasks in enumerate(program.ranks)),
-        program.microbatches,
-        program.chunks,
-        program.sweeps,
-    )
-
-
-_Positions = Mapping[tuple[int, int, int], list[int]]
-
-
-def _positions(program: Program) -> _Positions:
-    """Where on its rank's list each (chunk, sweep, microbatch) is computed; I before W."""
-    where: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for tasks in program.ranks:
-        for position, task in enumerate(tasks):
-            assert task.sweep is not None
-            assert task.microbatch is not None
-            where[task.chunk, task.sweep, task.microbatch].append(position)
-    return where
-
-
-def _made_by(program: Program, where: _Positions, edge: Edge, microbatch: int | None) -> int:
-    """Position of the task behind which the edge's tensor is there; -1 is the step's start."""
-    if edge.src_sweep is None:
-        return -1
-    key = edge.src_chunk, edge.src_sweep
-    if microbatch is None:
-        return max(where[(*key, each)][-1] for each in range(program.microbatches))
-    # Of a backward in two pieces, I makes what a chunk before needs, W may make all else.
-    pieces = where[(*key, microbatch)]
-    return pieces[0] if edge.dst_sweep == edge.src_sweep else pieces[-1]
-
-
-def _opened_at(
-    program: Program, where: _Positions, edge: Edge, microbatch: int | None, prefetch: int
-) -> tuple[int, int]:
-    """Position of the task before which the edge's RECV stands, and of the one it is meant for."""
-    if microbatch is None:
-        if edge.dst_sweep is None:
-            end = len(program.ranks[program.placement()[edge.dst_chunk]])
-            return end, end
-        key = edge.dst_chunk, edge.dst_sweep
-        meant_for = min(where[(*key, each)][0] for each in range(program.microbatches))
-        return max(0, meant_for - prefetch), meant_for
-    sweep = edge.src_sweep
-    assert sweep is not None
-    made_at = program.place_in_step(sweep, edge.src_chunk)
-    own = where[edge.dst_chunk, sweep, microbatch][0]
-    if program.place_in_step(sweep, edge.dst_chunk) < made_at:
-        return own + 1, own + 1
-    return max(0, own - prefetch), own
-
-
-def _merge(
-    tasks: Sequence[Task],
-    receives: Mapping[int, list[tuple[int, Task]]],
-    sends: Mapping[int, list[Task]],
-) -> Iterator[Task]:
-    yield from sends.get(-1, ())
-    for position in range(len(tasks) + 1):
-        for _, receive in sorted(receives.get(position, ()), key=lambda pair: pair[0]):
-            yield receive
-        if position < len(tasks):
-            yield tasks[position]
-        yield from sends.get(position, ())
-
-
-def _check_edges(program: Program, edges: Sequence[Edge]) -> None:
-    seen: set[int] = set()
-    for edge in edges:
-        if edge.index in seen:
-            raise ProgramError(f"Edges have different indices. Received: {edge} twice")
-        seen.add(edge.index)
-        for chunk in (edge.src_chunk, edge.dst_chunk):
-            if not 0 <= chunk < program.chunks:
-                raise ProgramError(f"An edge joins two of the chunks 0 to {program.chunks - 1}. Received: {edge}")
-        for sweep in (edge.src_sweep, edge.dst_sweep):
-            if sweep is not None and not 0 <= sweep < program.sweeps:
-                raise ProgramError(
-                    f"An edge starts and ends in one of the sweeps 0 to {program.sweeps - 1}. Received: {edge}"
-                )
-        if edge.src_chunk == edge.dst_chunk:
-            raise ProgramError(f"An edge joins two chunks; within one, no transfer is needed. Received: {edge}")
-        if edge.src_sweep is None:
-            if edge.per == "microbatch" or edge.dst_sweep is None:
-                raise ProgramError(
-                    f"What is there when the step starts is sent once per step, and to a reader. Received: {edge}"
-                )
-        elif edge.dst_sweep is not None and edge.per == "microbatch":
-            made_at = program.place_in_step(edge.src_sweep, edge.src_chunk)
-            if program.place_in_step(edge.dst_sweep, edge.dst_chunk) < made_at:
-                raise ProgramError(
-                    "An edge follows the order of the sweeps, up the chunks in sweep 0, down in "
-                    f"sweep 1, up in sweep 2. Received: {edge}, whose reader runs before its maker"
-                )
+    if not is_named(kind):
+        return peak_stash(program_of(kind, stages, microbatches))
+    return peak_stash(build(kind, stages, microbatches, chunks_per_rank))

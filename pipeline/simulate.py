@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from smp_tf.pipeline.dependencies import dependencies
 from smp_tf.pipeline.errors import ProgramError, ScheduleError
 from smp_tf.pipeline.replay import Span, replay
-from smp_tf.pipeline.schedule import peak_stash
+from smp_tf.pipeline.stash import peak_stash
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
 
@@ -97,7 +97,7 @@ class Timeline:
         """Returns how many microbatches' activations each rank holds at most.
 
         Args:
-            freed_by: as in `schedule.peak_stash`.
+            freed_by: as in `stash.peak_stash`.
 
         Returns:
             One number per rank, in units of the rank's whole share of the model.

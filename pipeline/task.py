@@ -119,6 +119,11 @@ class Task:
         if self.microbatch is None and (kind is Kind.T or kind in _PER_MICROBATCH):
             raise ProgramError(f"A task of kind {kind.name} needs a microbatch. Received: None")
 
+    @property
+    def part(self) -> int:
+        """1 for W, the second part of a backward that is cut in two; else 0."""
+        return int(self.kind is Kind.W)
+
     def __str__(self) -> str:
         if self.edge is not None:
             index = _dotted(self.edge, self.microbatch)
@@ -221,10 +226,12 @@ class Program:
         for rank, tasks in enumerate(self.ranks):
             for task in tasks:
                 if task.kind.is_compute and rank_of.setdefault(task.chunk, rank) != rank:
-                    raise ProgramError(
+                    error = ProgramError(
                         f"A chunk is run by one rank. Received: chunk {task.chunk} on rank "
                         f"{rank_of[task.chunk]} and, by task {task}, on rank {rank}"
                     )
+                    error.ranks = (rank,)
+                    raise error
         missing = [chunk for chunk in range(self.chunks) if chunk not in rank_of]
         if missing:
             raise ProgramError(

@@ -1,4 +1,4 @@
-"""What the user should know, said once, on rank 0, in plain words."""
+"""What the user should know, in plain words."""
 
 from __future__ import annotations
 
@@ -16,4 +16,16 @@ def announce(text: str, rank: int) -> None:
     """
     if rank == 0 and text not in _said:
         _said.add(text)
-        print(f"smp_tf: {text}", file=sys.stderr, flush=True)
+        tell(f"smp_tf: {text}")
+
+
+def tell(text: str) -> None:
+    """Writes lines to standard error, in one piece: what another thread writes comes before or after them.
+
+    `print` writes the end of the line by itself.
+
+    Args:
+        text: Lines, the last one without its end.
+    """
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -24,7 +24,7 @@ from smp_tf.checkpoint import CheckpointManager
 from smp_tf.data_parallel import broadcast_over_replicas
 from smp_tf.gather import WRITER
 from smp_tf.partition.plan import Plan, as_bytes
-from smp_tf.pipeline.schedule import build
+from smp_tf.pipeline.schedule import program_of
 from smp_tf.pipeline.simulate import ChunkTimes, simulate
 from smp_tf.topology import CommGroup
 
@@ -236,7 +236,7 @@ def _bubble(plan: Plan) -> float:
     """The share of the stages' time in which the plan's schedule leaves them idle."""
     # A backward pass takes about twice the time of the forward pass.
     times = [ChunkTimes(share / 3, share / 3, share / 3) for share in (row.time_share for row in plan.forecast)]
-    return simulate(build(plan.schedule, plan.stages, plan.microbatches), times).bubble_ratio
+    return simulate(program_of(plan.schedule, plan.stages, plan.microbatches), times).bubble_ratio
 
 
 def _sent() -> int:

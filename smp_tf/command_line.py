@@ -1,6 +1,7 @@
 """The command `smp-tf`.
 
     smp-tf plan train.py:build --partitions 4 --microbatches 8 --batch-size 64
+    smp-tf profile train.py:build --microbatches 8 --batch-size 64
 
 Exit codes: 0, 1 where there is no such plan (the message says what would help), 2 where something given is wrong.
 """
@@ -14,9 +15,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from smp_tf.errors import ConfigError, OfflinePlanError, PlacementError, StepError
+from smp_tf.errors import ConfigError, OfflinePlanError, PlacementError, ScheduleError, StepError
+
+if TYPE_CHECKING:
+    from smp_tf.cluster import Cluster
 
 PLAN = """Says how a model would be cut over partitions, what each would hold, and what limits the plan, before anything
 is trained and without storage for a single variable: in one process, on any machine."""
@@ -28,6 +32,18 @@ loss is a function of the model's outputs.
 examples:
   smp-tf plan train.py:build --partitions 4 --microbatches 8 --batch-size 64
   smp-tf plan package.models:resnet --partitions 2 --batch-size 32 --json plan.json --html plan.html
+  smp-tf plan train.py:build --partitions auto --ranks 8 --batch-size 64 --memory-limit 16GiB
+  smp-tf plan train.py:build --partitions 64 --replicas 128 --cluster cluster.yaml --batch-size 64 --microbatches 64
+"""
+
+PROFILE = """Measures every layer of a model, forward and backward, one after the other in this process and with the
+weights of one at a time. The times are kept for smp-tf plan and for model.profile in a training."""
+
+PROFILE_EXAMPLE = """The function is that of smp-tf plan (smp-tf plan --help). Times are kept for the model, the samples
+of a microbatch and the machine, in ~/.cache/smp_tf/profiles; SMP_TF_PROFILES names another folder, or is "off".
+
+example:
+  smp-tf profile train.py:build --microbatches 8 --batch-size 64
 """
 
 
@@ -47,16 +63,59 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     plan.add_argument("target", metavar="SCRIPT_OR_MODULE:FUNCTION", help="what makes the model")
-    plan.add_argument("--partitions", type=int, required=True, metavar="P", help="number of partitions")
-    plan.add_argument("--microbatches", type=int, default=1, metavar="M", help="per batch (default: 1)")
+    plan.add_argument(
+        "--partitions",
+        type=_number_or_auto,
+        required=True,
+        metavar="P",
+        help='number of partitions; "auto" tries all that the ranks allow, and recommends',
+    )
+    plan.add_argument(
+        "--microbatches",
+        type=_number_or_auto,
+        metavar="M",
+        help='per batch (default: 1, and "auto" with --partitions auto)',
+    )
+    plan.add_argument("--replicas", type=int, metavar="D", help="replicas of the model (default: 1, or all the ranks)")
+    plan.add_argument("--ranks", type=int, metavar="N", help="processes there are (default: those of the cluster)")
+    plan.add_argument("--cluster", type=Path, metavar="FILE", help="what the ranks are, in YAML or JSON")
     plan.add_argument("--batch-size", type=int, metavar="N", help="of one replica (default: that of the inputs)")
-    plan.add_argument("--pipeline", default="interleaved", help="schedule: simple or interleaved (default)")
-    plan.add_argument("--optimize", default="memory", help="what to balance: memory (default) or speed")
+    plan.add_argument(
+        "--pipeline",
+        help="schedule: interleaved (default; with --partitions auto all are tried), simple, zb_h1 or auto",
+    )
+    plan.add_argument(
+        "--optimize",
+        help="what to balance: memory (default), or speed (default with --partitions auto and with --cluster)",
+    )
     plan.add_argument("--memory-limit", metavar="SIZE", help='the most bytes a rank may need, such as "16GiB"')
     plan.add_argument("--optimizer", default="adam", help="its slots are stored too (default: adam)")
+    plan.add_argument(
+        "--proof",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long to look for a proof that no other placement is better (default: 5; 0: not at all)",
+    )
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the plan, to run with as partition_file")
     plan.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures of the plan")
+    plan.add_argument(
+        "--static", action="store_true", help="estimate all times, also where smp-tf profile has measured"
+    )
     plan.set_defaults(run=run_plan)
+    profile = commands.add_parser(
+        "profile",
+        help="measure how long every layer takes on this machine",
+        description=PROFILE,
+        epilog=PROFILE_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    profile.add_argument("target", metavar="SCRIPT_OR_MODULE:FUNCTION", help="what makes the model")
+    profile.add_argument("--batch-size", type=int, metavar="N", help="of one replica (default: that of the inputs)")
+    profile.add_argument("--microbatches", type=int, default=1, metavar="M", help="per batch (default: 1)")
+    profile.add_argument("--threads", type=int, metavar="T", help="per operation (default: TensorFlow's choice)")
+    profile.add_argument("--fresh", action="store_true", help="measure again what is known already")
+    profile.set_defaults(run=run_profile)
     return whole
 
 
@@ -72,10 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     # TensorFlow tells on every start what it was compiled with, and that results of oneDNN differ: here are none.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
         given.run(given)
-    except (UsageError, ConfigError, OfflinePlanError, StepError) as error:
+    except (UsageError, ConfigError, OfflinePlanError, ScheduleError, StepError) as error:
         print(f"smp-tf: {error}", file=sys.stderr)
         return 2
     except PlacementError as error:
@@ -97,32 +155,66 @@ def run_plan(given: argparse.Namespace) -> None:
     """
     from rich.console import Console
 
+    from smp_tf.cluster import read_cluster
     from smp_tf.config import check_config
+    from smp_tf.pipeline.schedule import is_named
 
-    wanted = {
-        "partitions": given.partitions,
-        "microbatches": given.microbatches,
-        "pipeline": given.pipeline,
-        "optimize": given.optimize,
-    }
+    is_auto = "auto" in (given.partitions, given.microbatches)
+    cluster = read_cluster(given.cluster) if given.cluster is not None else None
+    replicas = _replicas(given, cluster)
+    usual = "speed" if given.partitions == "auto" or cluster is not None else "memory"
+    if not 0 <= given.proof < float("inf"):
+        raise UsageError(f"--proof must be a number of seconds, or 0. Received: {given.proof}.")
+    wanted: dict[str, Any] = {"pipeline": given.pipeline or "interleaved", "optimize": given.optimize or usual}
+    for name, value in (("partitions", given.partitions), ("microbatches", given.microbatches)):
+        if value not in (None, "auto"):
+            wanted[name] = value
     if given.memory_limit is not None:
         wanted["memory_limit"] = given.memory_limit
     config = check_config(wanted, "smp-tf plan")
-    if given.batch_size is not None and given.batch_size < 1:
-        raise UsageError(f"--batch-size must be at least 1. Received: {given.batch_size}.")
+    if is_auto and not is_named(config.pipeline):
+        raise UsageError("--partitions auto and --microbatches auto try schedules that have a name. Received: a file.")
+    _check_batch_size(given)
     for file in (given.json, given.html):
         if file is not None and not file.absolute().parent.is_dir():
             raise UsageError(f"There is no folder {str(file.absolute().parent)!r} to write {file.name} to.")
     function = load(given.target)
-    with Console(stderr=True).status(f"planning {given.target}"):
-        from smp_tf.offline_plan import plan_offline
+    said = Console(stderr=True)
+    with said.status(f"planning {given.target}") as status:
+        from smp_tf.offline_plan import OfflineModel, offline
         from smp_tf.plan_page import page
-        from smp_tf.plan_text import text
+        from smp_tf.plan_search import search
+        from smp_tf.plan_text import comparison, text
+        from smp_tf.profile_command import known_times
 
-        made = plan_offline(function, config, optimizer=given.optimizer, batch_size=given.batch_size)
+        # What was measured here says nothing of other machines, and of one size of microbatches nothing of others.
+        compares = is_auto and given.microbatches in (None, "auto")
+        measured = {} if given.static or cluster is not None or compares else {"times": known_times(_most(given), _say)}
+        with offline():
+            model = OfflineModel(function, optimizer=given.optimizer, batch_size=given.batch_size, **measured)
+            found = None
+            if is_auto:
+                found = search(
+                    model,
+                    config,
+                    _most(given, cluster),
+                    cluster=cluster,
+                    partitions=() if given.partitions == "auto" else (given.partitions,),
+                    microbatches=() if given.microbatches in (None, "auto") else (given.microbatches,),
+                    pipelines=() if given.pipeline in (None, "auto") else (given.pipeline,),
+                    progress=lambda done, of, what: status.update(f"planning {given.target} {done + 1}/{of}: {what}"),
+                    proof_seconds=given.proof,
+                )
+                made = found.made
+            else:
+                made = model.plan(config, replicas=replicas, cluster=cluster, proof_seconds=given.proof)
     console = Console()
     # The table is of no use narrower.
-    print(text(made, width=max(100, console.width), color=console.is_terminal))
+    width = max(100, console.width)
+    if found is not None:
+        print(comparison(found, width, console.is_terminal))
+        print()
+    print(text(made, width, console.is_terminal))
     if given.json is not None:
         from smp_tf.partition.plan_file import PlanFile, to_store
 
@@ -130,6 +222,84 @@ def run_plan(given: argparse.Namespace) -> None:
         _write(given.json, PlanFile(made.plan.stages, (stored,)).to_json())
     if given.html is not None:
         _write(given.html, page(made, given.target))
+
+
+def run_profile(given: argparse.Namespace) -> None:
+    """`smp-tf profile`.
+
+    Args:
+        given: its arguments.
+
+    Raises:
+        UsageError: an argument is wrong.
+        ConfigError: so is one that smp.init takes too.
+    """
+    _check_batch_size(given)
+    function = load(given.target)
+    from smp_tf.profile_command import run
+
+    try:
+        run(given, function)
+    except PlacementError as error:
+        raise UsageError(f"The model cannot be measured layer by layer. {error}") from error
+
+
+def _number_or_auto(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'expected a number or "auto", and received {text!r}') from None
+
+
+def _replicas(given: argparse.Namespace, cluster: Cluster | None) -> int:
+    """Replicas of a model whose partitions are given.
+
+    Raises:
+        UsageError: there are not so many ranks, or nobody says how many there are.
+    """
+    for name in ("replicas", "ranks"):
+        value = getattr(given, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} must be at least 1. Received: {value}.")
+    ranks = given.ranks if given.ranks is not None else cluster.size if cluster is not None else None
+    if cluster is not None and ranks is not None and ranks > cluster.size:
+        raise UsageError(f"--ranks {ranks} is more than the cluster has: {cluster.size}.")
+    if given.partitions == "auto":
+        if given.replicas is not None:
+            raise UsageError("--partitions auto takes as many replicas as there are ranks for: leave out --replicas.")
+        if ranks is None:
+            raise UsageError("--partitions auto must know how many processes there are: --ranks N, or --cluster FILE.")
+        return 1
+    if given.replicas is not None:
+        if ranks is not None and given.partitions * given.replicas > ranks:
+            raise UsageError(
+                f"{given.partitions} partitions and {given.replicas} replicas need "
+                f"{given.partitions * given.replicas} ranks. There are {ranks}."
+            )
+        return int(given.replicas)
+    if ranks is None or given.partitions < 1:
+        return 1
+    if ranks < given.partitions:
+        raise UsageError(f"{given.partitions} partitions need as many ranks. There are {ranks}.")
+    return int(ranks // given.partitions)
+
+
+def _most(given: argparse.Namespace, cluster: Cluster | None = None) -> int:
+    """Processes that take part."""
+    if given.partitions == "auto":
+        return int(given.ranks or (cluster.size if cluster is not None else 1))
+    return int(given.partitions) * _replicas(given, cluster)
+
+
+def _check_batch_size(given: argparse.Namespace) -> None:
+    if given.batch_size is not None and given.batch_size < 1:
+        raise UsageError(f"--batch-size must be at least 1. Received: {given.batch_size}.")
+
+
+def _say(text: str) -> None:
+    print(f"smp-tf: {text}", file=sys.stderr)
 
 
 def _write(file: Path, text: str) -> None:

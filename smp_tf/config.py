@@ -7,15 +7,17 @@ supported yet is refused, never ignored.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from smp_tf.config_values import RefusedError, boolean, byte_count, integer, one_of, optional, path, seconds
+from smp_tf.config_file import nearest, parse_json, read_mapping
+from smp_tf.config_values import RefusedError, boolean, byte_count, integer, one_of, optional, path, schedule, seconds
 from smp_tf.errors import ConfigError
+from smp_tf.pipeline.errors import ScheduleError
+from smp_tf.pipeline.schedule import is_named
+from smp_tf.pipeline.schedule_file import load_schedule
 
 ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 
@@ -55,8 +57,10 @@ KEYS: dict[str, Key] = {
     "microbatches": Key(1, integer(1), "an int of at least 1", "parts a batch is cut into"),
     "pipeline": Key(
         "interleaved",
-        one_of("interleaved", "simple"),
-        '"interleaved" (backward has priority) or "simple" (all forwards, then all backwards)',
+        schedule("interleaved", "simple", "zb_h1", "auto"),
+        '"interleaved" (backward has priority), "simple" (all forwards, then all backwards), "zb_h1" (gradients of '
+        'weights wait until there is nothing else to do), "auto" (the fastest that fits) or the path of a .txt file '
+        "that lists a schedule",
         "the order of forward and backward passes",
     ),
     "optimize": Key(
@@ -228,6 +232,11 @@ class Config:
                 f"With one partition there is nothing to place: the file {self.partition_file} is neither read nor "
                 f"written."
             )
+        pipeline = self.pipeline
+        if partitions == 1 and not is_named(pipeline):
+            pipeline = "interleaved"
+            notes.append("With one partition there is nothing to schedule: the file that pipeline names is not used.")
+        _require_schedule_for(pipeline, partitions, self.microbatches)
         replicas = world_size // partitions
         if self.horovod is False and replicas > 1:
             raise ConfigError(
@@ -239,6 +248,7 @@ class Config:
             self,
             partitions=partitions,
             default_partition=default_partition,
+            pipeline=pipeline,
             horovod=replicas > 1,
             notes=tuple(notes),
         )
@@ -260,7 +270,7 @@ def load_config(config: Mapping[str, Any] | str | os.PathLike[str] | None = None
     if isinstance(config, Mapping):
         return check_config(config, "smp.init")
     if isinstance(config, (str, os.PathLike)):
-        return check_config(_read_file(Path(config)), f"the file {os.fspath(config)}")
+        return check_config(read_mapping(Path(config)), f"the file {os.fspath(config)}")
     if config is not None:
         raise ConfigError(
             "smp.init takes a mapping, the path of a JSON or YAML file, or None; this is a "
@@ -270,7 +280,7 @@ def load_config(config: Mapping[str, Any] | str | os.PathLike[str] | None = None
     if text is None:
         return Config()
     source = f"the environment variable {ENVIRONMENT_VARIABLE}"
-    return check_config(_parse_json(text, source), source)
+    return check_config(parse_json(text, source), source)
 
 
 def check_config(values: Mapping[str, Any], source: str) -> Config:
@@ -325,6 +335,19 @@ def check_config(values: Mapping[str, Any], source: str) -> Config:
     return Config(**checked, notes=tuple(notes))
 
 
+def _require_schedule_for(pipeline: str, partitions: int, microbatches: int) -> None:
+    """A schedule that somebody wrote is for one number of ranks and of microbatches."""
+    if is_named(pipeline):
+        return
+    try:
+        load_schedule(pipeline, partitions, microbatches)
+    except ScheduleError as error:
+        raise ConfigError(
+            f"The schedule in the file that pipeline names is not for {partitions} partitions and {microbatches} "
+            f"microbatches. {error}"
+        ) from None
+
+
 def _refuse_two_placements(checked: Mapping[str, Any], source: str) -> None:
     """A plan that is loaded comes from a file, and from nowhere else."""
     if not checked.get("load_partition"):
@@ -345,60 +368,4 @@ def _unknown(name: Any, source: str) -> str:
     if name in _FOREIGN:
         return f"{name!r} in {source} is not a key of smp_tf: {_FOREIGN[name]}."
     known = sorted([*KEYS, *ALIASES])
-    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{name!r} in {source} is not a key.{hint} The keys are: {', '.join(known)}."
-
-
-def _read_file(path: Path) -> Mapping[str, Any]:
-    source = f"the file {path}"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{source} does not exist (looked in {Path.cwd()}).") from None
-    except OSError as error:
-        raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{source} is not UTF-8 text: {error}.") from None
-    if path.suffix == ".json":
-        return _parse_json(text, source)
-    if path.suffix in (".yaml", ".yml"):
-        return _parse_yaml(text, source)
-    raise ConfigError(f"{source} must end in .json, .yaml or .yml, so that smp_tf can read it.")
-
-
-def _parse_json(text: str, source: str) -> Mapping[str, Any]:
-    def refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        _refuse_twins([name for name, _ in pairs], source)
-        return dict(pairs)
-
-    try:
-        parsed = json.loads(text, object_pairs_hook=refuse_twins)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from None
-    return _require_mapping(parsed, source)
-
-
-def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
-    import yaml
-
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        parsed = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source} is not YAML: {error}") from None
-    if isinstance(node, yaml.MappingNode):
-        _refuse_twins([key.value for key, _ in node.value], source)
-    return _require_mapping({} if parsed is None else parsed, source)
-
-
-def _require_mapping(parsed: Any, source: str) -> Mapping[str, Any]:
-    if not isinstance(parsed, Mapping):
-        raise ConfigError(f"{source} must hold a mapping of keys to values; it holds a {type(parsed).__name__}.")
-    return parsed
-
-
-def _refuse_twins(names: list[str], source: str) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{name!r} is given {names.count(name)} times in {source}.")
+    return f"{name!r} in {source} is not a key.{nearest(name, known)} The keys are: {', '.join(known)}."

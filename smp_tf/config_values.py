@@ -8,7 +8,12 @@ import os
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
+
+from smp_tf.errors import ConfigError
+from smp_tf.pipeline.errors import ScheduleError
+from smp_tf.pipeline.schedule_file import load_schedule
 
 _NUMBER_OF_BYTES = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]I?B|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "B": 1, **{f"{letter}B": 10 ** (3 * n) for n, letter in enumerate("KMGT", start=1)}}
@@ -55,6 +60,27 @@ def one_of(*choices: str) -> Callable[[Any], str]:
         if not isinstance(value, str) or value not in choices:
             raise RefusedError
         return value
+
+    return check
+
+
+def schedule(*names: str) -> Callable[[Any], str]:
+    """A schedule by its name, or the path of a .txt file that lists one; that becomes the tasks it lists."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or not value.endswith(".txt"):
+            return one_of(*names)(value)
+        try:
+            # Whether it has as many ranks and microbatches as the job is seen when these are known.
+            program = load_schedule(Path(value))
+        except ScheduleError as error:
+            raise ConfigError(f"The schedule of pipeline cannot be run. {error}") from None
+        if program.placement() != tuple(range(program.stages)):
+            raise ConfigError(
+                f"The schedule of pipeline cannot be run. {value}: rank r runs chunk r, and no other. Received: chunks "
+                f"on ranks {program.placement()}"
+            )
+        return program.text()
 
     return check
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from smp_tf.announce import tell
 from smp_tf.errors import RankMismatchError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class FailureHooks:
         if cause is not None:
             # It was printed when it became known; after a long traceback it is said again, so that
             # the last line is the one that matters.
-            print(f"smp_tf: {cause.get('message', cause)}", file=sys.stderr, flush=True)
+            tell(f"smp_tf: {cause.get('message', cause)}")
             return
         stopped = isinstance(error, KeyboardInterrupt)
         self._transport.abort(

@@ -298,6 +298,12 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         kept = [(gradient, variable) for gradient, variable in pairs if _stored_here(variable)]
         is_spread = _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
+        with _when_all_are_there(kept) if is_spread else contextlib.nullcontext():
+            return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)
+
+    def apply_kept(
+        optimizer: Any, kept: list[Any], is_spread: bool, nothing: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
             with _applying_over_partitions() if is_spread else contextlib.nullcontext():
                 return _skip_scaled(optimizer) if nothing else original(optimizer, kept, *args, **kwargs)
@@ -310,6 +316,24 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(optimizer, kept, *args, **kwargs)
 
     return apply_gradients
+
+
+def _when_all_are_there(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
+    """A context whose ops wait for all gradients.
+
+    What an optimizer makes of its slots alone, such as momentum times the last change, TensorFlow would make at the
+    step's begin otherwise, and a set of it would lie there beside the stash.
+    """
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[Any] = tf.control_dependencies(
+        [
+            gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            for gradient, _ in pairs
+            if gradient is not None
+        ]
+    )
+    return context
 
 
 def _clips_by_all(optimizer: Any) -> bool:

@@ -1,8 +1,8 @@
 """`smp.init` and `smp.shutdown`: everything that is built before a model, and ended after it.
 
 init      Horovod ─▶ threads, GPU ─▶ greeting ─▶ plan file ─▶ transport ─▶ process sets ─▶ seeds ─▶ hooks
-shutdown  callbacks ─▶ barrier ─▶ hooks ─▶ process sets ─▶ goodbye ─▶ transport
-exit      goodbye ─▶ those of all others, where Horovod averages; unless an exception has ended all ranks
+shutdown  callbacks ─▶ barrier ─▶ threads ─▶ hooks ─▶ process sets ─▶ goodbye ─▶ transport
+exit      threads ─▶ goodbye ─▶ those of all others, where Horovod averages; unless an exception has ended all ranks
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from smp_tf import runtime
 from smp_tf.agreement import require_agreement
-from smp_tf.announce import announce
+from smp_tf.announce import announce, tell
 from smp_tf.config import Config, load_config
 from smp_tf.control import ControlChannel
 from smp_tf.environment import require_tensorflow, rest_horovod
@@ -42,6 +42,7 @@ _GOODBYE_TIME = 2.0
 _OTHERS_TIME = 30.0
 
 _at_shutdown: list[Callable[[], None]] = []
+_before_leaving: list[Callable[[], None]] = []
 _hooks: FailureHooks | None = None
 _watch: StepWatch | None = None
 
@@ -106,6 +107,8 @@ def _leave(running: Runtime, others_time: float = 0.0) -> None:
     """Says goodbye and closes the transport, in good order; also runs when Python ends."""
     global _hooks, _watch
     atexit.unregister(_leave_at_exit)
+    while _before_leaving:
+        _before_leaving.pop()()
     if _watch is not None:
         _watch.stop()
         _watch = None
@@ -124,12 +127,10 @@ def _leave(running: Runtime, others_time: float = 0.0) -> None:
 def _name_unclaimed(transport: Transport, topology: Topology) -> None:
     """Says, on the rank they were sent to, which messages of the script nobody has received."""
     for source, count in sorted(transport.unclaimed().items()):
-        print(
+        tell(
             f"smp_tf: rank {topology.rank} ends without having received {count} message{'s' * (count > 1)} that rank "
             f"{source} sent. Each smp.send, and each smp.broadcast on every other rank of the group, needs one "
-            f"smp.recv_from.",
-            file=sys.stderr,
-            flush=True,
+            f"smp.recv_from."
         )
 
 
@@ -159,6 +160,11 @@ def is_initialized() -> bool:
 def on_shutdown(callback: Callable[[], None]) -> None:
     """Registers what the next `smp.shutdown` does first, last registered first; it runs once."""
     _at_shutdown.append(callback)
+
+
+def on_leaving(callback: Callable[[], None]) -> None:
+    """Registers what runs once before this rank says goodbye: at the next `smp.shutdown`, or when Python ends."""
+    _before_leaving.append(callback)
 
 
 def _require_same(running: Config, asked: Config) -> None:

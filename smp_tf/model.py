@@ -504,8 +504,9 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         """Measure how long the layers take here, so that the plan made at the first step goes by that.
 
         Optional: without it the plan goes by estimates from the sizes of the operations. Every rank must call it,
-        before the first step; rank 0 measures, forward and backward, one layer after the other and with the weights
-        of one at a time.
+        before the first step. The ranks share the layers out and measure them at the same time, forward and backward,
+        each with the weights of one layer at a time. The times are kept: the next run on such a machine, with as many
+        samples, finds them (`SMP_TF_PROFILES` names the folder, or is "off").
 
         Args:
             *example_inputs: what the model is called with, for any number of samples.
@@ -513,6 +514,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
         Raises:
             StepError: the model has run a step already, or gives nothing that has a gradient.
+            RankMismatchError: the ranks do not profile the same model.
 
         Example:
             >>> net = smp.DistributedModel(lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]))

@@ -8,7 +8,8 @@ So a model larger than this machine's memory is planned in the time it takes to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +17,23 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import lifecycle, planning
+from smp_tf import lifecycle, planning, proposal
+from smp_tf.cluster import Cluster, one_host
 from smp_tf.config import Config
 from smp_tf.errors import OfflinePlanError, StepError
 from smp_tf.model import DistributedModel
+from smp_tf.optimizer_state import slots_of
 from smp_tf.partition.cost import Costs
-from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.op_graph import OpGraph, TensorType
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Split
 from smp_tf.partition.units import Unit
-from smp_tf.pipeline.executor import edges_of, plan_program
-from smp_tf.pipeline.simulate import ChunkTimes, Timeline, simulate
+from smp_tf.pipeline.made_up import numbers
+from smp_tf.pipeline.simulate import Timeline
 from smp_tf.pipeline.task import Kind
+from smp_tf.plan_timeline import timeline_of
 from smp_tf.profiling import forward_backward, takes_training
+from smp_tf.step_trace import StepTrace
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,10 @@ class Example:
     loss: Callable[[Any], Any] | None = None
 
 
+#: Seconds of a step that takes none, where no layer could be measured.
+_SHORTEST = 1e-9
+
+
 @dataclass(frozen=True)
 class OfflinePlan:
     """A plan with what it was made from.
@@ -59,6 +68,9 @@ class OfflinePlan:
         split: the step, cut.
         timeline: what runs when, by the costs.
         batch_size: samples of a batch of one replica.
+        is_measured: whether the times of the costs were measured, at least in part.
+        replicas: how many train at the same time, each with batches of its own.
+        reduce_seconds: of each stage, to average gradients over the replicas.
     """
 
     plan: Plan
@@ -68,59 +80,169 @@ class OfflinePlan:
     split: Split
     timeline: Timeline
     batch_size: int
+    is_measured: bool = False
+    replicas: int = 1
+    reduce_seconds: tuple[float, ...] = (0.0,)
+
+    @property
+    def step_seconds(self) -> float:
+        """A whole step: gradients are averaged when the last microbatch is done."""
+        return self.timeline.step_time + max(self.reduce_seconds)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples that all replicas together train on."""
+        return self.replicas * self.batch_size / max(self.step_seconds, _SHORTEST)
 
 
-def plan_offline(
-    function: Callable[[], Any], config: Config, *, optimizer: str = "adam", batch_size: int | None = None
-) -> OfflinePlan:
-    """Plan a model over partitions that this machine need not have.
+@dataclass(frozen=True)
+class OfflineTrace:
+    """A model, traced for one microbatch without storage for its variables.
+
+    Args:
+        model: its name.
+        traced: a step that takes the model's inputs, and the gradients of its loss.
+        tensors: inputs of a microbatch.
+        samples: of a microbatch.
+        batch_size: samples of a batch of one replica.
+    """
+
+    model: str
+    traced: StepTrace
+    tensors: tuple[tf.Tensor, ...]
+    samples: int
+    batch_size: int
+
+    @property
+    def graph(self) -> OpGraph:
+        """One microbatch of the step."""
+        return self.traced.graph
+
+
+#: Gives, for the graph and the samples of a microbatch, seconds forward and backward of units, by name.
+Times = Callable[[OpGraph, int], Mapping[str, tuple[float, float]]]
+
+
+def _no_times(graph: OpGraph, samples: int) -> Mapping[str, tuple[float, float]]:
+    return {}
+
+
+class OfflineModel:
+    """A model that is planned, perhaps for several settings: traced once for each size of a microbatch.
 
     Args:
         function: makes the model; see `example_of`.
-        config: as given to `smp.init`: partitions, microbatches, pipeline, optimize and memory_limit count.
         optimizer: its name in `tf.keras.optimizers`; its slots are part of what is stored.
         batch_size: samples of a batch of one replica; None for that of the example inputs.
-
-    Returns:
-        The plan.
+        times: gives, for the graph and the samples of a microbatch, seconds forward and backward of units that were
+            measured, by name.
 
     Raises:
-        OfflinePlanError: the function gives no model, or not what it is called with.
-        PlacementError: the model has too few layers for so many partitions.
-        MemoryLimitError: no plan keeps within the memory limit.
-
-    Example:
-        >>> made = plan_offline(lambda: tf_keras.applications.ResNet50(weights=None),
-        ...                     load_config({"partitions": 4, "microbatches": 8}), batch_size=64)
-        >>> print(render(made.plan))
+        OfflinePlanError: the function gives no model, or there is no such optimizer.
     """
-    lifecycle.init({"partitions": 1, "seed": 0})
-    try:
-        slots = slots_of(optimizer)
-        model, example = _made_without_storage(function)
-        samples_of_batch = batch_size if batch_size is not None else _batch_size(example)
-        if samples_of_batch < config.microbatches:
+
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        *,
+        optimizer: str = "adam",
+        batch_size: int | None = None,
+        times: Times = _no_times,
+    ) -> None:
+        self._slots = slots_by_name(optimizer)
+        self._model, self._example = _made_without_storage(function)
+        self.batch_size = batch_size if batch_size is not None else _batch_size(self._example)
+        self._times = times
+        self._traces: dict[int, OfflineTrace] = {}
+        self._measured: dict[int, Mapping[str, tuple[float, float]]] = {}
+
+    def trace(self, microbatches: int) -> OfflineTrace:
+        """One microbatch, forward and backward.
+
+        Args:
+            microbatches: number of microbatches a batch is cut into.
+
+        Raises:
+            OfflinePlanError: the model cannot be called with its inputs, or the batch has fewer samples.
+        """
+        if self.batch_size < microbatches:
             raise OfflinePlanError(
-                f"A batch has at least one sample for every microbatch. Received: a batch of {samples_of_batch}, and "
-                f"{config.microbatches} microbatches."
+                f"A batch has at least one sample for every microbatch. Received: a batch of {self.batch_size}, and "
+                f"{microbatches} microbatches."
             )
-        samples = -(-samples_of_batch // config.microbatches)
-        graph = _traced(model, example, samples)
+        samples = -(-self.batch_size // microbatches)
+        if samples not in self._traces:
+            traced, tensors = _traced(self._model, self._example, samples)
+            self._traces[samples] = OfflineTrace(self._model.name, traced, tensors, samples, self.batch_size)
+        return self._traces[samples]
+
+    def plan(
+        self,
+        config: Config,
+        *,
+        replicas: int = 1,
+        cluster: Cluster | None = None,
+        proof_seconds: float = planning.PROOF_SECONDS,
+        advise: bool = True,
+    ) -> OfflinePlan:
+        """The plan for some settings.
+
+        Args:
+            config: as given to `smp.init`: partitions, microbatches, pipeline, optimize and memory_limit count.
+            replicas: number of replicas.
+            cluster: what they run on; None for processes like this one, on one host.
+            proof_seconds: how long to look for a better placement, or a proof that there is none.
+            advise: where nothing fits, look for what would.
+
+        Raises:
+            OfflinePlanError: the model cannot be called with its inputs, or the batch has fewer samples.
+            PlacementError: the model has too few layers for so many partitions.
+            MemoryLimitError: no plan keeps within the memory limit.
+            ConfigError: the cluster has too few ranks.
+        """
+        made, stages = self.trace(config.microbatches), config.partitions or 1
+        cluster = cluster or one_host(stages * replicas)
+        if made.samples not in self._measured:
+            self._measured[made.samples] = self._times(made.graph, made.samples)
+        measured = self._measured[made.samples]
         request = planning.PlacementRequest(
-            config.partitions or 1,
+            stages,
             config.microbatches,
             config.pipeline,
             config.optimize,
-            slots,
-            samples,
-            memory_limit=config.memory_limit,
+            self._slots,
+            made.samples,
+            measured,
+            ranks=cluster.stages(stages, replicas).within(config.memory_limit),
+            machine=cluster.machine,
+            proof_seconds=proof_seconds,
+            thorough=True,
+            advise=advise,
         )
-        plan = planning.propose(graph, request, {})
-        units, costs = planning.costs_of(graph, request)
-        split = planning.cut(graph, plan)
-        plan = planning.with_exact_transfers(plan, split, samples)
-        timeline = _timeline(plan, units, costs, split, samples)
-        return OfflinePlan(plan, graph, units, costs, split, timeline, samples_of_batch)
+        plan = proposal.propose(made.graph, request, {})
+        units, costs = planning.costs_of(made.graph, request)
+        split = planning.cut(made.graph, plan)
+        plan = planning.with_exact_transfers(plan, split, made.samples)
+        return OfflinePlan(
+            plan,
+            made.graph,
+            units,
+            costs,
+            split,
+            timeline_of(plan, units, costs, split, made.samples, request.ranks),
+            made.batch_size,
+            is_measured=bool(measured),
+            replicas=replicas,
+            reduce_seconds=cluster.reduce_seconds(stages, replicas, [row.gradient_bytes for row in plan.forecast]),
+        )
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Runs smp_tf for models that are planned and not trained."""
+    lifecycle.init({"partitions": 1, "seed": 0})
+    try:
+        yield
     finally:
         lifecycle.shutdown()
 
@@ -173,7 +295,7 @@ def _spec_of_keras(tensor: Any) -> tf.TensorSpec:
     return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
-def slots_of(optimizer: str) -> float:
+def slots_by_name(optimizer: str) -> float:
     """How many slots an optimizer keeps for a variable, in sizes of the variable.
 
     Args:
@@ -183,12 +305,12 @@ def slots_of(optimizer: str) -> float:
         OfflinePlanError: there is no such optimizer.
     """
     try:
-        found = tf_keras.optimizers.get(optimizer)
+        found = slots_of(tf_keras.optimizers.get(optimizer))
     except ValueError:
-        raise OfflinePlanError(f"tf.keras.optimizers has no optimizer of the name {optimizer!r}.") from None
-    variable = tf.Variable(tf.zeros([64, 64]))
-    found.build([variable])
-    return sum(int(np.prod(slot.shape)) for slot in found.variables if slot.shape.rank) / (64 * 64)
+        found = None
+    if found is None:
+        raise OfflinePlanError(f"tf.keras.optimizers has no optimizer of the name {optimizer!r}.")
+    return found
 
 
 def _batch_size(example: Example) -> int:
@@ -199,46 +321,32 @@ def _batch_size(example: Example) -> int:
     raise OfflinePlanError("The example inputs have a batch of open size. Say how large it is (--batch-size).")
 
 
-def _traced(model: DistributedModel, example: Example, samples: int) -> OpGraph:
-    def zeros(leaf: Any) -> tf.Tensor:
+def _traced(model: DistributedModel, example: Example, samples: int) -> tuple[StepTrace, tuple[tf.Tensor, ...]]:
+    def value(leaf: Any) -> tf.Tensor:
+        if isinstance(leaf, np.ndarray | tf.Tensor) and len(leaf.shape) and leaf.shape[0] >= samples:
+            return tf.convert_to_tensor(leaf[:samples])
         shape = tf.TensorShape(leaf.shape).as_list()[1:]
         if None in shape:
             raise OfflinePlanError(
                 f"An input of shape {tuple(leaf.shape)} is open in more than its batch. Let the function return "
                 f"(model, inputs), with arrays or tf.TensorSpecs of a batch."
             )
-        return tf.zeros([samples, *shape], leaf.dtype)
+        kind = TensorType(tf.dtypes.as_dtype(leaf.dtype).name, (samples, *shape))
+        return numbers(kind) if tf.dtypes.as_dtype(leaf.dtype).is_floating else tf.zeros(kind.shape, kind.dtype)
 
-    inputs = tf.nest.map_structure(zeros, example.inputs)
+    inputs = tf.nest.map_structure(value, example.inputs)
+    tensors = tuple(tf.nest.flatten(inputs, expand_composites=True))
 
     options = {"training": True} if takes_training(model) else {}
     try:
         arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-        return forward_backward(model, example.loss).trace(*arguments, **options).graph
+        return forward_backward(model, example.loss).trace(*arguments, **options), tensors
     except StepError:
         raise
     except Exception as error:
         raise OfflinePlanError(
             f"Model {model.name!r} could not be traced with its example inputs: {type(error).__name__}: {error}"
         ) from error
-
-
-def _timeline(plan: Plan, units: tuple[Unit, ...], costs: Costs, split: Split, samples: int) -> Timeline:
-    stages = plan.stages_of(units)
-    times = [
-        ChunkTimes(
-            forward=sum(c.time_forward for c, at in zip(costs.units, stages, strict=True) if at == stage),
-            input_gradient=sum(c.time_backward for c, at in zip(costs.units, stages, strict=True) if at == stage),
-            weight_gradient=0.0,
-        )
-        for stage in range(plan.stages)
-    ]
-    seconds: Mapping[int, float] = {
-        t.index: split.graph.type_of(t.tensor).nbytes(samples) / costs.machine.link if t.tensor is not None else 0.0
-        for t in split.transfers
-    }
-    program = plan_program(split, plan.schedule, plan.microbatches)
-    return simulate(program, times, edges_of(split), comm=seconds)
 
 
 def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
@@ -252,12 +360,12 @@ def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
     """
     found = []
     for row, spans in zip(made.plan.forecast, made.timeline.spans, strict=True):
-        constant = row.weight_bytes + row.gradient_bytes + row.slot_bytes + row.working_bytes
+        constant = row.constant_bytes
         each = row.stash_bytes // max(row.in_flight, 1)
         changes = sorted(
             (span.start, each) if span.task.kind is Kind.F else (span.end, -each)
             for span in spans
-            if span.task.kind in (Kind.F, Kind.B)
+            if span.task.kind in (Kind.F, Kind.B, Kind.W)
         )
         held, points = constant, [(0.0, constant)]
         for at, change in changes:

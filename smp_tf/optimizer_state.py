@@ -24,6 +24,9 @@ _LEGACY = tf_keras.optimizers.legacy.Optimizer
 # All slots and other variables once more, in the order in which they were made; and the index.
 _NOT_STATE = ("_variables", "_index_dict")
 
+#: Of the matrix whose slots are counted.
+_SIDE = 64
+
 #: Optimizers that have reported on this rank, and whether they were built for variables here.
 _reported: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
@@ -54,6 +57,40 @@ def report(optimizer: Any, built: bool) -> bool:
     known = _reported.get(inner)
     _reported[inner] = built or bool(known)
     return known is None or (built and not known)
+
+
+def slots_of(optimizer: Any) -> float | None:
+    """How many slots an optimizer keeps for a variable, in sizes of the variable.
+
+    A copy of it is built for a small variable; the optimizer itself stays as it is.
+
+    Args:
+        optimizer: any Keras optimizer.
+
+    Returns:
+        The number, such as 2.0 for Adam; None where it cannot be copied, or says nothing of what it keeps.
+    """
+    given = innermost(optimizer)
+    try:
+        with tf.init_scope():
+            copy = type(given).from_config(given.get_config())
+            variable = tf.Variable(tf.zeros([_SIDE, _SIDE]))
+            copy.build([variable]) if isinstance(copy, _NEW) else copy._create_all_weights([variable])
+    except Exception:
+        # It is a user's class, of which anything may be expected.
+        return None
+    found = copy.variables() if callable(copy.variables) else copy.variables
+    _reported.pop(copy, None)
+    return sum(slot.shape.num_elements() for slot in found if slot.shape.rank) / _SIDE**2
+
+
+def slot_bytes_here() -> int:
+    """Bytes of the slots that the optimizers which were built for variables of this rank have there."""
+    found = 0
+    for optimizer in [optimizer for optimizer, built in _reported.items() if built]:
+        variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+        found += sum(v.shape.num_elements() * v.dtype.size for v in variables if v.shape.rank)
+    return found
 
 
 def is_ready(optimizer: Any) -> bool:

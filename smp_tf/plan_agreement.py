@@ -9,18 +9,18 @@ without gradients                                      it before, or never get i
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from smp_tf import runtime, step_random
 from smp_tf.agreement import require_agreement
+from smp_tf.announce import tell
 from smp_tf.control import allgather_json
 from smp_tf.deadlock import SAME_STEPS
-from smp_tf.errors import RankMismatchError
+from smp_tf.errors import MemoryLimitError, PlacementError, RankMismatchError
 from smp_tf.microbatching import SplitArgument
-from smp_tf.partition.fingerprint import difference, form, outline
+from smp_tf.partition.fingerprint import difference, fingerprint, form, outline
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.report import render
@@ -54,7 +54,8 @@ def agree_on_plan(
         step: name of the step function.
         arguments: its tensor arguments.
         graph: the op graph this rank traced.
-        propose: gives this rank's plan, given the stages of variables that are decided, by index.
+        propose: gives a plan, given the stages of variables that are decided, by index; the first rank's counts, and
+            only that one is asked.
         owners: those that an earlier step decided.
         everywhere: whether all replicas come here now, as they must where owners are decided; else only this one.
 
@@ -63,25 +64,27 @@ def agree_on_plan(
 
     Raises:
         RankMismatchError: a rank traced another step, or was given another batch; the message says which and where.
+        PlacementError: the first rank has no plan; all ranks raise what it says.
     """
     running = runtime.current()
     global _used
-    proposed = propose(owners)
     if running.topology.size == 1:
+        proposed = propose(owners)
         step_random.decide_seed(seed_set_since())
         _used += 1
         return proposed, _used
     words = {argument.name: spec_in_words(argument.spec) for argument in arguments}
     group = CommGroup.WORLD if everywhere else CommGroup.MP_GROUP
     members = running.topology.members(group)
+    own = fingerprint(graph)
     said = {
         "step": step,
         "arguments": words,
         "kinds": {argument.name: kind_in_words(argument.spec) for argument in arguments},
         "programs": _used,
-        "fingerprint": proposed.fingerprint,
+        "fingerprint": own,
         "form": hashlib.sha256("\n".join(form(graph)).encode()).hexdigest(),
-        "plan": proposed.to_json() if running.topology.rank == members[0] else None,
+        "proposal": _proposal(propose, owners) if running.topology.rank == members[0] else None,
         "seed": seed_set_since(),
     }
     doing = f"about to run step {step!r} for the first time on {_in_words(words)}"
@@ -94,8 +97,8 @@ def agree_on_plan(
     _used = 1 + max(other["programs"] for other in heard)
     step_random.decide_seed(heard[0]["seed"])
     name_program(_used, f"{step!r} on {_in_words(words)}")
-    plan = Plan.from_json(heard[0]["plan"])
-    if proposed.fingerprint != plan.fingerprint:
+    plan = _plan_in(heard[0]["proposal"])
+    if own != plan.fingerprint:
         plan = _plan_of_replica(step, propose, {v.index: plan.owners[v.name] for v in graph.variables if v.in_model})
     return plan, _used
 
@@ -146,10 +149,30 @@ def _comparisons(everyone: Mapping[int, Mapping[str, Any]]) -> list[_Comparison]
 
 def _plan_of_replica(step: str, propose: Callable[[Mapping[int, int]], Plan], owners: Mapping[int, int]) -> Plan:
     """The plan of this replica's first rank, for a graph that is not rank 0's, with the owners of rank 0's plan."""
-    plans = allgather_json(
-        propose(owners).to_json(), CommGroup.MP_GROUP, name=f"the plan of step {step!r} for this replica's batches"
-    )
-    return Plan.from_json(plans[0])
+    topology = runtime.current().topology
+    first = topology.rank == topology.members(CommGroup.MP_GROUP)[0]
+    mine = _proposal(propose, owners) if first else None
+    said = allgather_json(mine, CommGroup.MP_GROUP, name=f"the plan of step {step!r} for this replica's batches")
+    return _plan_in(said[0])
+
+
+def _proposal(propose: Callable[[Mapping[int, int]], Plan], owners: Mapping[int, int]) -> dict[str, str]:
+    """A rank's plan, or why it has none, for all that follow it."""
+    try:
+        return {"plan": propose(owners).to_json()}
+    except MemoryLimitError as error:
+        return {"too large": str(error)}
+    except PlacementError as error:
+        return {"refused": str(error)}
+
+
+def _plan_in(proposal: Mapping[str, str]) -> Plan:
+    """The plan of a rank that proposed; its error, where it has none, on every rank."""
+    if "too large" in proposal:
+        raise MemoryLimitError(proposal["too large"])
+    if "refused" in proposal:
+        raise PlacementError(proposal["refused"])
+    return Plan.from_json(proposal["plan"])
 
 
 def agree_on_number(doing: str) -> int:
@@ -195,4 +218,4 @@ def _in_words(arguments: Mapping[str, str]) -> str:
 def show_plan(plan: Plan) -> None:
     """Print the plan as a table, on rank 0."""
     if runtime.current().topology.rank == 0 and plan.stages > 1:
-        print(render(plan), file=sys.stderr, flush=True)
+        tell(render(plan))

@@ -12,13 +12,20 @@ from html import escape
 
 from smp_tf.offline_plan import OfflinePlan, memory_over_time
 from smp_tf.partition.plan import as_bytes
-from smp_tf.partition.report import layer_names
+from smp_tf.partition.report import layer_names, proved, reasons
 from smp_tf.pipeline.task import Kind
 from smp_tf.plan_text import forecast, in_seconds
 
 #: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
 _COLORS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2", "#999999")
-_FORWARD, _BACKWARD, _OTHER = "#56b4e9", "#e69f00", "#009e73"
+#: The tasks of a timeline: color, and what it stands for.
+_TASKS = {
+    Kind.F: ("#56b4e9", "forward"),
+    Kind.B: ("#e69f00", "backward"),
+    Kind.I: ("#e69f00", "backward, what the stage before waits for"),
+    Kind.W: ("#f0e442", "backward, gradients of weights"),
+    Kind.T: ("#009e73", "what needs gradients of several stages"),
+}
 _WIDTH = 1100
 _LEFT = 70
 _LARGEST = 20
@@ -46,18 +53,18 @@ def page(made: OfflinePlan, name: str) -> str:
     """
     plan = made.plan
     balanced = "stored bytes" if plan.objective == "memory" else "time per microbatch"
-    said = f"{plan.stages} partitions, {plan.microbatches} microbatches, {plan.schedule}, balanced by {balanced}"
+    said = f"{plan.stages} partitions, {plan.microbatches} microbatches, {plan.schedule_name}, balanced by {balanced}"
     body = [
         f"<h1>Plan of {escape(name)}</h1>",
         f"<p>{escape(said)}.</p>",
-        _list([*plan.reasons, forecast(made)]),
+        _list([*reasons(plan), *proved(plan), forecast(made)]),
         "<h2>Stages</h2>",
         _stages(made),
         "<h2>Layers</h2>",
         "<p>A column per stage; lines are what one microbatch sends forward.</p>",
         f'<div class="wide">{_layers(made)}</div>',
         "<h2>Timeline of a step</h2>",
-        f"<p>{_mark(_FORWARD)}forward {_mark(_BACKWARD)}backward; the number is the microbatch.</p>",
+        f"<p>{_legend(made)}; the number is the microbatch.</p>",
         f'<div class="wide">{_timeline(made)}</div>',
         "<h2>Memory over a step</h2>",
         f'<div class="wide">{_memory(made)}</div>',
@@ -92,12 +99,24 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _stages(made: OfflinePlan) -> str:
-    heads = ("stage", "layers", "parameters", "weights", "gradients", "slots", "stash", "working", "in all", "time")
+    heads = (
+        "stage",
+        "layers",
+        "parameters",
+        "weights",
+        "gradients",
+        "slots",
+        "stash",
+        "transport",
+        "working",
+        "in all",
+        "time",
+    )
     names = layer_names(made.plan)
     rows = []
     for stage, row in enumerate(made.plan.forecast):
-        parts = (row.weight_bytes, row.gradient_bytes, row.slot_bytes, row.stash_bytes, row.working_bytes)
-        sizes = [as_bytes(part) for part in (*parts, row.stored_bytes)]
+        parts = (row.weight_bytes, row.gradient_bytes, row.slot_bytes, row.stash_bytes, row.transport_bytes)
+        sizes = [as_bytes(part) for part in (*parts, row.working_bytes, row.stored_bytes)]
         mark = _mark(_color(stage)) + str(stage)
         rows.append((mark, escape(names[stage]), f"{row.parameters:,}", *sizes, f"{row.time_share:.0%}"))
     return _table(heads, rows)
@@ -154,6 +173,11 @@ def _short(name: str) -> str:
     return last if len(last) <= 32 else f"…{last[-31:]}"
 
 
+def _legend(made: OfflinePlan) -> str:
+    there = {span.task.kind for spans in made.timeline.spans for span in spans if span.end > span.start}
+    return " ".join(f"{_mark(color)}{words}" for kind, (color, words) in _TASKS.items() if kind in there)
+
+
 def _timeline(made: OfflinePlan) -> str:
     scale = (_WIDTH - _LEFT) / made.timeline.step_time
     shapes = []
@@ -164,7 +188,7 @@ def _timeline(made: OfflinePlan) -> str:
             task = span.task
             if task.kind.is_transfer or span.end <= span.start:
                 continue
-            color = {Kind.F: _FORWARD, Kind.B: _BACKWARD}.get(task.kind, _OTHER)
+            color, _ = _TASKS[task.kind]
             x, wide = _LEFT + span.start * scale, (span.end - span.start) * scale
             told = f"{task}: {in_seconds(span.start)} to {in_seconds(span.end)}"
             shapes.append(

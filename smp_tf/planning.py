@@ -12,20 +12,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from smp_tf.partition.assign import Assignment, Role, assign
-from smp_tf.partition.cost import Costs, estimate, with_measured
-from smp_tf.partition.errors import MemoryLimitError, PlacementError
+from smp_tf.partition.assign import assign
+from smp_tf.partition.cost import Costs, Machine, estimate, with_measured
+from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.fingerprint import fingerprint
-from smp_tf.partition.memory_limit import excess, too_large
-from smp_tf.partition.op_graph import OpGraph, Tensor
-from smp_tf.partition.plan import Plan, StageForecast, as_bytes, make_plan
+from smp_tf.partition.op_graph import ARGUMENT, OpGraph, Tensor
+from smp_tf.partition.place import Placed, place
+from smp_tf.partition.placement import Chain, Placement, Ranks
+from smp_tf.partition.plan import Plan, StageForecast, make_plan
 from smp_tf.partition.plan_file import StoredPlan
-from smp_tf.partition.solve_chain import Chain, ChainSolution, follow_owners, solve_chain
+from smp_tf.partition.solve_chain import follow_owners
+from smp_tf.partition.solve_dag import MOST_CHOICES
 from smp_tf.partition.split import Split, split
 from smp_tf.partition.sums import sum_before_sending
-from smp_tf.partition.units import AFTER_MODEL, Unit, build_units, ordered_by_stage, weight_derived
-from smp_tf.partition.working_set import working_set
-from smp_tf.pipeline.schedule import in_flight
+from smp_tf.partition.units import AFTER_MODEL, Unit, build_units, dependences, ordered_by_stage, weight_derived
+from smp_tf.pipeline.executor import edges_of, plan_program
+from smp_tf.pipeline.schedule import in_flight, program_of
+from smp_tf.pipeline.simulate import ChunkTimes
+from smp_tf.pipeline.step_memory import StepMemory, step_memory
+from smp_tf.pipeline.task import Kind
 
 
 @dataclass(frozen=True)
@@ -35,14 +40,18 @@ class PlacementRequest:
     Args:
         stages: number of stages.
         microbatches: number of microbatches.
-        schedule: name of the schedule.
+        schedule: name or text of the schedule.
         objective: "memory" or "speed".
         slots: optimizer slots per trainable variable, in sizes of the variable.
         samples: samples of a microbatch, where the graph leaves that length open.
         measured: seconds forward and backward of units that were measured, by name.
         default: where the script places all layers, the stage of those it has not placed; else None.
         given: the plan of a file, which leaves no choice; else None.
-        memory_limit: bytes that no stage may need; None for no limit.
+        ranks: how the ranks of the stages differ, and what they may need; None where they are alike, without limit.
+        machine: speeds that costs are estimated by, in times of which those of the ranks are.
+        proof_seconds: for how long to look for a placement that no cut of one order gives; 0 for not at all.
+        thorough: look also where there is little to gain.
+        advise: where nothing fits, look for what would.
         local_outputs: positions of outputs that stay with the stage that makes them.
         composites: positions of outputs that are parts of one composite tensor.
     """
@@ -56,13 +65,30 @@ class PlacementRequest:
     measured: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     default: int | None = None
     given: StoredPlan | None = None
-    memory_limit: int | None = None
+    ranks: Ranks | None = None
+    machine: Machine | None = None
+    proof_seconds: float = 0.0
+    thorough: bool = False
+    advise: bool = True
     local_outputs: frozenset[int] = frozenset()
     composites: Sequence[tuple[int, ...]] = ()
 
+    @property
+    def limits(self) -> tuple[float | None, ...]:
+        """Bytes that each stage may need, or None."""
+        return self.ranks.memory if self.ranks is not None else (None,) * self.stages
 
-#: Cuts to try, each with less memory than the one before, until one keeps within the limit with all that it needs.
-_MOST_CUTS = 8
+
+#: For how long a step looks for a placement that no cut of one order gives, and for a proof that there is none.
+PROOF_SECONDS = 2.0
+#: Units times stages that take no longer than that.
+_QUICK_CHOICES = 2_000
+#: Bytes, and seconds of a step, for which a training does not wait a second longer for its plan.
+_WORTH = {"memory": 2.0**20, "speed": 1e-3}
+
+#: TensorFlow's allocator hands out pieces it has, larger than asked for where a half would not do: of what comes and
+#: goes, this part more (3 to 17 % were seen).
+_ROUNDED_UP = 20
 
 
 def prune(graph: OpGraph) -> OpGraph:
@@ -108,8 +134,8 @@ def units_of(graph: OpGraph) -> tuple[Unit, ...]:
     return (*others, joined)
 
 
-def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
-    """Place the units of a model over the stages.
+def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
+    """Place the units of a model, by what is known of them before the model is cut.
 
     Args:
         graph: the pruned op graph of a step.
@@ -117,73 +143,36 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         owners: stage of variables whose owner an earlier step decided, by index.
 
     Returns:
-        The plan.
+        The plan; what stages receive ahead and work with is not in its forecast.
 
     Raises:
         PlacementError: the model has too few units, it is not the one of the plan that is given, or data would have to
             flow backwards between the owners that an earlier step decided.
-        MemoryLimitError: no plan was found that keeps within the memory limit.
+        MemoryLimitError: some rank would need more than it may.
     """
-    if request.memory_limit is None:
-        return _proposed(graph, request, owners)
-    return _within(graph, request, owners, request.memory_limit)
-
-
-def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], limit: int) -> Plan:
-    """A plan that keeps within the memory limit once it is cut.
-
-    What the solver goes by is known before the cut: weights, gradients, slots and stash. What a stage receives ahead
-    and works with is known after it; where that is too much, the solver is given as much less.
-    """
-    tried: list[Plan] = []
-    allowed = limit
-    while allowed > 0 and len(tried) < _MOST_CUTS:
-        try:
-            plan = _proposed(graph, request, owners, allowed)
-        except MemoryLimitError:
-            break
-        if any(plan.units == other.units for other in tried):
-            break
-        tried.append(_as_cut(graph, request, plan))
-        over = excess(tried[-1], limit)
-        if over <= 0:
-            return _with_price(graph, request, owners, plan, limit)
-        allowed -= over
-    smallest = _proposed(graph, dataclasses.replace(request, objective="memory"), owners)
-    tried.append(_as_cut(graph, request, smallest))
-    if excess(tried[-1], limit) <= 0:
-        plan = dataclasses.replace(smallest, objective=request.objective)
-        return _with_price(graph, request, owners, plan, limit)
-    raise too_large(min(tried, key=lambda plan: excess(plan, limit)), limit)
-
-
-def _as_cut(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Plan:
-    done = cut(graph, plan, request.local_outputs, request.composites)
-    return with_exact_transfers(plan, done, request.samples)
-
-
-def _with_price(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], plan: Plan, limit: int) -> Plan:
-    """The plan, with a word about the memory limit where it would be another one without."""
-    if _proposed(graph, request, owners).units == plan.units:
-        return plan
-    said = f"memory_limit, {as_bytes(limit)} a rank, rules out the cut that would be best otherwise"
-    return dataclasses.replace(plan, reasons=(*plan.reasons, said))
-
-
-def _proposed(
-    graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], memory_limit: int | None = None
-) -> Plan:
     units = units_of(graph)
-    if owners and request.given is None:
+    if request.given is not None:
+        at = {name: position for position, name in enumerate(request.given.units)}
+        units = tuple(
+            dataclasses.replace(unit, index=index)
+            for index, unit in enumerate(sorted(units, key=lambda unit: at[unit.name]))
+        )
+    elif owners:
         units = ordered_by_stage(graph, units, _pins(units, owners))
     costs, known = _costs_of(graph, units, request)
     held = in_flight(request.schedule, request.stages, request.microbatches)
-    pins = _pins(units, owners)
+    gap, without = None, None
     if request.given is not None:
         solution = _as_given(graph, units, costs, request.given, request, owners, held)
         owners = {**solution.owners, **owners}
     else:
-        solution = _solve(units, costs, request, owners, pins, held, memory_limit)
+        placed = _solve(graph, units, costs, request, owners, held)
+        solution, gap, without = placed.placement, placed.gap, placed.without
+        if any(later < stage for stage, later in pairwise(solution.stage_of)):
+            units = ordered_by_stage(graph, units, solution.stage_of)
+            costs, known = _costs_of(graph, units, request)
+            chain = Chain.of([unit.name for unit in units], sorted(solution.stage_of), costs)
+            solution = follow_owners(chain, request.stages, solution.owners, request.microbatches, held, request.ranks)
     plan = make_plan(
         graph,
         units,
@@ -195,7 +184,12 @@ def _proposed(
         objective=request.objective,
         fingerprint=fingerprint(graph),
         owners=owners,
+        gap=gap,
+        speed=request.ranks.speed if request.ranks is not None else None,
     )
+    if without is not None:
+        said = f"no more is proved of this placement: {without}"
+        plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
     if request.given is not None:
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, "the placement is that of the plan that was loaded"))
     if known:
@@ -217,38 +211,49 @@ def costs_of(graph: OpGraph, request: PlacementRequest) -> tuple[tuple[Unit, ...
 
 def _costs_of(graph: OpGraph, units: Sequence[Unit], request: PlacementRequest) -> tuple[Costs, int]:
     """The costs, and how many of the units were measured."""
-    costs = estimate(graph, units, slots=request.slots, microbatches=request.microbatches, unknown=request.samples)
+    costs = estimate(
+        graph,
+        units,
+        slots=request.slots,
+        microbatches=request.microbatches,
+        machine=request.machine,
+        unknown=request.samples,
+    )
     return with_measured(costs, units, request.measured)
 
 
 def _solve(
+    graph: OpGraph,
     units: Sequence[Unit],
     costs: Costs,
     request: PlacementRequest,
     owners: Mapping[int, int],
-    pins: Sequence[int | None],
     held: Sequence[int],
-    memory_limit: int | None,
-) -> ChainSolution:
+) -> Placed:
+    pins = _pins(units, owners)
     placed = _placed_by_script(units, request)
     asked = [stage if pin is None else pin for stage, pin in zip(placed, pins, strict=True)]
     chain = Chain.of([unit.name for unit in units], asked, costs)
     decided = any(pin is not None for pin in pins)
     if not decided or any(pin is None and unit.variables for unit, pin in zip(units, pins, strict=True)):
         try:
-            return solve_chain(
+            return place(
                 chain,
+                dependences(graph, [unit.nodes for unit in units]).edges,
                 request.stages,
                 objective=request.objective,
                 microbatches=request.microbatches,
                 in_flight=held,
-                memory_limit=memory_limit,
+                ranks=request.ranks,
+                seconds=0.0 if decided else request.proof_seconds,
+                worth=0.0 if request.thorough else _WORTH.get(request.objective, 0.0),
+                most_choices=MOST_CHOICES if request.thorough else _QUICK_CHOICES,
             )
         except PlacementError:
             if not decided:
                 raise
     # What an earlier step decided leaves no choice; a step that uses a part of the models leaves stages empty.
-    return follow_owners(chain, request.stages, owners, request.microbatches)
+    return Placed(follow_owners(chain, request.stages, owners, request.microbatches, ranks=request.ranks), None)
 
 
 def _as_given(
@@ -259,7 +264,7 @@ def _as_given(
     request: PlacementRequest,
     owners: Mapping[int, int],
     held: Sequence[int],
-) -> ChainSolution:
+) -> Placement:
     """What a plan file says of the units, all of which it names, in order.
 
     Raises:
@@ -295,7 +300,7 @@ def _as_given(
                     f"not use it. Those of partitions {' and '.join(map(str, used_on))} do."
                 )
     chain = Chain.of([unit.name for unit in units], placed, costs)
-    return follow_owners(chain, request.stages, decided, request.microbatches, held)
+    return follow_owners(chain, request.stages, decided, request.microbatches, held, request.ranks)
 
 
 def _placed_by_script(units: Sequence[Unit], request: PlacementRequest) -> list[int | None]:
@@ -384,7 +389,9 @@ def cut(
         named = {graph.nodes[number].name: stage for number, stage in stage_of.items()}
         again = {number: named[node.name] for number, node in enumerate(summed.nodes) if node.name in named}
         assignment = assign(summed, plan.stages, again, owners)
-    return split(assignment, local_outputs, composites)
+    program = program_of(plan.schedule, plan.stages, plan.microbatches)
+    in_two = [stage for stage, tasks in enumerate(program) if any(task.kind is Kind.W for task in tasks)]
+    return split(assignment, local_outputs, composites, cut_backward=in_two)
 
 
 def with_exact_transfers(plan: Plan, done: Split, samples: int = 1) -> Plan:
@@ -395,11 +402,18 @@ def with_exact_transfers(plan: Plan, done: Split, samples: int = 1) -> Plan:
         done: the step, cut by it.
         samples: samples of a microbatch, where the graph leaves that length open.
     """
-    forecast = tuple(_exact(stage, row, done, samples) for stage, row in enumerate(plan.forecast))
+    program, edges = plan_program(done, plan.schedule, plan.microbatches), edges_of(done)
+    # A backward pass takes about twice the time of the forward pass; a stage whose time nobody knows takes some.
+    times = [ChunkTimes(share, share, share) for share in (max(row.time_share, 0.001) for row in plan.forecast)]
+    held = step_memory(done, program, edges, times, samples)
+    batch = plan.microbatches * sum(
+        kind.nbytes(samples) for node in done.graph.nodes if node.op == ARGUMENT for kind in node.outputs
+    )
+    forecast = tuple(_exact(stage, row, done, held[stage], batch, samples) for stage, row in enumerate(plan.forecast))
     return dataclasses.replace(plan, forecast=forecast)
 
 
-def _exact(stage: int, row: StageForecast, done: Split, samples: int) -> StageForecast:
+def _exact(stage: int, row: StageForecast, done: Split, held: StepMemory, batch: int, samples: int) -> StageForecast:
     graph = done.graph
 
     def nbytes(tensors: Iterable[Tensor | None]) -> int:
@@ -408,21 +422,16 @@ def _exact(stage: int, row: StageForecast, done: Split, samples: int) -> StageFo
     sent = [t for t in done.transfers if t.src_stage == stage and not t.once_per_step and t.tensor is not None]
     forward = [t for t in sent if t.dst_stage > stage]
     backward = [t for t in sent if t.dst_stage < stage]
-    received = [t.tensor for t in done.transfers if t.dst_stage == stage and not t.once_per_step]
-    stash = nbytes(t for t in done.stash(stage) if not _is_weight(done.assignment, t.node))
-    summed = [t for o in done.outputs if o.is_summed for t in o.summands or (o.tensor,)]
-    working = [working_set(graph, s, summed, samples) for (of, _), s in done.segments.items() if of == stage]
+    # The optimizer works when the stash is gone, and beside the sums of the gradients makes as much once more: their
+    # averages, and what it adds to a weight.
+    working = batch + max(held.working, row.gradient_bytes - held.stash - held.transport)
     return dataclasses.replace(
         row,
-        stash_bytes=stash * row.in_flight,
-        working_bytes=nbytes(received) + max(working, default=0),
+        stash_bytes=held.stash,
+        transport_bytes=held.transport,
+        working_bytes=working + (held.stash + held.transport + working) // _ROUNDED_UP,
         sent_forward=nbytes(t.tensor for t in forward),
         sent_backward=nbytes(t.tensor for t in backward),
         messages_forward=len(forward),
         messages_backward=len(backward),
     )
-
-
-def _is_weight(assignment: Assignment, node: int) -> bool:
-    place = assignment.places[node]
-    return place.role is Role.HOME and assignment.graph.nodes[node].op == "ReadVariableOp"

@@ -1,10 +1,21 @@
-"""`model.profile`: time every unit of a model on example inputs, for the plan that its first step makes."""
+"""`model.profile`: time every unit of a model on example inputs, for the plan that its first step makes.
+
+rank 0                      rank 1
+are the times known? ─────▶ all ranks hear of it
+unit 0 ready                unit 1 ready
+────────── wait for each other ──────────
+unit 0 measured             unit 1 measured       at the same time, as they run in training
+unit 2 ...                  unit 3 ...
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import inspect
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,15 +24,21 @@ from rich.progress import Progress
 
 from smp_tf import planning, runtime
 from smp_tf.announce import announce
-from smp_tf.control import broadcast_json
+from smp_tf.control import agree, allgather_json, barrier, broadcast_json
 from smp_tf.errors import PlacementError, StepError
 from smp_tf.model import DistributedModel, keras_model_of
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.pipeline import profile as measuring
+from smp_tf.partition.cost import Costs, estimate
+from smp_tf.partition.fingerprint import fingerprint
+from smp_tf.partition.split import Split
+from smp_tf.partition.units import Unit
+from smp_tf.pipeline.made_up import Surroundings
+from smp_tf.pipeline.profile import ReadyUnit, make_ready
+from smp_tf.profile_cache import Hardware, Profile, ProfileCache, this_hardware
 from smp_tf.step import step
 from smp_tf.step_trace import StepTrace
 
-_MEASURER = 0
+#: Seconds forward and backward of a microbatch, by unit.
+Times = dict[str, tuple[float, float]]
 
 
 def profile(model: DistributedModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -34,6 +51,7 @@ def profile(model: DistributedModel, inputs: tuple[Any, ...], kwargs: dict[str, 
 
     Raises:
         StepError: the model has run a step already, or gives nothing that has a gradient.
+        RankMismatchError: the ranks do not profile the same model.
     """
     running = runtime.current()
     if not tf.executing_eagerly():
@@ -49,12 +67,189 @@ def profile(model: DistributedModel, inputs: tuple[Any, ...], kwargs: dict[str, 
         kwargs = {**kwargs, "training": True}
     # All ranks trace, since the model makes its variables meanwhile, and in the same order on all.
     traced = forward_backward(model).trace(*inputs, **kwargs)
-    measured: dict[str, tuple[float, float]] = {}
-    if running.topology.rank == _MEASURER:
-        tensors = tf.nest.flatten((inputs, kwargs), expand_composites=True)
-        measured = _measure(model, traced, [tf.convert_to_tensor(t) for t in tensors if _is_tensor(t)])
-    told = broadcast_json(measured, _MEASURER, name=f"profiling model {model.name!r}")
-    model._smp_store.measured = {name: (forward, backward) for name, (forward, backward) in told.items()}
+    given = tf.nest.flatten((inputs, kwargs), expand_composites=True)
+    tensors = [tf.convert_to_tensor(t) for t in given if _is_tensor(t)]
+    samples = samples_in(tensors)
+    times = _known_or_measured(model.name, traced, tensors, samples)
+    model._smp_store.measured = {name: (ahead / samples, back / samples) for name, (ahead, back) in times.items()}
+
+
+def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tensor], samples: int) -> Times:
+    """The times of a kept profile, or of one that is measured and kept now; the same on all ranks."""
+    topology = runtime.current().topology
+    hardware, cache, digest = this_hardware(topology.local_size), ProfileCache(), fingerprint(traced.graph)
+    found = None
+    for kind in hardware_alike(hardware, topology.local_size) if topology.rank == 0 else ():
+        found = found or cache.find(digest, samples, kind)
+        _say(cache.trouble)
+    known = broadcast_json(found and found.times, 0, name=f"profiling model {model!r}")
+    if known is not None:
+        announce(already_known(model, hardware), topology.rank)
+        return {name: (ahead, back) for name, (ahead, back) in known.items()}
+    try:
+        units, cut = planning.cut_into_units(traced.graph)
+    except PlacementError as error:
+        announce(f"Model {model!r} could not be profiled; the plan goes by estimates. {error}", topology.rank)
+        return {}
+    times = _measured_by_all(model, traced, units, cut, tensors, samples)
+    if topology.rank == 0 and len(times) == len(units):
+        cache.keep(new_profile(model, digest, samples, hardware, times))
+        _say(cache.trouble)
+    return times
+
+
+def hardware_alike(here: Hardware, processes: int) -> list[Hardware]:
+    """As what a machine may have been measured, the likest to a training first: processes that share its cores.
+
+    Args:
+        here: the machine, as this process has it.
+        processes: how many share it in the training.
+    """
+    threads = max(1, here.cores // processes)
+    shared = dataclasses.replace(here, threads=threads, processes=processes)
+    alone = dataclasses.replace(here, processes=1)
+    others = [dataclasses.replace(alone, threads=count) for count in (threads, 0)]
+    return list(dict.fromkeys([dataclasses.replace(here, processes=processes), shared, *others]))
+
+
+def already_known(model: str, hardware: Hardware) -> str:
+    """What is said where nothing needs to be measured."""
+    return f"The times of model {model!r} on {hardware.device} are known from an earlier profile; nothing is measured."
+
+
+def new_profile(
+    model: str, digest: str, samples: int, hardware: Hardware, times: Mapping[str, tuple[float, float]]
+) -> Profile:
+    """A profile to keep.
+
+    Args:
+        model: its name.
+        digest: fingerprint of the graph.
+        samples: samples of the microbatch that was measured.
+        hardware: where.
+        times: of all units.
+    """
+    return Profile(1, model, digest, samples, hardware, dict(times))
+
+
+def _say(trouble: str) -> None:
+    if trouble:
+        announce(trouble, runtime.current().topology.rank)
+
+
+def _measured_by_all(
+    model: str, traced: StepTrace, units: Sequence[Unit], cut: Split, tensors: Sequence[tf.Tensor], samples: int
+) -> Times:
+    """Every replica measures all units, each of its ranks a share of them, all ranks at the same time."""
+    topology = runtime.current().topology
+    what = f"profiling the {len(units)} units of model {model!r}"
+    names = hashlib.sha256(repr([unit.name for unit in units]).encode()).hexdigest()[:16]
+    agree(what, {"units": len(units), "names": names}, hint="Every rank must profile the same model.")
+    costs = estimate(traced.graph, units, unknown=samples)
+    told = broadcast_json(shares(costs, topology.mp_size), 0, name=what)
+    rounds, mine = max(map(len, told)), told[topology.mp_rank]
+    around = surroundings(traced, tensors)
+    measured: Times = {}
+    failed: dict[str, str] = {}
+    with progress_of(what, topology.rank) as progress:
+        for turn in range(rounds):
+            unit = units[mine[turn]] if turn < len(mine) else None
+            ready = _ready(cut, unit, around, failed) if unit is not None else None
+            # Ranks that share a host slow each other down in training too: none is measured alone.
+            barrier(name=what)
+            if ready is not None and unit is not None:
+                measured[unit.name] = as_forward_and_backward(ready)
+            del ready
+            progress(turn + 1, rounds)
+    said = allgather_json([measured, failed], name=what)
+    for name, why in {name: why for _, reasons in said for name, why in reasons.items()}.items():
+        announce(f"Unit {name!r} could not be measured; the plan goes by an estimate for it. {why}", topology.rank)
+    all_of: dict[str, list[Sequence[float]]] = {}
+    for of_rank, _ in said:
+        for name, pair in of_rank.items():
+            all_of.setdefault(name, []).append(pair)
+    return {
+        name: (statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs))
+        for name, pairs in sorted(all_of.items())
+    }
+
+
+def _ready(cut: Split, unit: Unit, around: Surroundings, failed: dict[str, str]) -> ReadyUnit | None:
+    """A unit, ready to be measured; None where TensorFlow cannot run it, noting why."""
+    try:
+        return make_ready(cut, unit.index, around)
+    except tf.errors.OpError as error:
+        failed[unit.name] = f"{type(error).__name__}: {error.message.splitlines()[0]}"
+        return None
+
+
+def measure_alone(
+    traced: StepTrace, tensors: Sequence[tf.Tensor], progress: Callable[[int, int], None] = lambda done, of: None
+) -> tuple[Times, dict[str, str]]:
+    """Measure every unit of a model in this one process.
+
+    Args:
+        traced: the model, traced by `forward_backward`.
+        tensors: the values of its tensor arguments.
+        progress: told how many units are done, of how many.
+
+    Returns:
+        The times of the units, and why others have none.
+
+    Raises:
+        PlacementError: a cut goes through something that cannot be cut.
+    """
+    units, cut = planning.cut_into_units(traced.graph)
+    around = surroundings(traced, tensors)
+    measured: Times = {}
+    failed: dict[str, str] = {}
+    for unit in units:
+        ready = _ready(cut, unit, around, failed)
+        if ready is not None:
+            measured[unit.name] = as_forward_and_backward(ready)
+        del ready
+        progress(unit.index + 1, len(units))
+    return measured, failed
+
+
+def as_forward_and_backward(ready: ReadyUnit) -> tuple[float, float]:
+    """Seconds forward and backward of a unit: its first sweep, and all others."""
+    seconds = ready.measure()
+    return seconds.get(0, 0.0), sum(taken for sweep, taken in seconds.items() if sweep)
+
+
+def shares(costs: Costs, ranks: int) -> list[list[int]]:
+    """Which units each rank measures: about as long for every rank, by the estimates.
+
+    Args:
+        costs: of all units.
+        ranks: ranks of a replica.
+
+    Returns:
+        Per rank the indices of its units, the dearest first: units that are measured at the same time are much alike.
+    """
+    found: list[list[int]] = [[] for _ in range(ranks)]
+    order = sorted(range(len(costs.units)), key=lambda u: (-_seconds(costs, u), u))
+    for place, unit in enumerate(order):
+        turn, rank = divmod(place, ranks)
+        found[rank if turn % 2 == 0 else ranks - 1 - rank].append(unit)
+    return found
+
+
+def _seconds(costs: Costs, unit: int) -> float:
+    return costs.units[unit].time_forward + costs.units[unit].time_backward
+
+
+def surroundings(traced: StepTrace, tensors: Sequence[tf.Tensor]) -> Surroundings:
+    """What a traced model is given from outside: tensors, captures, and variables of the script."""
+    variables = enumerate(traced.lowered.variables)
+    own = {n: variable for n, variable in variables if not traced.graph.variables[n].in_model}
+    return Surroundings(tensors, traced.lowered.captures, own)
+
+
+def samples_in(tensors: Sequence[tf.Tensor]) -> int:
+    """Samples in example inputs: the length of the first one that has any."""
+    return next((int(tensor.shape[0]) for tensor in tensors if tensor.shape.rank), 1) or 1
 
 
 def _is_tensor(value: Any) -> bool:
@@ -92,35 +287,17 @@ def forward_backward(model: DistributedModel, loss: Callable[[Any], tf.Tensor] |
     return forward_and_backward
 
 
-def _measure(model: DistributedModel, traced: StepTrace, tensors: list[tf.Tensor]) -> dict[str, tuple[float, float]]:
-    graph = traced.graph
-    try:
-        units, cut = planning.cut_into_units(graph)
-    except PlacementError as error:
-        announce(f"Model {model.name!r} could not be profiled; the plan goes by estimates. {error}", _MEASURER)
-        return {}
-    own = {n: v for n, v in enumerate(traced.lowered.variables) if not graph.variables[n].in_model}
-    with _progress(f"profiling the {len(units)} units of model {model.name!r}") as progress:
-        seconds = measuring.profile(cut, tensors, traced.lowered.captures, own, progress)
-    samples = _samples(graph, tensors)
-    found = {}
-    for unit in units:
-        forward = seconds.get((unit.index, 0), 0.0)
-        backward = sum(taken for (stage, sweep), taken in seconds.items() if stage == unit.index and sweep)
-        found[unit.name] = (forward / samples, backward / samples)
-    return found
-
-
-def _samples(graph: OpGraph, tensors: list[tf.Tensor]) -> int:
-    """Samples in the example inputs: the length of the first one that has any."""
-    return next((int(tensor.shape[0]) for tensor in tensors if tensor.shape.rank), 1) or 1
-
-
 @contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress_of(what: str, rank: int) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on rank 0's terminal; without one, a line.
+
+    Args:
+        what: is being done.
+        rank: this process's world rank.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
-        announce(f"{what} ...", _MEASURER)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        announce(f"{what} ...", rank)
+    with Progress(console=console, transient=True, disable=not console.is_terminal or rank != 0) as bar:
         task = bar.add_task(what)
         yield lambda done, of: bar.update(task, completed=done, total=of)

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import pending_restore, runtime, step_random
+from smp_tf import first_steps, pending_restore, runtime, step_random
 from smp_tf.data_parallel import sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.input_check import add_input_check
@@ -75,6 +75,7 @@ class SplitProgram:
         plan: the plan by which the step was cut.
         then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
         keeps_gradients: whether gradients are kept for each microbatch beside their sum.
+        expected: how long a step should take by its plan, where that is to be told.
     """
 
     name: str
@@ -88,6 +89,7 @@ class SplitProgram:
     plan: Plan
     then: Callable[[Any], Any] | None = None
     keeps_gradients: bool = False
+    expected: first_steps.Expected | None = None
     _eager: Any = field(default=None, init=False)
     _layout: _Flat | None = field(default=None, init=False)
 
@@ -155,6 +157,8 @@ class SplitProgram:
             add_input_check(
                 self.name, self.arguments, tensors, results.step, program.number, program.ranks, program.stage
             )
+        if any(output.is_gradient for output in program.split.outputs):
+            first_steps.watch(program.number, self.plan, self.expected)
         accumulated, total = results.accumulated, _total(weights)
         if replicas > 1 and any(output.is_gradient for output in program.split.outputs):
             # Not by the program's number: replicas with batches of other sizes run programs of other numbers.

@@ -14,10 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import partition_file, pending_restore, planning, runtime, step_random, variables
+from smp_tf import first_steps, partition_file, pending_restore, planning, proposal, runtime, step_random, variables
 from smp_tf.announce import announce
 from smp_tf.argument_structure import fill
 from smp_tf.errors import StepError
+from smp_tf.gather import WRITER
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.microbatching import (
     SplitArgument,
@@ -28,12 +29,18 @@ from smp_tf.microbatching import (
     with_pieces,
 )
 from smp_tf.model import DistributedModel
+from smp_tf.optimizer_state import slots_of
 from smp_tf.output_positions import composites_of, local_outputs_of
 from smp_tf.partition.lower import Lowered
 from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.placement import Ranks
+from smp_tf.partition.plan import Plan
+from smp_tf.partition.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
 from smp_tf.pipeline.executor import build_stage_program, plan_program
+from smp_tf.pipeline.schedule import is_named
 from smp_tf.plan_agreement import agree_on_plan, show_plan
+from smp_tf.plan_timeline import timeline_of
 from smp_tf.result_structure import pack
 from smp_tf.sliced_objects import ObjectTensors
 from smp_tf.split_program import SplitProgram
@@ -47,6 +54,9 @@ from smp_tf.xla_report import report_uncompiled
 
 # A user's tf.function calls a step and its outputs; AutoGraph has nothing to convert in them.
 leave_unconverted("smp_tf")
+
+#: Slots per variable of an optimizer that nobody knows before it is applied: as many as Adam has.
+_USUAL_SLOTS = 2.0
 
 _hooks: list[Callable[[], Any]] = []
 
@@ -228,18 +238,19 @@ class Step:
         request = planning.PlacementRequest(
             stages,
             microbatches,
-            config.pipeline,
+            _schedule_for(graph, config.pipeline),
             config.optimize,
-            2.0,
+            _slots_of(models),
             samples,
             measured,
             by_hand,
             given=partition_file.given_for(self.name, graph) if decides else None,
-            memory_limit=config.memory_limit,
+            ranks=Ranks.alike(stages, config.memory_limit),
+            proof_seconds=planning.PROOF_SECONDS,
             local_outputs=local_outputs_of(lowered.results, self._options.local_outputs),
             composites=composites_of(lowered.results),
         )
-        propose = functools.partial(planning.propose, graph, request)
+        propose = functools.partial(proposal.propose, graph, request)
         if stages == microbatches == running.topology.size == 1 and not (is_random or xla):
             if config.memory_limit is not None:
                 propose(owners)
@@ -271,7 +282,7 @@ class Step:
             cut,
             stage,
             ranks,
-            plan_program(cut, config.pipeline, microbatches),
+            plan_program(cut, plan.schedule, microbatches),
             number,
             mine,
             keep=frozenset(range(len(cut.outputs))) if self._options.keep_gradients else frozenset(),
@@ -294,6 +305,7 @@ class Step:
             plan=plan,
             then=self._then,
             keeps_gradients=self._options.keep_gradients,
+            expected=_expected(graph, request, plan, cut) if decides and running.topology.rank == WRITER else None,
         )
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:
@@ -360,6 +372,23 @@ class Step:
         bound = self._signature.bind_partial()
         bound.arguments.update(filled)
         return pack(body(*bound.args, **bound.kwargs), self.name)
+
+
+def _expected(graph: OpGraph, request: planning.PlacementRequest, plan: Plan, cut: Split) -> first_steps.Expected:
+    """How long a step should take, by the costs of its units."""
+    timeline = timeline_of(plan, *planning.costs_of(graph, request), cut, request.samples, request.ranks)
+    return first_steps.Expected(timeline.step_time, bool(request.measured))
+
+
+def _schedule_for(graph: OpGraph, asked: str) -> str:
+    """The schedule of a step: one that was written down is for one number of microbatches, and for training."""
+    return asked if is_named(asked) or any(node.backward for node in graph.nodes) else "simple"
+
+
+def _slots_of(models: Sequence[Any]) -> float:
+    """Slots per variable of the optimizers that models were compiled with; others are unknown until they are used."""
+    known = [slots_of(model.optimizer) for model in models if getattr(model, "optimizer", None) is not None]
+    return max([slots for slots in known if slots is not None], default=_USUAL_SLOTS)
 
 
 def _owners_decided(lowered: Lowered) -> dict[int, int]:

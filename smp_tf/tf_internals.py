@@ -73,6 +73,20 @@ def set_keras_seed_generator(generator: Any) -> None:
     backend._SEED_GENERATOR.generator = generator
 
 
+def peak_memory() -> int | None:
+    """Bytes that TensorFlow's allocator has given out at most: on the GPU, where there is one.
+
+    Returns:
+        Bytes; None where it has counted none: on a CPU without oneDNN. With oneDNN it counts what has 256 KiB or
+        more.
+    """
+    gpus = tf.config.list_logical_devices("GPU")
+    try:
+        return int(tf.config.experimental.get_memory_info(gpus[0].name if gpus else "CPU:0")["peak"]) or None
+    except (ValueError, tf.errors.OpError):
+        return None
+
+
 @contextlib.contextmanager
 def op_seeds_from(source: Callable[[int | None], OpSeeds]) -> Iterator[None]:
     """Within this context, stateful random ops are made with the seeds that a function gives them.

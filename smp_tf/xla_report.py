@@ -7,8 +7,6 @@ from smp_tf.announce import announce
 from smp_tf.control import allgather_json
 from smp_tf.pipeline.executor import StageProgram
 
-_SWEEPS = {0: "forward pass", 1: "backward pass"}
-
 
 def report_uncompiled(step: str, program: StageProgram) -> None:
     """Say which parts of a step run without XLA, and why; every rank calls it.
@@ -18,8 +16,8 @@ def report_uncompiled(step: str, program: StageProgram) -> None:
         program: what this rank runs of it.
     """
     mine = {
-        f"the {_SWEEPS.get(sweep, f'sweep {sweep}')} of stage {program.stage}": function.uncompiled
-        for sweep, function in sorted(program.functions.items())
+        f"{_in_words(sweep, part)} of stage {program.stage}": function.uncompiled
+        for (sweep, part), function in sorted(program.functions.items())
         if function.uncompiled is not None
     }
     everyone = allgather_json(mine, name=f"what XLA compiles of step {step!r}")
@@ -31,3 +29,9 @@ def report_uncompiled(step: str, program: StageProgram) -> None:
             f"xla is true, but XLA cannot compile all of step {step!r}. These parts run without it: {listed}",
             runtime.current().topology.rank,
         )
+
+
+def _in_words(sweep: int, part: int) -> str:
+    if sweep > 1:
+        return f"the sweep {sweep}"
+    return ("the backward pass" if not part else "the backward pass of the weights") if sweep else "the forward pass"

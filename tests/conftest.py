@@ -29,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     # TensorFlow reads it when it is imported, which some test modules do before they import smp_tf.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    # What one test measures is nothing to the next, nor to the user.
+    os.environ["SMP_TF_PROFILES"] = "off"
     quick_import.install()
     config.addinivalue_line("markers", "distributed: starts several processes with horovodrun")
     config.addinivalue_line("markers", "full: the whole grid of settings; only with --full")

@@ -21,11 +21,13 @@ class LaunchedCase:
     environment: tuple[tuple[str, str], ...] = ()
     deadline: float = 60.0
     fresh: bool = False
+    #: Cases of other groups have processes of their own: of many long ones, some end before the others.
+    group: int = 0
 
     @property
     def launch_key(self) -> tuple[object, ...]:
         """Cases with the same key share their processes."""
-        return (self.size, self.module, self.environment, self.deadline, self.fresh)
+        return (self.size, self.module, self.environment, self.deadline, self.fresh, self.group)
 
 
 @dataclass

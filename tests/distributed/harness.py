@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,13 +183,17 @@ def launch(
     return results
 
 
-def on_marker(text: str, act: Callable[[Job, Line], None], rank: int | None = None) -> Callable[[Job, Line], None]:
-    """Returns an `on_line` that acts once, when the text is first printed (by one rank, or any)."""
-    waiting = [True]
+def on_marker(
+    text: str, act: Callable[[Job, Line], None], ranks: Collection[int] = frozenset()
+) -> Callable[[Job, Line], None]:
+    """Returns an `on_line` that acts once, when these ranks, or any where none is named, have printed the text."""
+    waiting = [set(ranks) or {None}]
 
     def on_line(job: Job, line: Line) -> None:
-        if waiting[0] and text in line.text and rank in (None, line.rank):
-            waiting[0] = False
+        if text not in line.text or not waiting[0]:
+            return
+        waiting[0] -= {line.rank, None}
+        if not waiting[0]:
             act(job, line)
 
     return on_line

@@ -289,6 +289,13 @@ def two_branches(base: type) -> tf_keras.Model:
     return tf_keras.Model([left, right], [classes, value], name="two_branches")
 
 
+def side_by_side(base: type) -> tf_keras.Model:
+    """Four branches, small and large in turns: best placed as no cut of their order places them."""
+    x = layers.Input((8,))
+    ends = [layers.Dense(width, activation="tanh")(x) for width in (32000, 16000, 32000, 16000)]
+    return tf_keras.Model(x, layers.Add()([layers.Dense(5)(end) for end in ends]))
+
+
 def _two_branches_batch(step: int) -> Batch:
     random = _random(step)
     return (
@@ -514,6 +521,7 @@ MODELS: dict[str, ZooModel] = {
         _entry("custom_gradient", custom_gradient, _features(8, classes=5), form="subclass"),
         _entry("ragged_batch", mlp, _features(8, classes=5, samples=10), form="subclass"),
         _entry("clipped_gradients", mlp, _features(8, classes=5), form="subclass", clip=0.2),
+        _entry("side_by_side", side_by_side, _features(8, classes=5)),
         _entry("dropout", dropout, _features(8, classes=5)),
     )
 }

@@ -74,6 +74,7 @@ def test_layers_placed_by_hand() -> None:
     ]
 
 
+@pytest.mark.full
 def test_checkpoints_and_a_profile(tmp_path: Path) -> None:
     def run_until(epochs: int, size: int, folder: str) -> list[str]:
         config = json.dumps({"microbatches": 4, "partitions": size})
@@ -94,6 +95,7 @@ def test_checkpoints_and_a_profile(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_text_classifier_with_dropout_and_clipped_gradients() -> None:
     """Clipping failed for every model, and the seed set after `smp.init` was not that of the dropout masks."""
     alone, split = run(1, "text", launched=False), run(2, "text")

@@ -93,7 +93,7 @@ def check(size: int, models: Sequence[RandomModel], record: Callable[[str, objec
 
 @pytest.mark.distributed
 def test_random_models_are_trained_as_in_one_process(record_property: Callable[[str, object], None]) -> None:
-    check(4, drawn(4, (2, 4)), record_property)
+    check(4, drawn(2, (2, 4)), record_property)
 
 
 @pytest.mark.full

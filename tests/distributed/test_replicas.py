@@ -65,7 +65,7 @@ def launches() -> Launches:
     return Launches()
 
 
-@pytest.mark.parametrize(("partitions", "replicas"), [(1, 2), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("partitions", "replicas"), [(1, 2), (2, 2), pytest.param(3, 2, marks=pytest.mark.full)])
 def test_weights_are_those_of_one_process(launches: Launches, partitions: int, replicas: int) -> None:
     """Horovod once refused float32 gradients: the sum of their weights is a float64; and sparse ones were refused.
 

@@ -158,8 +158,9 @@ def _import_what_ranks_need() -> None:
 
     # Keras is imported when it is first asked for.
     tf.keras.layers.Layer  # noqa: B018
-    # Ranks share the memory of what nobody looks for garbage among.
+    # Ranks share the memory of what nobody looks for garbage among. They look seldom: what tracing makes stays.
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ import pytest
 import smp_tf
 from smp_tf import errors
 from smp_tf.pipeline.draw import draw
-from smp_tf.pipeline.schedule import build
+from smp_tf.pipeline.schedule import SCHEDULES, build
+from smp_tf.pipeline.schedule_file import load_schedule
 from smp_tf.pipeline.simulate import ChunkTimes, simulate
 from tests.docs.pages import DOCS, ROOT, blocks, page
 
@@ -70,6 +71,38 @@ def test_schedules_are_drawn_as_they_are() -> None:
     for kind, stages, microbatches, drawn in shown:
         timeline = simulate(build(kind, stages=int(stages), microbatches=int(microbatches)), times)
         assert drawn == "\n".join(line.rstrip() for line in draw(timeline).splitlines())
+
+
+def test_the_page_of_schedules_draws_them_all() -> None:
+    pattern = r"<!-- schedule: (\w+) (\d+) (\d+) -->\n```text\n(.*?)\n```"
+    shown = re.findall(pattern, page("docs/schedules.md"), re.DOTALL)
+    assert [kind for kind, *_ in shown] == list(SCHEDULES)
+    for kind, stages, microbatches, drawn in shown:
+        timeline = simulate(build(kind, stages=int(stages), microbatches=int(microbatches)))
+        assert drawn == "\n".join(line.rstrip() for line in draw(timeline).splitlines())
+
+
+def test_the_page_of_schedules_has_their_numbers() -> None:
+    table = page("docs/schedules.md").split("<!-- numbers -->\n")[1].split("\n\n")[0].splitlines()
+    told = set()
+    for line in table[2:]:
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        kind = name.split("`")[1]
+        told.add(kind)
+        chunks = int(name.split("v = ")[1]) if "v = " in name else SCHEDULES[kind].chunks_per_rank
+        expected = []
+        for stages, microbatches in ((4, 8), (8, 32)):
+            program = build(kind, stages, microbatches, chunks)
+            timeline = simulate(program, ChunkTimes(1 / chunks, 1 / chunks, 1 / chunks))
+            share = f"{100 * timeline.bubble_ratio:.1f} %"
+            expected += [f"{timeline.step_time:g}", share, f"{max(timeline.peak_activations()):g}"]
+        assert cells == expected
+    assert told == set(SCHEDULES)
+
+
+def test_the_schedule_shown_can_be_loaded() -> None:
+    [shown] = [text for text in blocks("text", page("docs/schedules.md")) if "# rank 0" in text]
+    assert load_schedule(shown, 2, 3) == build("interleaved", 2, 3)
 
 
 def test_the_table_of_bubbles() -> None:

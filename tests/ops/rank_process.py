@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,32 @@ def leave_in_order(rank: Rank) -> None:
     transport.end_step(PROGRAM)
     transport.goodbye()
     transport.close()
+
+
+def await_steps(rank: Rank) -> None:
+    """A thread waits for steps that the main thread begins and ends, and at last for one that never comes."""
+    transport = rank.transport
+    found: list[bool] = []
+
+    def wait() -> None:
+        for step, ended in ((4, False), (4, True), (2, True), (9, False)):
+            found.append(transport.await_step(PROGRAM, step, ended=ended))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    for act in (
+        lambda: transport.begin_step(PROGRAM + 1, 9),
+        lambda: transport.begin_step(PROGRAM, 3),
+        lambda: transport.begin_step(PROGRAM, 4),
+        lambda: transport.end_step(PROGRAM),
+        transport.stop_awaiting,
+    ):
+        act()
+        rank.tell(
+            "now", reached=[transport.await_step(PROGRAM, 4, ended=ended, timeout=0.0) for ended in (False, True)]
+        )
+    thread.join()
+    rank.tell("thread", found=found)
 
 
 def await_goodbyes(rank: Rank) -> None:
@@ -222,6 +249,7 @@ PARTS: dict[str, Callable[[Rank], None]] = {
         leave_early,
         leave_in_order,
         await_goodbyes,
+        await_steps,
         stall,
         wait_in_step,
     )

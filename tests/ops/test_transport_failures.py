@@ -85,6 +85,14 @@ def test_a_rank_that_is_done_can_wait_for_the_others() -> None:
         assert ranks[0].expect("all")["left"] is True
 
 
+def test_a_thread_can_wait_for_a_step() -> None:
+    with RankFleet("await_steps", 1) as ranks:
+        [rank] = ranks.ranks
+        for reached in ([False, False], [False, False], [True, False], [True, True], [True, True]):
+            assert rank.expect("now")["reached"] == reached
+        assert rank.expect("thread")["found"] == [True, True, True, False]
+
+
 def test_leaving_in_order_disturbs_nobody() -> None:
     with RankFleet("leave_in_order", 2) as ranks:
         ranks[0].expect("ready")

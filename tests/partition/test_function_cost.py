@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smp_tf.partition.function_cost import ASSUMED_TRIPS, node_costs
-from smp_tf.partition.node_cost import NodeCost
+from smp_tf.partition.node_cost import FREE, NodeCost
 from smp_tf.partition.op_graph import Call, Node, OpGraph, Tensor, TensorType
 
 tf = pytest.importorskip("tensorflow")
@@ -39,7 +39,7 @@ def total(function: Callable[..., Any], *specs: Any) -> NodeCost:
     )
     library = graph.as_graph_def().library.SerializeToString()
     costs = node_costs(OpGraph(nodes, (Call(0, "", "", None),), (), (), (), library))
-    summed = NodeCost(0.0, 0.0)
+    summed = FREE
     for cost in costs:
         summed += cost
     return summed

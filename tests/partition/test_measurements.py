@@ -7,7 +7,8 @@ import pytest
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.measurements import leave_the_model
 from smp_tf.partition.op_graph import OpGraph
-from smp_tf.planning import PlacementRequest, propose
+from smp_tf.planning import PlacementRequest
+from smp_tf.proposal import propose
 from tests.partition.op_graph_builder import GraphBuilder
 
 

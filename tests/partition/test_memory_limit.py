@@ -16,16 +16,16 @@ from .test_plan import small_plan
 
 
 def test_the_excess_is_that_of_the_fullest_stage() -> None:
-    assert excess(small_plan(), 2624) == 0
-    assert excess(small_plan(), 2000) == 624
+    assert excess(small_plan(), (2624, None)) == 0
+    assert excess(small_plan(), (2500, 2000)) == 624
     first, last = small_plan().forecast
-    assert excess(small_plan(forecast=(first, dataclasses.replace(last, working_bytes=100))), 2624) == 36
+    assert excess(small_plan(forecast=(first, dataclasses.replace(last, working_bytes=100))), (2624,) * 2) == 36
 
 
 def test_the_error_says_what_each_stage_needs_and_what_would_help() -> None:
     first, last = small_plan().forecast
     plan = small_plan(forecast=(first, dataclasses.replace(last, slot_bytes=0)))
-    error = too_large(plan, 2048)
+    error = too_large(plan, (2048, 2048), ["3 partitions", "a memory_limit of 2.6 KiB"])
     assert isinstance(error, PlacementError)
     assert str(error).splitlines() == [
         "The model does not fit: memory_limit is 2.0 KiB (2,048 bytes) a rank, and with 2 partitions the ranks need",
@@ -34,6 +34,7 @@ def test_the_error_says_what_each_stage_needs_and_what_would_help() -> None:
         "  stage 1: 1.6 KiB (weights 512 B, gradients 512 B, stash 512 B, work 64 B) for block_1, loss and outputs",
         "What would help: more partitions; smaller microbatches: a larger `microbatches`, or smaller batches; a higher "
         "memory_limit.",
+        "What would fit: 3 partitions; or a memory_limit of 2.6 KiB.",
     ]
 
 
@@ -48,7 +49,7 @@ def test_the_error_says_what_each_stage_needs_and_what_would_help() -> None:
 def test_only_what_can_help_is_advised(row: dict[str, Any], changes: dict[str, Any], advice: str) -> None:
     first, _ = small_plan().forecast
     plan = small_plan(**changes, forecast=(dataclasses.replace(first, **row),) * 2)
-    said = str(too_large(plan, 1))
+    said = str(too_large(plan, (1, 1)))
     assert advice in said
     assert ("more partitions" in said) == ("units" not in row)
-    assert isinstance(too_large(plan, 1), MemoryLimitError)
+    assert isinstance(too_large(plan, (1, 1)), MemoryLimitError)

@@ -10,6 +10,7 @@ import pytest
 
 from smp_tf.partition.cost import estimate
 from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.placement import Chain
 from smp_tf.partition.plan import (
     MAX_BYTES,
     Plan,
@@ -18,15 +19,15 @@ from smp_tf.partition.plan import (
     as_bytes,
     make_plan,
 )
-from smp_tf.partition.report import layer_names, render
-from smp_tf.partition.solve_chain import Chain, solve_chain
+from smp_tf.partition.report import layer_names, reasons, render
+from smp_tf.partition.solve_chain import solve_chain
 from smp_tf.partition.units import build_units
 
 from .op_graph_builder import chain_of_dense
 
 
 def small_plan(**changes: Any) -> Plan:
-    row = StageForecast(2, 128, 512, 512, 1024, 2, 512, 64, 0.5, 128, 0, 1, 0)
+    row = StageForecast(2, 128, 512, 512, 1024, 2, 512, 0, 64, 0.5, 128, 0, 1, 0)
     plan = Plan(
         stages=2,
         microbatches=4,
@@ -43,7 +44,7 @@ def small_plan(**changes: Any) -> Plan:
         shared=(SharedVariable("net/embedding/table", 0, (1,), 3 * 2**20),),
         forecast=(row, dataclasses.replace(row, in_flight=1, sent_forward=0, sent_backward=2048)),
         defaulted=("Frobnicate",),
-        reasons=("stage 0 stores the most, 2.5 KiB",),
+        reasons=(),
     )
     return dataclasses.replace(plan, **changes)
 
@@ -89,7 +90,7 @@ def test_what_is_no_plan_is_refused() -> None:
         Plan.from_json("[" * 100000)
 
 
-def made(stages: int = 2, layers: int = 4, objective: str = "memory") -> Plan:
+def made(stages: int = 2, layers: int = 4, objective: str = "memory", speed: tuple[float, ...] | None = None) -> Plan:
     graph = chain_of_dense(layers)
     units = build_units(graph)
     costs = estimate(graph, units, slots=2.0, microbatches=4)
@@ -106,7 +107,14 @@ def made(stages: int = 2, layers: int = 4, objective: str = "memory") -> Plan:
         schedule="interleaved",
         objective=objective,
         fingerprint="f",
+        speed=speed,
     )
+
+
+def test_the_time_of_a_stage_is_that_of_its_rank() -> None:
+    alike, slow = made().forecast, made(speed=(1.0, 0.25)).forecast
+    as_long = alike[1].time_share / alike[0].time_share
+    assert slow[1].time_share / slow[0].time_share == pytest.approx(4 * as_long, rel=1e-2)
 
 
 def test_the_forecast_counts_what_the_stages_hold_and_send() -> None:
@@ -128,12 +136,15 @@ def test_the_forecast_counts_what_the_stages_hold_and_send() -> None:
         slot_bytes=1024,
         in_flight=2,
         stash_bytes=2 * 2 * 128,
+        transport_bytes=0,
         working_bytes=0,
         time_share=first.time_share,
         sent_forward=128,
         sent_backward=0,
         messages_forward=1,
         messages_backward=0,
+        largest="net/dense_1",
+        largest_share=0.5455,
     )
     assert (last.in_flight, last.stash_bytes, last.units) == (1, 3 * 128, 3)
     assert (last.sent_forward, last.sent_backward, last.messages_backward) == (0, 128, 1)
@@ -150,9 +161,14 @@ def test_a_plan_places_the_units_of_another_trace_by_name() -> None:
 
 def test_the_fullest_stage_is_named_with_the_unit_that_fills_it() -> None:
     plan = made(stages=3, layers=2, objective="speed")
-    assert plan.reasons == (
-        f"stage 1 takes the longest, {plan.forecast[1].time_share:.0%} of the compute time; "
-        "net/dense_1 alone is 100% of its time",
+    assert reasons(plan) == (
+        f"stage 1 takes the longest, {plan.forecast[1].time_share:.0%} of the compute time; net/dense_1 is alone there",
+    )
+    first, last = small_plan().forecast
+    last = dataclasses.replace(last, units=3, stash_bytes=2**20, largest="block_1", largest_share=0.9)
+    assert reasons(small_plan(forecast=(first, last), reasons=("because",))) == (
+        "stage 1 stores the most, 1.0 MiB; block_1 alone is 90% of what layers keep there",
+        "because",
     )
 
 
@@ -170,7 +186,7 @@ def test_the_report() -> None:
         "└───────┴─────────────────┴────────────┴───────────┴───────────┴─────────┴──────┴────────────────┘",
         "shared: net/embedding/table (3.0 MiB) is stored on stage 0; stage 1 has a copy of it, with the",
         "value sent there and the gradient sent back once per step",
-        "why: stage 0 stores the most, 2.5 KiB",
+        "why: stage 0 stores the most, 2.6 KiB",
         "cost guessed for: Frobnicate",
     ]
 

@@ -13,7 +13,8 @@ from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan, SharedVariable
 from smp_tf.partition.plan_file import PlanFile, StoredPlan, to_store
 from smp_tf.partition.units import build_units
-from smp_tf.planning import PlacementRequest, propose, units_of
+from smp_tf.planning import PlacementRequest, units_of
+from smp_tf.proposal import propose
 
 from .op_graph_builder import chain_of_dense
 
@@ -131,7 +132,7 @@ def test_batches_of_another_size_find_the_plan_of_the_same_layers_first_that_of_
         (
             3,
             {"units": {"net/dense_1": 0, "net/dense_0": 0, "net/dense_2": 1}},
-            "has the layer 'net/dense_1' where the model has 'net/dense_0': their order is another",
+            "has the layer 'net/dense_1' before 'net/dense_0', whose data it needs in the model",
         ),
         (3, {"variables": {}}, "does not know the variable 'net/dense_0/kernel'"),
         (

@@ -36,7 +36,7 @@ def runner(graph: OpGraph) -> Callable[[tuple[int, int]], list[np.ndarray]]:
     nodes = tuple(n for n, node in enumerate(graph.nodes) if node.op not in SOURCES)
     sources = tuple(n for n, node in enumerate(graph.nodes) if node.op in SOURCES)
     assert {graph.nodes[n].op for n in sources} <= {ARGUMENT, SEED}
-    definition = segment_graph(graph, Segment(0, 0, nodes, sources, (), (), graph.outputs, False), ())
+    definition = segment_graph(graph, Segment(0, 0, 0, nodes, sources, (), (), graph.outputs, False), ())
     for function in definition.library.function:
         tf_internals.register_function(function)
     given = {f"{graph.nodes[n].name}:0": graph.nodes[n].op for n in sources}

@@ -109,6 +109,7 @@ def test_shared_weights_reasons_and_guesses_are_said_below() -> None:
         "shared: net/table (1.0 MiB) is stored on stage 0; stages 1 and 2 have copies of it, with the value sent there "
         "and the gradient sent back once per step",
         "shared: all uses of net/scale (4 B) are on stage 1",
+        "why: stage 0 stores the most, 0 B",
         "why: because",
         "why: and [so] on",  # brackets are no markup
         "cost guessed for: One, Two",

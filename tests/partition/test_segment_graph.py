@@ -26,7 +26,7 @@ def all_of(graph: OpGraph, nodes: Any = None, inputs: tuple[Tensor, ...] = ()) -
     numbers = range(len(graph.nodes)) if nodes is None else nodes
     run = tuple(n for n in numbers if graph.nodes[n].definition)
     sources = tuple(n for n in numbers if not graph.nodes[n].definition)
-    return Segment(0, 0, run, sources, inputs, (), graph.outputs, False)
+    return Segment(0, 0, 0, run, sources, inputs, (), graph.outputs, False)
 
 
 def text(definition: graph_pb2.GraphDef) -> list[str]:

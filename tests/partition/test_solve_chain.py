@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from itertools import combinations, pairwise
-from pathlib import Path
 
-import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smp_tf.partition.cost import Flow, Stash, Weight
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.solve_chain import Chain, solve_chain
+from smp_tf.partition.placement import Chain, Ranks, costed
+from smp_tf.partition.solve_chain import solve_chain
 
-
-def names(count: int) -> tuple[str, ...]:
-    return tuple(f"u{i}" for i in range(count))
+from .chains import chains, names, slow_costs, workload
 
 
 def test_time_is_balanced() -> None:
@@ -161,14 +156,14 @@ def test_a_plan_that_does_not_fit_names_the_unit_that_is_too_large() -> None:
     weights = (Weight(0, (0,), 3.1 * gib, 0.0, 0.0), Weight(1, (1,), 0.1 * gib, 0.0, 0.0))
     chain = Chain(("net/embedding", "net/dense"), (1.0, 1.0), weights=weights)
     with pytest.raises(PlacementError, match=r"Stage 0: net/embedding alone is 3\.10 GiB, the limit is 2\.00 GiB"):
-        solve_chain(chain, 2, memory_limit=2 * gib)
+        solve_chain(chain, 2, ranks=Ranks.alike(2, 2 * gib))
 
 
 def test_the_memory_limit_is_kept_at_the_price_of_time() -> None:
     weights = tuple(Weight(i, (i,), float(size), 0.0, 0.0) for i, size in enumerate((9, 1, 1, 1)))
     chain = Chain(names(4), (1.0, 1.0, 1.0, 1.0), weights=weights)
     assert solve_chain(chain, 2, objective="speed", microbatches=8).cuts == (2,)
-    assert solve_chain(chain, 2, objective="speed", microbatches=8, memory_limit=9.0).cuts == (1,)
+    assert solve_chain(chain, 2, objective="speed", microbatches=8, ranks=Ranks.alike(2, 9.0)).cuts == (1,)
 
 
 def test_within_the_tolerance_the_second_objective_decides() -> None:
@@ -183,110 +178,22 @@ def test_within_the_tolerance_the_second_objective_decides() -> None:
 # --- public workloads -----------------------------------------------------------------------------
 
 
-def _workloads() -> Path:
-    root = Path(__file__).resolve().parents[2]
-    return Path(os.environ.get("SMP_TF_TEST_DATA", root / ".." / "shared" / "data")) / "partition"
-
-
-def _workload(name: str) -> tuple[Chain, int]:
-    path = _workloads() / f"{name}.json"
-    if not path.is_file():
-        pytest.skip(f"workload {path} is not there; set SMP_TF_TEST_DATA to the folder that has it")
-    data = json.loads(path.read_text())
-    graph = nx.DiGraph()
-    graph.add_nodes_from(node["id"] for node in data["nodes"])
-    graph.add_edges_from((edge["sourceId"], edge["destId"]) for edge in data["edges"])
-    position = {node: at for at, node in enumerate(nx.lexicographical_topological_sort(graph))}
-    times = [0.0] * len(position)
-    for node in data["nodes"]:
-        times[position[node["id"]]] = node["fpgaLatency"]
-    cost = {edge["sourceId"]: edge["cost"] for edge in data["edges"]}
-    flows = tuple(
-        Flow(position[node], tuple(sorted(position[r] for r in graph.successors(node))), cost[node])
-        for node in graph
-        if graph.out_degree(node)
-    )
-    ordered = sorted(position, key=position.__getitem__)
-    return Chain(tuple(map(str, ordered)), tuple(times), flows, seconds_per_byte=1.0), data["maxFPGAs"]
-
-
 @pytest.mark.parametrize(
     ("name", "proved", "within"),
     [("bert24_inference", 17.790, 1.001), ("gnmt_inference", 32.911, 1.024)],
 )
 def test_public_workloads_are_within_reach_of_the_proved_optimum(name: str, proved: float, within: float) -> None:
-    chain, stages = _workload(name)
+    chain, stages = workload(name)
     solution = solve_chain(chain, stages, objective="speed", microbatches=10**9, tolerance=0.0)
     assert proved * (1 - 1e-4) <= max(solution.times) <= proved * within
 
 
 # --- brute force ----------------------------------------------------------------------------------
 
-amount = st.integers(0, 20).map(float)
 
-
-@st.composite
-def chains(draw: st.DrawFn) -> Chain:
-    count = draw(st.integers(1, 7))
-    unit = st.integers(0, count - 1)
-
-    def some(most: int = 4) -> st.SearchStrategy[tuple[int, ...]]:
-        return st.sets(unit, min_size=1, max_size=most).map(lambda s: tuple(sorted(s)))
-
-    flows = [
-        Flow(producer, tuple(c for c in readers if c != producer), size)
-        for producer, readers, size in draw(st.lists(st.tuples(unit, some(), amount), max_size=5))
-        if set(readers) != {producer}
-    ]
-    stashes = [Stash(*s) for s in draw(st.lists(st.tuples(some(), amount), max_size=4))]
-    weights = [
-        Weight(variable, *w)
-        for variable, w in enumerate(draw(st.lists(st.tuples(some(3), amount, amount, amount), max_size=3)))
-    ]
-    return Chain(
-        names(count),
-        tuple(draw(st.lists(amount, min_size=count, max_size=count))),
-        tuple(flows),
-        tuple(stashes),
-        tuple(weights),
-        seconds_per_byte=0.5,
-    )
-
-
-def slow_costs(
-    chain: Chain,
-    cuts: Sequence[int],
-    late: frozenset[int],
-    in_flight: Sequence[int],
-    microbatches: int,
-) -> tuple[list[float], list[float]]:
-    """Time and memory of every stage, straight from what the records mean."""
-    count, stages = len(chain.names), len(in_flight)
-    bounds = (0, *cuts, count)
-    stage = [next(k for k in range(stages) if bounds[k] <= u < bounds[k + 1]) for u in range(count)]
-    times, memory = [0.0] * stages, [0.0] * stages
-    for u, seconds in enumerate(chain.times):
-        times[stage[u]] += seconds
-    for flow in chain.flows:
-        ahead = {stage[c] for c in flow.consumers if c > flow.producer} - {stage[flow.producer]}
-        behind = {stage[c] for c in flow.consumers if c < flow.producer} - {stage[flow.producer]}
-        for away in (ahead, behind):
-            if away:
-                times[stage[flow.producer]] += flow.nbytes * chain.seconds_per_byte
-            for k in away:
-                times[k] += flow.nbytes * chain.seconds_per_byte
-    for stash in chain.stashes:
-        for k in {stage[r] for r in stash.readers}:
-            memory[k] += stash.nbytes * in_flight[k]
-    for weight in chain.weights:
-        used = {stage[u] for u in weight.users}
-        owner = stage[weight.users[-1 if weight.variable in late else 0]]
-        for k in used:
-            memory[k] += weight.value + weight.gradient + (weight.slots if k == owner else 0.0)
-            if len(used) > 1:
-                crossing = weight.value + (weight.value if weight.gradient else 0.0)
-                times[k] += crossing / microbatches * chain.seconds_per_byte
-    return times, memory
+def stages_of_cuts(cuts: Sequence[int], count: int) -> list[int]:
+    """The stage of every unit."""
+    return [sum(cut <= unit for cut in cuts) for unit in range(count)]
 
 
 def all_costs(chain: Chain, stages: int, in_flight: Sequence[int], microbatches: int) -> list[tuple[float, float]]:
@@ -302,12 +209,13 @@ def all_costs(chain: Chain, stages: int, in_flight: Sequence[int], microbatches:
         for size in range(len(groups) + 1):
             for chosen in combinations(groups.values(), size):
                 late = frozenset(v for group in chosen for v in group)
-                times, memory = slow_costs(chain, cuts, late, in_flight, microbatches)
+                stage_of = stages_of_cuts(cuts, len(chain.names))
+                times, memory = slow_costs(chain, stage_of, late, in_flight, microbatches)
                 found.append((sum(times) + (microbatches - 1) * max(times), max(memory)))
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(chain=chains(), stages=st.integers(1, 4), microbatches=st.sampled_from([1, 2, 5]))
 def test_no_cut_is_better(chain: Chain, stages: int, microbatches: int) -> None:
     stages = min(stages, len(chain.names))
@@ -337,9 +245,22 @@ def test_costs_are_what_the_records_mean(chain: Chain, stages: int) -> None:
         if solution.owners[w.variable] == solution.stage_of[w.users[-1]]
         and solution.stage_of[w.users[0]] != solution.stage_of[w.users[-1]]
     )
-    times, memory = slow_costs(chain, solution.cuts, late, in_flight, 4)
+    times, memory = slow_costs(chain, solution.stage_of, late, in_flight, 4)
     assert solution.times == pytest.approx(times)
     assert solution.memory == pytest.approx(memory)
+
+
+@settings(max_examples=100, deadline=None)
+@given(chain=chains(), stages=st.integers(1, 4), data=st.data())
+def test_costs_of_any_placement_are_what_the_records_mean(chain: Chain, stages: int, data: st.DataObject) -> None:
+    stage_of = [data.draw(st.integers(0, stages - 1)) for _ in chain.names]
+    in_flight = list(range(stages, 0, -1))
+    late = frozenset(w.variable for w in chain.weights if data.draw(st.booleans()))
+    owners = {w.variable: stage_of[w.users[-1 if w.variable in late else 0]] for w in chain.weights}
+    times, memory = slow_costs(chain, stage_of, late, in_flight, 4)
+    found = costed(chain, stage_of, owners, 4, in_flight)
+    assert found.times == pytest.approx(times)
+    assert found.memory == pytest.approx(memory)
 
 
 @settings(max_examples=60, deadline=None)

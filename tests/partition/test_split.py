@@ -20,6 +20,7 @@ def cut(
     owners: Mapping[int, int] | None = None,
     local_outputs: frozenset[int] = frozenset(),
     composites: Sequence[tuple[int, ...]] = (),
+    cut_backward: Sequence[int] = (),
 ) -> Split:
     """The split when the forward ops of each layer go to a stage."""
     stage_of = {
@@ -28,11 +29,12 @@ def cut(
         if node.call and not node.backward
     }
     stages = 1 + max(by_layer.values())
-    return split(assign(graph, stages, stage_of, owners), local_outputs, composites)
+    return split(assign(graph, stages, stage_of, owners), local_outputs, composites, cut_backward=cut_backward)
 
 
-def dense_on(*stages: int) -> Split:
-    return cut(chain_of_dense(len(stages)), {f"net/dense_{i}": stage for i, stage in enumerate(stages)})
+def dense_on(*stages: int, cut_backward: Sequence[int] = ()) -> Split:
+    by_layer = {f"net/dense_{i}": stage for i, stage in enumerate(stages)}
+    return cut(chain_of_dense(len(stages)), by_layer, cut_backward=cut_backward)
 
 
 def names(result: Split, tensors: Sequence[Tensor]) -> list[str]:
@@ -115,11 +117,13 @@ def test_the_segments_of_a_chain() -> None:
     ]  # fmt: skip
     assert (result.stages, result.sweeps) == (2, 2)
     assert result.segments == {
-        (0, 0): Segment(0, 0, (2, 3, 4), (0, 1), (), (), (Tensor(4, 0),), False),
-        (0, 1): Segment(0, 1, (14, 15), (0,), (Tensor(4, 0), Tensor(13, 0)), (), (), False),
-        (1, 0): Segment(1, 0, (6, 7, 8, 9), (5,), (Tensor(4, 0),), (), (Tensor(8, 0), Tensor(9, 0)), False),
+        (0, 0, 0): Segment(0, 0, 0, (2, 3, 4), (0, 1), (), (), (Tensor(4, 0),), False),
+        (0, 1, 0): Segment(0, 1, 0, (14, 15), (0,), (Tensor(4, 0), Tensor(13, 0)), (), (), False),
+        (1, 0, 0): Segment(1, 0, 0, (6, 7, 8, 9), (5,), (Tensor(4, 0),), (), (Tensor(8, 0), Tensor(9, 0)), False),
         # The weight is read again and Fill is made again; neither is kept or sent.
-        (1, 1): Segment(1, 1, (6, 10, 11, 12, 13), (5,), (Tensor(4, 0), Tensor(8, 0)), (), (Tensor(13, 0),), False),
+        (1, 1, 0): Segment(
+            1, 1, 0, (6, 10, 11, 12, 13), (5,), (Tensor(4, 0), Tensor(8, 0)), (), (Tensor(13, 0),), False
+        ),
     }
     assert result.transfers == (
         Transfer(0, Tensor(4, 0), None, 0, 0, 1, 0),
@@ -130,9 +134,30 @@ def test_the_segments_of_a_chain() -> None:
     assert names(result, result.stash(1)) == ["Relu_4", "Relu_8"]
 
 
+def test_backward_is_cut_where_other_stages_need_no_more_of_it() -> None:
+    whole, result = dense_on(0, 1), dense_on(0, 1, cut_backward=(0, 1))
+    assert {key: segment for key, segment in result.segments.items() if key[1] == 1} == {
+        # Nobody waits for what stage 0 makes.
+        (0, 1, 1): Segment(0, 1, 1, (14, 15), (0,), (Tensor(4, 0), Tensor(13, 0)), (), (), False),
+        (1, 1, 0): Segment(1, 1, 0, (6, 10, 11, 13), (5,), (Tensor(8, 0),), (), (Tensor(11, 0), Tensor(13, 0)), False),
+        (1, 1, 1): Segment(1, 1, 1, (12,), (), (Tensor(4, 0), Tensor(11, 0)), (), (), False),
+    }
+    assert {key: s for key, s in result.segments.items() if key[1] == 0} == {
+        key: s for key, s in whole.segments.items() if key[1] == 0
+    }
+    assert (result.transfers, result.outputs) == (whole.transfers, whole.outputs)
+    # ReluGrad's result is kept from I to W.
+    assert names(result, result.stash(1)) == ["Relu_8", "Relu_4", "ReluGrad_11"]
+
+
+def test_one_stage_may_cut_its_backward_and_another_not() -> None:
+    keys = {cut: sorted(key for key in dense_on(0, 1, cut_backward=cut).segments if key[1]) for cut in ((0,), (1,))}
+    assert keys == {(0,): [(0, 1, 1), (1, 1, 0)], (1,): [(0, 1, 0), (1, 1, 0), (1, 1, 1)]}
+
+
 def test_a_stage_with_nothing_to_do_has_no_segment_and_no_stash() -> None:
     result = cut(chain_of_dense(1), {"net/dense_0": 1})
-    assert sorted(result.segments) == [(1, 0), (1, 1)]
+    assert sorted(result.segments) == [(1, 0, 0), (1, 1, 0)]
     assert result.stash(0) == ()
     assert [(t.src_stage, t.dst_stage, t.dst_sweep) for t in result.transfers] == [(1, 0, None)]
 
@@ -142,7 +167,7 @@ def test_a_received_tensor_that_backward_needs_again_is_received_once_and_kept()
     result = dense_on(0, 1)
     (boundary,) = [t for t in result.transfers if t.tensor == Tensor(4, 0)]
     assert (boundary.dst_stage, boundary.dst_sweep) == (1, 0)
-    assert Tensor(4, 0) in result.segments[1, 1].inputs
+    assert Tensor(4, 0) in result.segments[1, 1, 0].inputs
 
 
 # --- what is copied -------------------------------------------------------------------------------------------------
@@ -157,8 +182,8 @@ def test_free_ops_are_copied_to_every_reader_and_never_sent() -> None:
     result = cut(b.graph(first, second), BY_LAYER, local_outputs=frozenset({0, 1}))
     copies = ["StatelessRandomUniform", "Const", "Greater"]
     assert {key: [result.graph.nodes[n].op for n in s.nodes] for key, s in result.segments.items()} == {
-        (0, 0): ["MatMul", *copies, "Mul"],
-        (1, 0): ["MatMul", *copies, "Mul"],
+        (0, 0, 0): ["MatMul", *copies, "Mul"],
+        (1, 0, 0): ["MatMul", *copies, "Mul"],
     }
     # Every stage takes the argument and the seed from its surroundings; only the product is sent.
     assert [s.sources for s in result.segments.values()] == [(0, seed.node), (0, seed.node)]
@@ -178,9 +203,9 @@ def test_a_function_of_weights_is_made_on_both_stages_from_a_value_sent_once_per
         ["ReadVariableOp", "Transpose", "MatMul"],
         ["ReadVariableOp", "Transpose", "MatMul"],
     ]
-    assert [result.segments[stage, 0].remote_values for stage in (0, 1)] == [(), (0,)]
+    assert [result.segments[stage, 0, 0].remote_values for stage in (0, 1)] == [(), (0,)]
     # The owner takes the handle; the other stage is fed the value and needs no handle.
-    assert [result.segments[stage, 0].sources for stage in (0, 1)] == [(w.node, 3), ()]
+    assert [result.segments[stage, 0, 0].sources for stage in (0, 1)] == [(w.node, 3), ()]
     assert result.transfers == (
         Transfer(0, y, None, 0, 0, 1, 0),
         Transfer(1, None, 0, 0, None, 1, 0),
@@ -195,7 +220,7 @@ def test_a_weight_may_be_gathered_from_and_asked_for_its_shape_from_afar(op: str
     here = b.add("MatMul", y, b.read(w, calls[0]), call=calls[0])
     there = b.add(op, w, z, call=calls[1], reads=(0,))
     result = cut(b.graph(here, there), BY_LAYER, local_outputs=frozenset({0, 1}))
-    assert result.segments[1, 0].remote_values == (0,)
+    assert result.segments[1, 0, 0].remote_values == (0,)
     assert [t.variable for t in result.transfers] == [None, 0]
 
 
@@ -212,7 +237,7 @@ def test_a_metric_is_written_on_every_stage_and_its_operand_sent_where_it_is_sma
     assert table(result) == ["0.0 -> 1.0 MatMul_1", "1.0 -> 0.2 Mean_4"]
     assert result.sweeps == 3
     for stage in (0, 1):
-        segment = result.segments[stage, 2]
+        segment = result.segments[stage, 2, 0]
         assert (segment.nodes, segment.sources, segment.inputs) == ((5, 6), (total.node,), (value,))
         assert (segment.outputs, segment.has_effect) == ((result_read,), True)
     assert [segment.has_effect for key, segment in result.segments.items() if key[1] < 2] == [False, False]
@@ -223,7 +248,7 @@ def test_an_effect_runs_on_one_stage_although_nobody_reads_it() -> None:
     b, (y, _), _ = two_products()
     b.add("PrintV2", y, stateful=True, outputs=())
     result = cut(b.graph(), BY_LAYER)
-    assert [(key, s.has_effect) for key, s in result.segments.items()] == [((0, 0), True), ((1, 0), False)]
+    assert [(key, s.has_effect) for key, s in result.segments.items()] == [((0, 0, 0), True), ((1, 0, 0), False)]
 
 
 # --- outputs --------------------------------------------------------------------------------------------------------
@@ -256,7 +281,7 @@ def test_a_forward_output_goes_to_all_and_a_gradient_stays() -> None:
         f"0.1 -> 1.- AddN_{both.node}",
         f"1.0 -> 0.- ReadVariableOp_{weight.node}",
     ]
-    for key in ((0, 2), (1, 2)):
+    for key in ((0, 2, 0), (1, 2, 0)):
         assert result.segments[key].nodes == (constant.node,)
         assert result.segments[key].outputs == (constant,)
 
@@ -314,8 +339,8 @@ def test_contributions_to_a_weights_gradient_are_summed_where_they_are_made_and_
     assert (output.stage, output.is_summed) == (1, True)
     assert [result.assignment.places[t.node].stage for t in output.summands] == [1, 0]
     assert once_per_step(result) == [f"0.1 -> 1.- sum of MatMul_{early.node}", "1.- -> 0.0 value of w"]
-    assert late in result.segments[1, 1].outputs
-    assert early in result.segments[0, 1].outputs
+    assert late in result.segments[1, 1, 0].outputs
+    assert early in result.segments[0, 1, 0].outputs
     assert not any(output.tensor.node in segment.nodes for segment in result.segments.values())
     assert not any(t.tensor == late for t in result.transfers)
 
@@ -328,7 +353,7 @@ def test_a_gradient_that_is_no_plain_sum_is_made_and_its_sum_goes_to_the_owner_o
     assert output.stage == 1
     name = names(result, [output.tensor])[0]
     assert once_per_step(result) == [f"0.1 -> 1.- sum of {name}", "1.- -> 0.0 value of w"]
-    assert output.tensor.node in result.segments[0, 1].nodes
+    assert output.tensor.node in result.segments[0, 1, 0].nodes
 
 
 def test_parts_of_sparse_slices_go_where_the_values_are() -> None:
@@ -342,7 +367,7 @@ def test_parts_of_sparse_slices_go_where_the_values_are() -> None:
     assert [(o.delivery, o.stage, o.is_gradient, o.is_part) for o in result.outputs] == [
         (Delivery.LOCAL, 0, True, True)
     ] * 3
-    assert {values, indices, shape} <= set(result.segments[0, 1].outputs)
+    assert {values, indices, shape} <= set(result.segments[0, 1, 0].outputs)
     assert not any(o.is_summed for o in result.outputs)
 
 

@@ -224,7 +224,7 @@ def test_a_tied_weight_has_one_owner_and_its_value_and_gradient_cross_once_per_s
     assert without_loss(split) == CHAIN_OF_THREE + once_per_step
     assert [t.once_per_step for t in split.transfers if t.tensor is None or t.is_sum] == [True, True]
     remote = {key: segment.remote_values for key, segment in split.segments.items() if segment.remote_values}
-    assert remote == ({(2, 0): (0,), (2, 1): (0,)} if owner == 0 else {(0, 0): (0,)})
+    assert remote == ({(2, 0, 0): (0,), (2, 1, 0): (0,)} if owner == 0 else {(0, 0, 0): (0,)})
     # The sum of both contributions is never made: each is added up where it is made, and both at the owner.
     assert not any(n for s in split.segments.values() for n in s.nodes if tied.nodes[n].op == "AddN")
     (gradient,) = [o for o in split.outputs if o.summands]
@@ -233,6 +233,17 @@ def test_a_tied_weight_has_one_owner_and_its_value_and_gradient_cross_once_per_s
         "gradient_tape/net/MatMul/Reshape_1",
         "AddN/inputs_1",
     ]
+
+
+def test_nobody_waits_for_the_gradient_of_a_tied_weight_that_is_summed_at_its_owner(tied: OpGraph) -> None:
+    """Bug: the largest product of the last stage was made before the gradient that the stage before waits for."""
+    split = cut(tied, ON_THREE, owners={"net/table/embeddings": 0}, schedule="zb_h1")
+    (gradient,) = [o for o in split.outputs if o.summands]
+    parts = {key: {split.graph.nodes[n].name for n in s.nodes} for key, s in split.segments.items() if key[1] == 1}
+    of_output = split.graph.nodes[gradient.summands[0].node].name
+    assert [key for key, names in parts.items() if of_output in names] == [(2, 1, 1)]
+    assert sorted(parts) == [(0, 1, 1), (1, 1, 0), (1, 1, 1), (2, 1, 0), (2, 1, 1)]
+    assert without_loss(split) == without_loss(cut(tied, ON_THREE, owners={"net/table/embeddings": 0}))
 
 
 def test_a_tied_weight_with_all_uses_on_one_stage_is_not_sent(tied: OpGraph) -> None:
@@ -289,7 +300,7 @@ def test_of_a_metric_only_the_operand_of_its_assignment_crosses() -> None:
     assert transfer_table(split) == ["0.0 -> 1.0 net/dense_0/Relu:0 [4, 8]", "1.0 -> 0.2 Sum:0 []"]
     assert [(o.delivery, o.stage) for o in split.outputs] == [(Delivery.MADE_BY_ALL, None)]
     for stage in (0, 1):
-        segment = split.segments[stage, 2]
+        segment = split.segments[stage, 2, 0]
         effects = [graph.nodes[n].op for n in segment.nodes if graph.nodes[n].stateful]
         assert effects == ["AssignAddVariableOp", "AssignAddVariableOp"]
         assert segment.has_effect

@@ -15,8 +15,9 @@ keras = pytest.importorskip("tf_keras")
 from smp_tf.partition.cost import estimate  # noqa: E402
 from smp_tf.partition.lower import lower  # noqa: E402
 from smp_tf.partition.op_graph import SOURCES, OpGraph  # noqa: E402
+from smp_tf.partition.placement import Chain  # noqa: E402
 from smp_tf.partition.plan import Plan, make_plan  # noqa: E402
-from smp_tf.partition.solve_chain import Chain, solve_chain  # noqa: E402
+from smp_tf.partition.solve_chain import solve_chain  # noqa: E402
 from smp_tf.partition.trace import Recorder, trace  # noqa: E402
 from smp_tf.partition.units import AFTER_MODEL, Unit, build_units  # noqa: E402
 

@@ -61,6 +61,7 @@ def cut(
     owners: Mapping[str, int] | None = None,
     local_outputs: frozenset[int] = frozenset(),
     composites: Sequence[tuple[int, ...]] = (),
+    schedule: str = "simple",
 ) -> Split:
     """Cut a graph with its units where the test wants them.
 
@@ -69,11 +70,12 @@ def cut(
         stage_of_unit: stage of every unit, by name; the loss goes with the last one.
         owners: stages of variables, by name; others are owned by their first user.
         local_outputs, composites: as for `split`.
+        schedule: for which it is cut.
     """
     plan = Plan(
         stages=1 + max(stage_of_unit.values()),
         microbatches=1,
-        schedule="simple",
+        schedule=schedule,
         objective="memory",
         fingerprint="",
         units=dict(stage_of_unit),

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from smp_tf import keras_adapter, planning
+from smp_tf import keras_adapter, planning, proposal
 from smp_tf.partition.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, SOURCES, OpGraph, Tensor
 from smp_tf.partition.randomness import make_stateless
@@ -60,7 +60,7 @@ class CutStep:
         program: the tasks of all stages.
         variables: for each stage the variables whose handle it may use, by index in the op graph. A variable of the
             script's own has a copy on every stage.
-        functions: the segments, by (stage, sweep).
+        functions: the segments, by (stage, sweep, part).
         notes: what the passes had to say to the user.
     """
 
@@ -69,7 +69,7 @@ class CutStep:
     split: Split
     program: Program
     variables: list[dict[int, tf.Variable]]
-    functions: dict[tuple[int, int], SegmentFunction]
+    functions: dict[tuple[int, int, int], SegmentFunction]
     notes: list[str]
 
     @property
@@ -148,7 +148,7 @@ def cut_step(
     graph = planning.prune(make_stateless(lowered.graph, notes.append))
     request = planning.PlacementRequest(stages, microbatches, schedule, "memory", slots)
     decided = {v.index: owners[v.name] for v in graph.variables if owners and v.name in owners}
-    plan = planning.propose(graph, request, decided)
+    plan = proposal.propose(graph, request, decided)
     returned = [s for s in tf.nest.flatten(lowered.results) if isinstance(s, OutputSlot)]
     split = planning.cut(graph, plan, composites=[s.outputs for s in returned if s.spec is not None])
     program = plan_program(split, schedule, microbatches)
@@ -276,7 +276,7 @@ class _Interpreter:
     def _compute(self, stage: int, task: Task) -> bool:
         assert task.sweep is not None
         assert task.microbatch is not None
-        function = self.step.functions.get((stage, task.sweep))
+        function = self.step.functions.get((stage, task.sweep, task.part))
         if function is None:
             return True
         microbatch = task.microbatch
@@ -482,7 +482,7 @@ def assert_sound(step: CutStep) -> None:
             assert graph.type_of(t.tensor).dtype not in ("resource", "variant", "string"), f"{node.name} is sent"
             assert node.op not in ("Const", "Shape", "ReadVariableOp"), f"{node.op} {node.name} is sent"
             assert node.op not in SOURCES, f"{node.op} {node.name} is sent"
-    runs: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    runs: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for key, segment in step.split.segments.items():
         for number in segment.nodes:
             runs[number].append(key)

@@ -520,7 +520,7 @@ def unknown_batch_size() -> Case:
     return Case(case.function, case.models, case.arguments, {"dynamic": True})
 
 
-SETTINGS = [(2, 4, "interleaved"), (3, 2, "simple"), (4, 1, "interleaved")]
+SETTINGS = [(2, 4, "interleaved"), (3, 2, "simple"), (4, 1, "interleaved"), (3, 4, "zb_h1")]
 SMALL = [
     mlp, cnn_with_batch_normalization, batch_renormalization, u_net, tied_gpt,
     layer_called_twice, two_inputs_two_outputs, embedding_and_penalties, add_loss_and_frozen_layer,

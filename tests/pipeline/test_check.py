@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from smp_tf.pipeline.check import check, marked
 from smp_tf.pipeline.errors import ProgramError
-from smp_tf.pipeline.schedule import SCHEDULES, add_transfers, build
+from smp_tf.pipeline.schedule import SCHEDULES, build
+from smp_tf.pipeline.stash import peak_stash
 from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse_program
+from smp_tf.pipeline.transfers import add_transfers
 
 
 def chain(stages: int) -> list[Edge]:
@@ -21,43 +24,98 @@ def chain(stages: int) -> list[Edge]:
     return up + down
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7, 16])
-def test_every_schedule_runs(kind: str, stages: int) -> None:
-    around = {1, 2, 3, stages - 1, stages, stages + 1, 2 * stages, 64} - {0}
-    runs_with_and_without_transfers(kind, stages, sorted(around))
+VARIANTS = [
+    (kind, chunks)
+    for kind, schedule in SCHEDULES.items()
+    for chunks in ((2, 3, 4) if schedule.more_chunks else (schedule.chunks_per_rank,))
+]
+
+
+@pytest.mark.parametrize(("kind", "chunks"), VARIANTS)
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
+def test_every_schedule_runs(kind: str, chunks: int, stages: int) -> None:
+    around = {1, 2, 3, stages - 1, stages, stages + 1, 2 * stages - 1, 2 * stages, 3 * stages + 1} - {0}
+    runs_with_and_without_transfers(kind, chunks, stages, sorted(around))
+
+
+@pytest.mark.parametrize(("kind", "chunks"), VARIANTS)
+def test_every_schedule_runs_on_many_ranks(kind: str, chunks: int) -> None:
+    runs_with_and_without_transfers(kind, chunks, 16, [15, 33] if chunks < 3 else [17])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize(("kind", "chunks"), VARIANTS)
 @pytest.mark.parametrize("stages", range(1, 17))
-def test_every_schedule_runs_for_every_size(kind: str, stages: int) -> None:
-    runs_with_and_without_transfers(kind, stages, range(1, 65))
+def test_every_schedule_runs_for_every_size(kind: str, chunks: int, stages: int) -> None:
+    runs_with_and_without_transfers(kind, chunks, stages, range(1, 65))
 
 
-def runs_with_and_without_transfers(kind: str, stages: int, sizes: Iterable[int]) -> None:
-    edges = chain(stages)
+def runs_with_and_without_transfers(kind: str, chunks: int, stages: int, sizes: Iterable[int]) -> None:
+    edges = chain(stages * chunks)
     for microbatches in sizes:
-        program = build(kind, stages, microbatches)
+        program = build(kind, stages, microbatches, chunks)
         check(program)
         check(add_transfers(program, edges), edges)
+        stash_is_as_promised(kind, program)
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 5), (3, 7), (4, 13)])
+def test_groups_larger_than_the_ranks_run_without_prefetch(chunks: int, stages: int, microbatches: int) -> None:
+    """Receives that stand before their readers deadlock here, and so do those a moment later than the sender's need."""
+    edges = chain(stages * chunks)
+    check(add_transfers(build("interleaved_1f1b", stages, microbatches, chunks), edges, prefetch=0), edges)
+
+
+def stash_is_as_promised(kind: str, program: Program) -> None:
+    """By the formulae of the papers, in units of one chunk."""
+    stages, microbatches = program.stages, program.microbatches
+    own = program.chunks // stages
+    peaks = peak_stash(program)
+    ranks = range(stages)
+    if kind == "simple":
+        assert peaks == (microbatches,) * stages
+    elif kind == "interleaved":
+        assert peaks == tuple(min(stages - rank, microbatches) for rank in ranks)
+    elif kind == "interleaved_1f1b":
+        # Of groups as large as there are stages where these divide the microbatches, and else of the next larger ones.
+        group = math.ceil(microbatches / max(1, microbatches // stages))
+        ahead = [2 * (stages - 1 - rank) + (own - 1) * group + 1 for rank in ranks]
+        assert peaks == tuple(min(most, microbatches * own) for most in ahead)
+    elif kind == "zb_h1":
+        assert peaks == (min(stages, microbatches),) * stages
+        assert peak_stash(program, Kind.I) == tuple(min(stages - rank, microbatches) for rank in ranks)
+    else:
+        limit = {"zb_v": stages, "v_half": (stages + 2) // 2, "v_min": (stages + 4) // 3}[kind]
+        assert max(peaks) <= 2 * min(limit, microbatches)
+        if kind == "zb_v" or microbatches >= 2 * stages:
+            assert max(peaks) == 2 * min(limit, microbatches)
+        if kind != "v_min" and (kind == "zb_v" or microbatches >= 2 * stages):
+            assert min(peaks) == max(peaks)
 
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.sampled_from(sorted(SCHEDULES)),
-    st.integers(1, 16),
-    st.integers(1, 64),
+    st.sampled_from(VARIANTS),
+    st.integers(1, 10),
+    st.integers(1, 30),
     st.booleans(),
     st.integers(2, 5),
     st.integers(0, 3),
 )
 def test_every_variant_runs(
-    kind: str, stages: int, microbatches: int, backward: bool, sweeps: int, prefetch: int
+    variant: tuple[str, int], stages: int, microbatches: int, backward: bool, sweeps: int, prefetch: int
 ) -> None:
-    edges = chain(stages) if backward else chain(stages)[: stages - 1]
-    edges += [Edge(90 + to, stages - 1, 0, to, None) for to in range(stages - 1)]
-    program = build(kind, stages, microbatches, backward=backward, sweeps=sweeps if backward else 2)
+    kind, per_rank = variant
+    sweeps = sweeps if backward else 2
+    program = build(kind, stages, microbatches, per_rank, backward=backward, sweeps=sweeps)
+    last = program.chunks - 1
+    edges = chain(program.chunks) if backward else chain(program.chunks)[:last]
+    edges += [Edge(1000 + to, last, 0, to, None) for to in range(last)]
+    for sweep in range(2, sweeps):
+        for chunk in range(last):
+            source, target = (chunk, chunk + 1) if sweep % 2 == 0 else (chunk + 1, chunk)
+            edges.append(Edge(1000 * sweep + chunk, source, sweep, target, sweep))
     check(program)
     check(add_transfers(program, edges, prefetch=prefetch), edges)
 
@@ -208,17 +266,16 @@ def test_transfers_need_their_edges() -> None:
 @settings(deadline=None)
 @given(st.data())
 def test_any_single_task_lost_is_noticed(data: st.DataObject) -> None:
-    program = add_transfers(
-        build(data.draw(st.sampled_from(sorted(SCHEDULES))), 3, data.draw(st.integers(1, 5))),
-        chain(3),
-    )
+    whole = build(data.draw(st.sampled_from(sorted(SCHEDULES))), 3, data.draw(st.integers(1, 5)))
+    edges = chain(whole.chunks)
+    program = add_transfers(whole, edges)
     rank = data.draw(st.integers(0, 2))
     lost = data.draw(st.integers(0, len(program.ranks[rank]) - 1))
     ranks = [list(tasks) for tasks in program.ranks]
     del ranks[rank][lost]
-    broken = Program(tuple(map(tuple, ranks)), program.microbatches, 3, 2)
+    broken = Program(tuple(map(tuple, ranks)), program.microbatches, program.chunks, 2)
     with pytest.raises(ProgramError):
-        check(broken, chain(3))
+        check(broken, edges)
 
 
 def test_of_a_long_list_what_is_around_the_mark_is_shown() -> None:

@@ -99,7 +99,8 @@ def test_compute_needs_a_microbatch() -> None:
 def test_every_program_survives_its_text(kind: str, stages: int, microbatches: int, sweeps: int) -> None:
     program = build(kind, stages, microbatches, sweeps=sweeps)
     assert parse_program(program.text()) == program
-    edges = [Edge(7, 0, 0, stages - 1, 0), Edge(8, 0, None, stages - 1, 1, "step")]
+    last = program.chunks - 1
+    edges = [Edge(7, 0, 0, last, 0), Edge(8, 0, None, last, 1, "step")]
     if stages > 1:
         program = add_transfers(program, edges)
         assert parse_program(program.text()) == program

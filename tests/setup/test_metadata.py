@@ -16,6 +16,8 @@ else:
 DISTRIBUTION_OF = {"yaml": "pyyaml"}
 # Not required in the metadata: they come under several names, or are compiled against each other.
 CHECKED_AT_IMPORT = {"tensorflow", "tf_keras", "horovod", "libucx"}
+# Those of an extra: what does without them says so.
+OPTIONAL = {"ortools": "exact"}
 
 
 def imported(file: Path) -> set[str]:
@@ -33,6 +35,10 @@ def test_declared_is_what_is_imported(root: Path) -> None:
     folders = ("smp_tf", "ops", "partition", "pipeline", "smdistributed")
     files = [file for folder in folders for file in (root / folder).rglob("*.py")]
     names = set().union(*map(imported, files)) - set(sys.stdlib_module_names)
-    needed = {DISTRIBUTION_OF.get(name, name) for name in names - CHECKED_AT_IMPORT - {"smp_tf", "smdistributed"}}
+    others = CHECKED_AT_IMPORT | OPTIONAL.keys() | {"smp_tf", "smdistributed"}
+    needed = {DISTRIBUTION_OF.get(name, name) for name in names - others}
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     assert {Requirement(line).name for line in project["dependencies"]} == needed
+    for name, extra in OPTIONAL.items():
+        assert name in names
+        assert name in {Requirement(line).name for line in project["optional-dependencies"][extra]}

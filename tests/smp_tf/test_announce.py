@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from smp_tf import announce as announce_module
-from smp_tf.announce import announce
+from smp_tf.announce import announce, tell
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +26,18 @@ def test_other_ranks_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
     announce("One thing.", 0)
     assert capsys.readouterr().err == "smp_tf: One thing.\n"
+
+
+def test_lines_of_one_thread_are_not_torn_by_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[str] = []
+
+    class Stream:
+        def write(self, text: str) -> None:
+            pieces.append(text)
+
+        def flush(self) -> None:
+            pass
+
+    monkeypatch.setattr(sys, "stderr", Stream())
+    tell("A table\nof two lines.")
+    assert pieces == ["A table\nof two lines.\n"]

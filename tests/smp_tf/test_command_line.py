@@ -113,6 +113,27 @@ def test_wrong_arguments_are_told_in_a_line(
     assert said[-1].startswith("smp-tf: ")
 
 
+def test_a_schedule_of_ones_own_is_planned_for_as_many_ranks_as_it_has(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("0F0 0F1 0B0 0B1\n1F0 1I0 1F1 1I1 1W0 1W1\n")
+    sizes = ["--batch-size", "8", "--pipeline", str(file)]
+    assert run(f"{script}:build", *sizes, "--partitions", "2", "--microbatches", "2") == 0
+    assert "2 partitions, 2 microbatches, own schedule, balanced by" in capsys.readouterr().out
+    for partitions, microbatches, words in (
+        ("3", "2", "A schedule has one line per rank, for 3 ranks 3 lines"),
+        ("2", "4", "A schedule runs as many microbatches as a step has, 4"),
+        ("auto", "2", "try schedules that have a name"),
+    ):
+        ranks = ["--ranks", "2"] if partitions == "auto" else []
+        asked = ["--partitions", partitions, "--microbatches", microbatches, *ranks]
+        assert run(f"{script}:build", *sizes, *asked) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith("smp-tf: ")
+        assert words in said
+
+
 def test_what_does_not_fit_is_told_with_what_would_help(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--partitions", "2", "--batch-size", "8"]
     assert run(f"{script}:build", *sizes, "--memory-limit", "1KiB") == 1
@@ -120,6 +141,58 @@ def test_what_does_not_fit_is_told_with_what_would_help(script: str, capsys: pyt
     assert "smp-tf: there is no such plan." in said
     assert "too much" in said
     assert "What would help: more partitions" in said
+
+
+def test_auto_recommends_and_writes_what_it_takes(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    sizes = ["--partitions", "auto", "--ranks", "4", "--batch-size", "8"]
+    assert run(f"{script}:build", *sizes, "--memory-limit", "4KiB", "--json", str(path)) == 0
+    said = capsys.readouterr().out
+    assert "settings tried" in said
+    assert "does not fit" in said
+    assert "taken" in said
+    assert PlanFile.from_json(path.read_text()).partitions == 2
+
+
+CLUSTER = """
+hosts: [{count: 2, ranks: 2, memory: 1GiB, flops: 1e12, memory_bandwidth: 1e11}]
+within_host: 1e11
+between_hosts: 1e10
+"""
+
+
+def test_a_cluster_is_filled_with_replicas(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(CLUSTER)
+    sizes = ["--partitions", "2", "--batch-size", "8", "--cluster", str(file)]
+    assert run(f"{script}:build", *sizes) == 0
+    assert "for a batch of 8 on each of 2 replicas: " in capsys.readouterr().out
+    assert run(f"{script}:build", *sizes, "--replicas", "1") == 0
+    assert "replicas" not in capsys.readouterr().out
+    assert run(f"{script}:build", *sizes, "--memory-limit", "1KiB") == 1
+    assert "memory_limit is 1.0 KiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--partitions", "auto"], "must know how many processes there are: --ranks N, or --cluster FILE."),
+        (["--partitions", "auto", "--ranks", "0"], "--ranks must be at least 1. Received: 0."),
+        (["--partitions", "auto", "--ranks", "2", "--replicas", "2"], "leave out --replicas."),
+        (["--partitions", "2", "--ranks", "4", "--replicas", "3"], "3 replicas need 6 ranks. There are 4."),
+        (["--partitions", "4", "--ranks", "2"], "4 partitions need as many ranks. There are 2."),
+        (["--partitions", "2", "--cluster", "/nowhere.yaml"], "/nowhere.yaml does not exist"),
+    ],
+)
+def test_wrong_numbers_of_ranks_are_told_in_a_line(
+    script: str, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(f"{script}:build", "--batch-size", "8", *options) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("smp-tf: ")
+    assert words in said[-1]
 
 
 def test_help_comes_without_tensorflow() -> None:

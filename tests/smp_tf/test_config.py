@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -316,3 +317,36 @@ class TestForWorld:
     def test_default_partition_must_exist(self):
         with pytest.raises(ConfigError, match=r"default_partition is 2, .* below 2"):
             Config(partitions=2, default_partition=2).for_world(2)
+
+
+def test_a_schedule_of_ones_own_is_its_tasks(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("# mine\n0F0 0F1 0B0 0B1\n\n1F0 1I0 1F1 1I1 1W0 1W1 # gradients of weights at last\n")
+    config = load_config({"pipeline": str(file), "microbatches": 2})
+    assert config.pipeline == "0F0 0F1 0B0 0B1\n1F0 1I0 1F1 1I1 1W0 1W1"
+    assert config.for_world(2).pipeline == config.pipeline
+    alone = config.for_world(1, launched=False)
+    assert alone.pipeline == "interleaved"
+    assert alone.notes[-1].startswith("With one partition there is nothing to schedule")
+    with pytest.raises(ConfigError, match=r"is not for 3 partitions and 2 microbatches\. .*one line per rank"):
+        config.for_world(3)
+    with pytest.raises(ConfigError, match=r"is not for 2 partitions and 4 microbatches\. .*Received: one of 2"):
+        load_config({"pipeline": str(file), "microbatches": 4}).for_world(2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, r"mine\.txt: A schedule is a text file that can be read\. .*No such file"),
+        ("", r"mine\.txt: A schedule lists the tasks of a rank on a line"),
+        ("0F0 0X0", r"mine\.txt, line 1: A task is written as"),
+        ("0F0 0B0\n1B0 1F0", r"mine\.txt, line 2: A task comes after what it depends on"),
+        ("1F0 1B0\n0F0 0B0", r"mine\.txt: rank r runs chunk r, and no other. Received: chunks on ranks \(1, 0\)"),
+    ],
+)
+def test_a_schedule_that_cannot_be_run_is_told(tmp_path: Path, text: str | None, words: str) -> None:
+    file = tmp_path / "mine.txt"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=f"The schedule of pipeline cannot be run. .*{words}"):
+        load_config({"pipeline": str(file)})

@@ -13,7 +13,7 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf.config import check_config
 from smp_tf.errors import MemoryLimitError, OfflinePlanError, PlacementError
-from smp_tf.offline_plan import OfflinePlan, memory_over_time, plan_offline, slots_of
+from smp_tf.offline_plan import OfflineModel, OfflinePlan, memory_over_time, offline, slots_by_name
 
 
 def chain() -> tf_keras.Model:
@@ -32,7 +32,8 @@ class Subclass(tf_keras.Model):
 
 def planned(function: Any, batch_size: int | None = None, optimizer: str = "adam", **config: Any) -> OfflinePlan:
     wanted = check_config({"partitions": 2, "microbatches": 4, **config}, "a test")
-    return plan_offline(function, wanted, optimizer=optimizer, batch_size=batch_size)
+    with offline():
+        return OfflineModel(function, optimizer=optimizer, batch_size=batch_size).plan(wanted)
 
 
 def test_a_functional_model_is_planned_by_its_own_inputs(keras_defaults: None) -> None:
@@ -80,11 +81,12 @@ def test_nothing_has_storage(keras_defaults: None) -> None:
 @pytest.mark.parametrize(("optimizer", "slots"), [("sgd", 1.0), ("rmsprop", 1.0), ("adam", 2.0), ("Adamax", 2.0)])
 def test_slots_are_those_of_the_optimizer(optimizer: str, slots: float) -> None:
     """SGD has them for momenta, also without momentum."""
-    assert slots_of(optimizer) == slots
+    assert slots_by_name(optimizer) == slots
 
 
-def test_a_rank_holds_its_stash_from_a_forward_to_its_backward(keras_defaults: None) -> None:
-    made = planned(chain, batch_size=16)
+@pytest.mark.parametrize("pipeline", ["interleaved", "simple", "zb_h1"])
+def test_a_rank_holds_its_stash_from_a_forward_to_its_backward(keras_defaults: None, pipeline: str) -> None:
+    made = planned(chain, batch_size=16, pipeline=pipeline)
     for row, points in zip(made.plan.forecast, memory_over_time(made), strict=True):
         assert max(held for _, held in points) == row.stored_bytes
         assert points[0][1] == points[-1][1] == row.stored_bytes - row.stash_bytes

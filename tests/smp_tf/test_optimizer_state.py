@@ -244,3 +244,30 @@ def test_an_optimizer_with_nothing_to_do_here_is_ready_and_has_no_slots() -> Non
     assert optimizer_state.report(optimizer, built=True)
     assert not optimizer_state.report(optimizer, built=False)
     assert optimizer_state.has_slots(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "slots"),
+    [
+        (tf_keras.optimizers.Adam(), 2.0),
+        (tf_keras.optimizers.Adam(amsgrad=True, use_ema=True), 4.0),
+        (tf_keras.optimizers.legacy.SGD(0.1), 0.0),
+        (tf_keras.optimizers.legacy.RMSprop(momentum=0.5), 2.0),
+        (tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.RMSprop()), 1.0),
+        # A row and a column of numbers for a matrix of 64 x 64, and the two more that it has in any case.
+        (tf_keras.optimizers.Adafactor(), pytest.approx(1.0, abs=0.1)),
+    ],
+)
+def test_how_many_slots_an_optimizer_will_have_is_known_before_it_has_any(optimizer: Any, slots: float) -> None:
+    before = set(optimizer_state._reported)
+    assert optimizer_state.slots_of(optimizer) == slots
+    assert not optimizer_state.has_slots(optimizer)
+    assert set(optimizer_state._reported) <= before
+
+
+def test_of_an_optimizer_that_cannot_be_copied_nothing_is_known() -> None:
+    class Mine(tf_keras.optimizers.Optimizer):
+        def __init__(self, rate: float) -> None:
+            super().__init__("mine")
+
+    assert optimizer_state.slots_of(Mine(0.1)) is None

@@ -16,7 +16,8 @@ from smp_tf.errors import ConfigError, PlacementError
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.plan_file import PlanFile, to_store
-from smp_tf.planning import PlacementRequest, propose
+from smp_tf.planning import PlacementRequest
+from smp_tf.proposal import propose
 from tests.partition.op_graph_builder import chain_of_dense
 
 TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from smp_tf import plan_agreement, planning
-from smp_tf.errors import RankMismatchError
+from smp_tf import plan_agreement, planning, proposal
+from smp_tf.errors import MemoryLimitError, PlacementError, RankMismatchError
 from smp_tf.microbatching import SplitArgument
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
@@ -39,9 +39,10 @@ def agree(
     graph: OpGraph,
     request: planning.PlacementRequest = TWO,
     everywhere: bool = True,
+    propose: Callable[[Any], Plan] | None = None,
 ) -> tuple[Plan, int]:
     arguments = [SplitArgument("x", 0, tf.TensorSpec([batch, 8], tf.float32))]
-    propose = functools.partial(planning.propose, graph, request)
+    propose = propose or functools.partial(proposal.propose, graph, request)
     return plan_agreement.agree_on_plan("train", arguments, graph, propose, {}, everywhere=everywhere)
 
 
@@ -141,3 +142,23 @@ def test_a_batch_that_is_new_to_one_replica_concerns_no_other(four: Ranks) -> No
     assert again[:2] == [None, None]
     assert again[2] == again[3]
     assert again[2][1] > max(numbers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (MemoryLimitError, "Rank 0 would need 3 GiB."),
+        (PlacementError, "A model of 4 layers fills no 5 partitions."),
+    ],
+)
+def test_what_the_first_rank_refuses_every_rank_refuses(four: Ranks, kind: type[Exception], words: str) -> None:
+    """Each rank once proposed for itself, and one that had a plan went on alone."""
+
+    def refuse(owners: Any) -> Plan:
+        raise kind(words)
+
+    def act(rank: int) -> tuple[Plan, int]:
+        return agree(8, chain_of_dense(4), propose=refuse if rank == 0 else None)
+
+    results = four.run(act)
+    assert [(type(result), str(result)) for result in results] == [(kind, words)] * 4

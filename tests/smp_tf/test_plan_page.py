@@ -13,12 +13,12 @@ import tf_keras
 from tf_keras import layers
 
 from smp_tf.config import check_config
-from smp_tf.offline_plan import OfflinePlan, plan_offline
+from smp_tf.offline_plan import OfflineModel, OfflinePlan, offline
+from smp_tf.partition.report import proved, reasons
 from smp_tf.plan_page import page
 
 
-@pytest.fixture(scope="module")
-def made() -> OfflinePlan:
+def planned(pipeline: str) -> OfflinePlan:
     def build() -> tf_keras.Model:
         inputs = tf_keras.Input((8,))
         hidden = layers.Dense(16, name="wide>8", activation="relu")(inputs)
@@ -26,7 +26,15 @@ def made() -> OfflinePlan:
         return tf_keras.Model(inputs, layers.Dense(4, name="head")(layers.Add()([hidden, hidden])), name="net")
 
     tf_keras.backend.clear_session()
-    return plan_offline(build, check_config({"partitions": 2, "microbatches": 3}, "a test"), batch_size=9)
+    with offline():
+        return OfflineModel(build, batch_size=9).plan(
+            check_config({"partitions": 2, "microbatches": 3, "pipeline": pipeline}, "a test")
+        )
+
+
+@pytest.fixture(scope="module")
+def made() -> OfflinePlan:
+    return planned("interleaved")
 
 
 class Reader(HTMLParser):
@@ -81,6 +89,15 @@ def test_every_layer_task_and_rank_is_drawn(made: OfflinePlan) -> None:
     assert crossing
 
 
+def test_the_parts_of_a_backward_that_is_cut_are_told_apart(made: OfflinePlan) -> None:
+    words = ("forward", "backward, what the stage before waits for", "backward, gradients of weights")
+    whole, cut = page(made, "x"), page(planned("zb_h1"), "x")
+    assert [f"</span>{name}" in cut for name in words] == [True, True, True]
+    assert [f"</span>{name}" in whole for name in words] == [True, False, False]
+    tasks = [title.split(":")[0] for title in read(cut).titles if " to " in title]
+    assert {"0W2", "1I0", "1W0"} <= set(tasks)
+
+
 def test_it_needs_nothing_else_and_names_cannot_break_it(made: OfflinePlan) -> None:
     text = page(made, "<train>.py:build")
     assert "Plan of &lt;train&gt;.py:build" in text
@@ -91,8 +108,9 @@ def test_it_needs_nothing_else_and_names_cannot_break_it(made: OfflinePlan) -> N
 
 def test_what_limits_the_plan_is_said(made: OfflinePlan) -> None:
     text = page(made, "x")
-    assert made.plan.reasons
-    assert all(reason in text for reason in made.plan.reasons)
+    said = (*reasons(made.plan), *proved(made.plan))
+    assert len(said) == 2
+    assert all(line in text for line in said)
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here: apt install chromium")

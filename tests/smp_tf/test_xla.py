@@ -53,8 +53,12 @@ def compiled(step: Any) -> dict[int, bool]:
 @pytest.mark.parametrize(
     ("extra", "expected", "said"),
     [
-        (tf.nn.relu, {0: True, 1: True}, []),
-        (in_python, {0: False, 1: False}, ["EagerPyFunc (No registered 'EagerPyFunc' OpKernel for XLA_CPU_JIT"]),
+        (tf.nn.relu, {(0, 0): True, (1, 0): True}, []),
+        (
+            in_python,
+            {(0, 0): False, (1, 0): False},
+            ["EagerPyFunc (No registered 'EagerPyFunc' OpKernel for XLA_CPU_JIT"],
+        ),
     ],
 )
 def test_what_xla_can_compile_is_compiled(

@@ -24,6 +24,7 @@ void Activity::BeginStep(uint64_t program, int64_t step) {
   step_ = step;
   inside_ = true;
   since_ = Clock::now();
+  changed_.notify_all();
 }
 
 void Activity::EndStep(uint64_t program) {
@@ -31,6 +32,27 @@ void Activity::EndStep(uint64_t program) {
   programs_[program].inside = false;
   inside_ = false;
   since_ = Clock::now();
+  changed_.notify_all();
+}
+
+bool Activity::AwaitStep(uint64_t program, int64_t step, bool ended, double timeout_s) const {
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(timeout_s));
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto reached = [&] {
+    const auto found = programs_.find(program);
+    if (found == programs_.end()) return false;
+    const Program& at = found->second;
+    return at.begun > step || (at.begun == step && !(ended && at.inside));
+  };
+  changed_.wait_until(lock, deadline, [&] { return !awaited_ || reached(); });
+  return reached();
+}
+
+void Activity::StopAwaiting() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  awaited_ = false;
+  changed_.notify_all();
 }
 
 void Activity::Set(const std::string& text) {

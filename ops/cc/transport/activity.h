@@ -3,6 +3,7 @@
 #define SMP_TF_OPS_CC_TRANSPORT_ACTIVITY_H_
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -15,6 +16,12 @@ class Activity {
   void BeginStep(uint64_t program, int64_t step);
   void EndStep(uint64_t program);
   void Set(const std::string& text);
+
+  // Waits until this rank has begun, or ended, a step of a program or a later one; false after
+  // `timeout_s`, or when nobody is to wait any longer.
+  bool AwaitStep(uint64_t program, int64_t step, bool ended, double timeout_s) const;
+  // Ends every AwaitStep, now and later.
+  void StopAwaiting();
 
   // The step this rank is in or was in last; -1 before the first.
   int64_t step() const;
@@ -43,6 +50,8 @@ class Activity {
   using Clock = std::chrono::steady_clock;
 
   mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool awaited_ = true;
   std::map<uint64_t, Program> programs_;
   uint64_t program_ = 0;
   int64_t step_ = -1;

@@ -176,6 +176,14 @@ void smp_transport_begin_step(smp_transport* t, uint64_t program, int64_t step) 
 void smp_transport_end_step(smp_transport* t, uint64_t program) {
   t->transport.activity().EndStep(program);
 }
+int smp_transport_await_step(smp_transport* t, uint64_t program, int64_t step, int ended,
+                             double timeout_s) {
+  t->references.fetch_add(1);
+  const bool reached = t->transport.activity().AwaitStep(program, step, ended != 0, timeout_s);
+  smp_transport_release(t);
+  return reached ? SMP_OK : SMP_DEADLINE_EXCEEDED;
+}
+void smp_transport_stop_awaiting(smp_transport* t) { t->transport.activity().StopAwaiting(); }
 void smp_transport_set_activity(smp_transport* t, const char* activity) {
   t->transport.activity().Set(activity);
 }
@@ -220,6 +228,7 @@ void smp_transport_destroy(smp_transport* t) {
     std::lock_guard<std::mutex> lock(current_mutex);
     if (current == t) current = nullptr;
   }
+  t->transport.activity().StopAwaiting();
   t->transport.Shutdown();
   smp_transport_release(t);
 }

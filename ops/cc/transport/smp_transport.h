@@ -164,6 +164,14 @@ SMP_API void smp_transport_cancel_all(smp_transport*, const char* reason);
 /* What this rank is doing, told to peers that wait for it. Cheap. */
 SMP_API void smp_transport_begin_step(smp_transport*, uint64_t program, int64_t step);
 SMP_API void smp_transport_end_step(smp_transport*, uint64_t program);
+
+/* Waits until this rank has begun (`ended` = 0) or ended a step of a program, or is beyond it;
+ * SMP_DEADLINE_EXCEEDED after `timeout_s`, or once smp_transport_stop_awaiting was called, which
+ * ends all of these waits, now and later. */
+SMP_API int smp_transport_await_step(smp_transport*, uint64_t program, int64_t step, int ended,
+                                     double timeout_s);
+SMP_API void smp_transport_stop_awaiting(smp_transport*);
+
 SMP_API void smp_transport_set_activity(smp_transport*, const char* activity);
 
 /* Says which ranks take part in a program, so that only their early leaving disturbs its steps.

@@ -53,6 +53,7 @@ def one_step(model: str, size: int, built: bool) -> dict[str, Any]:
     return {
         "loss": float(loss),
         "probabilities": probabilities,
+        "sum": 1.0 if net.layers[-1].activation is tf_keras.activations.softmax else 0.0,
         "stored": [id(variable) in own for variable in net.variables],
         "iterations": int(optimizer.iterations.numpy()),
         "seconds": time.monotonic() - began,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 from tf_keras import layers
 
 import smp_tf as smp
+from smp_tf import profiling
 from smp_tf.errors import StepError
 
 X = np.random.default_rng(5).normal(size=(8, 6)).astype(np.float32)
@@ -21,7 +25,7 @@ class Repeats(layers.Layer):
         self.kernel = self.add_weight("kernel", (6, 6))
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        times = tf.cast(tf.size(x) * 0 + 3000, tf.int32)
+        times = tf.cast(tf.size(x) * 0 + 600, tf.int32)
         return tf.while_loop(lambda i, y: i < times, lambda i, y: (i + 1, tf.tanh(y @ self.kernel)), (0, x))[1]
 
 
@@ -38,15 +42,34 @@ class Net(smp.DistributedModel):
         return self.drop(x, training=training)
 
 
-def train(profiled: bool) -> dict[str, Any]:
+def noting(ran: list[str]) -> Any:
+    """As a unit is made ready, with its name noted."""
+    original = profiling._ready
+
+    def ready(cut: Any, unit: Any, *rest: Any) -> Any:
+        ran.append(unit.name)
+        return original(cut, unit, *rest)
+
+    return ready
+
+
+def train(profiled: bool, folder: str = "off", damage: bool = False) -> dict[str, Any]:
     """Three steps.
 
     Args:
         profiled: measure the model first, with another number of samples.
+        folder: where profiles are kept.
+        damage: what is kept there is damaged before.
     """
     model, optimizer = Net(), tf.keras.optimizers.SGD(0.1)
-    if profiled:
-        model.profile(X[:4])
+    ran: list[str] = []
+    with mock.patch.dict(os.environ, SMP_TF_PROFILES=folder), mock.patch.object(profiling, "_ready", noting(ran)):
+        if damage and smp.rank() == 0:
+            [kept] = Path(folder).iterdir()
+            kept.write_text(kept.read_text()[:-9])
+        if profiled:
+            model.profile(X[:4])
+    times = {name: list(pair) for name, pair in sorted(model._smp_store.measured.items())}
 
     @smp.step
     def step(x: tf.Tensor) -> Any:
@@ -66,4 +89,4 @@ def train(profiled: bool) -> dict[str, Any]:
     except StepError as error:
         too_late = str(error)
     names = sorted({variable.name.split("/")[-2] for variable in model.local_variables})
-    return {"losses": losses, "layers": names, "too_late": too_late}
+    return {"losses": losses, "layers": names, "too_late": too_late, "ran": ran, "times": times}

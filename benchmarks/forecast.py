@@ -1,0 +1,278 @@
+"""Compares the forecast of a step from measured times with the step: run it on the ranks of one replica.
+
+    horovodrun -np 2 python benchmarks/forecast.py --models gpt,mlp,convolutions,bert
+
+Each repetition measures the units of the model, as `model.profile` does, and then the step; so whatever slows the
+machine for a while slows both. The step is forward, backward and the sums over the microbatches; the optimizer's
+update is the optimizer's and is left out. A ratio above 1 says that the step was forecast too slow.
+Where other programs take the processors now and then, look at "least disturbed": the forecast from the shortest time of
+each unit over the shortest median of steps, of all repetitions.
+
+The forecast is that of `smp-tf plan`: the schedule, simulated with the sum of a stage's units for each of its tasks.
+"alone" is the same from units that one rank after the other measured, while the others slept, as they never do in a
+training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import smp_tf as smp  # isort: split
+
+import gpt
+import numpy as np
+import tensorflow as tf
+from report import paired, spread
+from rich.console import Console
+from rich.table import Table
+from tf_keras import layers
+
+from smp_tf import planning, profiling, runtime
+from smp_tf.control import allgather_json, barrier
+from smp_tf.partition.cost import estimate
+from smp_tf.pipeline.profile import make_ready
+from smp_tf.plan_timeline import timeline_of
+from smp_tf.profiling import Times
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model to forecast.
+
+    Args:
+        build: makes it.
+        batch: makes a batch: what the model is called with.
+        loss: of what it gives.
+    """
+
+    build: Callable[[], Any]
+    batch: Callable[[], list[np.ndarray]]
+    loss: Callable[[Any], tf.Tensor]
+
+
+def mean_of_squares(outputs: Any) -> tf.Tensor:
+    return tf.reduce_mean(tf.square(getattr(outputs, "logits", outputs)))
+
+
+def _words(batch: int, length: int, vocabulary: int) -> Callable[[], list[np.ndarray]]:
+    return lambda: [np.random.default_rng(1).integers(0, vocabulary, (batch, length)).astype(np.int32)]
+
+
+def _numbers(*shape: int) -> Callable[[], list[np.ndarray]]:
+    return lambda: [np.random.default_rng(1).normal(size=shape).astype(np.float32)]
+
+
+def _perceptron() -> Any:
+    class Perceptron(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = [layers.Dense(1024, activation="relu") for _ in range(6)]
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            for part in self.parts:
+                x = part(x)
+            return x
+
+    return Perceptron()
+
+
+def _convolutions() -> Any:
+    class Convolutions(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = layers.Conv2D(32, 3, padding="same")
+            self.parts = [layers.Conv2D(32, 3, padding="same") for _ in range(6)]
+            self.norms = [layers.BatchNormalization() for _ in range(6)]
+            self.head = layers.Dense(10)
+
+        def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+            x = self.first(x)
+            for part, norm in zip(self.parts, self.norms, strict=True):
+                x = x + tf.nn.relu(norm(part(x), training=training))
+            return self.head(tf.reduce_mean(x, [1, 2]))
+
+    return Convolutions()
+
+
+def _bert() -> Any:
+    import transformers
+
+    config = transformers.BertConfig(
+        hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, vocab_size=4000
+    )
+    return smp.DistributedModel(lambda: transformers.TFBertForMaskedLM(config))
+
+
+MODELS = {
+    "gpt": Example(lambda: gpt.build(smp.DistributedModel, gpt.SIZES["small"]), _words(32, 64, 1000), mean_of_squares),
+    "gpt-medium": Example(
+        lambda: gpt.build(smp.DistributedModel, gpt.SIZES["medium"]), _words(32, 128, 4000), mean_of_squares
+    ),
+    "mlp": Example(_perceptron, _numbers(1024, 1024), mean_of_squares),
+    "convolutions": Example(_convolutions, _numbers(32, 32, 32, 3), mean_of_squares),
+    "bert": Example(_bert, _words(32, 64, 4000), mean_of_squares),
+}
+
+
+class Forecast:
+    """One model: its step, and what is needed to forecast it.
+
+    Args:
+        example: the model.
+        microbatches: parts of a batch.
+    """
+
+    def __init__(self, example: Example, microbatches: int) -> None:
+        self.model = example.build()
+        self.batch = [tf.constant(part) for part in example.batch()]
+        samples = len(self.batch[0]) // microbatches
+        self.part = [tensor[:samples] for tensor in self.batch]
+        self.samples = samples
+        options = {"training": True} if profiling.takes_training(self.model) else {}
+        self.traced = profiling.forward_backward(self.model, example.loss).trace(*self.part, **options)
+        self.units, cut = planning.cut_into_units(self.traced.graph)
+        costs = estimate(self.traced.graph, self.units, unknown=self.samples)
+        self.shares = profiling.shares(costs, smp.size())
+        around = profiling.surroundings(self.traced, self.part)
+        # All at once, so that a repetition takes as long as measuring does.
+        self.ready = [make_ready(cut, unit, around) for unit in self.shares[smp.rank()]]
+
+        @smp.step
+        def step(*inputs: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = example.loss(self.model(*inputs, **options))
+            return tape.gradient(loss, self.model.trainable_variables), loss
+
+        @tf.function
+        def train(*inputs: tf.Tensor) -> Any:
+            gradients, loss = step(*inputs)
+            sums = [gradient.accumulate() for gradient in gradients if gradient is not None]
+            made = [total.values if isinstance(total, tf.IndexedSlices) else total for total in sums]
+            # A gradient is on the rank that stores its weight only.
+            with tf.control_dependencies([total for total in made if total is not None]):
+                return tf.identity(loss.reduce_mean())
+
+        self.step, self.train = step, train
+
+    def together(self) -> Times:
+        """Times of all units, which the ranks measure at the same time, each a share, as `model.profile` does."""
+        found: Times = {}
+        for turn in range(max(map(len, self.shares))):
+            barrier(name="the benchmark's unit")
+            found.update(self._measured(turn))
+        return self._of_all(found)
+
+    def alone(self) -> Times:
+        """The same, measured by one rank after the other."""
+        found: Times = {}
+        for rank in range(smp.size()):
+            barrier(name="the benchmark's turn")
+            for turn in range(len(self.shares[rank]) if rank == smp.rank() else 0):
+                found.update(self._measured(turn))
+        barrier(name="the benchmark's turn")
+        return self._of_all(found)
+
+    def _measured(self, turn: int) -> Times:
+        mine = self.shares[smp.rank()]
+        if turn >= len(mine):
+            return {}
+        return {self.units[mine[turn]].name: profiling.as_forward_and_backward(self.ready[turn])}
+
+    def _of_all(self, found: Times) -> Times:
+        told = allgather_json(found, name="the benchmark's times")
+        return {name: (ahead, back) for times in told for name, (ahead, back) in times.items()}
+
+    def steps(self, seconds: float) -> float:
+        """Seconds of a step: the median over many, each from one to the next."""
+        taken: list[float] = []
+        count = 1
+        while len(taken) < count:
+            began = time.perf_counter()
+            self.train(*self.batch).numpy()
+            taken.append(time.perf_counter() - began)
+            if len(taken) == 1:
+                self.train(*self.batch)
+                count = max(allgather_json(max(5, round(seconds / taken[0])), name="the number of steps"))
+        return max(allgather_json(statistics.median(taken), name="the benchmark's steps"))
+
+    def step_time(self, times: Times) -> float:
+        """The forecast of a step, in seconds."""
+        [program] = self.step._programs.values()
+        plan, split = program.plan, program.stage_program.split
+        config = runtime.current().config
+        request = planning.PlacementRequest(
+            plan.stages, plan.microbatches, config.pipeline, config.optimize, 0.0, self.samples, measured=times
+        )
+        units, costs = planning.costs_of(self.traced.graph, request)
+        return timeline_of(plan, units, costs, split, self.samples).step_time
+
+
+def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Measures one model; returns its figures."""
+    forecast = Forecast(MODELS[name], given.microbatches)
+    # The plan of the first step goes by these.
+    first = forecast.together()
+    forecast.model._smp_store.measured = {
+        unit: (ahead / forecast.samples, back / forecast.samples) for unit, (ahead, back) in first.items()
+    }
+    rows: dict[str, list[float]] = {"step": [], "forecast": [], "alone": []}
+    forecast.steps(0.1)
+    times: list[Times] = []
+    for _ in range(given.repetitions):
+        times.append(forecast.together())
+        rows["forecast"].append(forecast.step_time(times[-1]))
+        rows["step"].append(forecast.steps(given.turn))
+        rows["alone"].append(forecast.step_time(forecast.alone()))
+    least = {name: (min(each[name][0] for each in times), min(each[name][1] for each in times)) for name in times[0]}
+    return {
+        "seconds": {what: spread(values) for what, values in rows.items()},
+        "ratio": paired(rows["forecast"], rows["step"]),
+        "ratio_alone": paired(rows["alone"], rows["step"]),
+        "ratio_least": forecast.step_time(least) / min(rows["step"]),
+    }
+
+
+def print_table(found: dict[str, Any], given: argparse.Namespace) -> None:
+    table = Table(title=f"{smp.size()} ranks, {given.microbatches} microbatches: medians (quartiles)")
+    for column in ("model", "step, ms", "forecast, ms", "forecast / step", "alone / step", "least disturbed"):
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
+    for name, figures in found.items():
+        cells = [f"{1e3 * figures['seconds'][what]['median']:,.1f}" for what in ("step", "forecast")]
+        for what in ("ratio", "ratio_alone"):
+            low, high = figures[what]["quartiles"]
+            cells.append(f"{figures[what]['median']:.2f} ({low:.2f} – {high:.2f})")
+        table.add_row(name, *cells, f"{figures['ratio_least']:.2f}")
+    Console(width=100).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS), help=f"from {', '.join(MODELS)}")
+    parser.add_argument("--repetitions", type=int, default=5, help="of every model")
+    parser.add_argument("--microbatches", type=int, default=4, help="parts a batch is cut into")
+    parser.add_argument("--turn", type=float, default=2.0, help="seconds of steps in a repetition, about")
+    parser.add_argument("--json", type=Path, help="file to write all measurements to")
+    given = parser.parse_args()
+    names = given.models.split(",")
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        parser.error(f"models are {', '.join(MODELS)}. Received: {', '.join(unknown)}")
+    smp.init({"microbatches": given.microbatches, "optimize": "speed", "seed": 1})
+    found = {}
+    for name in names:
+        found[name] = measure(name, given)
+        if smp.rank() == 0:
+            print_table(found, given)
+    if smp.rank() == 0 and given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""The integer program that places units on stages, solved by OR-tools' CP-SAT in a process of its own.
+
+OR-tools and TensorFlow bring C++ libraries that do not bear one another: with both in one process the solver crashes.
+So this file imports nothing of smp_tf, whose import is TensorFlow's, and is run as a script: it reads problems as JSON
+from its standard input (`solve_dag` writes them) and writes what it has found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from math import ceil, floor
+from typing import Any
+
+from ortools.sat.python import cp_model
+
+#: Costs are integers there, rounded down where something is proved: the whole model's is this much.
+_WHOLE = 10**9
+#: Beyond so many microbatches only the slowest stage counts, and no product becomes too large.
+_MANY = 10**5
+#: Sums of fewer bytes are no larger than the solver's numbers may be.
+_MOST_BYTES = 2**50
+_PR_SET_PDEATHSIG = 1
+
+
+class Program:
+    """The integer program.
+
+    `upto[u][s]` says that unit u is on stage s or before, so that "v needs u" is one line per stage, and the stage of a
+    unit is a difference of two.
+
+    Args:
+        problem: see `solve_dag._record`.
+    """
+
+    def __init__(self, problem: dict[str, Any]) -> None:
+        self.model = cp_model.CpModel()
+        self._problem = problem
+        self._stages = stages = len(problem["in_flight"])
+        self._owns: dict[int, list[Any]] = {}
+        self._some: dict[tuple[tuple[int, ...], int], Any] = {}
+        self._unit = 1.0
+        true = self.model.new_constant(1)
+        self._upto: list[list[Any]] = [
+            [*(self.model.new_bool_var("") for _ in range(stages - 1)), true] for _ in range(len(problem["times"]))
+        ]
+        for upto in self._upto:
+            for s in range(stages - 1):
+                self.model.add(upto[s] <= upto[s + 1])
+        self._on = [[self._between(upto, s) for s in range(stages)] for upto in self._upto]
+        for s in range(stages):
+            self.model.add(sum(on[s] for on in self._on) >= 1)
+        for unit, stage in enumerate(problem["manual"]):
+            if stage is not None:
+                self.model.add(self._on[unit][stage] == 1)
+        for before, after in problem["needs"]:
+            for s in range(stages - 1):
+                self.model.add(self._upto[after][s] <= self._upto[before][s])
+        self._within(problem["limits"])
+        if problem["objective"] == "speed":
+            self._fastest()
+        else:
+            self._smallest()
+
+    def _between(self, upto: list[Any], stage: int) -> Any:
+        """A variable that says that a unit is on a stage."""
+        if stage == 0:
+            return upto[0]
+        on = self.model.new_bool_var("")
+        self.model.add(on == upto[stage] - upto[stage - 1])
+        return on
+
+    def _any(self, units: Iterable[int], stage: int) -> Any:
+        """A variable that is 1 at least where one of the units is on a stage; to be made small."""
+        listed = tuple(sorted(set(units)))
+        if len(listed) == 1:
+            return self._on[listed[0]][stage]
+        if (listed, stage) not in self._some:
+            found = self.model.new_bool_var("")
+            for unit in listed:
+                self.model.add(found >= self._on[unit][stage])
+            self._some[listed, stage] = found
+        return self._some[listed, stage]
+
+    def _without(self, some: Any, other: Any) -> Any:
+        """A variable that is 1 at least where the first holds and the second does not; to be made small."""
+        found = self.model.new_bool_var("")
+        self.model.add(found >= some - other)
+        return found
+
+    def _fastest(self) -> None:
+        """Minimise the seconds of a step."""
+        problem = self._problem
+        computing = [list(zip(problem["times"], (on[s] for on in self._on), strict=True)) for s in range(self._stages)]
+        crossing: dict[tuple[int, tuple[int, ...]], float] = {}
+        for producer, readers, nbytes in problem["flows"]:
+            for ahead in (True, False):
+                consumers = tuple(c for c in readers if (c > producer) == ahead)
+                if consumers:
+                    crossing[producer, consumers] = crossing.get((producer, consumers), 0.0) + nbytes
+        moved = [(nbytes, self._crossing(*at)) for at, nbytes in crossing.items()]
+        for users, nbytes in self._shared_bytes().items():
+            moved.append((nbytes / problem["microbatches"], self._shared(users)))
+        loads = []
+        for s in range(self._stages):
+            link = problem["seconds_per_byte"] / problem["link"][s]
+            loads.append(
+                [(seconds / problem["speed"][s], on) for seconds, on in computing[s]]
+                + [(nbytes * link, crosses[s]) for nbytes, crosses in moved]
+            )
+        self._unit = self._minimise_with(loads, problem["microbatches"] - 1)
+
+    def _smallest(self) -> None:
+        """Minimise the bytes of the fullest stage."""
+        self._unit = self._minimise_with(self._held(), None)
+
+    def _minimise_with(self, loads: list[list[tuple[float, Any]]], times_largest: int | None) -> float:
+        """Minimise the largest load, so often, plus the sum of all; None for the largest alone.
+
+        Returns:
+            What 1 of the objective stands for.
+        """
+        unit = _unit(loads)
+        rounded = [sum(floor(size / unit) * some for size, some in load) for load in loads]
+        largest = self.model.new_int_var(0, 4 * _WHOLE, "largest")
+        for load in rounded:
+            self.model.add(largest >= load)
+        if times_largest is None or times_largest > _MANY:
+            self.model.minimize(largest)
+            return unit * (times_largest or 1)
+        self.model.minimize(times_largest * largest + sum(rounded))
+        return unit
+
+    def _within(self, limits: Sequence[float | None]) -> None:
+        """No stage needs more than its rank may."""
+        if all(limit is None for limit in limits):
+            return
+        held = self._held()
+        # In whole bytes: what fits to the last of them fits.
+        unit = 1.0 if sum(size for load in held for size, _ in load) < _MOST_BYTES else _unit(held)
+        for load, limit in zip(held, limits, strict=True):
+            if limit is not None:
+                self.model.add(sum(ceil(size / unit) * some for size, some in load) <= floor(limit / unit))
+
+    def _held(self) -> list[list[tuple[float, Any]]]:
+        """Per stage, the bytes of what it owns, of its copies and stashes, each with what says whether it has them."""
+        stashed: dict[tuple[int, ...], float] = {}
+        for readers, nbytes in self._problem["stashes"]:
+            stashed[tuple(readers)] = stashed.get(tuple(readers), 0.0) + nbytes
+        copied: dict[tuple[int, ...], float] = {}
+        for users, stored, copy, _ in self._problem["weights"]:
+            copied[tuple(users)] = copied.get(tuple(users), 0.0) + (stored if len(users) == 1 else copy)
+        return [
+            [(nbytes * self._problem["in_flight"][s], self._any(readers, s)) for readers, nbytes in stashed.items()]
+            + [(nbytes, self._any(users, s)) for users, nbytes in copied.items()]
+            + [
+                (stored - copy, self._owners(number)[s])
+                for number, (users, stored, copy, _) in enumerate(self._problem["weights"])
+                if len(users) > 1 and stored > copy
+            ]
+            for s in range(self._stages)
+        ]
+
+    def _shared_bytes(self) -> dict[tuple[int, ...], float]:
+        """What crosses once per step for weights of several units, by these."""
+        found: dict[tuple[int, ...], float] = {}
+        for users, _, _, crossing in self._problem["weights"]:
+            if len(users) > 1:
+                found[tuple(users)] = found.get(tuple(users), 0.0) + crossing
+        return found
+
+    def _crossing(self, producer: int, consumers: Sequence[int]) -> list[Any]:
+        """Per stage, how often a tensor crosses its border: received once, or sent once."""
+        found = []
+        for s in range(self._stages):
+            received = self._without(self._any(consumers, s), self._on[producer][s])
+            sent = self.model.new_bool_var("")
+            for consumer in consumers:
+                self.model.add(sent >= self._on[producer][s] - self._on[consumer][s])
+            found.append(received + sent)
+        return found
+
+    def _shared(self, users: Sequence[int]) -> list[Any]:
+        """Per stage, whether a weight that it uses is used on another stage as well."""
+        found = []
+        for s in range(self._stages):
+            partly = self.model.new_bool_var("")
+            some = self._any(users, s)
+            for user in users:
+                self.model.add(partly >= some - self._on[user][s])
+            found.append(partly)
+        return found
+
+    def _owners(self, number: int) -> list[Any]:
+        """Per stage, whether it stores a weight of several units: one does, that uses it."""
+        if number not in self._owns:
+            users = self._problem["weights"][number][0]
+            owns = [self.model.new_bool_var("") for _ in range(self._stages)]
+            self.model.add_exactly_one(owns)
+            for s, here in enumerate(owns):
+                self.model.add(here <= sum(self._on[user][s] for user in users))
+            self._owns[number] = owns
+        return self._owns[number]
+
+    def solved(self, seconds: float, clock: float) -> dict[str, Any]:
+        """The best placement found.
+
+        Args:
+            seconds: when to stop looking, about; counted in work, not by a clock.
+            clock: when to stop by the clock, should the machine be so busy.
+
+        Returns:
+            "found": whether there is one; "stage_of"; "owners": the stage that stores a weight of several units, by the
+            weight's number as text; "bound": what is proved.
+        """
+        if self._problem["hint"] is not None:
+            for upto, stage in zip(self._upto, self._problem["hint"], strict=True):
+                for s in range(self._stages - 1):
+                    self.model.add_hint(upto[s], stage <= s)
+        solver = cp_model.CpSolver()
+        # One worker, and work instead of a clock: the same placement on every run.
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = 0
+        solver.parameters.max_deterministic_time = seconds
+        solver.parameters.max_time_in_seconds = clock
+        status = solver.solve(self.model)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return {"found": False}
+        return {
+            "found": True,
+            "stage_of": [next(s for s in range(self._stages) if solver.boolean_value(upto[s])) for upto in self._upto],
+            "owners": {
+                number: next(s for s, here in enumerate(owns) if solver.boolean_value(here))
+                for number, owns in self._owns.items()
+            },
+            "bound": solver.best_objective_bound * self._unit,
+        }
+
+
+def _unit(loads: Sequence[Sequence[tuple[float, Any]]]) -> float:
+    """What 1 stands for in integers, so that all of everything is at most `_WHOLE`."""
+    whole = sum(size for load in loads for size, _ in load)
+    return whole / _WHOLE if whole else 1.0
+
+
+def main() -> None:
+    """Solve the problems of standard input."""
+    # Whoever asked is gone when it was killed: so is this.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    given = json.load(sys.stdin)
+    json.dump([Program(problem).solved(given["seconds"], given["clock"]) for problem in given["problems"]], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

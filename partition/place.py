@@ -1,0 +1,133 @@
+"""Place the units of a step: the best cut of one order, or a placement that is better, and how much better any can be.
+
+    units in one order ──▶ solve_chain: the best cut ──▶ is no other order possible, or no placement much better? done
+                                                    └──▶ solve_dag: the best placement in any order, or a bound
+
+A model whose layers follow one another has one order only, and its best cut is the best placement. Where a model has
+branches, a placement may put one branch beside the other in a way that no cut of one order does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.placement import Chain, Placement, Ranks, in_flight_of
+from smp_tf.partition.solve_chain import MOST_SHARED_GROUPS, TOLERANCE, solve_chain
+from smp_tf.partition.solve_dag import MOST_CHOICES, DagProblem, solve_dag
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement, and what is proved of it.
+
+    Args:
+        placement: the stages of the units.
+        gap: by how much the score of any other placement is smaller at most, as a share of this one's; None where other
+            placements are out of the question.
+        without: why the solver that could have proved more was not used; None where it was, or was not needed.
+    """
+
+    placement: Placement
+    gap: float | None
+    without: str | None = None
+
+
+def place(
+    chain: Chain,
+    needs: Iterable[tuple[int, int]],
+    stages: int,
+    *,
+    objective: str = "memory",
+    microbatches: int = 1,
+    in_flight: Sequence[int] | None = None,
+    ranks: Ranks | None = None,
+    seconds: float = 0.0,
+    worth: float = 0.0,
+    most_choices: int = MOST_CHOICES,
+) -> Placed:
+    """Place units on exactly `stages` stages, none empty.
+
+    Args:
+        chain: the units in topological order, their costs, and the stages that are given.
+        needs: pairs of units, the second of which needs something of the first.
+        stages: number of stages.
+        objective: "speed": the seconds of a step; "memory": the bytes of the fullest stage.
+        microbatches: per step.
+        in_flight: microbatches whose stash a stage holds at once; by default what 1F1B keeps.
+        ranks: how these differ, and what they may need; None where they are alike and may need anything.
+        seconds: for how long to look beyond cuts of one order, about; the same on every run and machine.
+        worth: the least gain that is worth looking for: seconds of a step, or bytes.
+        most_choices: units times stages beyond which it is not looked for.
+
+    Returns:
+        The placement.
+
+    Raises:
+        PlacementError: there are fewer units than stages, or manual placements are not in order.
+        MemoryLimitError: no cut keeps within what ranks may need.
+
+    Example:
+        >>> place(Chain(("a", "b", "c"), (1.0, 2.0, 3.0)), [(0, 1), (1, 2)], 2, objective="speed").gap
+        0.0
+    """
+    held = in_flight_of(stages, microbatches, in_flight)
+    ranks = ranks or Ranks.alike(stages)
+    pairs = sorted(set(needs))
+    cut = solve_chain(chain, stages, objective=objective, microbatches=microbatches, in_flight=held, ranks=ranks)
+    score = cut.score(objective, microbatches)
+    bound = _least_possible(chain, stages, objective, microbatches, held, ranks)
+    if _is_only_order(chain, pairs):
+        bound = max(bound, cut.least)
+    if any(stage is not None for stage in chain.manual):
+        # What is given leaves the question open of what would be better without it.
+        return Placed(cut, None)
+    few = len(chain.names) * stages <= most_choices
+    if score - bound <= max(worth, TOLERANCE * score) or seconds <= 0 or not few:
+        return Placed(cut, _gap(score, bound))
+    problem = DagProblem(chain, tuple(pairs), stages, objective, microbatches, held, ranks, cut.stage_of)
+    try:
+        found = solve_dag(problem, seconds)
+    except PlacementError as error:
+        return Placed(cut, _gap(score, bound), str(error))
+    if found is None:
+        return Placed(cut, _gap(score, bound), "the solver found nothing in its time")
+    bound = max(bound, found.bound)
+    better = found.score(objective, microbatches)
+    if better < score * (1 - TOLERANCE):
+        return Placed(found, _gap(better, bound))
+    return Placed(cut, _gap(score, bound))
+
+
+def _gap(score: float, bound: float) -> float:
+    return max(0.0, 1.0 - bound / score) if score else 0.0
+
+
+def _is_only_order(chain: Chain, needs: Sequence[tuple[int, int]]) -> bool:
+    """Whether each unit needs the one before it, and no owner of a weight is left out of the search for cuts."""
+    follows = set(needs)
+    shared = [weight.users for weight in chain.weights if len(weight.users) > 1]
+    every_owner = len(set(shared)) == len(shared) <= MOST_SHARED_GROUPS and all(len(users) == 2 for users in shared)
+    return every_owner and all((at, at + 1) in follows for at in range(len(chain.names) - 1))
+
+
+def _least_possible(
+    chain: Chain, stages: int, objective: str, microbatches: int, in_flight: Sequence[int], ranks: Ranks
+) -> float:
+    """A score that no placement can beat: all stages alike, none with less than the largest unit, nothing sent."""
+    if objective == "speed":
+        whole, largest = sum(chain.times), max(chain.times, default=0.0)
+        slowest = max(whole / sum(ranks.speed), largest / max(ranks.speed))
+        return whole / max(ranks.speed) + (microbatches - 1) * slowest
+    kept = min(in_flight)
+    alone = [0.0] * len(chain.names)
+    whole = 0.0
+    for users, nbytes in (
+        *((weight.users, weight.stored) for weight in chain.weights),
+        *((stash.readers, stash.nbytes * kept) for stash in chain.stashes),
+    ):
+        whole += nbytes
+        if len(users) == 1:
+            alone[users[0]] += nbytes
+    return max(whole / stages, *alone)

@@ -1,0 +1,91 @@
+"""Files of keys and values that a user writes, as YAML or JSON, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from smp_tf.errors import ConfigError
+
+
+def nearest(name: Any, known: Iterable[str]) -> str:
+    """A question, after a blank, whether one of the known names was meant; "" where none is alike."""
+    near = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """The keys and values that a file holds.
+
+    Args:
+        path: a file whose name ends in .json, .yaml or .yml.
+
+    Raises:
+        ConfigError: it cannot be read, holds something else, or a key twice.
+    """
+    source = f"the file {path}"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{source} does not exist (looked in {Path.cwd()}).") from None
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source} is not UTF-8 text: {error}.") from None
+    if path.suffix == ".json":
+        return parse_json(text, source)
+    if path.suffix in (".yaml", ".yml"):
+        return _parse_yaml(text, source)
+    raise ConfigError(f"{source} must end in .json, .yaml or .yml, so that smp_tf can read it.")
+
+
+def parse_json(text: str, source: str) -> Mapping[str, Any]:
+    """The keys and values that a text holds.
+
+    Args:
+        text: JSON.
+        source: where it was found, in words, for error messages.
+
+    Raises:
+        ConfigError: it is not JSON, holds something else, or a key twice.
+    """
+
+    def refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _refuse_twins([name for name, _ in pairs], source)
+        return dict(pairs)
+
+    try:
+        parsed = json.loads(text, object_pairs_hook=refuse_twins)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from None
+    except RecursionError:
+        raise ConfigError(f"{source} is nested too deeply.") from None
+    return _require_mapping(parsed, source)
+
+
+def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        parsed = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{source} is not YAML: {error}") from None
+    if isinstance(node, yaml.MappingNode):
+        _refuse_twins([key.value for key, _ in node.value], source)
+    return _require_mapping({} if parsed is None else parsed, source)
+
+
+def _require_mapping(parsed: Any, source: str) -> Mapping[str, Any]:
+    if not isinstance(parsed, Mapping):
+        raise ConfigError(f"{source} must hold a mapping of keys to values; it holds a {type(parsed).__name__}.")
+    return parsed
+
+
+def _refuse_twins(names: list[str], source: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{name!r} is given {names.count(name)} times in {source}.")

@@ -1,0 +1,169 @@
+"""Tries partitions, microbatches and schedules for a number of ranks, and recommends the fastest that fits.
+
+    ranks 8     partitions    1    2    4    8      replicas are what ranks are left for: 8 / partitions
+                microbatches  1    2    4 ... of a batch of one replica
+                schedule      simple, interleaved
+
+What is compared is samples per second over all replicas, each with batches of the same size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from smp_tf.cluster import Cluster, one_host
+from smp_tf.config import Config
+from smp_tf.errors import MemoryLimitError, PlacementError
+from smp_tf.offline_plan import OfflineModel, OfflinePlan
+from smp_tf.partition.plan import as_bytes
+from smp_tf.pipeline.schedule import RUNNABLE
+
+#: What is this close to the fastest is as fast, and the one with the fewest partitions and microbatches is taken.
+_AS_FAST = 0.02
+#: More microbatches than so many for each partition leave little to gain.
+_MOST_MICROBATCHES = 16
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that were tried.
+
+    Args:
+        config: partitions, microbatches and schedule.
+        replicas: number of replicas.
+        speed: samples per second; 0 where there is no plan.
+        bubble: share of the step in which a rank has nothing to do; None where there is no plan.
+        needed: bytes of the fullest rank; None where no plan says.
+        refused: why there is no plan, in a few words; "" where there is one.
+        why: the same in all words, where it is not memory.
+    """
+
+    config: Config
+    replicas: int
+    speed: float
+    bubble: float | None
+    needed: int | None
+    refused: str = ""
+    why: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan."""
+        return not self.refused
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Partitions, microbatches, and how unusual the schedule is."""
+        return (self.config.partitions or 1, self.config.microbatches, RUNNABLE.index(self.config.pipeline))
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was tried.
+
+    Args:
+        candidates: all of it, in the order of partitions, microbatches and schedules.
+        best: the one to take.
+        made: its plan.
+    """
+
+    candidates: tuple[Candidate, ...]
+    best: Candidate
+    made: OfflinePlan
+
+
+def search(
+    model: OfflineModel,
+    config: Config,
+    ranks: int,
+    *,
+    cluster: Cluster | None = None,
+    partitions: Sequence[int] = (),
+    microbatches: Sequence[int] = (),
+    pipelines: Sequence[str] = (),
+    progress: Callable[[int, int, str], None] = lambda done, of, what: None,
+    proof_seconds: float = 0.0,
+) -> Search:
+    """Plan a model for all settings that a number of ranks allows.
+
+    Args:
+        model: the model.
+        config: optimize and memory_limit count.
+        ranks: number of ranks, all of which are used.
+        cluster: what they are; None for processes like this one, on one host.
+        partitions: numbers of partitions to try; none for all that divide the ranks.
+        microbatches: numbers of microbatches to try; none for powers of two.
+        pipelines: schedules to try; none for all.
+        progress: told how many settings are done, of how many, and what is tried next.
+        proof_seconds: how long to look for a better placement of the one that is taken.
+
+    Returns:
+        What was tried, and what is best.
+
+    Raises:
+        PlacementError: nothing fits; the message says what comes nearest.
+        OfflinePlanError: the model cannot be traced.
+        ConfigError: the cluster has too few ranks.
+    """
+    cluster = cluster or one_host(ranks)
+    counts = list(partitions) or [count for count in range(1, ranks + 1) if ranks % count == 0]
+    wanted = [
+        dataclasses.replace(config, partitions=count, microbatches=parts, pipeline=pipeline)
+        for count in counts
+        for parts in _parts(count, model.batch_size, microbatches)
+        for pipeline in (pipelines or (RUNNABLE if count > 1 else ("interleaved",)))
+    ]
+    found: list[Candidate] = []
+    for done, settings in enumerate(wanted):
+        stages = settings.partitions or 1
+        progress(done, len(wanted), f"{stages} partitions, {settings.microbatches} microbatches, {settings.pipeline}")
+        found.append(_candidate(model, settings, ranks // stages, cluster))
+    best = _best(found, config)
+    made = model.plan(best.config, replicas=best.replicas, cluster=cluster, proof_seconds=proof_seconds, advise=False)
+    found[found.index(best)] = best = _planned(best.config, best.replicas, made)
+    return Search(tuple(found), best, made)
+
+
+def _parts(partitions: int, batch_size: int, given: Sequence[int]) -> list[int]:
+    if given:
+        return list(given)
+    most = min(batch_size, _MOST_MICROBATCHES * partitions) if partitions > 1 else batch_size
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+
+def _candidate(model: OfflineModel, settings: Config, replicas: int, cluster: Cluster) -> Candidate:
+    try:
+        made = model.plan(settings, replicas=replicas, cluster=cluster, proof_seconds=0.0, advise=False)
+    except MemoryLimitError as error:
+        return Candidate(settings, replicas, 0.0, None, error.needed, "does not fit")
+    except PlacementError as error:
+        return Candidate(settings, replicas, 0.0, None, None, "cannot be placed", str(error))
+    return _planned(settings, replicas, made)
+
+
+def _planned(settings: Config, replicas: int, made: OfflinePlan) -> Candidate:
+    needed = max(row.stored_bytes for row in made.plan.forecast)
+    return Candidate(settings, replicas, made.samples_per_second, made.timeline.bubble_ratio, needed)
+
+
+def _best(found: Sequence[Candidate], config: Config) -> Candidate:
+    possible = [candidate for candidate in found if candidate.fits]
+    if not possible:
+        sizes = [candidate for candidate in found if candidate.needed is not None]
+        if not sizes:
+            raise PlacementError(f"None of {len(found)} settings can be placed. The last: {found[-1].why}")
+        nearest = min(sizes, key=lambda candidate: candidate.needed or 0)
+        stages, parts, pipeline = nearest.config.partitions, nearest.config.microbatches, nearest.config.pipeline
+        many = "1 microbatch" if parts == 1 else f"{parts} microbatches"
+        limit = f"memory_limit, {as_bytes(config.memory_limit)} a rank" if config.memory_limit else "what ranks have"
+        raise PlacementError(
+            f"None of {len(found)} settings keeps within {limit}. Nearest comes {pipeline} with {stages} "
+            f"partitions and {many}: {as_bytes(nearest.needed or 0, up=True)} a rank."
+        )
+    fastest = max(candidate.speed for candidate in possible)
+    return min(
+        (candidate for candidate in possible if candidate.speed >= fastest * (1 - _AS_FAST)),
+        key=lambda candidate: candidate.size,
+    )

@@ -1,0 +1,45 @@
+"""What runs when in a step that was cut by a plan, by the costs of its units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from smp_tf.partition.cost import Costs
+from smp_tf.partition.placement import Ranks
+from smp_tf.partition.plan import Plan
+from smp_tf.partition.split import Split, Transfer
+from smp_tf.partition.units import Unit
+from smp_tf.pipeline.executor import edges_of, plan_program
+from smp_tf.pipeline.simulate import ChunkTimes, Timeline, simulate
+
+
+def timeline_of(
+    plan: Plan, units: Sequence[Unit], costs: Costs, split: Split, samples: int, ranks: Ranks | None = None
+) -> Timeline:
+    """What runs when, by the costs of units.
+
+    Args:
+        plan: where the units are.
+        units: of the step.
+        costs: theirs.
+        split: the step, cut by the plan.
+        samples: of a microbatch, where the graph leaves that length open.
+        ranks: how these differ from the machine of the costs; None where they do not.
+    """
+    stages, ranks = plan.stages_of(units), ranks or Ranks.alike(plan.stages)
+    forward, inputs, weights = ([0.0] * plan.stages for _ in range(3))
+    for cost, stage in zip(costs.units, stages, strict=True):
+        forward[stage] += cost.time_forward / ranks.speed[stage]
+        inputs[stage] += cost.time_input_gradient / ranks.speed[stage]
+        weights[stage] += cost.time_weight_gradient / ranks.speed[stage]
+    times = [ChunkTimes(*each) for each in zip(forward, inputs, weights, strict=True)]
+
+    def link(transfer: Transfer) -> float:
+        return costs.machine.link * min(ranks.link[transfer.src_stage], ranks.link[transfer.dst_stage])
+
+    seconds: Mapping[int, float] = {
+        t.index: split.graph.type_of(t.tensor).nbytes(samples) / link(t) if t.tensor is not None else 0.0
+        for t in split.transfers
+    }
+    program = plan_program(split, plan.schedule, plan.microbatches)
+    return simulate(program, times, edges_of(split), comm=seconds)

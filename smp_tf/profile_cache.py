@@ -1,0 +1,182 @@
+"""Where measured times are kept: a file per model, size of microbatch and machine, for the next run.
+
+    ~/.cache/smp_tf/profiles/3f9c….json      moved or turned off by SMP_TF_PROFILES
+
+A file that cannot be read, or is not as it was written, is as good as none, and that is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import platform
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import tensorflow as tf
+
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.json_record import record_from
+
+#: The environment variable that names another folder, or says "off".
+FOLDER_VARIABLE = "SMP_TF_PROFILES"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What decides how long a unit takes besides the unit.
+
+    Args:
+        device: model of the GPU, or of the processor where there is none.
+        cores: processors this process may use.
+        threads: threads of an operation; 0 for TensorFlow's choice.
+        onednn: oneDNN's kernels are used where there are any.
+        processes: processes that measured at the same time on this host.
+        tensorflow: version of TensorFlow.
+    """
+
+    device: str
+    cores: int
+    threads: int
+    onednn: bool
+    processes: int
+    tensorflow: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The times of a model's units.
+
+    Args:
+        format: version of these fields.
+        model: name of the model, for people.
+        fingerprint: of the graph whose units were measured.
+        samples: samples of the microbatch that was measured.
+        hardware: where.
+        units: seconds forward and backward of each unit, by name.
+    """
+
+    format: int
+    model: str
+    fingerprint: str
+    samples: int
+    hardware: Hardware
+    units: dict[str, tuple[float, ...]]
+
+    @property
+    def times(self) -> dict[str, tuple[float, float]]:
+        """Seconds forward and backward of a microbatch, by unit."""
+        return {name: (forward, backward) for name, (forward, backward) in self.units.items()}
+
+
+def this_hardware(processes: int = 1) -> Hardware:
+    """What this process runs on.
+
+    Args:
+        processes: processes that measure at the same time on this host.
+    """
+    cores = len(os.sched_getaffinity(0))
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or int(
+        os.environ.get("TF_NUM_INTRAOP_THREADS") or 0
+    )
+    onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false")
+    return Hardware(_device(), cores, threads, onednn, processes, tf.__version__)
+
+
+def _device() -> str:
+    gpus = tf.config.get_visible_devices("GPU")
+    if gpus:
+        return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU"))
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
+
+
+class ProfileCache:
+    """The folder of profiles.
+
+    Args:
+        folder: where they are; None for the one that the environment names, or `smp_tf/profiles` in the user's cache.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder if folder is not None else _folder()
+        #: What went wrong with the file that was last looked for or written; "" where nothing did.
+        self.trouble = ""
+
+    def path(self, fingerprint: str, samples: int, hardware: Hardware) -> Path | None:
+        """The file of a profile; None where profiles are not kept."""
+        if self.folder is None:
+            return None
+        key = json.dumps([_FORMAT, fingerprint, samples, dataclasses.asdict(hardware)], sort_keys=True)
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+    def find(self, fingerprint: str, samples: int, hardware: Hardware) -> Profile | None:
+        """The profile of a model; None where there is none, or none that can be used: then `trouble` says why.
+
+        Args:
+            fingerprint: of the model's graph.
+            samples: samples of a microbatch.
+            hardware: what it was measured on.
+        """
+        self.trouble = ""
+        path = self.path(fingerprint, samples, hardware)
+        if path is None or not path.exists():
+            return None
+        try:
+            found: Profile = record_from(Profile, json.loads(path.read_text(encoding="utf-8")), "a profile")
+            if (found.format, found.fingerprint, found.samples, found.hardware) != (
+                _FORMAT, fingerprint, samples, hardware,
+            ):  # fmt: skip
+                raise PlacementError("It is of another model or machine.")
+            if not all(
+                len(times) == 2 and 0.0 <= min(times) <= max(times) < math.inf for times in found.units.values()
+            ):
+                raise PlacementError("A unit must have two times, neither of them negative.")
+        except (OSError, ValueError, PlacementError) as error:
+            self.trouble = f"The profile in {path} is damaged and not used. {error}"
+            return None
+        return found
+
+    def keep(self, profile: Profile) -> Path | None:
+        """Write a profile; a reader finds it whole or not at all.
+
+        Args:
+            profile: what to keep.
+
+        Returns:
+            The file; None where profiles are not kept, or where it cannot be written: then `trouble` says why.
+        """
+        self.trouble = ""
+        path = self.path(profile.fingerprint, profile.samples, profile.hardware)
+        if path is None:
+            return None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=path.parent, suffix=".part", encoding="utf-8", delete=False
+            ) as file:
+                json.dump(dataclasses.asdict(profile), file, indent=1)
+            os.replace(file.name, path)
+        except OSError as error:
+            self.trouble = f"The profile cannot be kept in {path.parent}: {error.strerror}."
+            return None
+        return path
+
+
+def _folder() -> Path | None:
+    asked = os.environ.get(FOLDER_VARIABLE)
+    if asked == "off":
+        return None
+    if asked:
+        return Path(asked)
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "smp_tf" / "profiles"

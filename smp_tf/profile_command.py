@@ -1,0 +1,157 @@
+"""`smp-tf profile`: how long every layer takes on this machine, in one process; kept for `smp-tf plan` and training."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from smp_tf import lifecycle, planning
+from smp_tf.config import check_config
+from smp_tf.offline_plan import OfflineModel, OfflineTrace
+from smp_tf.partition.cost import UnitCost, estimate
+from smp_tf.partition.fingerprint import fingerprint
+from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.plan import as_bytes
+from smp_tf.profile_cache import ProfileCache, this_hardware
+from smp_tf.profiling import Times, already_known, hardware_alike, measure_alone, new_profile, progress_of
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One unit, as it was measured.
+
+    Args:
+        name: of the unit.
+        times: seconds forward and backward of a microbatch; None where it could not be run.
+        cost: what was counted of it.
+    """
+
+    name: str
+    times: tuple[float, float] | None
+    cost: UnitCost
+
+
+def run(given: argparse.Namespace, function: Callable[[], Any]) -> None:
+    """Measures a model, or shows what is known of it, and prints the table.
+
+    Args:
+        given: the arguments of the command.
+        function: what makes the model.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        OfflinePlanError: the function gives no model, or not what it is called with.
+        PlacementError: the model cannot be cut into units.
+    """
+    wanted = {"partitions": 1, "microbatches": given.microbatches}
+    if given.threads is not None:
+        wanted["intra_op_threads"] = given.threads
+    check_config(wanted, "smp-tf profile")
+    said = Console(stderr=True, soft_wrap=True)
+    with _alone(wanted):
+        made = OfflineModel(function, batch_size=given.batch_size).trace(given.microbatches)
+        found, words = _times(made, given.target, fresh=given.fresh)
+        for line in words:
+            said.print(f"smp-tf: {line}", markup=False, highlight=False)
+        units = planning.units_of(made.graph)
+        costs = estimate(made.graph, units, unknown=made.samples)
+        rows = [Measured(u.name, found.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
+    console = Console()
+    print(table(rows, made.samples, max(100, console.width), console.is_terminal))
+
+
+@contextmanager
+def _alone(config: Mapping[str, Any]) -> Iterator[None]:
+    lifecycle.init({**config, "microbatches": 1, "seed": 0})
+    try:
+        yield
+    finally:
+        lifecycle.shutdown()
+
+
+def _times(made: OfflineTrace, target: str, *, fresh: bool) -> tuple[Times, list[str]]:
+    """The times, and what there is to say of them."""
+    cache, hardware, digest = ProfileCache(), this_hardware(), fingerprint(made.graph)
+    known = None if fresh else cache.find(digest, made.samples, hardware)
+    words = [cache.trouble] if cache.trouble else []
+    if known is not None:
+        return known.times, [*words, already_known(made.model, hardware)]
+    with progress_of(f"measuring {target}", 0) as progress:
+        times, failed = measure_alone(made.traced, made.tensors, progress)
+    words += [f"{name} could not be measured. {why}" for name, why in failed.items()]
+    if not failed:
+        path = cache.keep(new_profile(made.model, digest, made.samples, hardware, times))
+        words += [f"kept in {path}"] if path is not None else []
+        words += [cache.trouble] if cache.trouble else []
+    return times, words
+
+
+def known_times(partitions: int, say: Callable[[str], None]) -> Callable[[OpGraph, int], Times]:
+    """Looks up what was measured of a model on this machine, for a plan.
+
+    Args:
+        partitions: of the plan; their processes may share this machine.
+        say: is told what was found, or what is wrong with it.
+
+    Returns:
+        A function of the graph and the samples of a microbatch; its times are none where nothing was measured.
+    """
+
+    def find(graph: OpGraph, samples: int) -> Times:
+        cache, digest = ProfileCache(), fingerprint(graph)
+        for hardware in hardware_alike(this_hardware(), partitions):
+            found = cache.find(digest, samples, hardware)
+            if cache.trouble:
+                say(cache.trouble)
+            if found is not None:
+                threads = f"{hardware.threads} threads per operation" if hardware.threads else "all threads"
+                together = f", {hardware.processes} processes at once" if hardware.processes > 1 else ""
+                say(f"times as measured on {hardware.device}, {threads}{together}; --static ignores them")
+                return found.times
+        return {}
+
+    return find
+
+
+def table(rows: Sequence[Measured], samples: int, width: int = 100, color: bool = False) -> str:
+    """The units with what they take and what they reach.
+
+    Args:
+        rows: the units.
+        samples: samples of the microbatch that was measured.
+        width: columns of the terminal.
+        color: mark the heading with terminal codes.
+    """
+    shown = Table(title=f"a microbatch of {samples}, forward and backward", title_justify="left")
+    shown.add_column("unit", overflow="fold", ratio=1)
+    for name in ("forward\nms", "backward\nms", "GFLOP", "GFLOP/s", "read\n+ written", "GB/s"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        shown.add_row(row.name, *_cells(row.times, [row.cost]))
+    shown.add_section()
+    times = [row.times for row in rows if row.times is not None]
+    if len(times) == len(rows):
+        total = (sum(t[0] for t in times), sum(t[1] for t in times))
+        shown.add_row("all", *_cells(total, [row.cost for row in rows]))
+    text = io.StringIO()
+    console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
+    console.print(shown)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def _cells(times: tuple[float, float] | None, costs: Sequence[UnitCost]) -> list[str]:
+    flops = sum(cost.flops_forward + cost.flops_backward for cost in costs)
+    read, written = sum(cost.bytes_read for cost in costs), sum(cost.bytes_written for cost in costs)
+    moved = f"{as_bytes(int(read))}\n+ {as_bytes(int(written))}"
+    if times is None:
+        return ["-", "-", f"{flops / 1e9:,.2f}", "-", moved, "-"]
+    seconds = sum(times)
+    rates = [f"{amount / 1e9 / seconds:,.1f}" if seconds else "-" for amount in (flops, read + written)]
+    return [f"{1e3 * times[0]:,.2f}", f"{1e3 * times[1]:,.2f}", f"{flops / 1e9:,.2f}", rates[0], moved, rates[1]]

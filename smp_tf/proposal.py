@@ -1,0 +1,188 @@
+"""The plan that a rank proposes: the best one that keeps within what ranks may need once the model is cut.
+
+planned ──▶ cut ──▶ does each stage need what its rank may? ──▶ the plan
+   ▲                   │ no: plan again, with as much less
+   └───────────────────┘                      never: which stage needs too much, and what is nearest that fits
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from smp_tf.partition.errors import MemoryLimitError, PlacementError
+from smp_tf.partition.memory_limit import excess, too_large
+from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.placement import Ranks
+from smp_tf.partition.plan import Plan, as_bytes
+from smp_tf.pipeline.schedule import RUNNABLE
+from smp_tf.plan_timeline import timeline_of
+from smp_tf.planning import PlacementRequest, costs_of, cut, planned, units_of, with_exact_transfers
+
+#: Stands for the schedule that ends its step first.
+AUTO = "auto"
+#: A schedule that is this much slower is as fast; the first of them is taken.
+_AS_FAST = 0.01
+
+#: Cuts to try, each with less memory than the one before, until one keeps within the limit with all that it needs.
+_MOST_CUTS = 8
+#: Numbers of partitions to try for one with which a model fits.
+_MOST_PARTITIONS = 8
+
+
+def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
+    """Place the units of a model over the stages.
+
+    Args:
+        graph: the pruned op graph of a step.
+        request: how many stages, and what to balance.
+        owners: stage of variables whose owner an earlier step decided, by index.
+
+    Returns:
+        The plan.
+
+    Raises:
+        PlacementError: the model has too few units, it is not the one of the plan that is given, or data would have to
+            flow backwards between the owners that an earlier step decided.
+        MemoryLimitError: no plan was found with which every rank needs what it may; the message says what would fit.
+    """
+    if request.schedule == AUTO:
+        return _fastest(graph, request, owners)
+    if all(limit is None for limit in request.limits):
+        return planned(graph, request, owners)
+    plan, fits = _within(graph, request, owners)
+    if not fits:
+        raise too_large(plan, request.limits, _nearest(graph, request, plan) if request.advise and not owners else ())
+    return plan
+
+
+def _fastest(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
+    """The plan whose schedule ends its step first, of those that keep within the limits."""
+    passes = request.stages > 1 and request.microbatches > 1 and graph.gradients
+    seconds: dict[str, float] = {}
+    plans: dict[str, Plan] = {}
+    refused: list[MemoryLimitError] = []
+    for kind in RUNNABLE if passes else RUNNABLE[:1]:
+        one = dataclasses.replace(request, schedule=kind, proof_seconds=0.0, advise=request.advise and not refused)
+        try:
+            plans[kind] = propose(graph, one, owners)
+        except MemoryLimitError as error:
+            refused.append(error)
+            continue
+        done = cut(graph, plans[kind], request.local_outputs, request.composites)
+        timeline = timeline_of(plans[kind], *costs_of(graph, one), done, request.samples, request.ranks)
+        seconds[kind] = timeline.step_time
+    if not seconds:
+        raise refused[0]
+    taken = next(kind for kind in seconds if seconds[kind] <= min(seconds.values()) * (1 + _AS_FAST))
+    plan = plans[taken]
+    if request.proof_seconds > 0:
+        # Only of the one that is taken a better placement is looked for.
+        plan = propose(graph, dataclasses.replace(request, schedule=taken), owners)
+    if not passes:
+        return plan
+    others = [f"{kind} {_beside(seconds[kind], seconds[taken])}" for kind in seconds if kind != taken]
+    others += [f"{kind} does not fit" for kind in RUNNABLE if kind not in seconds]
+    return dataclasses.replace(plan, reasons=(*plan.reasons, f"schedule {taken}: {', '.join(others)}"))
+
+
+def _beside(seconds: float, taken: float) -> str:
+    """How long another schedule takes, in words."""
+    longer = round(100 * (seconds / taken - 1)) if taken else 0
+    return f"takes {longer}% longer" if longer > 0 else "takes as long"
+
+
+def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> tuple[Plan, bool]:
+    """A plan that keeps within the limits once it is cut; or the nearest to one, and False.
+
+    What the solver goes by is known before the cut: weights, gradients, slots and stash. What a stage receives ahead
+    and works with is known after it; where that is too much, the solver is given as much less.
+    """
+    tried: list[Plan] = []
+    less = [0.0] * request.stages
+    while len(tried) < _MOST_CUTS:
+        try:
+            plan = planned(graph, _with_limits(request, less), owners)
+        except MemoryLimitError:
+            break
+        if any(plan.units == other.units for other in tried):
+            break
+        tried.append(_as_cut(graph, request, plan))
+        if excess(tried[-1], request.limits) <= 0:
+            return _with_price(graph, request, owners, plan), True
+        for stage, (row, limit) in enumerate(zip(tried[-1].forecast, request.limits, strict=True)):
+            less[stage] += max(0.0, row.stored_bytes - limit) if limit is not None else 0.0
+        # One search beyond the cuts of one order is enough.
+        request = dataclasses.replace(request, proof_seconds=0.0)
+    smallest = planned(graph, dataclasses.replace(_without_limits(request), objective="memory"), owners)
+    tried.append(_as_cut(graph, request, smallest))
+    if excess(tried[-1], request.limits) <= 0:
+        plan = dataclasses.replace(smallest, objective=request.objective)
+        return _with_price(graph, request, owners, plan), True
+    return min(tried, key=lambda plan: excess(plan, request.limits)), False
+
+
+def _with_limits(request: PlacementRequest, less: Sequence[float]) -> PlacementRequest:
+    assert request.ranks is not None
+    memory = tuple(
+        None if limit is None else limit - part for limit, part in zip(request.ranks.memory, less, strict=True)
+    )
+    return dataclasses.replace(request, ranks=dataclasses.replace(request.ranks, memory=memory))
+
+
+def _without_limits(request: PlacementRequest) -> PlacementRequest:
+    assert request.ranks is not None
+    ranks = dataclasses.replace(request.ranks, memory=(None,) * request.stages)
+    return dataclasses.replace(request, ranks=ranks)
+
+
+def _as_cut(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Plan:
+    done = cut(graph, plan, request.local_outputs, request.composites)
+    return with_exact_transfers(plan, done, request.samples)
+
+
+def _with_price(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], plan: Plan) -> Plan:
+    """The plan, with a word about the limits where it would be another one without; then nothing is proved of it."""
+    without = dataclasses.replace(_without_limits(request), proof_seconds=0.0)
+    if planned(graph, without, owners).units == plan.units:
+        return plan
+    plan = dataclasses.replace(plan, gap=None)
+    limits = sorted({limit for limit in request.limits if limit is not None})
+    size = as_bytes(limits[0]) if len(limits) == 1 else f"{as_bytes(limits[0])} to {as_bytes(limits[-1])}"
+    said = f"memory_limit, {size} a rank, rules out the cut that would be best otherwise"
+    return dataclasses.replace(plan, reasons=(*plan.reasons, said))
+
+
+def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[str]:
+    """Settings with which the step does fit, each of them alone."""
+    alike = len(set(request.limits)) == 1
+    if alike and request.given is None and request.default is None:
+        for stages in _more(request.stages, len(units_of(graph))):
+            ranks = Ranks.alike(stages, request.limits[0])
+            others = dataclasses.replace(request, stages=stages, ranks=ranks, proof_seconds=0.0)
+            if _fits(graph, others):
+                yield f"{stages} partitions"
+                break
+    other = dataclasses.replace(request, schedule="interleaved", proof_seconds=0.0)
+    if request.schedule == "simple" and _fits(graph, other):
+        yield 'pipeline "interleaved"'
+    if alike:
+        yield f"a memory_limit of {as_bytes(max(row.stored_bytes for row in plan.forecast), up=True)}"
+
+
+def _more(stages: int, units: int) -> Sequence[int]:
+    """Some larger numbers of stages: the next ones, then ever farther ones, at most a stage for every unit."""
+    found: list[int] = []
+    while stages < units and len(found) < _MOST_PARTITIONS:
+        stages = min(stages + max(1, stages // 4), units)
+        found.append(stages)
+    return found
+
+
+def _fits(graph: OpGraph, request: PlacementRequest) -> bool:
+    """Whether the placement with the least memory does."""
+    try:
+        smallest = planned(graph, dataclasses.replace(_without_limits(request), objective="memory"), {})
+    except PlacementError:
+        return False
+    return excess(_as_cut(graph, request, smallest), request.limits) <= 0

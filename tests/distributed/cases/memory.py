@@ -1,0 +1,70 @@
+"""Trains a model split over the processes, and says what memory each rank was forecast to need and what it took."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from typing import Any
+
+import tensorflow as tf
+
+import smp_tf as smp
+from smp_tf import first_steps
+from smp_tf.optimizer_state import slot_bytes_here
+from tests.distributed.cases.equality import make_model
+from tests.distributed.memory_models import MODELS
+from tests.distributed.models import forward_backward
+
+# Steps before the one that is measured: the first makes slots, the second is the first like all others.
+WARM_UP = 2
+DEVICE = "CPU:0"
+
+
+def forecast_and_measured(model: str) -> dict[str, Any]:
+    """Trains for a few steps.
+
+    Args:
+        model: its name among the models whose memory is measured.
+
+    Returns:
+        The forecast of this rank by name, and bytes in use between steps and at most within one, as TensorFlow's
+        allocator counts them.
+    """
+    entry = MODELS[model]
+    entry.prepare()
+    net = make_model(entry)
+    optimizer = entry.optimizer()
+
+    @smp.step
+    def step(batch: Any) -> Any:
+        return forward_backward(entry, net, batch)
+
+    @tf.function
+    def train(*batch: tf.Tensor) -> tf.Tensor:
+        loss, gradients = step(batch)
+        sums = [g if g is None else g.accumulate() for g in gradients]
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+        return loss.reduce_mean()
+
+    gc.collect()
+    before = tf.config.experimental.get_memory_info(DEVICE)["current"]
+    # A copy: a constant may lie in the memory of the array, which TensorFlow does not count.
+    batch = [tf.raw_ops.DeepCopy(x=part) for part in entry.batch(0)]
+    for _ in range(WARM_UP):
+        train(*batch)
+    gc.collect()
+    tf.config.experimental.reset_memory_stats(DEVICE)
+    between = tf.config.experimental.get_memory_info(DEVICE)["current"]
+    train(*batch)
+    peak = tf.config.experimental.get_memory_info(DEVICE)["peak"]
+    # In the fourth step the training says the same.
+    train(*batch)
+    (program,) = step._programs.values()
+    row = first_steps.with_slots(program.plan.forecast[smp.mp_rank()], slot_bytes_here())
+    return {
+        "forecast": {**dataclasses.asdict(row), "stored_bytes": row.stored_bytes},
+        "copied": sum(shared.nbytes for shared in program.plan.shared if smp.mp_rank() in shared.copies),
+        "batch": sum(part.dtype.size * part.shape.num_elements() for part in batch),
+        "between": between - before,
+        "peak": peak - before,
+    }

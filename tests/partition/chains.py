@@ -1,0 +1,114 @@
+"""Chains of units for the tests of both solvers: random ones, public ones, and what a placement of them costs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import networkx as nx
+import pytest
+from hypothesis import strategies as st
+
+from smp_tf.partition.cost import Flow, Stash, Weight
+from smp_tf.partition.placement import Chain
+
+
+def names(count: int) -> tuple[str, ...]:
+    """So many names."""
+    return tuple(f"u{i}" for i in range(count))
+
+
+amount = st.integers(0, 20).map(float)
+
+
+@st.composite
+def chains(draw: st.DrawFn, most: int = 7) -> Chain:
+    """Random chains, small enough to look at all their placements."""
+    count = draw(st.integers(1, most))
+    unit = st.integers(0, count - 1)
+
+    def some(users: int = 4) -> st.SearchStrategy[tuple[int, ...]]:
+        return st.sets(unit, min_size=1, max_size=users).map(lambda s: tuple(sorted(s)))
+
+    flows = [
+        Flow(producer, tuple(c for c in readers if c != producer), size)
+        for producer, readers, size in draw(st.lists(st.tuples(unit, some(), amount), max_size=5))
+        if set(readers) != {producer}
+    ]
+    stashes = [Stash(*s) for s in draw(st.lists(st.tuples(some(), amount), max_size=4))]
+    weights = [
+        Weight(variable, *w)
+        for variable, w in enumerate(draw(st.lists(st.tuples(some(3), amount, amount, amount), max_size=3)))
+    ]
+    return Chain(
+        names(count),
+        tuple(draw(st.lists(amount, min_size=count, max_size=count))),
+        tuple(flows),
+        tuple(stashes),
+        tuple(weights),
+        seconds_per_byte=0.5,
+    )
+
+
+def slow_costs(
+    chain: Chain,
+    stage: Sequence[int],
+    late: frozenset[int],
+    in_flight: Sequence[int],
+    microbatches: int,
+) -> tuple[list[float], list[float]]:
+    """Time and memory of every stage, straight from what the records mean."""
+    stages = len(in_flight)
+    times, memory = [0.0] * stages, [0.0] * stages
+    for u, seconds in enumerate(chain.times):
+        times[stage[u]] += seconds
+    for flow in chain.flows:
+        ahead = {stage[c] for c in flow.consumers if c > flow.producer} - {stage[flow.producer]}
+        behind = {stage[c] for c in flow.consumers if c < flow.producer} - {stage[flow.producer]}
+        for away in (ahead, behind):
+            if away:
+                times[stage[flow.producer]] += flow.nbytes * chain.seconds_per_byte
+            for k in away:
+                times[k] += flow.nbytes * chain.seconds_per_byte
+    for stash in chain.stashes:
+        for k in {stage[r] for r in stash.readers}:
+            memory[k] += stash.nbytes * in_flight[k]
+    for weight in chain.weights:
+        used = {stage[u] for u in weight.users}
+        owner = stage[weight.users[-1 if weight.variable in late else 0]]
+        for k in used:
+            memory[k] += weight.value + weight.gradient + (weight.slots if k == owner else 0.0)
+            if len(used) > 1:
+                crossing = weight.value + (weight.value if weight.gradient else 0.0)
+                times[k] += crossing / microbatches * chain.seconds_per_byte
+    return times, memory
+
+
+def _workloads() -> Path:
+    root = Path(__file__).resolve().parents[2]
+    return Path(os.environ.get("SMP_TF_TEST_DATA", root / ".." / "shared" / "data")) / "partition"
+
+
+def workload(name: str) -> tuple[Chain, int]:
+    """A public workload, and its number of stages; the test is skipped where it is absent."""
+    path = _workloads() / f"{name}.json"
+    if not path.is_file():
+        pytest.skip(f"workload {path} is not there; set SMP_TF_TEST_DATA to the folder that has it")
+    data = json.loads(path.read_text())
+    graph = nx.DiGraph()
+    graph.add_nodes_from(node["id"] for node in data["nodes"])
+    graph.add_edges_from((edge["sourceId"], edge["destId"]) for edge in data["edges"])
+    position = {node: at for at, node in enumerate(nx.lexicographical_topological_sort(graph))}
+    times = [0.0] * len(position)
+    for node in data["nodes"]:
+        times[position[node["id"]]] = node["fpgaLatency"]
+    cost = {edge["sourceId"]: edge["cost"] for edge in data["edges"]}
+    flows = tuple(
+        Flow(position[node], tuple(sorted(position[r] for r in graph.successors(node))), cost[node])
+        for node in graph
+        if graph.out_degree(node)
+    )
+    ordered = sorted(position, key=position.__getitem__)
+    return Chain(tuple(map(str, ordered)), tuple(times), flows, seconds_per_byte=1.0), data["maxFPGAs"]

@@ -1,0 +1,104 @@
+"""Which placement is taken, and what is said to be proved of it."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from smp_tf.partition import place as placing
+from smp_tf.partition.cost import Flow, Weight
+from smp_tf.partition.place import place
+from smp_tf.partition.placement import Chain, Ranks
+from smp_tf.partition.solve_chain import solve_chain
+
+from .chains import names
+
+
+def weighing(*sizes: float) -> Chain:
+    """Units that store so much."""
+    weights = tuple(Weight(unit, (unit,), size, 0.0, 0.0) for unit, size in enumerate(sizes))
+    return Chain(names(len(sizes)), (1.0,) * len(sizes), weights=weights)
+
+
+def follow(count: int) -> list[tuple[int, int]]:
+    return [(unit, unit + 1) for unit in range(count - 1)]
+
+
+def test_units_that_follow_one_another_are_cut_and_the_best_cut_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "solve_dag", None)  # it is not asked
+    found = place(weighing(4.0, 2.0, 4.0, 2.0), follow(4), 3, seconds=1.0)
+    assert (found.placement.memory, found.gap, found.without) == ((4.0, 2.0, 6.0), 0.0, None)
+
+
+def test_branches_are_placed_side_by_side_where_that_is_better() -> None:
+    chain = weighing(4.0, 2.0, 4.0, 2.0, 1.0)
+    join = [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert max(solve_chain(chain, 3).memory) == 6.0
+    found = place(chain, join, 3, seconds=1.0)
+    assert max(found.placement.memory) == 5.0
+    assert found.gap == pytest.approx(0.0, abs=1e-6)
+    assert found.without is None
+
+
+def test_a_cut_that_no_placement_can_beat_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "solve_dag", None)
+    found = place(weighing(3.0, 3.0, 3.0, 3.0), [(0, 3)], 2, seconds=1.0)
+    assert (found.placement.memory, found.gap) == ((6.0, 6.0), 0.0)
+
+
+def test_nothing_is_proved_of_what_is_given() -> None:
+    chain = Chain(names(3), (1.0,) * 3, weights=weighing(1.0, 1.0, 8.0).weights, manual=(0, 1, 1))
+    assert place(chain, follow(3), 2, seconds=1.0).gap is None
+
+
+def test_what_is_not_worth_it_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, join = weighing(4.0, 2.0, 4.0, 2.0), [(0, 3)]
+    assert max(place(chain, join, 3, seconds=1.0, worth=1.5).placement.memory) == 4.0
+    monkeypatch.setattr(placing, "solve_dag", None)
+    assert max(place(chain, join, 3, seconds=1.0, worth=2.0).placement.memory) == 6.0
+
+
+def test_without_time_for_a_proof_the_gap_is_that_to_what_no_placement_can_beat() -> None:
+    found = place(weighing(4.0, 2.0, 4.0, 2.0), [(0, 3)], 3)
+    assert (max(found.placement.memory), found.without) == (6.0, None)
+    assert found.gap == pytest.approx(1 / 3)  # a third of all is 4
+
+
+def test_without_or_tools_the_cut_is_taken_and_why_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = place(weighing(4.0, 2.0, 4.0, 2.0), [(0, 3)], 3, seconds=1.0)
+    assert found.without == "OR-tools is not installed (pip install ortools)"
+    assert found.gap == pytest.approx(1 / 3)
+
+
+def test_a_weight_of_three_users_leaves_owners_to_look_for() -> None:
+    weights = (Weight(0, (0, 1, 2), 10.0, 0.0, 30.0), Weight(1, (0,), 25.0, 0.0, 0.0), Weight(2, (2,), 25.0, 0.0, 0.0))
+    found = place(Chain(names(3), (1.0,) * 3, weights=weights), follow(3), 3, seconds=1.0)
+    assert (max(found.placement.memory), found.placement.owners[0]) == (40.0, 1)
+    assert found.gap == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "times"),
+    [
+        (Ranks((1.0, 3.0), (1.0, 1.0), (None, None)), (3.0, 3.0)),
+        (Ranks((1.0, 1.0), (1.0, 1.0), (None, None)), (6.0, 6.0)),
+        (Ranks((1.0, 3.0), (1.0, 1.0), (None, 8.0)), (4.0, 8 / 3)),
+    ],
+)
+def test_ranks_get_what_they_are_fast_enough_for(ranks: Ranks, times: tuple[float, float]) -> None:
+    chain = Chain(names(12), (1.0,) * 12, weights=weighing(*[1.0] * 12).weights)
+    found = place(chain, follow(12), 2, objective="speed", microbatches=8, ranks=ranks)
+    assert found.placement.times == pytest.approx(times)
+    assert found.gap == 0.0
+
+
+def test_a_slow_link_is_not_cut_where_much_crosses() -> None:
+    flows = (Flow(0, (1,), 1.0), Flow(1, (2,), 8.0), Flow(2, (3,), 1.0))  # 2 + 0.8 or 3 + 0.1 seconds
+    chain = Chain(names(4), (1.0,) * 4, flows, seconds_per_byte=0.1)
+    fast = place(chain, follow(4), 2, objective="speed", microbatches=100)
+    slow = place(
+        chain, follow(4), 2, objective="speed", microbatches=100, ranks=Ranks((1.0,) * 2, (0.5,) * 2, (None,) * 2)
+    )
+    assert (fast.placement.cuts, slow.placement.cuts) == ((2,), (1,))

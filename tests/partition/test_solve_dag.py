@@ -1,0 +1,201 @@
+"""Placing the units of a graph: literal cases, public workloads, and brute force on random small graphs."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from smp_tf.partition.cost import Flow, Stash, Weight
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.placement import Chain, Ranks, step_time
+from smp_tf.partition.solve_chain import solve_chain
+from smp_tf.partition.solve_dag import DagProblem, DagSolution, solve_dag, solve_dags
+
+from .chains import chains, names, slow_costs, workload
+
+#: Microbatches of which only the slowest stage counts.
+MANY = 10**9
+Needs = Sequence[tuple[int, int]]
+
+
+def problem(chain: Chain, needs: Needs, stages: int, **options: Any) -> DagProblem:
+    return DagProblem(chain, tuple(needs), stages, **options)
+
+
+def solved(chain: Chain, needs: Needs, stages: int, **options: Any) -> DagSolution:
+    found = solve_dag(problem(chain, needs, stages, **options))
+    assert found is not None
+    return found
+
+
+def test_branches_part_where_no_cut_of_one_order_can() -> None:
+    # a ─▶ c and b ─▶ d, each with a tensor that is dear to send.
+    flows = (Flow(0, (2,), 100.0), Flow(1, (3,), 100.0))
+    chain = Chain(names(4), (1.0,) * 4, flows, seconds_per_byte=1.0)
+    found = solved(chain, [(0, 2), (1, 3)], 2, objective="speed")
+    assert found.stage_of in ((0, 1, 0, 1), (1, 0, 1, 0))
+    assert found.times == (2.0, 2.0)
+    assert found.bound == pytest.approx(4.0)
+    assert max(solve_chain(chain, 2, objective="speed").times) > 100.0
+
+
+def test_data_flows_to_later_stages_only() -> None:
+    chain = Chain(names(3), (1.0, 5.0, 1.0))
+    assert solved(chain, [(0, 1), (1, 2)], 3, objective="speed").stage_of == (0, 1, 2)
+    assert solved(chain, [(2, 1), (1, 0)], 3, objective="speed").stage_of == (2, 1, 0)
+
+
+def test_stages_that_are_given_are_kept() -> None:
+    chain = Chain(names(4), (1.0,) * 4, manual=(None, None, 0, None))
+    found = solved(chain, [(0, 1), (1, 2), (2, 3)], 2, objective="speed")
+    assert found.stage_of == (0, 0, 0, 1)
+
+
+def test_a_shared_weight_is_owned_by_any_of_its_users() -> None:
+    weights = (Weight(0, (0, 1, 2), 10.0, 0.0, 30.0), Weight(1, (0,), 25.0, 0.0, 0.0), Weight(2, (2,), 25.0, 0.0, 0.0))
+    chain = Chain(names(3), (1.0,) * 3, weights=weights)
+    # A chain lets the first or the last have it, and one of them 65 bytes.
+    assert max(solve_chain(chain, 3, objective="memory", tolerance=0.0).memory) == 65.0
+    found = solved(chain, [(0, 1), (1, 2)], 3)
+    assert (max(found.memory), found.owners[0]) == (40.0, 1)
+
+
+def test_the_memory_limit_is_kept() -> None:
+    weights = tuple(Weight(i, (i,), float(size), 0.0, 0.0) for i, size in enumerate((9, 1, 1, 1)))
+    chain = Chain(names(4), (1.0, 1.0, 1.0, 1.0), weights=weights)
+    order = [(0, 1), (1, 2), (2, 3)]
+    assert solved(chain, order, 2, objective="speed", microbatches=8).times == (2.0, 2.0)
+    limited = solved(chain, order, 2, objective="speed", microbatches=8, ranks=Ranks.alike(2, 9.0))
+    assert limited.times == (1.0, 3.0)
+    assert solve_dag(problem(chain, order, 2, objective="speed", ranks=Ranks.alike(2, 8.0))) is None
+
+
+def test_ranks_differ_in_speed_and_in_what_they_may_need() -> None:
+    weights = tuple(Weight(i, (i,), 1.0, 0.0, 0.0) for i in range(6))
+    chain = Chain(names(6), (1.0,) * 6, weights=weights)
+    order = [(n, n + 1) for n in range(5)]
+    fast = Ranks((1.0, 2.0), (1.0, 1.0), (None, None))
+    assert solved(chain, order, 2, objective="speed", microbatches=8, ranks=fast).times == (2.0, 2.0)
+    small = Ranks((1.0, 2.0), (1.0, 1.0), (None, 3.0))
+    found = solved(chain, order, 2, objective="speed", microbatches=8, ranks=small)
+    assert (found.times, found.memory) == ((3.0, 1.5), (3.0, 3.0))
+
+
+def test_stashes_weigh_as_often_as_they_are_in_flight() -> None:
+    chain = Chain(names(4), (1.0,) * 4, stashes=tuple(Stash((i,), 10.0) for i in range(4)))
+    found = solved(chain, [(0, 1), (1, 2), (2, 3)], 2, in_flight=(3, 1))
+    assert (found.stage_of, found.memory) == ((0, 1, 1, 1), (30.0, 30.0))
+
+
+def test_what_is_too_large_to_prove_is_told() -> None:
+    with pytest.raises(PlacementError, match="here are 4000 units on 32 partitions"):
+        solve_dag(problem(Chain(names(4000), (1.0,) * 4000), [], 32, objective="speed"))
+
+
+def test_a_solver_that_fails_is_told_with_its_last_line() -> None:
+    with pytest.raises(PlacementError, match=r"the solver ended with status 1: .*IndexError"):
+        solve_dag(problem(Chain(names(2), (1.0,) * 2), [(0, 7)], 2))
+
+
+def test_a_solver_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    with pytest.raises(PlacementError, match=r"the solver cannot be started: .*/no/such/python"):
+        solve_dag(problem(Chain(names(2), (1.0,) * 2), [], 2))
+
+
+def test_a_solver_that_says_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[solve_dag.__module__], "_RUN", "print('a warning of some library')")
+    with pytest.raises(PlacementError, match="the solver did not answer in JSON: 'a warning of some library"):
+        solve_dag(problem(Chain(names(2), (1.0,) * 2), [], 2))
+
+
+def test_without_or_tools_a_placement_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PlacementError, match=r"OR-tools is not installed \(pip install ortools\)"):
+        solve_dag(problem(Chain(names(2), (1.0,) * 2), [], 2))
+
+
+def test_the_same_graph_gives_the_same_placement() -> None:
+    chain = Chain(names(30), tuple(1.0 + 7 * n % 5 for n in range(30)))
+    needs = [(n, n + step) for n in range(26) for step in (1, 4)]
+    first, second = (solved(chain, needs, 4, objective="speed") for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(("name", "proved"), [("bert24_inference", 17.790), ("gnmt_inference", 32.911)])
+def test_public_workloads_are_solved_and_proved(name: str, proved: float) -> None:
+    chain, stages = workload(name)
+    needs = [(flow.producer, consumer) for flow in chain.flows for consumer in flow.consumers]
+    start = solve_chain(chain, stages, objective="speed", microbatches=MANY, tolerance=0.0)
+    found = solved(chain, needs, stages, objective="speed", microbatches=MANY, hint=start.stage_of)
+    assert max(found.times) == pytest.approx(proved, abs=6e-4)
+    assert found.bound == pytest.approx(found.score("speed", MANY), rel=1e-5)
+
+
+def placements(count: int, needs: Needs, stages: int) -> Iterator[tuple[int, ...]]:
+    for stage_of in product(range(stages), repeat=count):
+        if len(set(stage_of)) == stages and all(stage_of[a] <= stage_of[b] for a, b in needs):
+            yield stage_of
+
+
+def fullest(chain: Chain, stage_of: Sequence[int], in_flight: Sequence[int]) -> float:
+    """Bytes of the fullest stage, with the best owners."""
+    light = Chain(
+        chain.names,
+        chain.times,
+        chain.flows,
+        chain.stashes,
+        tuple(Weight(w.variable, w.users, w.value, w.gradient, 0.0) for w in chain.weights),
+    )
+    _, memory = slow_costs(light, stage_of, frozenset(), in_flight, 1)
+    choices = [sorted({stage_of[user] for user in weight.users}) for weight in chain.weights]
+    found = []
+    for owners in product(*choices):
+        whole = list(memory)
+        for weight, owner in zip(chain.weights, owners, strict=True):
+            whole[owner] += weight.slots
+        found.append(max(whole))
+    return min(found)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> DagProblem:
+    """A random graph to place."""
+    chain = draw(chains(most=6))
+    stages = min(draw(st.integers(1, 3)), len(chain.names))
+    microbatches = draw(st.sampled_from([1, 4]))
+    needs = [(f.producer, c) for f in chain.flows for c in f.consumers if c > f.producer]
+    in_flight = tuple(min(stages - r, microbatches) for r in range(stages))
+    return problem(chain, needs, stages, microbatches=microbatches, in_flight=in_flight)
+
+
+# Many at a time, since the solver's start takes longer than all of them.
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(graphs(), min_size=100, max_size=100))
+def test_no_placement_is_better(asked: list[DagProblem]) -> None:
+    fastest = solve_dags([replace(one, objective="speed") for one in asked])
+    smallest = solve_dags([replace(one, objective="memory") for one in asked])
+    for one, fast, small in zip(asked, fastest, smallest, strict=True):
+        assert fast is not None
+        assert small is not None
+        held = one.in_flight or ()
+        every = list(placements(len(one.chain.names), one.needs, one.stages))
+
+        steps = [
+            step_time(slow_costs(one.chain, at, frozenset(), held, one.microbatches)[0], one.microbatches)
+            for at in every
+        ]
+        best = pytest.approx(min(steps), rel=1e-5, abs=1e-6)
+        assert (steps[every.index(fast.stage_of)], fast.score("speed", one.microbatches), fast.bound) == (best,) * 3
+
+        sizes = [fullest(one.chain, at, held) for at in every]
+        least = pytest.approx(min(sizes), rel=1e-5, abs=1e-6)
+        assert (sizes[every.index(small.stage_of)], max(small.memory), small.bound) == (least,) * 3

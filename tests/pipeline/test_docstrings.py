@@ -1,0 +1,18 @@
+"""The examples in the docstrings of what plans and checks programs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+PLANNING = ("orders", "placements", "schedule", "schedule_file", "sweeps", "task", "v_orders")
+CHECKING = ("check", "draw", "simulate", "stash")
+
+
+@pytest.mark.parametrize("name", PLANNING + CHECKING)
+def test_the_examples_are_true(name: str) -> None:
+    failed, tried = doctest.testmod(importlib.import_module(f"smp_tf.pipeline.{name}"))
+    assert tried > 0
+    assert failed == 0

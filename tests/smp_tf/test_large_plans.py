@@ -1,0 +1,66 @@
+"""Large models are planned in the time it takes to trace them, and in memory that does not depend on their weights.
+
+Processor seconds, imports included, may be three times what was seen; they depend little on what else runs. The weights
+of the larger model alone are 6 GB.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import tensorflow as tf
+import transformers
+
+def bert_large():
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    return of(transformers.TFBertForMaskedLM(transformers.BertConfig(**sizes)))
+
+def gpt2_xl():
+    return of(transformers.TFGPT2LMHeadModel(transformers.GPT2Config(n_embd=1600, n_layer=48, n_head=25)))
+
+def of(model):
+    return model, {"input_ids": tf.TensorSpec([32, 128], tf.int32)}, lambda outputs: tf.reduce_mean(outputs.logits)
+"""
+
+#: Runs the command and says what it took, imports included.
+TIMED = """
+import json, resource, sys, time
+began = time.monotonic()
+from smp_tf.command_line import main
+code = main(sys.argv[1:])
+used = resource.getrusage(resource.RUSAGE_SELF)
+figures = [code, time.monotonic() - began, used.ru_utime + used.ru_stime, used.ru_maxrss << 10]
+print(json.dumps(figures), file=sys.stderr)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.large
+@pytest.mark.parametrize(
+    ("model", "parameters", "processor_seconds"), [("bert_large", 335_174_458, 50.0), ("gpt2_xl", 1_557_611_200, 75.0)]
+)
+def test_a_large_model_is_planned_without_its_weights(
+    tmp_path: Path, model: str, parameters: int, processor_seconds: float
+) -> None:
+    (tmp_path / "large.py").write_text(SCRIPT)
+    sizes = ["--partitions", "4", "--microbatches", "8", "--json", str(tmp_path / "plan.json")]
+    done = subprocess.run(
+        [sys.executable, "-c", TIMED, "plan", f"{tmp_path / 'large.py'}:{model}", *sizes],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    code, _, used, resident = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0, done.stderr
+    [plan] = json.loads((tmp_path / "plan.json").read_text())["plans"]
+    assert sum(rank["parameters"] for rank in plan["forecast"]) == parameters
+    assert used < processor_seconds
+    assert resident < 3 << 30

@@ -1,0 +1,90 @@
+"""What is tried for a number of ranks, what is recommended, and what is said where nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tf_keras
+from tf_keras import layers
+
+from smp_tf.cluster import Cluster, Host
+from smp_tf.config import check_config
+from smp_tf.errors import PlacementError
+from smp_tf.offline_plan import OfflineModel, offline
+from smp_tf.pipeline.schedule import RUNNABLE
+from smp_tf.plan_search import Search, search
+from smp_tf.plan_text import comparison
+
+#: Fast links, so that a pipeline is worth it; one rank has room for half of the model.
+CLUSTER = Cluster((Host(1, 4, flops=1e12, memory_bandwidth=1e12),), within_host=1e15, between_hosts=1e15)
+
+
+def chain() -> tf_keras.Model:
+    return tf_keras.Sequential([tf_keras.Input((256,)), *(layers.Dense(256) for _ in range(4))], name="chain")
+
+
+@pytest.fixture
+def model(keras_defaults: None) -> Iterator[OfflineModel]:
+    with offline():
+        yield OfflineModel(chain, batch_size=32)
+
+
+def found(model: OfflineModel, limit: str | None = None, **options: Any) -> Search:
+    wanted = {"optimize": "speed", **({"memory_limit": limit} if limit else {})}
+    return search(model, check_config(wanted, "a test"), 4, cluster=CLUSTER, **options)
+
+
+def test_all_that_the_ranks_allow_is_tried(model: OfflineModel) -> None:
+    sizes = [(c.config.partitions, c.replicas, c.config.microbatches) for c in found(model).candidates]
+    assert {(p, r) for p, r, _ in sizes} == {(1, 4), (2, 2), (4, 1)}
+    assert {m for _, _, m in sizes} == {1, 2, 4, 8, 16, 32}
+    pipelines = {c.config.pipeline for c in found(model, partitions=[2], microbatches=[4]).candidates}
+    assert pipelines == set(RUNNABLE)
+
+
+def test_without_a_limit_replicas_are_fastest(model: OfflineModel) -> None:
+    best = found(model).best
+    assert (best.config.partitions, best.replicas, best.config.microbatches) == (1, 4, 1)
+
+
+def test_the_fastest_that_fits_is_taken_and_of_equals_the_smallest(model: OfflineModel) -> None:
+    tried = found(model, limit="3MiB")
+    assert all(c.refused == "does not fit" and c.needed > 3 * 2**20 for c in tried.candidates if c.size[0] == 1)
+    assert tried.best.config.partitions == 2
+    fitting = [c for c in tried.candidates if c.fits]
+    assert tried.best.speed >= 0.98 * max(c.speed for c in fitting)
+    as_fast = [c for c in fitting if c.speed >= 0.98 * max(c.speed for c in fitting)]
+    assert tried.best.size == min(c.size for c in as_fast)
+
+
+def test_the_table_says_what_other_settings_cost(model: OfflineModel) -> None:
+    tried = found(model, limit="3MiB", microbatches=[4])
+    lines = comparison(tried).splitlines()
+    assert lines[0] == "7 settings tried"
+    assert any("does not fit" in line for line in lines)
+    assert sum("taken" in line for line in lines) == 1
+    assert any("-" in line and "%" in line.split("│")[-2] for line in lines[4:])
+
+
+def test_where_nothing_fits_the_nearest_is_named(model: OfflineModel) -> None:
+    with pytest.raises(PlacementError) as raised:
+        found(model, limit="100KiB", microbatches=[32])
+    said = str(raised.value)
+    assert said.startswith("None of 7 settings keeps within memory_limit, 100.0 KiB a rank. Nearest comes interleaved ")
+    assert "with 4 partitions and 32 microbatches" in said
+
+
+def test_more_partitions_than_layers_are_no_setting(model: OfflineModel) -> None:
+    with pytest.raises(PlacementError, match=r"None of 3 settings can be placed\. The last: The model has 4 units"):
+        search(model, check_config({}, "a test"), 5, partitions=[5], microbatches=[1])
+
+
+def test_progress_is_told(model: OfflineModel) -> None:
+    told: list[tuple[int, int, str]] = []
+    found(model, partitions=[2], microbatches=[4], progress=lambda *at: told.append(at))
+    assert told == [
+        (done, 3, f"2 partitions, 4 microbatches, {pipeline}")
+        for done, pipeline in enumerate(("interleaved", "zb_h1", "simple"))
+    ]

@@ -1,0 +1,103 @@
+"""Profiles are kept by graph, samples and machine, and read only as they were written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from smp_tf.profile_cache import Hardware, Profile, ProfileCache, this_hardware
+
+HERE = Hardware("a processor", 2, 1, True, 2, "2.21.0")
+PROFILE = Profile(1, "net", "f" * 64, 4, HERE, {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)})
+
+
+def found(cache: ProfileCache, **other: object) -> Profile | None:
+    """What there is for the profile's key, or for one that differs in a field."""
+    asked = dataclasses.replace(PROFILE, **other)  # type: ignore[arg-type]
+    return cache.find(asked.fingerprint, asked.samples, asked.hardware)
+
+
+def test_a_profile_is_found_as_it_was_kept(tmp_path: Path) -> None:
+    cache = ProfileCache(tmp_path / "new" / "folder")
+    assert found(cache) is None
+    path = cache.keep(PROFILE)
+    assert path is not None
+    assert found(ProfileCache(tmp_path / "new" / "folder")) == PROFILE
+    assert PROFILE.times == {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)}
+    # No unfinished file is left beside it.
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_another_model_or_machine_has_a_profile_of_its_own(tmp_path: Path) -> None:
+    cache = ProfileCache(tmp_path)
+    cache.keep(PROFILE)
+    assert found(cache, fingerprint="e" * 64) is None
+    assert found(cache, samples=5) is None
+    for field, value in {"device": "another", "cores": 3, "threads": 0, "onednn": False, "processes": 1}.items():
+        assert found(cache, hardware=dataclasses.replace(HERE, **{field: value})) is None, field
+    assert found(cache, hardware=dataclasses.replace(HERE, tensorflow="2.20.0")) is None
+    assert cache.trouble == ""
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text[:-5], "is damaged and not used"),
+        (lambda text: "", "is damaged and not used"),
+        (lambda text: text.replace('"samples": 4', '"samples": "4"'), "must be of type int"),
+        (lambda text: text.replace("0.25", "-1.0"), "neither of them negative"),
+        (lambda text: text.replace("0.25", "NaN"), "neither of them negative"),
+        (lambda text: text.replace("0.25,", ""), "must have two times"),
+        (lambda text: text.replace('"format": 1', '"format": 2'), "of another model or machine"),
+        (lambda text: json.dumps({**json.loads(text), "more": 1}), "Wrong: ['more']"),
+    ],
+)
+def test_a_damaged_profile_is_none_and_that_is_said(tmp_path: Path, damage: object, words: str) -> None:
+    cache = ProfileCache(tmp_path)
+    path = cache.keep(PROFILE)
+    assert path is not None
+    path.write_text(damage(path.read_text()))  # type: ignore[operator]
+    assert found(cache) is None
+    assert words in cache.trouble
+    assert str(path) in cache.trouble
+    # What is measured anew takes its place.
+    cache.keep(PROFILE)
+    assert found(cache) == PROFILE
+    assert cache.trouble == ""
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = ProfileCache(tmp_path / "file")
+    assert cache.keep(PROFILE) is None
+    assert cache.trouble.startswith("The profile cannot be kept in")
+
+
+def test_the_folder_is_the_users_cache_or_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SMP_TF_PROFILES")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert ProfileCache().folder == tmp_path / "smp_tf" / "profiles"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert ProfileCache().folder == Path.home() / ".cache" / "smp_tf" / "profiles"
+    monkeypatch.setenv("SMP_TF_PROFILES", str(tmp_path / "elsewhere"))
+    assert ProfileCache().folder == tmp_path / "elsewhere"
+    monkeypatch.setenv("SMP_TF_PROFILES", "off")
+    cache = ProfileCache()
+    assert cache.keep(PROFILE) is None
+    assert found(cache) is None
+    assert cache.trouble == ""
+
+
+def test_this_machine_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    hardware = this_hardware(3)
+    assert hardware.device
+    assert hardware.cores >= 1
+    assert (hardware.processes, hardware.onednn) == (3, False)
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
+    assert this_hardware().onednn

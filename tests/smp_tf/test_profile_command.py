@@ -1,0 +1,155 @@
+"""`smp-tf profile`: what it prints and keeps, and that `smp-tf plan` goes by it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import smp_tf as smp
+from smp_tf import command_line
+from smp_tf.partition.fingerprint import fingerprint
+from smp_tf.profiling import forward_backward
+
+SCRIPT = """
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+class Repeats(layers.Layer):
+    def build(self, shape):
+        self.kernel = self.add_weight("kernel", (8, 8))
+
+    def call(self, x):
+        times = tf.size(x) * 0 + 3000
+        return tf.while_loop(lambda i, y: i < times, lambda i, y: (i + 1, tf.tanh(y @ self.kernel)), (0, x))[1]
+
+def build():
+    slow = [Repeats(name=f"slow{n}") for n in range(2)]
+    dense = [layers.Dense(8, name=f"dense{n}") for n in range(2)]
+    return tf_keras.Sequential([tf_keras.Input((8,)), *slow, *dense], name="chain")
+
+class Raises(layers.Layer):
+    def call(self, x):
+        with tf.control_dependencies([tf.debugging.assert_greater(x, 2.0)]):
+            return tf.identity(x)
+
+def refused():
+    inputs = [tf_keras.Input((8,)), layers.Dense(8, name="first"), Raises(name="raises"), layers.Dense(8, name="last")]
+    return tf_keras.Sequential(inputs, name="chain")
+
+def not_a_model():
+    return 7
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, keras_defaults: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("SMP_TF_PROFILES", str(tmp_path / "profiles"))
+    path = tmp_path / "measured.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def profile(*arguments: str) -> int:
+    return command_line.main(["profile", *arguments])
+
+
+def plan(*arguments: str) -> int:
+    return command_line.main(["plan", *arguments, "--partitions", "2", "--optimize", "speed"])
+
+
+SIZES = ("--microbatches", "2", "--batch-size", "8")
+
+
+def test_a_model_is_measured_once_and_planned_by_its_times(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(f"{script}:build", *SIZES) == 0
+    assert "estimated from the sizes of operations, not measured" in capsys.readouterr().out
+    assert profile(f"{script}:build", *SIZES) == 0
+    said = capsys.readouterr()
+    assert "a microbatch of 4, forward and backward" in said.out
+    [kept] = (tmp_path / "profiles").iterdir()
+    assert f"kept in {kept}" in said.err
+    times = json.loads(kept.read_text())["units"]
+    assert list(times) == [f"chain/chain/{name}" for name in ("slow0", "slow1", "dense0", "dense1")]
+    taken = {name: sum(both) for name, both in times.items()}
+    slow = min(seconds for name, seconds in taken.items() if "slow" in name)
+    assert slow > 3 * max(seconds for name, seconds in taken.items() if "slow" not in name), times
+    rows = {row[1]: row[2:8] for line in said.out.splitlines() if len(row := re.split(r"\s*│\s*", line)) > 8}
+    assert rows["chain/chain/slow0"][0] == f"{1e3 * times['chain/chain/slow0'][0]:,.2f}"
+
+    # The same once more, without measuring.
+    assert profile(f"{script}:build", *SIZES) == 0
+    again = capsys.readouterr()
+    assert again.out == said.out
+    assert "are known from an earlier profile; nothing is measured" in again.err
+
+    # The plan separates what takes long, which its estimate does not know.
+    assert plan(f"{script}:build", *SIZES, "--json", str(tmp_path / "plan.json")) == 0
+    measured = capsys.readouterr()
+    assert "the times are measured ones, of 4 of the 4 units" in " ".join(measured.out.split())
+    assert measured.out.splitlines()[-1].endswith("; from measured times")
+    assert "times as measured on" in measured.err
+    stages = json.loads((tmp_path / "plan.json").read_text())["plans"][0]["units"]
+    assert (stages["chain/chain/slow0"], stages["chain/chain/slow1"]) == (0, 1)
+    assert plan(f"{script}:build", *SIZES, "--static") == 0
+    assert "not measured" in capsys.readouterr().out
+    # Of a microbatch of another size nothing is known.
+    assert plan(f"{script}:build", "--batch-size", "8") == 0
+    assert "not measured" in capsys.readouterr().out
+
+
+def test_a_training_finds_what_the_command_has_measured(script: str, tmp_path: Path, init: Callable[..., None]) -> None:
+    assert profile(f"{script}:build", *SIZES) == 0
+    [kept] = (tmp_path / "profiles").iterdir()
+    init()
+    model = smp.DistributedModel(command_line.load(f"{script}:build"))
+    traced = forward_backward(model).trace(tf.ones([4, 8]), training=True)
+    assert fingerprint(traced.graph) == json.loads(kept.read_text())["fingerprint"]
+
+
+def test_a_damaged_profile_is_measured_again(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert profile(f"{script}:build", *SIZES) == 0
+    [kept] = (tmp_path / "profiles").iterdir()
+    whole = kept.read_text()
+    kept.write_text(whole[:-9])
+    assert plan(f"{script}:build", *SIZES) == 0
+    assert "is damaged and not used" in capsys.readouterr().err
+    assert profile(f"{script}:build", *SIZES) == 0
+    assert "is damaged and not used" in capsys.readouterr().err
+    assert json.loads(kept.read_text()).keys() == json.loads(whole).keys()
+
+
+def test_a_unit_that_cannot_be_run_is_named_and_nothing_is_kept(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert profile(f"{script}:refused", *SIZES) == 0
+    said = capsys.readouterr()
+    assert "chain/chain/raises could not be measured. InvalidArgumentError" in said.err
+    assert not (tmp_path / "profiles").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        ("build", [], 'named as "train.py:build"'),
+        ("{script}:not_a_model", [], "must return a Keras model"),
+        ("{script}:build", ["--batch-size", "0"], "--batch-size must be at least 1. Received: 0"),
+        ("{script}:build", ["--microbatches", "0"], "microbatches"),
+        ("{script}:build", ["--threads", "0"], "intra_op_threads"),
+        ("{script}:build", ["--microbatches", "9"], "a batch of 8, and 9 microbatches"),
+    ],
+)
+def test_wrong_arguments_are_told_in_a_line(
+    script: str, target: str, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert profile(target.format(script=script), "--batch-size", "8", *options) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert words in said[-1]
+    assert said[-1].startswith("smp-tf: ")

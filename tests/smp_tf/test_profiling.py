@@ -1,0 +1,41 @@
+"""Which rank measures which unit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from smp_tf.partition.cost import Machine, estimate
+from smp_tf.partition.units import build_units
+from smp_tf.profile_cache import Hardware
+from smp_tf.profiling import hardware_alike, shares
+from tests.partition.op_graph_builder import chain_of_dense
+
+
+def test_every_rank_measures_as_much_and_the_dearest_first() -> None:
+    graph = chain_of_dense(4)
+    costs = estimate(graph, build_units(graph), machine=Machine(flops=1.0, memory=1e30, link=1.0, op_seconds=0.0))
+    # Behind the first layer no gradient to the input is made, and the loss is next to nothing.
+    assert [round(u.time_forward + u.time_backward) for u in costs.units] == [1088, 1600, 1600, 1600, 32]
+    assert shares(costs, 1) == [[1, 2, 3, 0, 4]]
+    assert shares(costs, 2) == [[1, 0, 4], [2, 3]]
+    assert shares(costs, 8) == [[1], [2], [3], [0], [4], [], [], []]
+
+
+def test_a_training_takes_what_was_measured_like_it_first_and_what_a_command_measured_too() -> None:
+    training = Hardware("a processor", 8, 2, True, 4, "2.21.0")
+    alone = dataclasses.replace(training, processes=1)
+    assert hardware_alike(training, 4) == [
+        training,
+        dataclasses.replace(alone, threads=2),
+        # `smp-tf profile` leaves the threads to TensorFlow.
+        dataclasses.replace(alone, threads=0),
+    ]
+    command = dataclasses.replace(alone, threads=0)
+    assert hardware_alike(command, 1) == [command, dataclasses.replace(alone, threads=8)]
+    # A plan for four processes, made by one that has all cores.
+    assert hardware_alike(command, 4) == [
+        dataclasses.replace(command, processes=4),
+        training,
+        dataclasses.replace(alone, threads=2),
+        command,
+    ]
