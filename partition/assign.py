@@ -1,27 +1,27 @@
-"""Give every op of the step a stage and a sweep, from the stages of the model's units.
+"""Give every op of the step a chunk and a sweep, from the chunks of the model's units.
 
-A microbatch passes the stages in sweeps, up and down in turn; an op runs in the earliest sweep that its inputs allow:
+A microbatch passes the chunks in sweeps, up and down in turn; an op runs in the earliest sweep that its inputs allow:
 
-    stage      0     1     2     3
+    chunk      0     1     2     3
     sweep 0    F ──▶ F ──▶ F ──▶ F ─┐     forward
     sweep 1    B ◀── B ◀── B ◀── B ◀┘     backward
-    sweep 2    └───▶ T ──▶ T ──▶ T        what still crosses stages after that, such as a norm over all gradients
+    sweep 2    └───▶ T ──▶ T ──▶ T        what still crosses chunks after that, such as a norm over all gradients
 
-Within an even sweep data flows to later stages only, within an odd one to earlier stages only; from one sweep to a
-later one it may flow anywhere. An op is one of:
+Within an even sweep data flows to later chunks only, within an odd one to earlier chunks only; from one sweep to a
+later one it may flow anywhere. A stage is what one rank runs: a chunk, or several of them. An op is one of:
 
-- HOME: runs once per microbatch, on its stage, in its sweep.
+- HOME: runs once per microbatch, on its chunk, in its sweep.
 - FREE: without effect, cheap, and made only of what every rank has (arguments, constants, captured tensors, shapes);
   it is copied to wherever it is read and never sent.
 - WEIGHT: a cheap function of weights that no op of the step writes; made anew wherever it is read, rather than stashed
-  or sent. A stage that does not own the weight gets its value once per step.
-- REPLICATED: writes a variable of the script's own (a metric), or follows from one; runs on every rank.
+  or sent. A stage without the chunk that owns the weight gets its value once per step.
+- REPLICATED: writes a variable of the script's own (a metric), or follows from one; runs on every rank, once.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from smp_tf.partition.errors import PlacementError
@@ -53,12 +53,12 @@ class Place:
 
     Args:
         role: how it is placed.
-        stage: its stage; None for FREE and REPLICATED ops; for WEIGHT ops the owner's, where it is made as an output.
+        chunk: its chunk; None for FREE and REPLICATED ops; for WEIGHT ops the owner's, where it is made as an output.
         sweep: its sweep; `Assignment.replicated_sweep` for REPLICATED ops, 0 where it has no meaning.
     """
 
     role: Role
-    stage: int | None
+    chunk: int | None
     sweep: int
 
 
@@ -68,17 +68,31 @@ class Assignment:
 
     Args:
         graph: the graph.
-        stages: number of stages.
+        placement: the stage of every chunk.
         places: one `Place` a node.
         sweeps: number of sweeps of the HOME ops.
-        owners: for each variable of the model its stage; None for the script's own.
+        owners: for each variable of the model its chunk; None for the script's own.
     """
 
     graph: OpGraph
-    stages: int
+    placement: tuple[int, ...]
     places: tuple[Place, ...]
     sweeps: int
     owners: tuple[int | None, ...]
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.placement)
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return 1 + max(self.placement)
+
+    def first_chunk(self, stage: int) -> int:
+        """The first of a stage's chunks."""
+        return self.placement.index(stage)
 
     @property
     def replicated_sweep(self) -> int:
@@ -87,15 +101,20 @@ class Assignment:
 
 
 def assign(
-    graph: OpGraph, stages: int, stage_of: Mapping[int, int], owners: Mapping[int, int] | None = None
+    graph: OpGraph,
+    chunks: int,
+    chunk_of: Mapping[int, int],
+    owners: Mapping[int, int] | None = None,
+    placement: Sequence[int] | None = None,
 ) -> Assignment:
     """Place every op.
 
     Args:
         graph: a pruned op graph.
-        stages: number of stages.
-        stage_of: stage of every forward node that belongs to a unit of the model.
-        owners: stage of variables whose owner is already decided, by index; others go to the stage of their first use.
+        chunks: number of chunks.
+        chunk_of: chunk of every forward node that belongs to a unit of the model.
+        owners: chunk of variables whose owner is already decided, by index; others go to the chunk of their first use.
+        placement: the stage of every chunk; None where each is a stage of its own.
 
     Returns:
         The assignment.
@@ -103,14 +122,17 @@ def assign(
     Raises:
         PlacementError: an op of the model depends on a variable of the script that the step writes.
     """
-    return _Assigner(graph, stages, stage_of, dict(owners or {})).run()
+    return _Assigner(graph, tuple(placement or range(chunks)), chunk_of, dict(owners or {})).run()
 
 
 class _Assigner:
-    def __init__(self, graph: OpGraph, stages: int, stage_of: Mapping[int, int], owners: dict[int, int]) -> None:
+    def __init__(
+        self, graph: OpGraph, placement: tuple[int, ...], chunk_of: Mapping[int, int], owners: dict[int, int]
+    ) -> None:
         self.graph = graph
-        self.stages = stages
-        self.stage_of = stage_of
+        self.placement = placement
+        self.chunks = len(placement)
+        self.chunk_of = chunk_of
         self.owners = owners
         self.places: list[Place] = []
         self.after_backward: list[bool] = []
@@ -126,27 +148,27 @@ class _Assigner:
         sweeps = 1 + max((p.sweep for p in self.places if p.role is Role.HOME), default=0)
         places = tuple(Place(p.role, None, max(2, sweeps)) if p.role is Role.REPLICATED else p for p in self.places)
         owners = tuple(self.owners.get(v.index, 0) if v.in_model else None for v in self.graph.variables)
-        return Assignment(self.graph, self.stages, places, sweeps, owners)
+        return Assignment(self.graph, self.placement, places, sweeps, owners)
 
     def _decide_owners(self) -> None:
         for number, node in enumerate(self.graph.nodes):
-            stage = self.stage_of.get(number)
-            if stage is None:
+            chunk = self.chunk_of.get(number)
+            if chunk is None:
                 continue
             for variable in node.writes + node.reads:
                 if self.graph.variables[variable].in_model:
-                    self.owners.setdefault(variable, stage)
+                    self.owners.setdefault(variable, chunk)
 
     def _first_users(self) -> dict[int, int]:
-        """Earliest stage that depends on each op that belongs to no unit and has no placed input."""
+        """Earliest chunk that depends on each op that belongs to no unit and has no placed input."""
         first: dict[int, int] = {}
         for number in range(len(self.graph.nodes) - 1, -1, -1):
-            stage = self.stage_of.get(number, first.get(number))
-            if stage is None:
+            chunk = self.chunk_of.get(number, first.get(number))
+            if chunk is None:
                 continue
             for tensor in self.graph.nodes[number].inputs:
-                if tensor.node not in self.stage_of:
-                    first[tensor.node] = min(stage, first.get(tensor.node, stage))
+                if tensor.node not in self.chunk_of:
+                    first[tensor.node] = min(chunk, first.get(tensor.node, chunk))
         return first
 
     def _place(self, number: int, node: Node, after: bool, first_user: Mapping[int, int]) -> Place:
@@ -154,7 +176,7 @@ class _Assigner:
             return Place(Role.FREE, None, 0)
         inputs = [self.places[t.node] for t in node.inputs]
         if self._is_replicated(node, inputs):
-            if number in self.stage_of:
+            if number in self.chunk_of:
                 names = [self.graph.variables[v].name for v in node.reads + node.writes] or ["a script variable"]
                 raise PlacementError(
                     f"Op {node.name!r} inside the model uses {names[0]!r}, a variable of the script that the step "
@@ -166,8 +188,8 @@ class _Assigner:
             return Place(Role.WEIGHT, self.owners.get(min(self.weight_derived[number]), 0), 0)
         if self._is_cheap(node) and all(p.role is Role.FREE for p in inputs):
             return Place(Role.FREE, None, 0)
-        stage = self._stage(number, node, inputs, after, first_user)
-        return Place(Role.HOME, stage, self._sweep(node, stage, inputs, after))
+        chunk = self._chunk(number, node, inputs, after, first_user)
+        return Place(Role.HOME, chunk, self._sweep(node, chunk, inputs, after))
 
     def _is_replicated(self, node: Node, inputs: list[Place]) -> bool:
         if any(p.role is Role.REPLICATED for p in inputs):
@@ -183,25 +205,25 @@ class _Assigner:
             return False
         return not any(t.dtype in UNSENDABLE_DTYPES - {"string"} for t in node.outputs)
 
-    def _stage(self, number: int, node: Node, inputs: list[Place], after: bool, first_user: Mapping[int, int]) -> int:
-        if number in self.stage_of:
-            return self.stage_of[number]
+    def _chunk(self, number: int, node: Node, inputs: list[Place], after: bool, first_user: Mapping[int, int]) -> int:
+        if number in self.chunk_of:
+            return self.chunk_of[number]
         if node.backward and node.forward_of is not None:
             forward = self.places[node.forward_of]
-            if forward.role is Role.HOME and forward.stage is not None:
-                return forward.stage
+            if forward.role is Role.HOME and forward.chunk is not None:
+                return forward.chunk
         owned = [self.owners.get(v, 0) for v in node.writes + node.reads if self.graph.variables[v].in_model]
         if owned:
             return owned[0]
-        placed = [(p.stage, p.sweep) for p in inputs if p.role is Role.HOME and p.stage is not None]
+        placed = [(p.chunk, p.sweep) for p in inputs if p.role is Role.HOME and p.chunk is not None]
         if not placed:
-            return min(first_user.get(number, self.stages - 1), self.stages - 1)
+            return min(first_user.get(number, self.chunks - 1), self.chunks - 1)
         if after and not node.backward:
             largest = self._largest_gradients(node)
             if largest:
                 return min(largest)
         latest = max(sweep for _, sweep in placed)
-        in_latest = [stage for stage, sweep in placed if sweep == latest]
+        in_latest = [chunk for chunk, sweep in placed if sweep == latest]
         return min(in_latest) if latest % 2 else max(in_latest)
 
     def _largest_gradients(self, node: Node) -> list[int]:
@@ -209,17 +231,17 @@ class _Assigner:
         found: dict[int, list[int]] = {}
         for tensor in node.inputs:
             place = self.places[tensor.node]
-            if place.role is Role.HOME and place.stage is not None and place.sweep > 0:
-                found.setdefault(self.graph.type_of(tensor).nbytes(), []).append(place.stage)
+            if place.role is Role.HOME and place.chunk is not None and place.sweep > 0:
+                found.setdefault(self.graph.type_of(tensor).nbytes(), []).append(place.chunk)
         return found[max(found)] if found else []
 
-    def _sweep(self, node: Node, stage: int, inputs: list[Place], after: bool) -> int:
+    def _sweep(self, node: Node, chunk: int, inputs: list[Place], after: bool) -> int:
         sweep = 1 if after else 0
         for place in inputs:
-            if place.role is not Role.HOME or place.stage is None or place.sweep < sweep:
+            if place.role is not Role.HOME or place.chunk is None or place.sweep < sweep:
                 continue
             sweep = place.sweep
-            flows = place.stage >= stage if sweep % 2 else place.stage <= stage
+            flows = place.chunk >= chunk if sweep % 2 else place.chunk <= chunk
             if not flows:
                 sweep += 1
         return sweep

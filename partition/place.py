@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.placement import Chain, Placement, Ranks, in_flight_of
+from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks, in_flight_of
 from smp_tf.partition.solve_chain import MOST_SHARED_GROUPS, TOLERANCE, solve_chain
+from smp_tf.partition.solve_chunks import solve_chunks
 from smp_tf.partition.solve_dag import MOST_CHOICES, DagProblem, solve_dag
 
 
@@ -46,6 +47,7 @@ def place(
     seconds: float = 0.0,
     worth: float = 0.0,
     most_choices: int = MOST_CHOICES,
+    chunks: Chunks | None = None,
 ) -> Placed:
     """Place units on exactly `stages` stages, none empty.
 
@@ -60,6 +62,8 @@ def place(
         seconds: for how long to look beyond cuts of one order, about; the same on every run and machine.
         worth: the least gain that is worth looking for: seconds of a step, or bytes.
         most_choices: units times stages beyond which it is not looked for.
+        chunks: where stages have several chunks, or other ones than in order: where these are, and what they keep. Then
+            `in_flight` does not count, and cuts of one order are all that is looked for.
 
     Returns:
         The placement.
@@ -75,18 +79,25 @@ def place(
     held = in_flight_of(stages, microbatches, in_flight)
     ranks = ranks or Ranks.alike(stages)
     pairs = sorted(set(needs))
+    given = any(at is not None for at in (*chain.manual, *chain.pinned))
+    if chunks is not None and not chunks.are_stages:
+        cut = solve_chunks(chain, chunks, objective=objective, microbatches=microbatches, ranks=ranks)
+        bound = _least_possible(chain, chunks, objective, microbatches, ranks)
+        return Placed(cut, None if given else _gap(cut.score(objective, microbatches), bound))
+    if chunks is not None:
+        held = chunks.in_flight
     cut = solve_chain(chain, stages, objective=objective, microbatches=microbatches, in_flight=held, ranks=ranks)
     score = cut.score(objective, microbatches)
-    bound = _least_possible(chain, stages, objective, microbatches, held, ranks)
+    bound = _least_possible(chain, Chunks.one_each(held), objective, microbatches, ranks)
     if _is_only_order(chain, pairs):
         bound = max(bound, cut.least)
-    if any(stage is not None for stage in chain.manual):
+    if given:
         # What is given leaves the question open of what would be better without it.
         return Placed(cut, None)
     few = len(chain.names) * stages <= most_choices
     if score - bound <= max(worth, TOLERANCE * score) or seconds <= 0 or not few:
         return Placed(cut, _gap(score, bound))
-    problem = DagProblem(chain, tuple(pairs), stages, objective, microbatches, held, ranks, cut.stage_of)
+    problem = DagProblem(chain, tuple(pairs), stages, objective, microbatches, held, ranks, cut.chunk_of)
     try:
         found = solve_dag(problem, seconds)
     except PlacementError as error:
@@ -112,22 +123,22 @@ def _is_only_order(chain: Chain, needs: Sequence[tuple[int, int]]) -> bool:
     return every_owner and all((at, at + 1) in follows for at in range(len(chain.names) - 1))
 
 
-def _least_possible(
-    chain: Chain, stages: int, objective: str, microbatches: int, in_flight: Sequence[int], ranks: Ranks
-) -> float:
+def _least_possible(chain: Chain, chunks: Chunks, objective: str, microbatches: int, ranks: Ranks) -> float:
     """A score that no placement can beat: all stages alike, none with less than the largest unit, nothing sent."""
     if objective == "speed":
         whole, largest = sum(chain.times), max(chain.times, default=0.0)
         slowest = max(whole / sum(ranks.speed), largest / max(ranks.speed))
-        return whole / max(ranks.speed) + (microbatches - 1) * slowest
-    kept = min(in_flight)
+        return microbatches * slowest + (whole / max(ranks.speed) - slowest) / chunks.per_stage
+    # At its fullest moment a stage holds at least this of whatever it stashes, and a chunk this of what is in it.
+    kept = min(max(min(held.values()) for held in moments) for moments in chunks.moments)
+    kept_alone = min(chunks.most_of_each)
     alone = [0.0] * len(chain.names)
     whole = 0.0
-    for users, nbytes in (
-        *((weight.users, weight.stored) for weight in chain.weights),
-        *((stash.readers, stash.nbytes * kept) for stash in chain.stashes),
+    for users, nbytes, stashes in (
+        *((weight.users, weight.stored, 0.0) for weight in chain.weights),
+        *((stash.readers, 0.0, stash.nbytes) for stash in chain.stashes),
     ):
-        whole += nbytes
+        whole += nbytes + stashes * kept
         if len(users) == 1:
-            alone[users[0]] += nbytes
-    return max(whole / stages, *alone)
+            alone[users[0]] += nbytes + stashes * kept_alone
+    return max(whole / chunks.stages, *alone)

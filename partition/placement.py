@@ -1,8 +1,10 @@
 """What a placement of units is, and what it costs; the solvers (`solve_chain`, `solve_dag`) look for a good one.
 
 units     a  b  c  d  e             a ─▶ b ─▶ c ─▶ d ─▶ e
-stage_of  0  0  1  2  2             times   (3.0, 2.5, 2.8)     seconds per microbatch
-owners    {0: 0, 1: 1, 2: 2}        memory  (9e6, 8e6, 9e6)     bytes
+chunk_of  0  0  1  2  2             times   (3.0, 2.5, 2.8)     seconds per microbatch, by stage
+owners    {0: 0, 1: 1, 2: 2}        memory  (9e6, 8e6, 9e6)     bytes, by stage
+
+A stage is what one rank runs: one chunk of the units, or several, by a `placement` such as (0, 1, 1, 0).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class Chain:
         times: seconds of compute of each unit per microbatch, forward and backward.
         flows, stashes, weights: see `cost`.
         manual: stage that each unit must be on, or None.
+        pinned: chunk that each unit must be in, or None.
         seconds_per_byte: of the link between two stages.
     """
 
@@ -33,10 +36,13 @@ class Chain:
     stashes: tuple[Stash, ...] = ()
     weights: tuple[Weight, ...] = ()
     manual: tuple[int | None, ...] = ()
+    pinned: tuple[int | None, ...] = ()
     seconds_per_byte: float = 0.0
 
     @classmethod
-    def of(cls, names: Sequence[str], manual: Sequence[int | None], costs: Costs) -> Chain:
+    def of(
+        cls, names: Sequence[str], costs: Costs, *, manual: Sequence[int | None] = (), pinned: Sequence[int | None] = ()
+    ) -> Chain:
         """The chain of a step's units with their estimated costs."""
         return cls(
             names=tuple(names),
@@ -45,6 +51,7 @@ class Chain:
             stashes=costs.stashes,
             weights=costs.weights,
             manual=tuple(manual),
+            pinned=tuple(pinned),
             seconds_per_byte=1.0 / costs.machine.link,
         )
 
@@ -86,42 +93,116 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Stages for the units of a step.
+class Chunks:
+    """Which stage runs which chunk, and of how many microbatches each keeps the stash.
 
     Args:
-        stage_of: stage of each unit.
-        owners: for each variable that units use, the stage that stores it.
-        times: seconds of each stage per microbatch, transfers included.
-        memory: bytes of each stage.
+        placement: the stage of every chunk.
+        moments: for each stage, how many microbatches it holds of each of its chunks when it may hold most, as
+            `pipeline.stash.stash_profile` has it.
     """
 
-    stage_of: tuple[int, ...]
+    placement: tuple[int, ...]
+    moments: tuple[tuple[Mapping[int, int], ...], ...]
+
+    @classmethod
+    def one_each(cls, in_flight: Sequence[int]) -> Chunks:
+        """One chunk on every stage.
+
+        Args:
+            in_flight: microbatches whose stash each stage holds at once.
+        """
+        return cls(tuple(range(len(in_flight))), tuple(({stage: held},) for stage, held in enumerate(in_flight)))
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.moments)
+
+    @property
+    def per_stage(self) -> float:
+        """Chunks of a stage, on average."""
+        return len(self.placement) / self.stages
+
+    @property
+    def are_stages(self) -> bool:
+        """Whether each chunk is a stage of its own, in order."""
+        return self.placement == tuple(range(self.stages))
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """Of each stage, the stashes of all its chunks together, when there are most."""
+        return tuple(max((sum(held.values()) for held in moments), default=0) for moments in self.moments)
+
+    @property
+    def most_of_each(self) -> tuple[int, ...]:
+        """Of each chunk, the stashes when there are most of it, which is not when there are most of others."""
+        return tuple(
+            max((held.get(chunk, 0) for held in self.moments[stage]), default=0)
+            for chunk, stage in enumerate(self.placement)
+        )
+
+    def stash(self, nbytes: Sequence[float]) -> list[float]:
+        """Bytes of stash that each stage holds at its fullest.
+
+        Args:
+            nbytes: of one microbatch, for each chunk.
+        """
+        return [
+            max((sum(count * nbytes[chunk] for chunk, count in held.items()) for held in moments), default=0.0)
+            for moments in self.moments
+        ]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Chunks for the units of a step.
+
+    Args:
+        chunk_of: chunk of each unit.
+        owners: for each variable that units use, the chunk that stores it.
+        times: seconds of each stage per microbatch, transfers included.
+        memory: bytes of each stage.
+        placement: the stage of every chunk; empty where each is a stage of its own.
+    """
+
+    chunk_of: tuple[int, ...]
     owners: dict[int, int]
     times: tuple[float, ...]
     memory: tuple[float, ...]
+    placement: tuple[int, ...] = ()
+
+    @property
+    def stage_of(self) -> tuple[int, ...]:
+        """Stage of each unit."""
+        return tuple(self.placement[chunk] for chunk in self.chunk_of) if self.placement else self.chunk_of
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """First unit of stage 1, of stage 2 and so on, where every stage is a run of units."""
-        return tuple(sum(s < later for s in self.stage_of) for later in range(1, len(self.times)))
+        """First unit of chunk 1, of chunk 2 and so on, where every chunk is a run of units."""
+        chunks = len(self.placement or self.times)
+        return tuple(sum(c < later for c in self.chunk_of) for later in range(1, chunks))
 
     def score(self, objective: str, microbatches: int) -> float:
         """What is to be small: a step's seconds for "speed", the bytes of the fullest stage for "memory"."""
-        return step_time(self.times, microbatches) if objective == "speed" else max(self.memory)
+        if objective == "memory":
+            return max(self.memory)
+        return step_time(self.times, microbatches, len(self.placement or self.times) / len(self.times))
 
 
-def step_time(times: Sequence[float], microbatches: int) -> float:
+def step_time(times: Sequence[float], microbatches: int, chunks_per_stage: float = 1.0) -> float:
     """Estimated seconds of a step.
 
     Args:
         times: seconds of each stage per microbatch.
         microbatches: per step.
+        chunks_per_stage: of so many chunks a stage does one while others wait for the first and the last microbatch.
 
     Source:
-        Alpa (arXiv 2201.12023), section 5.
+        Alpa (arXiv 2201.12023), section 5; with several chunks, Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
     """
-    return sum(times) + (microbatches - 1) * max(times)
+    slowest = max(times)
+    return microbatches * slowest + (sum(times) - slowest) / chunks_per_stage
 
 
 def in_flight_of(stages: int, microbatches: int, in_flight: Sequence[int] | None) -> tuple[int, ...]:
@@ -144,28 +225,29 @@ def in_flight_of(stages: int, microbatches: int, in_flight: Sequence[int] | None
 
 def costed(
     chain: Chain,
-    stage_of: Sequence[int],
+    chunk_of: Sequence[int],
     owners: Mapping[int, int],
     microbatches: int,
-    in_flight: Sequence[int],
+    chunks: Chunks,
     ranks: Ranks | None = None,
 ) -> Placement:
     """A placement with what it costs.
 
     Args:
         chain: the units with their costs.
-        stage_of: stage of each; stages may be empty.
-        owners: stage that stores each variable; of those that are not here, the stage of the first unit that uses it.
+        chunk_of: chunk of each; chunks may be empty.
+        owners: chunk that stores each variable; of those that are not here, the chunk of the first unit that uses it.
         microbatches: over which the copies of a step are spread.
-        in_flight: microbatches whose stash each stage holds at once.
+        chunks: where they are, and what they keep.
         ranks: how these differ; None where they do not.
 
     Returns:
         The placement.
     """
-    ranks = ranks or Ranks.alike(len(in_flight))
-    computing, moved = [0.0] * len(in_flight), [0.0] * len(in_flight)
-    memory = [0.0] * len(in_flight)
+    ranks = ranks or Ranks.alike(chunks.stages)
+    stage_of = [chunks.placement[chunk] for chunk in chunk_of]
+    computing, moved = [0.0] * chunks.stages, [0.0] * chunks.stages
+    stashed = [0.0] * len(chunks.placement)
     for stage, seconds in zip(stage_of, chain.times, strict=True):
         computing[stage] += seconds
     for flow in chain.flows:
@@ -177,12 +259,13 @@ def costed(
             for stage in (readers | {here}) if readers - {here} else ():
                 moved[stage] += flow.nbytes
     for stash in chain.stashes:
-        for stage in {stage_of[reader] for reader in stash.readers}:
-            memory[stage] += stash.nbytes * in_flight[stage]
-    decided = {w.variable: owners.get(w.variable, stage_of[w.users[0]]) for w in chain.weights}
+        for chunk in {chunk_of[reader] for reader in stash.readers}:
+            stashed[chunk] += stash.nbytes
+    memory = chunks.stash(stashed)
+    decided = {w.variable: owners.get(w.variable, chunk_of[w.users[0]]) for w in chain.weights}
     for weight in chain.weights:
         used = {stage_of[user] for user in weight.users}
-        owner = decided[weight.variable]
+        owner = chunks.placement[decided[weight.variable]]
         memory[owner] += weight.stored - weight.copied
         for stage in used:
             memory[stage] += weight.copied
@@ -192,11 +275,12 @@ def costed(
         seconds / speed + nbytes * chain.seconds_per_byte / link
         for seconds, nbytes, speed, link in zip(computing, moved, ranks.speed, ranks.link, strict=True)
     )
-    return Placement(tuple(stage_of), decided, times, tuple(memory))
+    placement = () if chunks.are_stages else chunks.placement
+    return Placement(tuple(chunk_of), decided, times, tuple(memory), placement)
 
 
 def placed_by_hand(chain: Chain, stages: int) -> list[tuple[int, str]]:
-    """Stage and name of the units whose stage is given.
+    """Stage and name of the units whose stage is given by hand.
 
     Args:
         chain: the units.

@@ -1,9 +1,9 @@
-"""The plan: which stage runs which unit and owns which variable, and what that is forecast to cost.
+"""The plan: which chunk has which unit and owns which variable, which stage runs it, and what that is forecast to cost.
 
 A plan is data. Rank 0 makes it, the others receive it as text, the report prints it, and a file keeps what people may
 want to read and to change of it (`plan_file`):
 
-    Units, Costs, Placement ──▶ Plan ──▶ JSON ──▶ Plan ──▶ stages of the units of another trace
+    Units, Costs, Placement ──▶ Plan ──▶ JSON ──▶ Plan ──▶ chunks of the units of another trace
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from smp_tf.partition.cost import Costs
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.json_record import record_from
 from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.placement import Placement
+from smp_tf.partition.placement import Chunks, Placement
 from smp_tf.partition.units import Unit
 
-VERSION = 1
+VERSION = 2
 #: No plan is larger: a thousand layers and their variables take about 0.3 MiB.
 MAX_BYTES = 16 * 2**20
 
@@ -36,7 +36,7 @@ class StageForecast:
         weight_bytes: bytes of those, and of its copies of other stages' variables.
         gradient_bytes: bytes in which gradients are accumulated.
         slot_bytes: bytes of optimizer slots.
-        in_flight: microbatches whose stash it holds at once.
+        in_flight: microbatches whose stash it holds at once, of each of its chunks.
         stash_bytes: bytes of all of these.
         transport_bytes: bytes of what was received and is not read yet, and of what is not sent yet; 0 before the cut.
         working_bytes: bytes of the batch and of tensors that live within one task only; 0 before the cut.
@@ -104,8 +104,9 @@ class Plan:
         schedule: the schedule it was made for: its name, or the text of one that has none.
         objective: what was balanced, "memory" or "speed".
         fingerprint: hash of the step it was made for.
-        units: stage of every unit, by name, in topological order.
-        owners: stage of every variable of the model, by name.
+        placement: the stage of every chunk; where each stage has one chunk, 0, 1, 2 and so on.
+        units: chunk of every unit, by name, in topological order.
+        owners: chunk of every variable of the model, by name.
         shared: variables with more than one user.
         forecast: one entry a stage.
         defaulted: op types whose cost was guessed.
@@ -119,6 +120,7 @@ class Plan:
     schedule: str
     objective: str
     fingerprint: str
+    placement: tuple[int, ...]
     units: dict[str, int]
     owners: dict[str, int]
     shared: tuple[SharedVariable, ...] = ()
@@ -160,13 +162,15 @@ class Plan:
                 f"This release reads plans of version {VERSION}. Received: version {version!r}. Make the plan anew."
             )
         plan = record_from(cls, fields, "the plan")
-        wrong = [s for s in (*plan.units.values(), *plan.owners.values()) if not 0 <= s < plan.stages]
-        if wrong or len(plan.forecast) not in (0, plan.stages):
+        chunks = len(plan.placement)
+        if sorted(set(plan.placement)) != list(range(plan.stages)) or len(plan.forecast) not in (0, plan.stages):
             raise PlacementError(
-                f"A plan of {plan.stages} stages must name stages 0 to {plan.stages - 1} and "
-                f"forecast each. "
-                f"Received: stage {wrong[0] if wrong else 'forecasts: ' + str(len(plan.forecast))}."
+                f"A plan of {plan.stages} stages must have chunks on stages 0 to {plan.stages - 1} and forecast each. "
+                f"Received: chunks on {plan.placement}, forecasts: {len(plan.forecast)}."
             )
+        wrong = [chunk for chunk in (*plan.units.values(), *plan.owners.values()) if not 0 <= chunk < chunks]
+        if wrong:
+            raise PlacementError(f"A plan of {chunks} chunks must name chunks 0 to {chunks - 1}. Received: {wrong[0]}.")
         return plan
 
     @property
@@ -174,8 +178,25 @@ class Plan:
         """The schedule in a word or two."""
         return "own schedule" if self.schedule[:1].isdigit() else self.schedule
 
+    @property
+    def has_one_chunk_each(self) -> bool:
+        """Whether each stage has one chunk, and the chunks are in the order of the stages."""
+        return self.placement == tuple(range(self.stages))
+
+    def stage_of(self, name: str) -> int:
+        """Stage of the unit with a name."""
+        return self.placement[self.units[name]]
+
     def stages_of(self, units: Iterable[Unit]) -> tuple[int, ...]:
         """Stage of each of the given units, by name.
+
+        Raises:
+            PlacementError: as `chunks_of`.
+        """
+        return tuple(self.placement[chunk] for chunk in self.chunks_of(units))
+
+    def chunks_of(self, units: Iterable[Unit]) -> tuple[int, ...]:
+        """Chunk of each of the given units, by name.
 
         Raises:
             PlacementError: a unit is not in the plan: it was made for another model.
@@ -199,7 +220,7 @@ def make_plan(
     costs: Costs,
     solution: Placement,
     *,
-    in_flight: Sequence[int],
+    chunks: Chunks,
     microbatches: int,
     schedule: str,
     objective: str,
@@ -215,12 +236,12 @@ def make_plan(
         units: its units.
         costs: their costs.
         solution: the placement.
-        in_flight: microbatches whose stash each stage holds at once.
+        chunks: where these are, and what stages keep.
         microbatches: number of microbatches the cuts were made for.
         schedule: name of the schedule they were made for.
         objective: "memory" or "speed".
         fingerprint: hash of the step.
-        owners: stages of all variables of the model, where they are known better than from the
+        owners: chunks of all variables of the model, where they are known better than from the
             cuts, such as those of variables that no unit uses.
         gap: by how much other placements are better at most; see `Plan`.
         speed: of the ranks of all stages, in times of that of the costs; None where they are alike.
@@ -233,19 +254,20 @@ def make_plan(
     for weight in costs.weights:
         if len(weight.users) > 1:
             used_on = {solution.stage_of[u] for u in weight.users}
-            owner = owner_of[weight.variable]
+            owner = chunks.placement[owner_of[weight.variable]]
             name = graph.variables[weight.variable].name
             shared.append(SharedVariable(name, owner, tuple(sorted(used_on - {owner})), int(weight.value)))
-    largest = _largest(units, costs, solution, in_flight, objective)
-    forecast = _forecast(graph, costs, solution, owner_of, in_flight, largest, speed or (1.0,) * len(in_flight))
+    largest = _largest(units, costs, solution, chunks, objective)
+    forecast = _forecast(graph, costs, solution, owner_of, chunks, largest, speed or (1.0,) * chunks.stages)
     return Plan(
-        stages=len(in_flight),
+        stages=chunks.stages,
         microbatches=microbatches,
         schedule=schedule,
         objective=objective,
         fingerprint=fingerprint,
-        units={unit.name: solution.stage_of[unit.index] for unit in units},
-        owners={graph.variables[v].name: stage for v, stage in sorted(owner_of.items())},
+        placement=chunks.placement,
+        units={unit.name: solution.chunk_of[unit.index] for unit in units},
+        owners={graph.variables[v].name: chunk for v, chunk in sorted(owner_of.items())},
         shared=tuple(shared),
         forecast=forecast,
         defaulted=costs.defaulted,
@@ -258,22 +280,23 @@ def _forecast(
     costs: Costs,
     solution: Placement,
     owner_of: Mapping[int, int],
-    in_flight: Sequence[int],
+    chunks: Chunks,
     largest: Sequence[tuple[str, float]],
     speed: Sequence[float],
 ) -> tuple[StageForecast, ...]:
     """Costs summed per stage; a tensor counts once for each stage that receives or keeps it."""
-    stages = len(in_flight)
+    stages, in_flight = chunks.stages, chunks.in_flight
     stage_of = solution.stage_of
     sums: dict[str, list[float]] = {
-        name: [0.0] * stages for name in ("weight", "gradient", "slot", "stash", "time", "parameter", "unit")
+        name: [0.0] * stages for name in ("weight", "gradient", "slot", "time", "parameter", "unit")
     }
+    stash_of = [0.0] * len(chunks.placement)
     sent = {True: [[0, 0.0] for _ in range(stages)], False: [[0, 0.0] for _ in range(stages)]}
     for unit, cost in enumerate(costs.units):
         sums["time"][stage_of[unit]] += (cost.time_forward + cost.time_backward) / speed[stage_of[unit]]
         sums["unit"][stage_of[unit]] += 1
     for weight in costs.weights:
-        owner = owner_of[weight.variable]
+        owner = chunks.placement[owner_of[weight.variable]]
         shape = graph.variables[weight.variable].type.shape or ()
         count = 1
         for dim in shape:
@@ -284,8 +307,9 @@ def _forecast(
             sums["weight"][stage] += weight.value
             sums["gradient"][stage] += weight.gradient
     for stash in costs.stashes:
-        for stage in {stage_of[r] for r in stash.readers}:
-            sums["stash"][stage] += stash.nbytes
+        for chunk in {solution.chunk_of[r] for r in stash.readers}:
+            stash_of[chunk] += stash.nbytes
+    held = chunks.stash(stash_of)
     for flow in costs.flows:
         source = stage_of[flow.producer]
         for target in {stage_of[c] for c in flow.consumers} - {source}:
@@ -300,7 +324,7 @@ def _forecast(
             gradient_bytes=int(sums["gradient"][r]),
             slot_bytes=int(sums["slot"][r]),
             in_flight=in_flight[r],
-            stash_bytes=int(sums["stash"][r]) * in_flight[r],
+            stash_bytes=int(held[r]),
             transport_bytes=0,
             working_bytes=0,
             time_share=round(sums["time"][r] / whole, 4),
@@ -316,20 +340,21 @@ def _forecast(
 
 
 def _largest(
-    units: Sequence[Unit], costs: Costs, solution: Placement, in_flight: Sequence[int], objective: str
+    units: Sequence[Unit], costs: Costs, solution: Placement, chunks: Chunks, objective: str
 ) -> list[tuple[str, float]]:
     """Of each stage, the unit that has most of what is balanced, and its share of it."""
     gradients = {w.variable: w.gradient for w in costs.weights}
+    most = chunks.most_of_each
 
     def weight(unit: Unit) -> float:
         cost = costs.units[unit.index]
         if objective == "speed":
             return cost.time_forward + cost.time_backward
-        kept = in_flight[solution.stage_of[unit.index]] * cost.stash_bytes
+        kept = most[solution.chunk_of[unit.index]] * cost.stash_bytes
         return cost.weight_bytes + cost.slot_bytes + sum(gradients[v] for v in cost.variables) + kept
 
     found = []
-    for stage in range(len(in_flight)):
+    for stage in range(chunks.stages):
         inside = [unit for unit in units if solution.stage_of[unit.index] == stage]
         largest = max(inside, key=weight, default=None)
         total = sum(map(weight, inside))

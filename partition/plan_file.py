@@ -4,15 +4,16 @@ A script decides where the variables of a model are at the first step that uses 
 such step, in the order in which they came.
 
     {
-     "version": 1,
+     "version": 2,
      "partitions": 2,
      "plans": [
       {
        "step": "train",                                 name of the step function
        "fingerprint": "5fe1...",                        hash of the step it was made for
        "microbatches": 4, "pipeline": "interleaved", "optimize": "memory",          what it was made for
-       "units": {"net/dense": 0, "net/dense_1": 1},     partition of every layer, in the order in which data flows
-       "shared": {"net/embedding/table": 0},            owner of each variable that layers of several partitions use
+       "placement": [0, 1],                             partition of every chunk
+       "units": {"net/dense": 0, "net/dense_1": 1},     chunk of every layer, in the order in which data flows
+       "shared": {"net/embedding/table": 0},            owner of each variable that layers of several chunks use
        "variables": {"net/dense/kernel": "float32[64,512]"},
        "forecast": [...]                                what each partition holds; only for the reader
       }
@@ -20,7 +21,7 @@ such step, in the order in which they came.
     }
 
 `units` and `shared` say it all: every other variable is owned where the layer is that uses it. So a layer is moved by
-changing one number.
+changing one number. Where a partition has one chunk, chunk and partition are the same number.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.units import Unit, dependences
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class StoredPlan:
     microbatches: int
     pipeline: str
     optimize: str
+    placement: tuple[int, ...]
     units: dict[str, int]
     shared: dict[str, int]
     variables: dict[str, str]
@@ -164,8 +166,9 @@ def to_store(step: str, plan: Plan, graph: OpGraph) -> StoredPlan:
         microbatches=plan.microbatches,
         pipeline=plan.schedule,
         optimize=plan.objective,
+        placement=plan.placement,
         units=plan.units,
-        shared={shared.name: shared.owner for shared in plan.shared if shared.copies},
+        shared={shared.name: plan.owners[shared.name] for shared in plan.shared if shared.copies},
         variables=_variables(graph),
         forecast=tuple(Held(row.parameters, row.stored_bytes, row.time_share) for row in plan.forecast),
     )
@@ -176,17 +179,22 @@ def _variables(graph: OpGraph) -> dict[str, str]:
 
 
 def _require_order(plan: StoredPlan, partitions: int) -> None:
-    """Raise where a layer is on a partition that does not exist, or before what its data comes from."""
-    for name, partition in (*plan.units.items(), *plan.shared.items()):
-        if not 0 <= partition < partitions:
-            raise PlacementError(
-                f"It puts {name!r} on partition {partition}, and there are {partitions}: 0 to {partitions - 1}."
-            )
+    """Raise where a layer is in a chunk that does not exist, or before what its data comes from."""
+    if sorted(set(plan.placement)) != list(range(partitions)):
+        raise PlacementError(
+            f"It has chunks on partitions {list(plan.placement)}, and there are {partitions}, 0 to {partitions - 1}, "
+            f"each of which has at least one."
+        )
+    chunks = len(plan.placement)
+    what = "partition" if chunks == partitions else "chunk"
+    for name, chunk in (*plan.units.items(), *plan.shared.items()):
+        if not 0 <= chunk < chunks:
+            raise PlacementError(f"It puts {name!r} on {what} {chunk}, and there are {chunks}: 0 to {chunks - 1}.")
     for (before, first), (name, second) in pairwise(plan.units.items()):
         if second < first:
             raise PlacementError(
-                f"It puts {name!r} on partition {second}, after {before!r} on partition {first}. Data flows in the "
-                f"order of the list, and cannot come back to an earlier partition."
+                f"It puts {name!r} on {what} {second}, after {before!r} on {what} {first}. Data flows in the order of "
+                f"the list, and cannot come back to an earlier {what}."
             )
 
 

@@ -137,24 +137,27 @@ def proved(plan: Plan) -> tuple[str, ...]:
 
 
 def layer_names(plan: Plan) -> list[str]:
-    """The layers of each stage in a few words, such as "embedding … block_3/attention (14)".
+    """The layers of each stage in a few words, such as "embedding … block_3/attention (14)", a run for each chunk.
 
     A layer that is cut is named by the layers in it.
     """
-    stages: list[list[str]] = [[] for _ in range(plan.stages)]
-    for name, stage in plan.units.items():
-        stages[stage].append(name)
+    chunks: list[list[str]] = [[] for _ in plan.placement]
+    for name, chunk in plan.units.items():
+        chunks[chunk].append(name)
     around = _around([name for name in plan.units if name != AFTER_MODEL])
     where: dict[str, set[int]] = {}
-    for name, stage in plan.units.items():
+    for name, chunk in plan.units.items():
         for path in _paths(name, around):
-            where.setdefault(path, set()).add(stage)
+            where.setdefault(path, set()).add(chunk)
 
     def shown(name: str) -> str:
         paths = _paths(name, around)
         return next((path for path in paths if len(where[path]) == 1), paths[-1])
 
-    return [_first_and_last([shown(n) for n in names], len(names)) for names in stages]
+    stages: list[list[str]] = [[] for _ in range(plan.stages)]
+    for stage, names in zip(plan.placement, chunks, strict=True):
+        stages[stage].append(_first_and_last([shown(n) for n in names], len(names)))
+    return [" │ ".join(shown) for shown in stages]
 
 
 def _around(names: Sequence[str]) -> int:

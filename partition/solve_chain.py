@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise, product, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from smp_tf.partition.cost import Flow, Weight
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.placement import (
     Chain,
+    Chunks,
     Placement,
     Ranks,
     costed,
@@ -58,7 +59,7 @@ class ChainSolution(Placement):
         least: the score of the best cut; the one taken is within the tolerance of it.
     """
 
-    least: float
+    least: float = 0.0
 
 
 def solve_chain(
@@ -70,6 +71,7 @@ def solve_chain(
     in_flight: Sequence[int] | None = None,
     ranks: Ranks | None = None,
     tolerance: float = TOLERANCE,
+    placement: Sequence[int] | None = None,
 ) -> ChainSolution:
     """Cut a chain into exactly `stages` runs of units, none empty.
 
@@ -85,9 +87,11 @@ def solve_chain(
         tolerance: of the cuts that are this close to the best, the one with the least memory (for
             "speed") or time (for "memory") is taken: costs are estimates, and a small difference is
             none.
+        placement: where runs are chunks, several of which may be on one stage, the stage of each; a unit that is placed
+            by hand may then be in any chunk of its stage. The costs are still those of runs.
 
     Returns:
-        The cut, and what each stage costs.
+        The cut, and what each run costs.
 
     Raises:
         PlacementError: there are fewer units than stages, or manual placements are not in order.
@@ -105,11 +109,11 @@ def solve_chain(
         raise PlacementError(f'optimize must be "memory" or "speed". Received: {objective!r}.')
     held = in_flight_of(stages, microbatches, in_flight)
     ranks = ranks or Ranks.alike(stages)
-    _check(chain, stages)
-    allowed = _earliest_starts(chain, stages)
+    _check(chain, stages, placement)
+    allowed = _earliest_starts(chain, placement or range(stages))
     best: Placement | None = None
     least = _UNREACHABLE
-    for late in _owner_choices(chain.weights):
+    for late in owner_choices(chain.weights):
         search = _Search(_Tables(chain, late, microbatches), allowed, held, microbatches, ranks)
         cuts, score = search.fastest(tolerance) if objective == "speed" else search.smallest(tolerance)
         if cuts is None:
@@ -122,7 +126,7 @@ def solve_chain(
             best = found
     if best is None:
         raise _does_not_fit(chain, stages, allowed, held, microbatches, ranks)
-    return ChainSolution(best.stage_of, best.owners, best.times, best.memory, least)
+    return ChainSolution(best.chunk_of, best.owners, best.times, best.memory, least=least)
 
 
 def _order(placement: Placement, objective: str, microbatches: int) -> tuple[float, float]:
@@ -136,46 +140,53 @@ def follow_owners(
     stages: int,
     owners: Mapping[int, int],
     microbatches: int = 1,
-    in_flight: Sequence[int] | None = None,
+    chunks: Chunks | None = None,
     ranks: Ranks | None = None,
 ) -> Placement:
-    """Put the units of a chain where an earlier step put their variables; stages may stay empty.
+    """Put the units of a chain where an earlier step put their variables; chunks may stay empty.
 
-        owned by stage   -  0  -  -  1  -        GAN after training: only the generator, all of it on stage 0
-        placed on        0  0  0  0  1  1             0  0  -  0   ──▶  0  0  0  0
+        owned by chunk   -  0  -  -  1  -        GAN after training: only the generator, all of it in chunk 0
+        placed in        0  0  0  0  1  1             0  0  -  0   ──▶  0  0  0  0
 
     A unit without an owned variable stays with the unit before it: nothing crosses for it but what would anyway. A
     variable of several units is the pin of none of them.
 
     Args:
-        chain: the units; `manual` holds the stage that owns the unit's variables, or None.
+        chain: the units; `pinned` holds the chunk that owns the unit's variables, or None.
         stages: number of stages.
-        owners: stage of variables whose owner an earlier step decided.
+        owners: chunk of variables whose owner an earlier step decided.
         microbatches: over which the copies of a step are spread.
-        in_flight: microbatches whose stash a stage holds at once; by default one.
+        chunks: where they are, and what they keep; None for one on every stage that keeps one microbatch.
         ranks: how these differ; None where they do not.
 
     Returns:
-        The stages; times and memory are estimated as for any cut.
+        The chunks; times and memory are estimated as for any cut.
 
     Raises:
-        PlacementError: data would have to flow from a later stage to an earlier one.
+        PlacementError: data would have to flow from a later chunk to an earlier one.
     """
-    pins = placed_by_hand(chain, stages)
+    chunks = chunks or Chunks.one_each([1] * stages)
+    placed_by_hand(chain, stages)
+    manual = chain.manual if chunks.are_stages else ()
+    asked = [
+        stage if pin is None else pin
+        for pin, stage in zip_longest(chain.pinned or [None] * len(chain.names), manual, fillvalue=None)
+    ]
+    pins = [(chunk, name) for chunk, name in zip(asked, chain.names, strict=True) if chunk is not None]
     for (first, before), (second, name) in pairwise(pins):
         if second < first:
             raise PlacementError(
-                f"An earlier step put the variables of {before!r} on stage {first} and those of {name!r} on stage "
-                f"{second}, where they stay. In this step data flows from {before!r} to {name!r}, and it cannot flow "
-                f"from a later stage to an earlier one. Run the step that uses all of these layers first: it then "
-                f"decides for the others."
+                f"An earlier step put the variables of {before!r} on stage {chunks.placement[first]} and those of "
+                f"{name!r} on stage {chunks.placement[second]}, where they stay. In this step data flows from "
+                f"{before!r} to {name!r}, and it cannot flow from a later stage to an earlier one. Run the "
+                f"step that uses all of these layers first: it then decides for the others."
             )
-    stage = pins[0][0] if pins else 0
-    stage_of = []
-    for pin in chain.manual:
-        stage = stage if pin is None else pin
-        stage_of.append(stage)
-    return costed(chain, stage_of, owners, microbatches, in_flight or [1] * stages, ranks)
+    chunk = pins[0][0] if pins else 0
+    chunk_of = []
+    for pin in asked:
+        chunk = chunk if pin is None else pin
+        chunk_of.append(chunk)
+    return costed(chain, chunk_of, owners, microbatches, chunks, ranks)
 
 
 def _stage_of(cuts: Sequence[int], count: int) -> tuple[int, ...]:
@@ -186,7 +197,7 @@ def _stage_of(cuts: Sequence[int], count: int) -> tuple[int, ...]:
 # --- what is asked --------------------------------------------------------------------------------
 
 
-def _check(chain: Chain, stages: int) -> None:
+def _check(chain: Chain, stages: int, placement: Sequence[int] | None) -> None:
     count = len(chain.names)
     if stages < 1:
         raise PlacementError(f"A model is cut into at least 1 partition. Received: {stages}.")
@@ -200,11 +211,11 @@ def _check(chain: Chain, stages: int) -> None:
             f"layers."
         )
     for (first, before), (second, name) in pairwise(placed_by_hand(chain, stages)):
-        if second < first:
+        if second < first and placement is None:
             raise PlacementError(
                 f"Partitions must follow the order in which data flows: {before!r}, on partition "
                 f"{first}, comes before "
-                f"{name!r}, on partition {second}. Place them in order."
+                f"{name!r}, on partition {second}. Place them in order, or set contiguous to false."
             )
 
 
@@ -213,19 +224,22 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
     return shown if len(names) <= most else f"{shown}, … {len(names) - most} more"
 
 
-def _earliest_starts(chain: Chain, stages: int) -> NDArray[np.int64]:
-    """For every stage and end, the first start of a run without units placed elsewhere."""
+def _earliest_starts(chain: Chain, placement: Sequence[int]) -> NDArray[np.int64]:
+    """For every chunk and end, the first start of a run without units placed elsewhere."""
     count = len(chain.names)
-    starts = np.zeros((stages, count + 1), np.int64)
-    for unit, stage in enumerate(chain.manual):
-        if stage is not None:
-            elsewhere = [s for s in range(stages) if s != stage]
-            starts[elsewhere, unit + 1 :] = unit + 1
+    starts = np.zeros((len(placement), count + 1), np.int64)
+    for unit, (stage, pin) in enumerate(zip_longest(chain.manual, chain.pinned, fillvalue=None)):
+        elsewhere = [c for c, own in enumerate(placement) if stage not in (None, own) or pin not in (None, c)]
+        starts[elsewhere, unit + 1 :] = unit + 1
     return starts
 
 
-def _owner_choices(weights: Sequence[Weight]) -> list[frozenset[int]]:
-    """Sets of shared variables to be owned by their last user instead of their first."""
+def owner_choices(weights: Sequence[Weight]) -> list[frozenset[int]]:
+    """Sets of shared variables to be owned by their last user instead of their first.
+
+    Args:
+        weights: all weights.
+    """
     groups: dict[tuple[int, ...], list[int]] = {}
     for weight in weights:
         if len(weight.users) > 1:

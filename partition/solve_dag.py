@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.placement import Chain, Placement, Ranks, costed, in_flight_of
+from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks, costed, in_flight_of
 
 #: Units times stages; more take longer than anybody waits for a plan.
 MOST_CHOICES = 20_000
@@ -70,7 +70,7 @@ class DagSolution(Placement):
         bound: the score of no placement is smaller.
     """
 
-    bound: float
+    bound: float = 0.0
 
 
 def solve_dag(problem: DagProblem, seconds: float = 10.0) -> DagSolution | None:
@@ -164,6 +164,6 @@ def _solution(problem: DagProblem, found: dict[str, Any]) -> DagSolution | None:
     chain = problem.chain
     held = in_flight_of(problem.stages, problem.microbatches, problem.in_flight)
     owners = {chain.weights[int(number)].variable: stage for number, stage in found["owners"].items()}
-    best = costed(chain, found["stage_of"], owners, problem.microbatches, held, problem.ranks)
+    best = costed(chain, found["stage_of"], owners, problem.microbatches, Chunks.one_each(held), problem.ranks)
     bound = min(found["bound"], best.score(problem.objective, problem.microbatches))
-    return DagSolution(best.stage_of, best.owners, best.times, best.memory, bound)
+    return DagSolution(best.chunk_of, best.owners, best.times, best.memory, bound=bound)

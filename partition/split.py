@@ -1,6 +1,6 @@
-"""Cut a placed op graph into segments: what each stage runs in each sweep, what flows in, what flows out.
+"""Cut a placed op graph into segments: what each chunk runs in each sweep, what flows in, what flows out.
 
-                 sweep 0 on stage 1                      sweep 1 on stage 1
+                 sweep 0 on chunk 1                      sweep 1 on chunk 1
     received ─▶ ┌───────────────────┐ ──── stash ────▶ ┌───────────────────┐ ◀─ received
     arguments ─▶│ nodes, with copies│                  │ nodes, with copies│
                 │ of what is free   │ ─▶ sent to 2     │ of what is free   │ ─▶ gradients, sent to 0
@@ -8,10 +8,11 @@
 
 Backward may be cut once more, for schedules that delay what only weights need (zero bubble):
 
-    part 0, I: what other stages wait for in this sweep    gradient ─▶ ReluGrad ─┬─▶ MatMul(·, kernelᵀ) ─▶ sent to 0
+    part 0, I: what other chunks wait for in this sweep    gradient ─▶ ReluGrad ─┬─▶ MatMul(·, kernelᵀ) ─▶ sent to 0
     part 1, W: all else                                                         └─▶ MatMul(xᵀ, ·) ─▶ kernel's gradient
 
-All stages are cut on every rank, from the same graph and plan, so that both ends of a transfer agree without a word.
+A stage is what one rank runs: a chunk, or several, between which nothing is sent. All are cut on every rank, from the
+same graph and plan, so that both ends of a transfer agree without a word.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
 
 _READ = "ReadVariableOp"
-#: Stage, sweep, and part of the sweep.
+#: Chunk, sweep, and part of the sweep.
 _Key = tuple[int, int, int]
 #: Ops that read a weight and can as well be given its value.
 _READERS = frozenset({_READ, "ResourceGather", "ResourceGatherNd", "VariableShape"})
@@ -36,20 +37,20 @@ _READERS = frozenset({_READ, "ResourceGather", "ResourceGatherNd", "VariableShap
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What one stage runs for one microbatch in one sweep.
+    """What one chunk runs for one microbatch in one sweep.
 
     Args:
-        stage, sweep: where and when.
+        chunk, sweep: where and when.
         part: 1 for what only weights need of a backward that is cut in two; else 0.
         nodes: numbers of the nodes to run, in order, copies of free ones included.
         sources: the ARGUMENT, CAPTURE, SEED and VARIABLE nodes it takes from its surroundings.
-        inputs: tensors made elsewhere: by an earlier segment of the stage (stash) or received.
+        inputs: tensors made elsewhere: by an earlier segment of the stage or received.
         remote_values: variables of other stages whose value it reads; the value is fed in, once per step.
         outputs: tensors that later segments, other stages or the caller need.
         has_effect: whether it must run even where nobody reads an output.
     """
 
-    stage: int
+    chunk: int
     sweep: int
     part: int
     nodes: tuple[int, ...]
@@ -68,17 +69,17 @@ class Transfer:
         index: running number, the same on every rank.
         tensor: what is sent; None for the value of a variable.
         variable: whose value is sent once per step; None for a tensor.
-        src_stage, src_sweep: where it is made; sweep None for what is there when the step starts.
-        dst_stage, dst_sweep: where it is first needed; sweep None for a result of the step.
+        src_chunk, src_sweep: where it is made; sweep None for what is there when the step starts.
+        dst_chunk, dst_sweep: where that stage first needs it; sweep None for a result of the step.
         is_sum: whether the tensor's sum over the microbatches is sent, once per step.
     """
 
     index: int
     tensor: Tensor | None
     variable: int | None
-    src_stage: int
+    src_chunk: int
     src_sweep: int | None
-    dst_stage: int
+    dst_chunk: int
     dst_sweep: int | None
     is_sum: bool = False
 
@@ -104,20 +105,20 @@ class StepOutputPlan:
     Args:
         tensor: the tensor.
         delivery: who gets it.
-        stage: the stage that makes it; None where all make it.
+        chunk: the chunk that makes it; None where all stages make it.
         is_gradient: whether it was computed from gradients.
         is_part: whether it is a part of a composite tensor (sparse slices), whose parts stay per microbatch.
         follows_state: whether it was computed from a variable that the step writes, such as the result of a metric:
             its value after the last microbatch is that of the whole batch.
-        summands: for a gradient that is made on other stages than its variable's owner, `stage`: the contributions.
-            Each is summed over the microbatches where it is made and sent to `stage` once per step; the output is
+        summands: for a gradient that is made on other chunks than its variable's owner, `chunk`: the contributions.
+            Each is summed over the microbatches where it is made and sent to its stage once per step; the output is
             the sum of all. Where `tensor` is not among them it is never computed. With SUM_TO_ALL they go to every
             stage, and each adds them up: the gradient of a variable of the script, which lives on every rank.
     """
 
     tensor: Tensor
     delivery: Delivery
-    stage: int | None
+    chunk: int | None
     is_gradient: bool
     is_part: bool = False
     summands: tuple[Tensor, ...] = ()
@@ -128,9 +129,10 @@ class StepOutputPlan:
         """Whether the stage that makes it adds it up over the microbatches instead of keeping each."""
         return self.is_gradient and self.delivery in (Delivery.LOCAL, Delivery.SUM_TO_ALL) and not self.is_part
 
-    def gets_sum(self, stage: int) -> bool:
-        """Whether a stage has the sum over the microbatches."""
-        return self.is_summed and (self.stage == stage or self.delivery is Delivery.SUM_TO_ALL)
+    def gets_sum(self, stage: int, placement: Sequence[int]) -> bool:
+        """Whether a stage has the sum over the microbatches, by the stages of all chunks."""
+        here = self.chunk is not None and placement[self.chunk] == stage
+        return self.is_summed and (here or self.delivery is Delivery.SUM_TO_ALL)
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,9 @@ class Split:
     Args:
         graph: the op graph all numbers refer to.
         assignment: the placement that was cut.
-        segments: by (stage, sweep, part); where a stage has nothing to do there is none.
+        segments: by (chunk, sweep, part); where a chunk has nothing to do there is none.
         transfers: in the order of their index.
+        handed_on: what one chunk makes and another one of its stage needs, numbered behind the transfers; never sent.
         outputs: one per `graph.outputs`.
     """
 
@@ -149,12 +152,31 @@ class Split:
     assignment: Assignment
     segments: dict[_Key, Segment]
     transfers: tuple[Transfer, ...]
+    handed_on: tuple[Transfer, ...]
     outputs: tuple[StepOutputPlan, ...]
 
     @property
     def stages(self) -> int:
         """Number of stages."""
         return self.assignment.stages
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The stage of every chunk."""
+        return self.assignment.placement
+
+    def segments_of(self, stage: int) -> dict[_Key, Segment]:
+        """The segments of a stage, in order of chunk, sweep and part."""
+        return {key: one for key, one in sorted(self.segments.items()) if self.placement[key[0]] == stage}
+
+    def stage_of_variable(self, index: int) -> int | None:
+        """The stage that owns a variable; None for one of the script's own."""
+        chunk = self.assignment.owners[index]
+        return None if chunk is None else self.placement[chunk]
+
+    def stage_of(self, output: StepOutputPlan) -> int | None:
+        """The stage that makes an output; None where all make it."""
+        return None if output.chunk is None else self.placement[output.chunk]
 
     @cached_property
     def sweeps(self) -> int:
@@ -167,12 +189,12 @@ class Split:
         Of one microbatch; what backward leaves for a later sweep is not among them.
         """
         kept: dict[Tensor, None] = {}
-        for (of, sweep, part), segment in sorted(self.segments.items()):
-            if of == stage:
-                before = [(stage, 0, 0), *([(stage, 1, 0)] if part else [])]
-                there = [self.segments[key] for key in before if key in self.segments and key != (of, sweep, part)]
-                made = {tensor for other in there for tensor in other.outputs + other.inputs}
-                kept.update((tensor, None) for tensor in segment.inputs if tensor in made)
+        own = self.segments_of(stage)
+        forward = {t for (_, sweep, _), segment in own.items() if not sweep for t in segment.outputs + segment.inputs}
+        for (chunk, sweep, part), segment in own.items():
+            first = own.get((chunk, 1, 0)) if part else None
+            before = forward.union(first.outputs, first.inputs) if first else forward
+            kept.update((tensor, None) for tensor in segment.inputs if sweep and tensor in before)
         return tuple(kept)
 
 
@@ -189,7 +211,7 @@ def split(
         assignment: the placement of every op.
         local_outputs: positions of outputs that stay with the stage that makes them.
         composites: positions of outputs that are parts of one composite tensor; they stay together.
-        cut_backward: stages whose backward is made in two parts: what other stages wait for, and all else.
+        cut_backward: chunks whose backward is made in two parts: what other chunks wait for, and all else.
 
     Returns:
         The segments, transfers and outputs of all stages.
@@ -212,6 +234,7 @@ class _Splitter:
         self.assignment = assignment
         self.graph = assignment.graph
         self.places = assignment.places
+        self.placement = assignment.placement
         self.local_outputs = local_outputs
         self.composites = composites
         self.replicated_sweep = assignment.replicated_sweep
@@ -225,27 +248,32 @@ class _Splitter:
         self.exported: dict[_Key, dict[Tensor, None]] = defaultdict(dict)
 
     def _visit(self, number: int) -> _Key:
-        """Stage, sweep and part of a node that has a stage."""
+        """Chunk, sweep and part of a node that has a chunk."""
         place = self.places[number]
-        assert place.stage is not None
+        assert place.chunk is not None
         late = place.role is Role.HOME and place.sweep == 1 and number not in self.waited_for
-        return place.stage, place.sweep, self._last_part(place.stage) if late else 0
+        return place.chunk, place.sweep, self._last_part(place.chunk) if late else 0
 
-    def _last_part(self, stage: int) -> int:
+    def _last_part(self, chunk: int) -> int:
         """The part of backward that what only weights need is in."""
-        return int(stage in self.cut_backward)
+        return int(chunk in self.cut_backward)
+
+    def _replicated_keys(self) -> list[_Key]:
+        """Where the replicated ops of each stage are: on the first of its chunks."""
+        stages = range(self.assignment.stages)
+        return [(self.assignment.first_chunk(stage), self.assignment.replicated_sweep, 0) for stage in stages]
 
     def run(self) -> Split:
         outputs = self._plan_outputs()
         never_made = {o.tensor.node for o in outputs if o.summands and o.tensor not in o.summands}
         if self.cut_backward:
             # What is summed at the owner of a weight is sent when all microbatches are done: nobody waits for it.
-            stage_of = {
-                n: p.stage
+            chunk_of = {
+                n: p.chunk
                 for n, p in enumerate(self.places)
-                if p.role is Role.HOME and p.sweep == 1 and p.stage is not None
+                if p.role is Role.HOME and p.sweep == 1 and p.chunk is not None
             }
-            self.waited_for = input_gradient_nodes(self.graph, stage_of, never_made)
+            self.waited_for = input_gradient_nodes(self.graph, chunk_of, never_made)
         roots: dict[_Key, dict[int, None]] = defaultdict(dict)
         for number, place in enumerate(self.places):
             if number in never_made:
@@ -253,13 +281,13 @@ class _Splitter:
             if place.role is Role.HOME:
                 roots[self._visit(number)][number] = None
             elif place.role is Role.REPLICATED:
-                for stage in range(self.assignment.stages):
-                    roots[stage, self.replicated_sweep, 0][number] = None
+                for key in self._replicated_keys():
+                    roots[key][number] = None
         for output in outputs:
             node = output.tensor.node
             if output.delivery is Delivery.MADE_BY_ALL and self.places[node].role is not Role.REPLICATED:
-                for stage in range(self.assignment.stages):
-                    roots[stage, self.replicated_sweep, 0][node] = None
+                for key in self._replicated_keys():
+                    roots[key][node] = None
             elif self.places[node].role in (Role.WEIGHT, Role.FREE):
                 roots[self._made_at(output)][node] = None
             for summand in output.summands:
@@ -267,49 +295,51 @@ class _Splitter:
         for key in sorted(roots):
             for number in roots[key]:
                 self._include(key, number)
-        transfers = self._transfers(outputs)
+        transfers, handed_on = self._transfers(outputs)
         for output in outputs:
-            for stage in range(self.assignment.stages):
-                key = self._made_at(output, stage)
+            for key in self._replicated_keys() if output.chunk is None else [self._made_at(output)]:
                 if output.tensor.node in self.members.get(key, ()):
                     self.exported[key][output.tensor] = None
         segments = {key: self._segment(key) for key in sorted(self.members) if self.members[key]}
-        return Split(self.graph, self.assignment, segments, transfers, outputs)
+        return Split(self.graph, self.assignment, segments, transfers, handed_on, outputs)
 
-    def _made_at(self, output: StepOutputPlan, stage: int = 0) -> _Key:
-        """Stage, sweep and part that make an output; `stage` is used where all make it."""
+    def _made_at(self, output: StepOutputPlan) -> _Key:
+        """Chunk, sweep and part that make an output which not all stages make."""
         if self.places[output.tensor.node].role is Role.HOME:
             return self._visit(output.tensor.node)
-        if output.stage is not None:
-            return (output.stage, 1, self._last_part(output.stage)) if output.is_gradient else (output.stage, 0, 0)
-        return stage, self.replicated_sweep, 0
+        chunk = output.chunk
+        assert chunk is not None
+        return (chunk, 1, self._last_part(chunk)) if output.is_gradient else (chunk, 0, 0)
+
+    def _stage(self, chunk: int | None) -> int | None:
+        return None if chunk is None else self.placement[chunk]
 
     def _plan_outputs(self) -> tuple[StepOutputPlan, ...]:
         planned = [self._plan_output(i, t) for i, t in enumerate(self.graph.outputs)]
         for parts in self.composites:
             # Indices of sparse slices may be free to make anywhere; they go where the values are.
-            leader = next((planned[i] for i in parts if planned[i].stage is not None), planned[parts[0]])
+            leader = next((planned[i] for i in parts if planned[i].chunk is not None), planned[parts[0]])
             for i in parts:
                 # A part that every stage makes (a shape) is never sent; it only stays at home where the values do.
-                made_by_all = planned[i].stage is None and leader.delivery is not Delivery.LOCAL
+                made_by_all = planned[i].chunk is None and leader.delivery is not Delivery.LOCAL
                 planned[i] = replace(
                     planned[i],
                     delivery=planned[i].delivery if made_by_all else leader.delivery,
-                    stage=planned[i].stage if made_by_all or planned[i].stage is not None else leader.stage,
+                    chunk=planned[i].chunk if made_by_all or planned[i].chunk is not None else leader.chunk,
                     is_gradient=leader.is_gradient,
                     is_part=True,
                 )
         return tuple(self._with_summands(output) for output in planned)
 
     def _with_summands(self, output: StepOutputPlan) -> StepOutputPlan:
-        """Bring the gradient of a variable to the stage that owns it.
+        """Bring the gradient of a variable to the chunk that owns it.
 
-        A sum of contributions from several stages that the step only returns is taken apart: each stage sums its own
+        A sum of contributions from several chunks that the step only returns is taken apart: each chunk sums its own
         over the microbatches, and the owner adds them up.
         """
         variable = self._variable_of_gradient(output)
         owner = None if variable is None else self.assignment.owners[variable]
-        stage = output.stage if owner is None else owner
+        chunk = output.chunk if owner is None else owner
         of_script = variable is not None and owner is None and self.assignment.stages > 1
         if variable is not None and of_script and output.is_part:
             raise PlacementError(
@@ -317,10 +347,11 @@ class _Splitter:
                 f"{self.graph.variables[variable].name!r}, a variable of the script that every rank has. Return "
                 f"tf.convert_to_tensor(gradient) from the step instead."
             )
-        if output.is_part and output.is_gradient and stage != output.stage:
+        made, owned = self._stage(output.chunk), self._stage(chunk)
+        if output.is_part and output.is_gradient and owned != made:
             raise PlacementError(
-                f"The sparse gradient {self.graph.nodes[output.tensor.node].name!r} is made on stage {output.stage}, "
-                f"but stage {stage} owns its variable. Return tf.convert_to_tensor(gradient) from the step instead."
+                f"The sparse gradient {self.graph.nodes[output.tensor.node].name!r} is made on stage {made}, "
+                f"but stage {owned} owns its variable. Return tf.convert_to_tensor(gradient) from the step instead."
             )
         if not output.is_summed:
             return output
@@ -332,11 +363,11 @@ class _Splitter:
             node.op == "AddN"
             and output.tensor not in self.graph.consumers
             and all(p.role is Role.HOME for p in places)
-            and len({p.stage for p in places}) > 1
+            and len({p.chunk for p in places}) > 1
             and sum(t == output.tensor for t in self.graph.outputs) == 1
         ):
-            return replace(output, summands=node.inputs, stage=stage)
-        return output if stage == output.stage else replace(output, summands=(output.tensor,), stage=stage)
+            return replace(output, summands=node.inputs, chunk=chunk)
+        return output if owned == made else replace(output, summands=(output.tensor,), chunk=chunk)
 
     def _variable_of_gradient(self, output: StepOutputPlan) -> int | None:
         """The variable of a returned gradient, also of one that was changed after it was taken.
@@ -393,10 +424,11 @@ class _Splitter:
         kind = self.graph.type_of(tensor)
         if delivery is Delivery.SENT_TO_ALL and self.assignment.stages > 1 and kind.dtype in UNSENDABLE_DTYPES:
             raise PlacementError(
-                f"The step returns {node.name!r}, a tensor of type {kind.dtype}, which stage {place.stage} makes; such "
-                f"a tensor cannot leave its process. Name it in local_outputs, or return the numbers it is made of."
+                f"The step returns {node.name!r}, a tensor of type {kind.dtype}, which stage "
+                f"{self._stage(place.chunk)} makes; such a tensor cannot leave its process. Name it in local_outputs, "
+                f"or return the numbers it is made of."
             )
-        return StepOutputPlan(tensor, delivery, place.stage, is_gradient)
+        return StepOutputPlan(tensor, delivery, place.chunk, is_gradient)
 
     def _needs_model(self, number: int) -> bool:
         """Whether a value was computed from gradients and from what a model gives: a loss with a gradient penalty."""
@@ -425,8 +457,8 @@ class _Splitter:
             seen.add(current)
             node, place = self.graph.nodes[current], self.places[current]
             if node.backward:
-                if place.role in (Role.HOME, Role.WEIGHT) and place.stage is not None:
-                    found.add(place.stage)
+                if place.role in (Role.HOME, Role.WEIGHT) and place.chunk is not None:
+                    found.add(self.placement[place.chunk])
                 continue
             if place.role is Role.HOME and place.sweep >= 1:
                 stack.extend(t.node for t in node.inputs)
@@ -454,18 +486,19 @@ class _Splitter:
                     self._take(key, tensor)
 
     def _is_remote(self, key: _Key, variables: tuple[int, ...]) -> bool:
-        owners = [self.assignment.owners[v] for v in variables]
-        return any(owner is not None and owner != key[0] for owner in owners)
+        owners = [self._stage(self.assignment.owners[v]) for v in variables]
+        return any(owner not in (None, self.placement[key[0]]) for owner in owners)
 
     def _check_handles(self, key: _Key, number: int) -> None:
         node = self.graph.nodes[number]
         touched = node.reads + node.writes
         if not self._is_remote(key, touched) or (node.op in _READERS and self._can_copy(touched)):
             return
-        variable = next(v for v in touched if self.assignment.owners[v] not in (None, key[0]))
+        variable = next(v for v in touched if self._is_remote(key, (v,)))
+        owner = self._stage(self.assignment.owners[variable])
         raise PlacementError(
-            f"Op {node.name!r} ({node.op}) on stage {key[0]} needs the handle of "
-            f"{self.graph.variables[variable].name!r}, which stage {self.assignment.owners[variable]} owns. Only plain "
+            f"Op {node.name!r} ({node.op}) on stage {self._stage(key[0])} needs the handle of "
+            f"{self.graph.variables[variable].name!r}, which stage {owner} owns. Only plain "
             f"reads of a weight that the step does not write may cross stages."
         )
 
@@ -486,48 +519,72 @@ class _Splitter:
         self.taken[key][tensor] = None
         place = self.places[tensor.node]
         kind = self.graph.type_of(tensor)
-        assert place.stage is not None
-        if place.stage != key[0] and kind.dtype in UNSENDABLE_DTYPES:
+        made, needed = self._stage(place.chunk), self._stage(key[0])
+        if made != needed and kind.dtype in UNSENDABLE_DTYPES:
             raise PlacementError(
                 f"Tensor {self.graph.nodes[tensor.node].name}:{tensor.index} ({kind.dtype}) is made on stage "
-                f"{place.stage} and needed on stage {key[0]}; such a tensor cannot leave its process. Place the ops "
+                f"{made} and needed on stage {needed}; such a tensor cannot leave its process. Place the ops "
                 f"around it together."
             )
         self.exported[self._visit(tensor.node)][tensor] = None
 
-    def _transfers(self, outputs: tuple[StepOutputPlan, ...]) -> tuple[Transfer, ...]:
-        first_need: dict[tuple[Tensor, int], int | None] = {}
-        for key in sorted(self.taken, key=lambda key: (key[1], key[0], key[2])):
-            stage, sweep, _ = key
-            for tensor in self.taken[key]:
-                if self.places[tensor.node].stage != stage:
-                    first_need.setdefault((tensor, stage), sweep)
+    def _transfers(self, outputs: tuple[StepOutputPlan, ...]) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+        """What is sent, and what one chunk of a stage hands on to another.
+
+        A stage gets a tensor once, for the first of its chunks that needs it; the others find it there.
+        """
+        placement, stages = self.placement, range(self.assignment.stages)
+        first_need: dict[tuple[Tensor, int], tuple[int, int | None]] = {}
+        within: dict[tuple[Tensor, int], int] = {}
+        for chunk, sweep, part in sorted(self.taken, key=self._when):
+            for tensor in self.taken[chunk, sweep, part]:
+                source = self.places[tensor.node].chunk
+                if self._stage(source) != placement[chunk]:
+                    first_need.setdefault((tensor, placement[chunk]), (chunk, sweep))
+                elif source != chunk:
+                    within.setdefault((tensor, chunk), sweep)
         for output in outputs:
             if output.delivery is Delivery.SENT_TO_ALL:
-                for stage in range(self.assignment.stages):
-                    if stage != output.stage:
-                        first_need.setdefault((output.tensor, stage), None)
+                for stage in stages:
+                    if stage != self._stage(output.chunk):
+                        first_need.setdefault((output.tensor, stage), (self.assignment.first_chunk(stage), None))
         found: list[Transfer] = []
-        for (tensor, stage), first in sorted(first_need.items(), key=lambda item: (item[0][0], item[0][1])):
+        for (tensor, _), (chunk, first) in sorted(first_need.items(), key=lambda item: (item[0][0], item[0][1])):
             sent = next((o for o in outputs if o.tensor == tensor and o.delivery is Delivery.SENT_TO_ALL), None)
-            source, src_sweep, _ = self._visit(tensor.node) if sent is None else self._made_at(sent)
-            found.append(Transfer(len(found), tensor, None, source, src_sweep, stage, first))
+            made, src_sweep, _ = self._visit(tensor.node) if sent is None else self._made_at(sent)
+            found.append(Transfer(len(found), tensor, None, made, src_sweep, chunk, first))
         # A gradient that the step returns twice is sent once.
-        stages = range(self.assignment.stages)
-        wanted = [(t, s) for o in outputs for t in o.summands for s in stages if o.gets_sum(s)]
+        wanted = [(t, s) for o in outputs for t in o.summands for s in stages if o.gets_sum(s, placement)]
         for summand, target in dict.fromkeys(wanted):
-            source, sweep_made, _ = self._visit(summand.node)
-            if source != target:
-                found.append(Transfer(len(found), summand, None, source, sweep_made, target, None, is_sum=True))
-        needed: dict[tuple[int, int], int] = {}
-        for (stage, sweep, _), variables in sorted(self.remote.items(), key=lambda item: (item[0][1], item[0][0])):
-            for variable in sorted(variables):
-                needed.setdefault((variable, stage), sweep)
-        for (variable, stage), sweep in sorted(needed.items()):
+            made, sweep_made, _ = self._visit(summand.node)
+            if placement[made] != target:
+                chunk = self._receiver(outputs, summand, target)
+                found.append(Transfer(len(found), summand, None, made, sweep_made, chunk, None, is_sum=True))
+        needed: dict[tuple[int, int], tuple[int, int]] = {}
+        for chunk, sweep, part in sorted(self.remote, key=self._when):
+            for variable in sorted(self.remote[chunk, sweep, part]):
+                if self._stage(self.assignment.owners[variable]) != placement[chunk]:
+                    needed.setdefault((variable, placement[chunk]), (chunk, sweep))
+        for (variable, _), (chunk, sweep) in sorted(needed.items()):
             owner = self.assignment.owners[variable]
             assert owner is not None
-            found.append(Transfer(len(found), None, variable, owner, None, stage, sweep))
-        return tuple(found)
+            found.append(Transfer(len(found), None, variable, owner, None, chunk, sweep))
+        handed_on: list[Transfer] = []
+        for (tensor, chunk), first_sweep in sorted(within.items()):
+            made, src_sweep, _ = self._visit(tensor.node)
+            index = len(found) + len(handed_on)
+            handed_on.append(Transfer(index, tensor, None, made, src_sweep, chunk, first_sweep))
+        return tuple(found), tuple(handed_on)
+
+    def _when(self, key: _Key) -> tuple[int, int, int]:
+        """Sorts segments in the order in which a microbatch comes to them."""
+        chunk, sweep, part = key
+        return sweep, -chunk if sweep % 2 else chunk, part
+
+    def _receiver(self, outputs: Sequence[StepOutputPlan], summand: Tensor, stage: int) -> int:
+        """The chunk of a stage that a sum is sent to: the one that owns the variable, or else the first."""
+        owners = (o.chunk for o in outputs if summand in o.summands and o.chunk is not None)
+        return next((c for c in owners if self.placement[c] == stage), self.assignment.first_chunk(stage))
 
     def _segment(self, key: _Key) -> Segment:
         members = sorted(self.members[key])
@@ -539,7 +596,7 @@ class _Splitter:
         used = {t.node for n in nodes for t in self.graph.nodes[n].inputs if not self._reads_remote(key, n)}
         sources = tuple(n for n in sources if self.graph.nodes[n].op != VARIABLE or n in used)
         return Segment(
-            stage=key[0],
+            chunk=key[0],
             sweep=key[1],
             part=key[2],
             nodes=nodes,

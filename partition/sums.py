@@ -1,11 +1,11 @@
 """Sum contributions to one tensor before they are sent.
 
 The gradient of a tensor with several readers is the sum of what each reader gives back. Where two of them are on one
-stage and the sum is made on another, they are added first and sent as one:
+chunk and the sum is made on another, they are added first and sent as one:
 
-    stage 2:  a ─┐                       stage 2:  a ─┐
-    stage 2:  b ─┼─▶ AddN on stage 1       stage 2:  b ─┴▶ AddN ──▶ AddN on stage 1
-    stage 1:  c ─┘                       stage 1:  c ──────────────┘
+    chunk 2:  a ─┐                       chunk 2:  a ─┐
+    chunk 2:  b ─┼─▶ AddN on chunk 1       chunk 2:  b ─┴▶ AddN ──▶ AddN on chunk 1
+    chunk 1:  c ─┘                       chunk 1:  c ──────────────┘
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smp_tf.partition.op_graph import OpGraph, Tensor
 
 
 def sum_before_sending(assignment: Assignment) -> OpGraph:
-    """Add an AddN on every stage that would send two or more summands of one sum.
+    """Add an AddN on every chunk that would send two or more summands of one sum.
 
     Args:
         assignment: a placed graph.
@@ -35,12 +35,12 @@ def sum_before_sending(assignment: Assignment) -> OpGraph:
         place = places[number]
         if node.op != "AddN" or place.role is not Role.HOME:
             continue
-        by_stage: dict[int, list[Tensor]] = defaultdict(list)
+        by_chunk: dict[int, list[Tensor]] = defaultdict(list)
         for tensor in node.inputs:
             source = places[tensor.node]
-            if source.role is Role.HOME and source.stage is not None and source.stage != place.stage:
-                by_stage[source.stage].append(tensor)
-        shared = {stage: tensors for stage, tensors in by_stage.items() if len(tensors) > 1}
+            if source.role is Role.HOME and source.chunk is not None and source.chunk != place.chunk:
+                by_chunk[source.chunk].append(tensor)
+        shared = {chunk: tensors for chunk, tensors in by_chunk.items() if len(tensors) > 1}
         if shared:
             grouped[number] = shared
     return _rebuilt(graph, grouped) if grouped else graph
@@ -50,10 +50,10 @@ def _rebuilt(graph: OpGraph, grouped: dict[int, dict[int, list[Tensor]]]) -> OpG
     editor = GraphEditor(graph)
     for number in range(len(graph.nodes)):
         node = editor.moved_node(number)
-        for stage, tensors in sorted(grouped.get(number, {}).items()):
+        for chunk, tensors in sorted(grouped.get(number, {}).items()):
             summands = {editor.moved(t) for t in tensors}
             parts = tuple(t for t in node.inputs if t in summands)
-            name = f"{node.name}/sum_of_stage_{stage}"
+            name = f"{node.name}/sum_of_chunk_{chunk}"
             definition = _resized(node.definition, name, len(parts))
             part = dataclasses.replace(
                 node, name=name, inputs=parts, control=(), forward_of=None, definition=definition

@@ -423,18 +423,18 @@ def dependences(graph: OpGraph, groups: Sequence[Sequence[int]]) -> nx.DiGraph:
     return edges
 
 
-def ordered_by_stage(graph: OpGraph, units: Sequence[Unit], stages: Sequence[int | None]) -> tuple[Unit, ...]:
-    """Put units whose stage is known in the order of their stages, as far as data flows that way.
+def ordered_by_chunk(graph: OpGraph, units: Sequence[Unit], chunks: Sequence[int | None]) -> tuple[Unit, ...]:
+    """Put units whose chunk is known in the order of their chunks, as far as data flows that way.
 
         made:  k (0)   bias (1)   norm (0)          the bias needs nothing of the norm, nor the norm of the bias
         here:  k (0)   norm (0)   bias (1)
 
-    A unit without a stage goes with the one made before it, unless what it needs comes later or who needs it earlier.
+    A unit without a chunk goes with the one made before it, unless what it needs comes later or who needs it earlier.
 
     Args:
         graph: one microbatch of the step.
         units: of it, in topological order.
-        stages: the stage of each, or None.
+        chunks: the chunk of each, or None.
 
     Returns:
         The units in another topological order, with their positions in it.
@@ -442,11 +442,11 @@ def ordered_by_stage(graph: OpGraph, units: Sequence[Unit], stages: Sequence[int
     needs = dependences(graph, [unit.nodes for unit in units])
     latest: dict[int, float] = {}
     for at in reversed(range(len(units))):
-        asked = stages[at]
+        asked = chunks[at]
         needed = min((latest[user] for user in needs.successors(at)), default=inf)
         latest[at] = needed if asked is None else asked
     reached: list[float] = []
-    for at, asked in enumerate(stages):
+    for at, asked in enumerate(chunks):
         before = max((reached[source] for source in (*needs.predecessors(at), *range(at)[-1:])), default=0)
         reached.append(min(before, latest[at]) if asked is None else asked)
     order = nx.lexicographical_topological_sort(needs, key=lambda at: (reached[at], at))

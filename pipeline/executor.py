@@ -42,7 +42,7 @@ class StageProgram:
         stage: the stage of this rank.
         ranks: world rank of every stage of this replica.
         tasks: the tasks of this stage, in order.
-        functions: this stage's segments as functions, by sweep and part of it.
+        functions: this stage's segments as functions, by chunk, sweep and part of it.
         summed: the tensors made here of which only, or also, the sum over the microbatches is wanted.
         kept: those of them whose value per microbatch is wanted too.
         accumulators: the sums that the functions add to themselves; other sums are added up in the caller's graph.
@@ -56,7 +56,7 @@ class StageProgram:
     stage: int
     ranks: tuple[int, ...]
     tasks: tuple[Task, ...]
-    functions: Mapping[tuple[int, int], SegmentFunction]
+    functions: Mapping[tuple[int, int, int], SegmentFunction]
     summed: frozenset[Tensor]
     kept: frozenset[Tensor]
     accumulators: Mapping[Tensor, Accumulator]
@@ -80,19 +80,19 @@ def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
     edges = edges_of(split)
     sweeps = max(2, split.sweeps)
     kind = schedule if any(sweep == 1 for _, sweep, _ in split.segments) else "simple"
-    program = add_transfers(program_of(kind, split.stages, microbatches, sweeps=sweeps), edges)
+    program = add_transfers(program_of(kind, split.placement, microbatches, sweeps=sweeps), edges)
     check(program, edges)
     return program
 
 
 def edges_of(split: Split) -> list[Edge]:
-    """The transfers of a cut step, as a program names them."""
+    """What flows between the chunks of a cut step, as a program names it; what stays on a rank is not sent."""
     return [
         Edge(
-            t.index, t.src_stage, t.src_sweep, t.dst_stage, t.dst_sweep,
+            t.index, t.src_chunk, t.src_sweep, t.dst_chunk, t.dst_sweep,
             "step" if t.once_per_step else "microbatch",
         )
-        for t in split.transfers
+        for t in (*split.transfers, *split.handed_on)
     ]  # fmt: skip
 
 
@@ -126,9 +126,9 @@ def build_stage_program(
     Returns:
         The program of this rank.
     """
-    segments = {(s.sweep, s.part): s for s in split.segments.values() if s.stage == stage}
+    segments = split.segments_of(stage)
     made = {t for segment in segments.values() for t in segment.outputs}
-    summed = {o.tensor for o in split.outputs if o.is_summed and o.stage == stage}
+    summed = {o.tensor for o in split.outputs if o.is_summed and split.stage_of(o) == stage}
     summed |= {t for o in split.outputs for t in o.summands if t in made}
     kept = frozenset(split.outputs[position].tensor for position in keep) & summed
     # A single microbatch is its own sum.
@@ -140,7 +140,8 @@ def build_stage_program(
     functions = {}
     for when, segment in segments.items():
         own = {t: accumulators[t] for t in segment.outputs if t in accumulators}
-        outputs = tuple(t for t in segment.outputs if t not in own or t in kept or _read_later(split, segment, t))
+        others = [other for other in segments.values() if other is not segment]
+        outputs = tuple(t for t in segment.outputs if t not in own or t in kept or _is_read(split, others, t))
         functions[when] = build_segment_function(
             split.graph,
             segment,
@@ -167,11 +168,9 @@ def build_stage_program(
     )
 
 
-def _read_later(split: Split, segment: Segment, tensor: Tensor) -> bool:
-    """Whether somebody needs a tensor of every microbatch: a later segment of the stage, or another stage."""
-    when = segment.sweep, segment.part
-    own = (s for s in split.segments.values() if s.stage == segment.stage and (s.sweep, s.part) > when)
-    return any(tensor in s.inputs for s in own) or any(t.tensor == tensor and not t.is_sum for t in split.transfers)
+def _is_read(split: Split, others: Sequence[Segment], tensor: Tensor) -> bool:
+    """Whether somebody needs a tensor of every microbatch: another segment of the stage, or another stage."""
+    return any(tensor in s.inputs for s in others) or any(t.tensor == tensor and not t.is_sum for t in split.transfers)
 
 
 @dataclass
@@ -224,7 +223,7 @@ class _Emitter:
     remote: dict[int, tf.Tensor] = field(default_factory=dict)
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)
     accumulated: dict[Tensor, tf.Tensor] = field(default_factory=dict)
-    first_calls: dict[tuple[int, int], _Call] = field(default_factory=dict)
+    first_calls: dict[tuple[int, int, int], _Call] = field(default_factory=dict)
     all_ops: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
 
@@ -257,7 +256,7 @@ class _Emitter:
 
     def _total(self, output: StepOutputPlan) -> tf.Tensor | None:
         """What this rank has of an output's sum over the microbatches."""
-        if not output.gets_sum(self.program.stage):
+        if not output.gets_sum(self.program.stage, self.program.split.placement):
             return None
         parts = [self._sum(t) for t in output.summands or (output.tensor,)]
         return tf.add_n(parts) if len(parts) > 1 else parts[0]
@@ -280,7 +279,7 @@ class _Emitter:
     def _compute(self, task: Task) -> None:
         assert task.sweep is not None
         assert task.microbatch is not None
-        when = task.sweep, task.part
+        when = task.chunk, task.sweep, task.part
         function = self.program.functions.get(when)
         if function is None:
             return
@@ -329,13 +328,16 @@ class _Emitter:
         self.accumulated[tensor] = value if total is None else total + value
 
     def _label(self, transfer: Transfer) -> str:
-        graph = self.program.split.graph
+        graph, placement = self.program.split.graph, self.program.split.placement
         if transfer.tensor is not None:
             what = tensor_name(graph, transfer.tensor)
         else:
             assert transfer.variable is not None
             what = f"value of {graph.variables[transfer.variable].name}"
-        return f"{what} (stage {transfer.src_stage} to {transfer.dst_stage})"
+        return f"{what} (stage {placement[transfer.src_chunk]} to {placement[transfer.dst_chunk]})"
+
+    def _rank_of(self, chunk: int) -> int:
+        return self.program.ranks[self.program.split.placement[chunk]]
 
     def _send(self, task: Task) -> None:
         assert task.edge is not None
@@ -355,7 +357,7 @@ class _Emitter:
             op = send_recv.send(
                 value,
                 self.step,
-                dest=self.program.ranks[transfer.dst_stage],
+                dest=self._rank_of(transfer.dst_chunk),
                 program=self.program.number,
                 edge=transfer.index,
                 microbatch=task.microbatch or 0,
@@ -377,7 +379,7 @@ class _Emitter:
                 self.step,
                 tf.dtypes.as_dtype(kind.dtype),
                 tf.TensorShape(kind.shape),
-                src=self.program.ranks[transfer.src_stage],
+                src=self._rank_of(transfer.src_chunk),
                 program=self.program.number,
                 edge=transfer.index,
                 microbatch=task.microbatch or 0,

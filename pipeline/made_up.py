@@ -129,7 +129,7 @@ def _leading_to(split: Split, wanted: tuple[Tensor, ...]) -> Segment:
         nodes.add(number)
         for tensor in graph.nodes[number].inputs:
             before, here = places[tensor.node], places[number]
-            crosses = before.role is here.role is Role.HOME and before.stage != here.stage
+            crosses = before.role is here.role is Role.HOME and before.chunk != here.chunk
             if graph.nodes[tensor.node].op in SOURCES:
                 sources.add(tensor.node)
             elif crosses and _can_be_made_up(graph.type_of(tensor)):
@@ -137,7 +137,7 @@ def _leading_to(split: Split, wanted: tuple[Tensor, ...]) -> Segment:
             else:
                 stack.append(tensor.node)
     return Segment(
-        stage=0,
+        chunk=0,
         sweep=0,
         part=0,
         nodes=tuple(sorted(nodes)),

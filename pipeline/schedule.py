@@ -17,13 +17,14 @@ one pure function (`orders.py`, `v_orders.py`) and enter it in `SCHEDULES`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from smp_tf.pipeline.any_placement import interleaved_over, simple_over
 from smp_tf.pipeline.errors import ScheduleError, require_at_least
-from smp_tf.pipeline.orders import Order, interleaved, interleaved_1f1b, simple, zb_h1
+from smp_tf.pipeline.orders import Order, Ranks, interleaved, interleaved_1f1b, simple, zb_h1
 from smp_tf.pipeline.placements import Placement, in_a_v, looped
 from smp_tf.pipeline.schedule_file import load_schedule
 from smp_tf.pipeline.stash import peak_stash as peak_stash
@@ -97,8 +98,16 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 )
 """Every schedule by its name."""
 
-RUNNABLE = ("interleaved", "zb_h1", "simple")
-"""The schedules that the executor runs, which a configuration may name and a search of plans tries in this order."""
+IN_ORDER = ("interleaved", "zb_h1", "simple", "interleaved_1f1b", "zb_v", "v_half", "v_min")
+"""All of them, in the order in which a search of plans tries them: of two that are as fast it takes the first."""
+
+LEAN = ("v_half", "v_min")
+"""Those that keep less and take longer than `zb_v`: worth a try only where memory is limited."""
+
+#: They have an order for chunks on any ranks.
+_ANYWHERE: Mapping[str, Callable[[Sequence[int], int], Ranks]] = MappingProxyType(
+    {"simple": simple_over, "interleaved": interleaved_over}
+)
 
 
 def build(
@@ -133,11 +142,7 @@ def build(
         0F0 0F1 0B0 0F2 0B1 0B2
         1F0 1B0 1F1 1B1 1F2 1B2
     """
-    schedule = SCHEDULES.get(kind)
-    if schedule is None:
-        nearest = difflib.get_close_matches(str(kind), SCHEDULES, n=1, cutoff=0.4)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        raise ScheduleError(f"A schedule is one of {', '.join(map(repr, SCHEDULES))}. Received: {kind!r}.{hint}")
+    schedule = _named(kind)
     require_at_least(1, "stages", stages)
     require_at_least(1, "microbatches", microbatches)
     require_at_least(2, "sweeps", sweeps)
@@ -152,22 +157,90 @@ def build(
     return with_sweeps(program, sweeps) if backward else forward_only(program)
 
 
-def program_of(schedule: str, stages: int, microbatches: int, *, backward: bool = True, sweeps: int = 2) -> Program:
-    """Returns the program of a schedule that has a name, or that somebody has written.
+def _named(kind: str) -> Schedule:
+    schedule = SCHEDULES.get(kind)
+    if schedule is None:
+        nearest = difflib.get_close_matches(str(kind), SCHEDULES, n=1, cutoff=0.4)
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        raise ScheduleError(f"A schedule is one of {', '.join(map(repr, SCHEDULES))}. Received: {kind!r}.{hint}")
+    return schedule
+
+
+def placement_of(schedule: str, stages: int, chunks_per_rank: int | None = None) -> tuple[int, ...]:
+    """Returns the rank of every chunk in a schedule that has a name, or that somebody has written.
 
     Args:
         schedule: a name in `SCHEDULES`, or the text of a schedule (see `schedule_file`).
-        stages: as in `build`, and so are the others.
-        microbatches: see there.
+        stages: how many ranks share the model.
+        chunks_per_rank: as in `build`; a written schedule says it itself.
+
+    Raises:
+        ScheduleError: as `build`, and as `load_schedule`.
+
+    Example:
+        >>> placement_of("zb_v", 3)
+        (0, 1, 2, 2, 1, 0)
+    """
+    if not is_named(schedule):
+        return load_schedule(schedule, stages).placement()
+    found = _named(schedule)
+    return found.placement(stages, found.chunks_for(chunks_per_rank))
+
+
+def runs_on(schedule: str, placement: Sequence[int]) -> bool:
+    """Returns whether a schedule has an order for chunks on these ranks.
+
+    Args:
+        schedule: a name in `SCHEDULES`, or the text of a schedule.
+        placement: the rank of every chunk.
+    """
+    if not is_named(schedule):
+        return load_schedule(schedule).placement() == tuple(placement)
+    if schedule in _ANYWHERE:
+        return True
+    found, stages = _named(schedule), 1 + max(placement)
+    each, left = divmod(len(placement), stages)
+    takes = each >= found.chunks_per_rank if found.more_chunks else each == found.chunks_per_rank
+    return takes and not left and found.placement(stages, each) == tuple(placement)
+
+
+def program_of(
+    schedule: str, placement: Sequence[int], microbatches: int, *, backward: bool = True, sweeps: int = 2
+) -> Program:
+    """Returns the program of a schedule that has a name, or that somebody has written, for chunks on given ranks.
+
+    Args:
+        schedule: a name in `SCHEDULES`, or the text of a schedule (see `schedule_file`).
+        placement: the rank of every chunk; "simple" and "interleaved" take any, others their own (`placement_of`).
+        microbatches: as in `build`, and so are the others.
         backward: see there.
         sweeps: see there.
 
     Raises:
-        ScheduleError: as `build`, and as `load_schedule`.
+        ScheduleError: as `build`, and as `load_schedule`; or chunks are on other ranks in the schedule.
+
+    Example:
+        >>> print(program_of("interleaved", (0, 1, 0), 1).text())
+        0F0 2F0 2B0 0B0
+        1F0 1B0
     """
+    placement, stages = tuple(placement), 1 + max(placement)
     if is_named(schedule):
-        return build(schedule, stages, microbatches, backward=backward, sweeps=sweeps)
-    program = load_schedule(schedule, stages, microbatches)
+        _named(schedule)
+        require_at_least(1, "microbatches", microbatches)
+        each = len(placement) // stages
+        if placement == looped(stages) or schedule not in _ANYWHERE:
+            program = build(schedule, stages, microbatches, each)
+        else:
+            ranks = _ANYWHERE[schedule](placement, microbatches)
+            program = Program(tuple(map(tuple, ranks)), microbatches, len(placement), sweeps=2)
+    else:
+        program = load_schedule(schedule, stages, microbatches)
+    if program.placement() != placement:
+        raise ScheduleError(
+            f"The schedule {schedule if is_named(schedule) else 'that was written'!r} has chunks on ranks "
+            f"{program.placement()}. Received: chunks on ranks {placement}. 'simple' and 'interleaved' take any ranks"
+        )
     return with_sweeps(program, sweeps) if backward else forward_only(program)
 
 
@@ -177,12 +250,12 @@ def is_named(schedule: str) -> bool:
 
 
 def in_flight(kind: str, stages: int, microbatches: int, chunks_per_rank: int | None = None) -> tuple[int, ...]:
-    """Returns `peak_stash` of the training program of a schedule: what a memory forecast needs.
+    """Returns `peak_stash` of the training program of a schedule.
 
     Where a rank has several chunks of different sizes, `stash.stash_profile` says of which.
 
     Args:
-        kind: a name in `SCHEDULES`, or the text of a schedule.
+        kind: a name in `SCHEDULES`.
         stages: how many ranks share the model.
         microbatches: how many microbatches a step runs.
         chunks_per_rank: as in `build`.
@@ -197,6 +270,4 @@ def in_flight(kind: str, stages: int, microbatches: int, chunks_per_rank: int | 
         >>> in_flight("simple", stages=4, microbatches=8)
         (8, 8, 8, 8)
     """
-    if not is_named(kind):
-        return peak_stash(program_of(kind, stages, microbatches))
     return peak_stash(build(kind, stages, microbatches, chunks_per_rank))

@@ -114,7 +114,7 @@ def build_segment_function(
             accumulator.add(value * tf.cast(tensors[-1], value.dtype) if weighted else value)
         return [values[t] for t in outputs]
 
-    run.__name__ = f"stage_{segment.stage}_sweep_{segment.sweep}"
+    run.__name__ = f"chunk_{segment.chunk}_sweep_{segment.sweep}"
 
     def traced(body: Callable[..., Any], jit_compile: bool | None) -> Any:
         return tf.function(body, autograph=False, jit_compile=jit_compile, experimental_attributes={"_noinline": True})

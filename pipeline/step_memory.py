@@ -25,7 +25,7 @@ from smp_tf.partition.split import Split
 from smp_tf.partition.working_set import memory_roots, working_set
 from smp_tf.pipeline.replay import Span
 from smp_tf.pipeline.simulate import ChunkTimes, simulate
-from smp_tf.pipeline.task import Edge, Kind, Program
+from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def step_memory(
         split: the cut step.
         program: the tasks of all stages, transfers included.
         edges: the transfers, as the program names them.
-        times: how long the tasks of each stage take, in any one unit.
+        times: how long the tasks of each chunk take, in any one unit.
         samples: samples of a microbatch, where the graph leaves that length open.
 
     Returns:
@@ -71,16 +71,16 @@ def step_memory(
 def _first_reads(split: Split, spans: Sequence[Sequence[Span]]) -> dict[tuple[int, int], float]:
     """When the first reader of each transfer's tensor begins, by transfer and microbatch; none for results."""
     begins: dict[tuple[int, int | None, int | None], float] = {}
-    for stage, own in enumerate(spans):
+    for own in spans:
         for span in own:
-            begins.setdefault((stage, span.task.sweep, span.task.microbatch), span.start)
+            begins.setdefault((span.task.chunk, span.task.sweep, span.task.microbatch), span.start)
     microbatches = {s.task.microbatch for own in spans for s in own if s.task.microbatch is not None}
     return {
-        (t.index, m): begins[t.dst_stage, t.dst_sweep, m]
+        (t.index, m): begins[t.dst_chunk, t.dst_sweep, m]
         for t in split.transfers
         if t.dst_sweep is not None and not t.once_per_step
         for m in microbatches
-        if (t.dst_stage, t.dst_sweep, m) in begins
+        if (t.dst_chunk, t.dst_sweep, m) in begins
     }
 
 
@@ -110,6 +110,11 @@ def _moments(changes: Mapping[_Use, Sequence[int]], working: Sequence[int]) -> I
         yield StepMemory(held[_Use.STASH][at], held[_Use.TRANSPORT][at], held[_Use.RESULT][at] + own)
 
 
+def _key(task: Task) -> tuple[int, int, int]:
+    """Chunk, sweep and part of what a task runs."""
+    return task.chunk, task.sweep or 0, task.part
+
+
 class _Stage:
     """One stage in the replayed step.
 
@@ -133,7 +138,7 @@ class _Stage:
         self._graph = split.graph
         self._samples = samples
         self._spans = spans
-        self._segments = {(s.sweep, s.part): s for s in split.segments.values() if s.stage == stage}
+        self._segments = split.segments_of(stage)
         self._transfers = {t.index: t for t in split.transfers if not t.once_per_step}
         self._root = memory_roots(split.graph, sorted({n for s in self._segments.values() for n in s.nodes}))
         self._stash = {self._memory_of(t) for t in split.stash(stage)}
@@ -146,7 +151,7 @@ class _Stage:
 
     def fullest(self) -> StepMemory:
         """What is there in the task in which most is there."""
-        spans = [span for span in self._spans if (span.task.sweep, span.task.part) in self._working]
+        spans = [span for span in self._spans if _key(span.task) in self._working]
         if not spans:
             return StepMemory(0, 0, 0)
         begins, ends = [span.start for span in spans], [span.end for span in spans]
@@ -162,7 +167,7 @@ class _Stage:
                 if first < last:
                     changes[life.use][first] += nbytes
                     changes[life.use][last] -= nbytes
-        working = [self._working[span.task.sweep or 0, span.task.part] for span in spans]
+        working = [self._working[_key(span.task)] for span in spans]
         moments = [*_moments(within, working), *_moments(behind, [0] * len(spans))]
         most = max(moments, key=lambda moment: moment.total)
         # The stash of all microbatches under way is told apart also where it is not whole at that moment.
@@ -182,7 +187,7 @@ class _Stage:
                 assert task.microbatch is not None
                 until = max(span.end, self._read.get((task.edge, task.microbatch), span.end))
                 self._is_there(lives, self._transfers[task.edge].tensor, task.microbatch, until, _Use.TRANSPORT)
-            elif (segment := self._segments.get((task.sweep or 0, task.part))) and task.kind.is_compute:
+            elif (segment := self._segments.get(_key(task))) and task.kind.is_compute:
                 for tensor in segment.inputs:
                     self._is_there(lives, tensor, task.microbatch, span.end, read=span.start)
                 for tensor in segment.outputs:

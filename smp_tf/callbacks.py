@@ -234,9 +234,10 @@ class PipelineSummary(tf_keras.callbacks.Callback):
 
 def _bubble(plan: Plan) -> float:
     """The share of the stages' time in which the plan's schedule leaves them idle."""
-    # A backward pass takes about twice the time of the forward pass.
-    times = [ChunkTimes(share / 3, share / 3, share / 3) for share in (row.time_share for row in plan.forecast)]
-    return simulate(program_of(plan.schedule, plan.stages, plan.microbatches), times).bubble_ratio
+    # A backward pass takes about twice the time of the forward pass, and each chunk of a stage as long.
+    shares = [plan.forecast[stage].time_share / plan.placement.count(stage) for stage in plan.placement]
+    times = [ChunkTimes(share / 3, share / 3, share / 3) for share in shares]
+    return simulate(program_of(plan.schedule, plan.placement, plan.microbatches), times).bubble_ratio
 
 
 def _sent() -> int:

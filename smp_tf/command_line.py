@@ -82,7 +82,14 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--batch-size", type=int, metavar="N", help="of one replica (default: that of the inputs)")
     plan.add_argument(
         "--pipeline",
-        help="schedule: interleaved (default; with --partitions auto all are tried), simple, zb_h1 or auto",
+        help="schedule: interleaved (default; with --partitions auto all are tried), simple, zb_h1, interleaved_1f1b, "
+        "zb_v, v_half, v_min, auto, or a .txt file",
+    )
+    plan.add_argument(
+        "--chunks-per-rank", type=int, metavar="V", help="chunks of each rank (default: as few as the schedule takes)"
+    )
+    plan.add_argument(
+        "--not-contiguous", action="store_true", help="a partition may have both ends of the model (contiguous = false)"
     )
     plan.add_argument(
         "--optimize",
@@ -169,8 +176,11 @@ def run_plan(given: argparse.Namespace) -> None:
     for name, value in (("partitions", given.partitions), ("microbatches", given.microbatches)):
         if value not in (None, "auto"):
             wanted[name] = value
-    if given.memory_limit is not None:
-        wanted["memory_limit"] = given.memory_limit
+    for name in ("memory_limit", "chunks_per_rank"):
+        if getattr(given, name) is not None:
+            wanted[name] = getattr(given, name)
+    if given.not_contiguous:
+        wanted["contiguous"] = False
     config = check_config(wanted, "smp-tf plan")
     if is_auto and not is_named(config.pipeline):
         raise UsageError("--partitions auto and --microbatches auto try schedules that have a name. Received: a file.")

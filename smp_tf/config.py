@@ -1,7 +1,6 @@
 """The configuration: its keys, where they are read from, and what their values may be.
 
-`KEYS` is the one table of keys. `Key.supported` is what works today: a value that is legal but not
-supported yet is refused, never ignored.
+`KEYS` is the one table of keys.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from smp_tf.config_file import nearest, parse_json, read_mapping
 from smp_tf.config_values import RefusedError, boolean, byte_count, integer, one_of, optional, path, schedule, seconds
 from smp_tf.errors import ConfigError
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.schedule import is_named
+from smp_tf.pipeline.schedule import IN_ORDER, SCHEDULES, is_named
 from smp_tf.pipeline.schedule_file import load_schedule
 
 ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
@@ -33,18 +32,12 @@ class Key:
         check: Returns the value in its own type or refuses it.
         allowed: The legal values, in words.
         meaning: What it sets, in words.
-        supported: Whether a legal value works today.
     """
 
     default: Any
     check: Callable[[Any], Any]
     allowed: str
     meaning: str
-    supported: Callable[[Any], bool] = lambda value: True
-
-
-def _only(expected: Any) -> Callable[[Any], bool]:
-    return lambda value: value == expected
 
 
 KEYS: dict[str, Key] = {
@@ -57,10 +50,10 @@ KEYS: dict[str, Key] = {
     "microbatches": Key(1, integer(1), "an int of at least 1", "parts a batch is cut into"),
     "pipeline": Key(
         "interleaved",
-        schedule("interleaved", "simple", "zb_h1", "auto"),
+        schedule(*IN_ORDER, "auto"),
         '"interleaved" (backward has priority), "simple" (all forwards, then all backwards), "zb_h1" (gradients of '
-        'weights wait until there is nothing else to do), "auto" (the fastest that fits) or the path of a .txt file '
-        "that lists a schedule",
+        'weights wait until there is nothing else to do), "interleaved_1f1b", "zb_v", "v_half" or "v_min" (several '
+        'chunks per rank), "auto" (the fastest that fits) or the path of a .txt file that lists a schedule',
         "the order of forward and backward passes",
     ),
     "optimize": Key(
@@ -91,7 +84,7 @@ KEYS: dict[str, Key] = {
         True,
         boolean,
         "true or false",
-        "whether every stage must be one run of the graph in topological order; it is so in any case",
+        "whether a rank with one chunk has one run of the graph in topological order; false allows several",
     ),
     "horovod": Key(
         None,
@@ -111,7 +104,12 @@ KEYS: dict[str, Key] = {
         "true or false",
         "run with the plan in partition_file",
     ),
-    "chunks_per_rank": Key(1, integer(1), "an int of at least 1", "stages per process", supported=_only(1)),
+    "chunks_per_rank": Key(
+        None,
+        optional(integer(1)),
+        "an int of at least 1",
+        "chunks of the model that each rank has (default: as few as pipeline takes, 1 or 2)",
+    ),
     "memory_limit": Key(
         None,
         optional(byte_count),
@@ -179,7 +177,7 @@ class Config:
     horovod: bool | None = None
     partition_file: str | None = None
     load_partition: bool = False
-    chunks_per_rank: int = 1
+    chunks_per_rank: int | None = None
     memory_limit: int | None = None
     seed: int | None = None
     stall_timeout: float = 1800.0
@@ -207,6 +205,7 @@ class Config:
             ConfigError: Partitions and processes do not fit each other.
         """
         partitions, default_partition, notes = self.partitions, self.default_partition, list(self.notes)
+        chunks_per_rank = self.chunks_per_rank
         if partitions is None:
             partitions = world_size
         elif world_size == 1 and not launched and partitions > 1:
@@ -236,7 +235,10 @@ class Config:
         if partitions == 1 and not is_named(pipeline):
             pipeline = "interleaved"
             notes.append("With one partition there is nothing to schedule: the file that pipeline names is not used.")
-        _require_schedule_for(pipeline, partitions, self.microbatches)
+        if partitions == 1 and pipeline in SCHEDULES and SCHEDULES[pipeline].chunks_per_rank > 1:
+            notes.append(f"With one partition there is nothing to schedule: pipeline {pipeline!r} is not used.")
+            pipeline, chunks_per_rank = "interleaved", None
+        _require_schedule_for(pipeline, partitions, self.microbatches, chunks_per_rank)
         replicas = world_size // partitions
         if self.horovod is False and replicas > 1:
             raise ConfigError(
@@ -249,6 +251,7 @@ class Config:
             partitions=partitions,
             default_partition=default_partition,
             pipeline=pipeline,
+            chunks_per_rank=chunks_per_rank,
             horovod=replicas > 1,
             notes=tuple(notes),
         )
@@ -265,7 +268,7 @@ def load_config(config: Mapping[str, Any] | str | os.PathLike[str] | None = None
         The checked configuration.
 
     Raises:
-        ConfigError: A key is unknown or given twice, or a value is not allowed or not supported.
+        ConfigError: A key is unknown or given twice, or a value is not allowed.
     """
     if isinstance(config, Mapping):
         return check_config(config, "smp.init")
@@ -294,7 +297,7 @@ def check_config(values: Mapping[str, Any], source: str) -> Config:
         The checked configuration.
 
     Raises:
-        ConfigError: A key is unknown or given twice, or a value is not allowed or not supported.
+        ConfigError: A key is unknown or given twice, or a value is not allowed.
     """
     checked: dict[str, Any] = {}
     given_as: dict[str, str] = {}
@@ -314,11 +317,6 @@ def check_config(values: Mapping[str, Any], source: str) -> Config:
                 f"{name!r} in {source} must be {key.allowed}; this is "
                 f"{type(value).__name__} {value!r}. It sets: {key.meaning}."
             ) from None
-        if not key.supported(checked_value):
-            raise ConfigError(
-                f"{name} = {value!r} in {source} is not supported yet. Leave the key out, or set "
-                f"it to {key.default!r}. It sets: {key.meaning}."
-            )
         if key_name in checked and checked[key_name] != checked_value:
             raise ConfigError(
                 f"{given_as[key_name]!r} and {name!r} in {source} mean the same, but say "
@@ -326,19 +324,24 @@ def check_config(values: Mapping[str, Any], source: str) -> Config:
             )
         checked[key_name] = checked_value
         given_as[key_name] = name
-    if checked.get("contiguous") is False:
-        notes.append(
-            f"contiguous = false in {source} allows a partition to be visited more than once, which no plan of smp_tf "
-            "does yet: every partition is one run of the layers."
-        )
     _refuse_two_placements(checked, source)
     return Config(**checked, notes=tuple(notes))
 
 
-def _require_schedule_for(pipeline: str, partitions: int, microbatches: int) -> None:
-    """A schedule that somebody wrote is for one number of ranks and of microbatches."""
+def _require_schedule_for(pipeline: str, partitions: int, microbatches: int, chunks_per_rank: int | None) -> None:
+    """A schedule has a number of chunks per rank; one that somebody wrote is for so many ranks and microbatches."""
+    if pipeline in SCHEDULES:
+        try:
+            SCHEDULES[pipeline].chunks_for(chunks_per_rank)
+        except ScheduleError as error:
+            raise ConfigError(f"pipeline and chunks_per_rank do not go together. {error}.") from None
     if is_named(pipeline):
         return
+    if chunks_per_rank is not None:
+        raise ConfigError(
+            f"The file that pipeline names says itself which chunks each rank has. Received: chunks_per_rank = "
+            f"{chunks_per_rank}. Leave chunks_per_rank out."
+        )
     try:
         load_schedule(pipeline, partitions, microbatches)
     except ScheduleError as error:

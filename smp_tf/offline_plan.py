@@ -218,6 +218,8 @@ class OfflineModel:
             proof_seconds=proof_seconds,
             thorough=True,
             advise=advise,
+            chunks_per_rank=config.chunks_per_rank,
+            contiguous=config.contiguous,
         )
         plan = proposal.propose(made.graph, request, {})
         units, costs = planning.costs_of(made.graph, request)

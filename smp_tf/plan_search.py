@@ -2,7 +2,7 @@
 
     ranks 8     partitions    1    2    4    8      replicas are what ranks are left for: 8 / partitions
                 microbatches  1    2    4 ... of a batch of one replica
-                schedule      simple, interleaved
+                schedule      simple, interleaved, zb_h1 ...
 
 What is compared is samples per second over all replicas, each with batches of the same size.
 """
@@ -18,7 +18,7 @@ from smp_tf.config import Config
 from smp_tf.errors import MemoryLimitError, PlacementError
 from smp_tf.offline_plan import OfflineModel, OfflinePlan
 from smp_tf.partition.plan import as_bytes
-from smp_tf.pipeline.schedule import RUNNABLE
+from smp_tf.pipeline.schedule import IN_ORDER, LEAN
 
 #: What is this close to the fastest is as fast, and the one with the fewest partitions and microbatches is taken.
 _AS_FAST = 0.02
@@ -56,7 +56,7 @@ class Candidate:
     @property
     def size(self) -> tuple[int, int, int]:
         """Partitions, microbatches, and how unusual the schedule is."""
-        return (self.config.partitions or 1, self.config.microbatches, RUNNABLE.index(self.config.pipeline))
+        return (self.config.partitions or 1, self.config.microbatches, IN_ORDER.index(self.config.pipeline))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def search(
         dataclasses.replace(config, partitions=count, microbatches=parts, pipeline=pipeline)
         for count in counts
         for parts in _parts(count, model.batch_size, microbatches)
-        for pipeline in (pipelines or (RUNNABLE if count > 1 else ("interleaved",)))
+        for pipeline in (pipelines or (_worth_trying(config, cluster) if count > 1 else ("interleaved",)))
     ]
     found: list[Candidate] = []
     for done, settings in enumerate(wanted):
@@ -124,6 +124,11 @@ def search(
     made = model.plan(best.config, replicas=best.replicas, cluster=cluster, proof_seconds=proof_seconds, advise=False)
     found[found.index(best)] = best = _planned(best.config, best.replicas, made)
     return Search(tuple(found), best, made)
+
+
+def _worth_trying(config: Config, cluster: Cluster) -> list[str]:
+    limited = config.memory_limit is not None or any(host.memory is not None for host in cluster.hosts)
+    return [kind for kind in IN_ORDER if limited or kind not in LEAN]
 
 
 def _parts(partitions: int, batch_size: int, given: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from math import inf
 
 from rich.console import Console
 from rich.table import Table
@@ -47,7 +48,7 @@ def comparison(found: Search, width: int = 100, color: bool = False) -> str:
     """
     table = Table(title=f"{len(found.candidates)} settings tried", title_justify="left", expand=False)
     for name, justify in (
-        *(("partitions", "right"), ("replicas", "right"), ("microbatches", "right"), ("schedule", "left")),
+        *(("partitions", "right"), ("replicas", "right"), ("micro-\nbatches", "right"), ("schedule", "left")),
         *(("fullest\nrank", "right"), ("waiting", "right"), ("samples\na second", "right"), ("", "left")),
     ):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
@@ -80,7 +81,9 @@ def _shown(found: Search) -> list[Candidate]:
     fastest: dict[int, Candidate] = {}
     for candidate in found.candidates:
         known = fastest.get(candidate.size[0])
-        smaller = known is not None and not known.fits and (candidate.needed or 0) < (known.needed or 0)
+        # Of those that do not fit the smallest; how large one is that has too few layers nobody knows.
+        size, least = (inf if c is None or c.needed is None else c.needed for c in (candidate, known))
+        smaller = known is not None and not known.fits and size < least
         if known is None or candidate.speed > known.speed or (not candidate.fits and smaller):
             fastest[candidate.size[0]] = candidate
     taken = found.best.size[0]

@@ -26,20 +26,22 @@ def timeline_of(
         samples: of a microbatch, where the graph leaves that length open.
         ranks: how these differ from the machine of the costs; None where they do not.
     """
-    stages, ranks = plan.stages_of(units), ranks or Ranks.alike(plan.stages)
-    forward, inputs, weights = ([0.0] * plan.stages for _ in range(3))
-    for cost, stage in zip(costs.units, stages, strict=True):
-        forward[stage] += cost.time_forward / ranks.speed[stage]
-        inputs[stage] += cost.time_input_gradient / ranks.speed[stage]
-        weights[stage] += cost.time_weight_gradient / ranks.speed[stage]
+    ranks, placement = ranks or Ranks.alike(plan.stages), plan.placement
+    forward, inputs, weights = ([0.0] * len(placement) for _ in range(3))
+    for cost, chunk in zip(costs.units, plan.chunks_of(units), strict=True):
+        speed = ranks.speed[placement[chunk]]
+        forward[chunk] += cost.time_forward / speed
+        inputs[chunk] += cost.time_input_gradient / speed
+        weights[chunk] += cost.time_weight_gradient / speed
     times = [ChunkTimes(*each) for each in zip(forward, inputs, weights, strict=True)]
 
     def link(transfer: Transfer) -> float:
-        return costs.machine.link * min(ranks.link[transfer.src_stage], ranks.link[transfer.dst_stage])
+        ends = placement[transfer.src_chunk], placement[transfer.dst_chunk]
+        return costs.machine.link * min(ranks.link[stage] for stage in ends)
 
     seconds: Mapping[int, float] = {
         t.index: split.graph.type_of(t.tensor).nbytes(samples) / link(t) if t.tensor is not None else 0.0
         for t in split.transfers
-    }
+    } | {t.index: 0.0 for t in split.handed_on}
     program = plan_program(split, plan.schedule, plan.microbatches)
     return simulate(program, times, edges_of(split), comm=seconds)

@@ -10,7 +10,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from smp_tf.partition.assign import assign
 from smp_tf.partition.cost import Costs, Machine, estimate, with_measured
@@ -18,17 +18,19 @@ from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.op_graph import ARGUMENT, OpGraph, Tensor
 from smp_tf.partition.place import Placed, place
-from smp_tf.partition.placement import Chain, Placement, Ranks
+from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks
 from smp_tf.partition.plan import Plan, StageForecast, make_plan
 from smp_tf.partition.plan_file import StoredPlan
 from smp_tf.partition.solve_chain import follow_owners
 from smp_tf.partition.solve_dag import MOST_CHOICES
 from smp_tf.partition.split import Split, split
 from smp_tf.partition.sums import sum_before_sending
-from smp_tf.partition.units import AFTER_MODEL, Unit, build_units, dependences, ordered_by_stage, weight_derived
+from smp_tf.partition.units import AFTER_MODEL, Unit, build_units, dependences, ordered_by_chunk, weight_derived
+from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.executor import edges_of, plan_program
-from smp_tf.pipeline.schedule import in_flight, program_of
+from smp_tf.pipeline.schedule import placement_of, program_of
 from smp_tf.pipeline.simulate import ChunkTimes
+from smp_tf.pipeline.stash import stash_profile
 from smp_tf.pipeline.step_memory import StepMemory, step_memory
 from smp_tf.pipeline.task import Kind
 
@@ -54,6 +56,9 @@ class PlacementRequest:
         advise: where nothing fits, look for what would.
         local_outputs: positions of outputs that stay with the stage that makes them.
         composites: positions of outputs that are parts of one composite tensor.
+        chunks_per_rank: how many chunks of the model each rank has; None for as few as the schedule takes.
+        placement: the stage of every chunk, where that is not the schedule's; else None.
+        contiguous: whether every stage is one run of the units, where the schedule has one chunk on each.
     """
 
     stages: int
@@ -72,6 +77,26 @@ class PlacementRequest:
     advise: bool = True
     local_outputs: frozenset[int] = frozenset()
     composites: Sequence[tuple[int, ...]] = ()
+    chunks_per_rank: int | None = None
+    placement: tuple[int, ...] | None = None
+    contiguous: bool = True
+
+    @property
+    def chunks(self) -> Chunks:
+        """Where chunks are, and what stages keep of them.
+
+        Raises:
+            PlacementError: the schedule has no order for chunks that are placed as an earlier step or a file says.
+            ScheduleError: it is not defined for so many stages and microbatches.
+        """
+        placement = self.placement or placement_of(self.schedule, self.stages, self.chunks_per_rank)
+        try:
+            program = program_of(self.schedule, placement, self.microbatches)
+        except ScheduleError as error:
+            if self.placement is None:
+                raise
+            raise PlacementError(f"pipeline and the places of the chunks do not go together. {error}") from None
+        return Chunks(placement, stash_profile(program))
 
     @property
     def limits(self) -> tuple[float | None, ...]:
@@ -140,7 +165,7 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
     Args:
         graph: the pruned op graph of a step.
         request: how many stages, and what to balance.
-        owners: stage of variables whose owner an earlier step decided, by index.
+        owners: chunk of variables whose owner an earlier step decided, by index.
 
     Returns:
         The plan; what stages receive ahead and work with is not in its forecast.
@@ -158,27 +183,29 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
             for index, unit in enumerate(sorted(units, key=lambda unit: at[unit.name]))
         )
     elif owners:
-        units = ordered_by_stage(graph, units, _pins(units, owners))
+        units = ordered_by_chunk(graph, units, _pins(units, owners))
     costs, known = _costs_of(graph, units, request)
-    held = in_flight(request.schedule, request.stages, request.microbatches)
+    chunks = request.chunks
     gap, without = None, None
     if request.given is not None:
-        solution = _as_given(graph, units, costs, request.given, request, owners, held)
+        solution = _as_given(graph, units, costs, request.given, request, owners, chunks)
         owners = {**solution.owners, **owners}
     else:
-        placed = _solve(graph, units, costs, request, owners, held)
+        placed = _solve(graph, units, costs, request, owners, chunks)
         solution, gap, without = placed.placement, placed.gap, placed.without
-        if any(later < stage for stage, later in pairwise(solution.stage_of)):
-            units = ordered_by_stage(graph, units, solution.stage_of)
+        if any(later < chunk for chunk, later in pairwise(solution.chunk_of)):
+            units = ordered_by_chunk(graph, units, solution.chunk_of)
             costs, known = _costs_of(graph, units, request)
-            chain = Chain.of([unit.name for unit in units], sorted(solution.stage_of), costs)
-            solution = follow_owners(chain, request.stages, solution.owners, request.microbatches, held, request.ranks)
+            chain = Chain.of([unit.name for unit in units], costs, pinned=sorted(solution.chunk_of))
+            solution = follow_owners(
+                chain, request.stages, solution.owners, request.microbatches, chunks, request.ranks
+            )
     plan = make_plan(
         graph,
         units,
         costs,
         solution,
-        in_flight=held,
+        chunks=chunks,
         microbatches=request.microbatches,
         schedule=request.schedule,
         objective=request.objective,
@@ -228,12 +255,13 @@ def _solve(
     costs: Costs,
     request: PlacementRequest,
     owners: Mapping[int, int],
-    held: Sequence[int],
+    chunks: Chunks,
 ) -> Placed:
     pins = _pins(units, owners)
     placed = _placed_by_script(units, request)
-    asked = [stage if pin is None else pin for stage, pin in zip(placed, pins, strict=True)]
-    chain = Chain.of([unit.name for unit in units], asked, costs)
+    # What an earlier step decided counts more than what the script says of the layer now.
+    manual = [stage if pin is None else None for stage, pin in zip(placed, pins, strict=True)]
+    chain = Chain.of([unit.name for unit in units], costs, manual=manual, pinned=pins)
     decided = any(pin is not None for pin in pins)
     if not decided or any(pin is None and unit.variables for unit, pin in zip(units, pins, strict=True)):
         try:
@@ -243,8 +271,8 @@ def _solve(
                 request.stages,
                 objective=request.objective,
                 microbatches=request.microbatches,
-                in_flight=held,
                 ranks=request.ranks,
+                chunks=chunks,
                 seconds=0.0 if decided else request.proof_seconds,
                 worth=0.0 if request.thorough else _WORTH.get(request.objective, 0.0),
                 most_choices=MOST_CHOICES if request.thorough else _QUICK_CHOICES,
@@ -252,8 +280,8 @@ def _solve(
         except PlacementError:
             if not decided:
                 raise
-    # What an earlier step decided leaves no choice; a step that uses a part of the models leaves stages empty.
-    return Placed(follow_owners(chain, request.stages, owners, request.microbatches, ranks=request.ranks), None)
+    # What an earlier step decided leaves no choice; a step that uses a part of the models leaves chunks empty.
+    return Placed(follow_owners(chain, request.stages, owners, request.microbatches, chunks, request.ranks), None)
 
 
 def _as_given(
@@ -263,7 +291,7 @@ def _as_given(
     given: StoredPlan,
     request: PlacementRequest,
     owners: Mapping[int, int],
-    held: Sequence[int],
+    chunks: Chunks,
 ) -> Placement:
     """What a plan file says of the units, all of which it names, in order.
 
@@ -271,18 +299,19 @@ def _as_given(
         PlacementError: an earlier step or the script says something else, or a partition is left without a layer.
     """
     placed = [given.units[unit.name] for unit in units]
-    for unit, stage, pin in zip(units, placed, _pins(units, owners), strict=True):
-        if pin not in (None, stage):
+    for unit, chunk, pin in zip(units, placed, _pins(units, owners), strict=True):
+        stage = chunks.placement[chunk]
+        if pin not in (None, chunk):
             raise PlacementError(
                 f"The plan that was loaded puts {unit.name!r} on partition {stage}. An earlier step put its variables "
-                f"on partition {pin}, where they stay: change one of the two plans in the file."
+                f"on partition {chunks.placement[pin]}, where they stay: change one of the two plans in the file."
             )
         if unit.stage not in (None, stage):
             raise PlacementError(
                 f"The plan that was loaded puts {unit.name!r} on partition {stage}, and smp.partition in the script on "
                 f"{unit.stage}. Change one of them, or make the plan anew."
             )
-    empty = sorted(set(range(request.stages)) - set(placed))
+    empty = sorted(set(range(request.stages)) - {chunks.placement[chunk] for chunk in placed})
     if empty and not owners:
         raise PlacementError(
             f"The plan that was loaded puts no layer on partition {', '.join(map(str, empty))} of {request.stages}. "
@@ -295,12 +324,14 @@ def _as_given(
         if len(used_on) > 1 and weight.variable not in decided:
             decided[weight.variable] = given.shared.get(name, used_on[0])
             if decided[weight.variable] not in used_on:
+                stages = sorted({chunks.placement[chunk] for chunk in used_on})
                 raise PlacementError(
-                    f"The plan that was loaded gives {name!r} to partition {decided[weight.variable]}, whose layers do "
-                    f"not use it. Those of partitions {' and '.join(map(str, used_on))} do."
+                    f"The plan that was loaded gives {name!r} to partition "
+                    f"{chunks.placement[decided[weight.variable]]}, whose layers do not use it. Those of partitions "
+                    f"{' and '.join(map(str, stages))} do."
                 )
-    chain = Chain.of([unit.name for unit in units], placed, costs)
-    return follow_owners(chain, request.stages, decided, request.microbatches, held, request.ranks)
+    chain = Chain.of([unit.name for unit in units], costs, pinned=placed)
+    return follow_owners(chain, request.stages, decided, request.microbatches, chunks, request.ranks)
 
 
 def _placed_by_script(units: Sequence[Unit], request: PlacementRequest) -> list[int | None]:
@@ -313,14 +344,14 @@ def _placed_by_script(units: Sequence[Unit], request: PlacementRequest) -> list[
         return [None] * len(units)
     if request.default is None:
         return [unit.stage for unit in units]
-    placed = [request.default if unit.stage is None else unit.stage for unit in units]
+    placed, runs = _by_hand(units, request.default), request.chunks.are_stages
     for (before, first), (unit, second) in pairwise(zip(units, placed, strict=True)):
-        if second < first:
+        if second < first and runs:
             raise PlacementError(
                 f"auto_partition is false, and {unit.name!r} is {_why(unit, second)}, while what comes before it, "
                 f"{before.name!r}, is {_why(before, first)}. Every partition is one run of the layers in the order in "
                 f"which data flows: it cannot come back to an earlier partition. Place both with smp.partition, in "
-                f"order."
+                f"order, or set contiguous to false."
             )
     empty = sorted(set(range(request.stages)) - set(placed))
     if empty:
@@ -331,6 +362,35 @@ def _placed_by_script(units: Sequence[Unit], request: PlacementRequest) -> list[
     return list(placed)
 
 
+def _by_hand(units: Sequence[Unit], default: int) -> list[int]:
+    return [default if unit.stage is None else unit.stage for unit in units]
+
+
+def placement_by_hand(graph: OpGraph, request: PlacementRequest) -> tuple[int, ...] | None:
+    """The stage of every chunk, where the script comes back to a partition; None where it does not.
+
+    Args:
+        graph: the pruned op graph.
+        request: what the script asks for besides.
+
+    Raises:
+        PlacementError: it comes back to a partition, and has no layer on another.
+    """
+    units = units_of(graph)
+    by_script = [unit.stage for unit in units if unit.stage is not None]
+    placed = by_script if request.default is None else _by_hand(units, request.default)
+    runs = tuple(stage for stage, _ in groupby(placed))
+    if all(first < second for first, second in pairwise(runs)):
+        return None
+    empty = sorted(set(range(request.stages)) - set(runs))
+    if empty:
+        raise PlacementError(
+            f"smp.partition comes back to a partition, as contiguous = false allows, and no layer is on partition "
+            f"{', '.join(map(str, empty))} of {request.stages}. Place one there, or use fewer partitions."
+        )
+    return runs
+
+
 def _why(unit: Unit, stage: int) -> str:
     if unit.stage is None:
         return f"outside any smp.partition, and so on default_partition {stage}"
@@ -338,7 +398,7 @@ def _why(unit: Unit, stage: int) -> str:
 
 
 def _pins(units: Sequence[Unit], owners: Mapping[int, int]) -> list[int | None]:
-    """The stage that owns each unit's variables, where an earlier step decided it.
+    """The chunk that owns each unit's variables, where an earlier step decided it.
 
     A variable that several units use pins none of them: whoever does not own it reads it remotely, as in the step that
     decided.
@@ -379,18 +439,19 @@ def cut(
         The segments and transfers of all stages.
     """
     units = units_of(graph)
-    stages = plan.stages_of(units)
-    stage_of = {number: stages[unit.index] for unit in units for number in unit.nodes}
+    chunks = plan.chunks_of(units)
+    chunk_of = {number: chunks[unit.index] for unit in units for number in unit.nodes}
     owners = {v.index: plan.owners[v.name] for v in graph.variables if v.name in plan.owners}
-    assignment = assign(graph, plan.stages, stage_of, owners)
+    count, placement = len(plan.placement), plan.placement
+    assignment = assign(graph, count, chunk_of, owners, placement)
     summed = sum_before_sending(assignment)
     if summed is not graph:
         # Nodes were added: those of units are found again by name, which is unique.
-        named = {graph.nodes[number].name: stage for number, stage in stage_of.items()}
+        named = {graph.nodes[number].name: chunk for number, chunk in chunk_of.items()}
         again = {number: named[node.name] for number, node in enumerate(summed.nodes) if node.name in named}
-        assignment = assign(summed, plan.stages, again, owners)
-    program = program_of(plan.schedule, plan.stages, plan.microbatches)
-    in_two = [stage for stage, tasks in enumerate(program) if any(task.kind is Kind.W for task in tasks)]
+        assignment = assign(summed, count, again, owners, placement)
+    program = program_of(plan.schedule, placement, plan.microbatches)
+    in_two = {task.chunk for tasks in program for task in tasks if task.kind is Kind.W}
     return split(assignment, local_outputs, composites, cut_backward=in_two)
 
 
@@ -403,8 +464,10 @@ def with_exact_transfers(plan: Plan, done: Split, samples: int = 1) -> Plan:
         samples: samples of a microbatch, where the graph leaves that length open.
     """
     program, edges = plan_program(done, plan.schedule, plan.microbatches), edges_of(done)
-    # A backward pass takes about twice the time of the forward pass; a stage whose time nobody knows takes some.
-    times = [ChunkTimes(share, share, share) for share in (max(row.time_share, 0.001) for row in plan.forecast)]
+    # A backward pass takes about twice the time of the forward pass; a stage whose time nobody knows takes some, and of
+    # the chunks of a stage each takes as long.
+    shares = [max(row.time_share, 0.001) for row in plan.forecast]
+    times = [ChunkTimes(*(shares[stage] / plan.placement.count(stage),) * 3) for stage in plan.placement]
     held = step_memory(done, program, edges, times, samples)
     batch = plan.microbatches * sum(
         kind.nbytes(samples) for node in done.graph.nodes if node.op == ARGUMENT for kind in node.outputs
@@ -419,9 +482,10 @@ def _exact(stage: int, row: StageForecast, done: Split, held: StepMemory, batch:
     def nbytes(tensors: Iterable[Tensor | None]) -> int:
         return sum(graph.type_of(t).nbytes(samples) for t in tensors if t is not None)
 
-    sent = [t for t in done.transfers if t.src_stage == stage and not t.once_per_step and t.tensor is not None]
-    forward = [t for t in sent if t.dst_stage > stage]
-    backward = [t for t in sent if t.dst_stage < stage]
+    here = [t for t in done.transfers if done.placement[t.src_chunk] == stage]
+    sent = [t for t in here if not t.once_per_step and t.tensor is not None]
+    forward = [t for t in sent if t.dst_chunk > t.src_chunk]
+    backward = [t for t in sent if t.dst_chunk < t.src_chunk]
     # The optimizer works when the stash is gone, and beside the sums of the gradients makes as much once more: their
     # averages, and what it adds to a weight.
     working = batch + max(held.working, row.gradient_bytes - held.stash - held.transport)

@@ -15,9 +15,18 @@ from smp_tf.partition.memory_limit import excess, too_large
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan, as_bytes
-from smp_tf.pipeline.schedule import RUNNABLE
+from smp_tf.pipeline.errors import ScheduleError
+from smp_tf.pipeline.schedule import IN_ORDER, LEAN, placement_of, runs_on
 from smp_tf.plan_timeline import timeline_of
-from smp_tf.planning import PlacementRequest, costs_of, cut, planned, units_of, with_exact_transfers
+from smp_tf.planning import (
+    PlacementRequest,
+    costs_of,
+    cut,
+    placement_by_hand,
+    planned,
+    units_of,
+    with_exact_transfers,
+)
 
 #: Stands for the schedule that ends its step first.
 AUTO = "auto"
@@ -46,6 +55,8 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
             flow backwards between the owners that an earlier step decided.
         MemoryLimitError: no plan was found with which every rank needs what it may; the message says what would fit.
     """
+    if not request.contiguous:
+        return _visited_again(graph, dataclasses.replace(request, contiguous=True), owners)
     if request.schedule == AUTO:
         return _fastest(graph, request, owners)
     if all(limit is None for limit in request.limits):
@@ -62,16 +73,21 @@ def _fastest(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int
     seconds: dict[str, float] = {}
     plans: dict[str, Plan] = {}
     refused: list[MemoryLimitError] = []
-    for kind in RUNNABLE if passes else RUNNABLE[:1]:
+    units = len(units_of(graph))
+    kinds = [kind for kind in IN_ORDER if _is_possible(kind, request, units)]
+    for kind in kinds if passes else kinds[:1]:
         one = dataclasses.replace(request, schedule=kind, proof_seconds=0.0, advise=request.advise and not refused)
         try:
             plans[kind] = propose(graph, one, owners)
         except MemoryLimitError as error:
             refused.append(error)
             continue
-        done = cut(graph, plans[kind], request.local_outputs, request.composites)
-        timeline = timeline_of(plans[kind], *costs_of(graph, one), done, request.samples, request.ranks)
-        seconds[kind] = timeline.step_time
+        except PlacementError:
+            # Chunks that agree with what is placed by hand are not to be had.
+            if kind == kinds[0]:
+                raise
+            continue
+        seconds[kind] = _step_time(graph, one, plans[kind])
     if not seconds:
         raise refused[0]
     taken = next(kind for kind in seconds if seconds[kind] <= min(seconds.values()) * (1 + _AS_FAST))
@@ -82,8 +98,63 @@ def _fastest(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int
     if not passes:
         return plan
     others = [f"{kind} {_beside(seconds[kind], seconds[taken])}" for kind in seconds if kind != taken]
-    others += [f"{kind} does not fit" for kind in RUNNABLE if kind not in seconds]
+    others += [f"{kind} does not fit" for kind in kinds if kind not in seconds]
     return dataclasses.replace(plan, reasons=(*plan.reasons, f"schedule {taken}: {', '.join(others)}"))
+
+
+def _is_possible(kind: str, request: PlacementRequest, units: int) -> bool:
+    """Whether a schedule can be had with the chunks that are asked for, of so many units."""
+    if kind in LEAN and all(limit is None for limit in request.limits):
+        return False
+    if request.placement is not None:
+        return runs_on(kind, request.placement)
+    try:
+        return len(placement_of(kind, request.stages, request.chunks_per_rank)) <= max(units, request.stages)
+    except ScheduleError:
+        return False
+
+
+def _step_time(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:
+    """Seconds of a step by a plan, simulated."""
+    done = cut(graph, plan, request.local_outputs, request.composites)
+    return timeline_of(plan, *costs_of(graph, request), done, request.samples, request.ranks).step_time
+
+
+def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
+    """The better of two plans: with stages that are one run each, and with one that has both ends of the model.
+
+    Both ends on one rank bring together what they share, such as the embedding that is also the last layer's kernel.
+    """
+    if request.stages == 1 or request.placement is not None or owners:
+        return propose(graph, request, owners)
+    by_hand = placement_by_hand(graph, request)
+    if by_hand is not None:
+        return propose(graph, dataclasses.replace(request, placement=by_hand), owners)
+    both_ends = (*range(request.stages), 0)
+    if request.schedule != AUTO and not runs_on(request.schedule, both_ends):
+        return propose(graph, request, owners)
+    plans: list[Plan] = []
+    refused: list[PlacementError] = []
+    for placement in (None, both_ends):
+        try:
+            plans.append(propose(graph, dataclasses.replace(request, placement=placement), owners))
+        except PlacementError as error:
+            refused.append(error)
+    if not plans:
+        raise refused[0]
+    scores = [_score(graph, request, plan) for plan in plans]
+    best = next(at for at, score in enumerate(scores) if score <= min(scores) * (1 + _AS_FAST))
+    reason = "no stage has two runs of the layers: that would gain nothing"
+    if plans[best].placement == both_ends:
+        reason = "stage 0 has two runs of the layers, both ends of the model: no cut into one run each is as good"
+    return dataclasses.replace(plans[best], reasons=(*plans[best].reasons, reason))
+
+
+def _score(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:
+    """What is balanced, of a plan that is cut: seconds of a step, or bytes of the fullest stage."""
+    if request.objective == "speed":
+        return _step_time(graph, dataclasses.replace(request, schedule=plan.schedule), plan)
+    return max(row.stored_bytes for row in _as_cut(graph, request, plan).forecast)
 
 
 def _beside(seconds: float, taken: float) -> str:

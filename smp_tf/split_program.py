@@ -188,6 +188,7 @@ class SplitProgram:
     def _output(self, slot: OutputSlot, flat: _Flat) -> StepOutput:
         first = slot.outputs[0]
         plan = self.stage_program.split.outputs[first]
+        owner = self.stage_program.split.stage_of(plan)
         graph = self.lowered.graph
         name = graph.nodes[graph.outputs[first].node].name
         is_slices = isinstance(slot.spec, tf.IndexedSlicesSpec)
@@ -208,8 +209,8 @@ class SplitProgram:
             flat.weights,
             total=total,
             total_weight=flat.total_weight,
-            owner=plan.stage,
-            is_local=plan.delivery is not Delivery.LOCAL or plan.stage == self.stage_program.stage,
+            owner=owner,
+            is_local=plan.delivery is not Delivery.LOCAL or owner == self.stage_program.stage,
             is_gradient=plan.is_gradient,
             is_kept=self.keeps_gradients,
             follows_state=plan.follows_state,

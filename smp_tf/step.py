@@ -38,7 +38,7 @@ from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
 from smp_tf.pipeline.executor import build_stage_program, plan_program
-from smp_tf.pipeline.schedule import is_named
+from smp_tf.pipeline.schedule import is_named, placement_of
 from smp_tf.plan_agreement import agree_on_plan, show_plan
 from smp_tf.plan_timeline import timeline_of
 from smp_tf.result_structure import pack
@@ -234,7 +234,13 @@ class Step:
         }
         by_hand = None if config.auto_partition else config.default_partition
         owners = _owners_decided(lowered)
+        given = None
         decides = any(variable.in_model and variable.index not in owners for variable in graph.variables)
+        if decides:
+            given = partition_file.given_for(self.name, graph)
+        placement = _placement_decided(models) or (given.placement if given else None)
+        if placement is None and not is_named(config.pipeline):
+            placement = placement_of(config.pipeline, stages)
         request = planning.PlacementRequest(
             stages,
             microbatches,
@@ -244,17 +250,20 @@ class Step:
             samples,
             measured,
             by_hand,
-            given=partition_file.given_for(self.name, graph) if decides else None,
+            given=given,
             ranks=Ranks.alike(stages, config.memory_limit),
             proof_seconds=planning.PROOF_SECONDS,
             local_outputs=local_outputs_of(lowered.results, self._options.local_outputs),
             composites=composites_of(lowered.results),
+            chunks_per_rank=config.chunks_per_rank,
+            placement=placement,
+            contiguous=config.contiguous,
         )
         propose = functools.partial(proposal.propose, graph, request)
         if stages == microbatches == running.topology.size == 1 and not (is_random or xla):
             if config.memory_limit is not None:
                 propose(owners)
-            _settle(models, lowered, [0] * len(lowered.variables), 0, running.seed)
+            _settle(models, lowered, [0] * len(lowered.variables), (0,), 0, running.seed)
             self._run_hooks()
             body = autograph_convert(self._function) if self._options.autograph else self._function
             return UnsplitProgram(
@@ -271,12 +280,12 @@ class Step:
         if decides:
             partition_file.keep(self.name, plan, graph)
         stage = running.topology.mp_rank
-        _settle(models, lowered, cut.assignment.owners, stage, running.seed)
+        _settle(models, lowered, cut.assignment.owners, plan.placement, stage, running.seed)
         ranks = running.topology.members(CommGroup.PP_GROUP)
         mine = {
             index: variable
             for index, variable in enumerate(lowered.variables)
-            if cut.assignment.owners[index] in (None, stage)
+            if cut.stage_of_variable(index) in (None, stage)
         }
         program = build_stage_program(
             cut,
@@ -392,18 +401,40 @@ def _slots_of(models: Sequence[Any]) -> float:
 
 
 def _owners_decided(lowered: Lowered) -> dict[int, int]:
-    """Owners of variables that an earlier step has placed, by index in the graph."""
+    """Chunks of variables that an earlier step has placed, by index in the graph."""
     decided = {}
     for index, variable in enumerate(lowered.variables):
         store = variables.store_of(variable)
         state = store.state(variable) if store is not None else None
-        if state is not None and state.owner is not None:
-            decided[index] = state.owner
+        if state is not None and state.chunk is not None:
+            decided[index] = state.chunk
     return decided
 
 
+def _placement_decided(models: Iterable[DistributedModel]) -> tuple[int, ...] | None:
+    """The stage of every chunk in the plan by which an earlier step has placed the models; None before it.
+
+    Raises:
+        StepError: the models were placed by plans with other chunks.
+    """
+    decided = {model._smp_store.chunks: model.name for model in models if model._smp_store.chunks is not None}
+    if len(decided) > 1:
+        (one, first), (other, second), *_ = decided.items()
+        raise StepError(
+            f"Model {first!r} was cut into chunks on partitions {one}, and {second!r} into chunks on partitions "
+            f"{other}, so that no step can use both. Run the step that uses both first, or set chunks_per_rank, "
+            f"contiguous and pipeline so that one plan is possible."
+        )
+    return next(iter(decided), None)
+
+
 def _settle(
-    models: Iterable[DistributedModel], lowered: Lowered, owners: Sequence[int | None], stage: int, seed: int
+    models: Iterable[DistributedModel],
+    lowered: Lowered,
+    owners: Sequence[int | None],
+    chunks: Sequence[int],
+    stage: int,
+    seed: int,
 ) -> None:
     """Tell every model who owns its variables; this rank's get their initial values now."""
     by_handle = {id(v.handle): owners[index] for index, v in enumerate(lowered.variables)}
@@ -418,10 +449,10 @@ def _settle(
                 by_position[state.position] = owner
         to_place.append((store, by_position))
     restored = pending_restore.values_for(
-        (variable, owner) for store, owned in to_place for variable, owner in store.to_settle(owned)
+        (variable, owner) for store, owned in to_place for variable, owner in store.to_settle(owned, chunks)
     )
     for store, by_position in to_place:
-        store.settle(by_position, stage, seed, restored)
+        store.settle(by_position, stage, seed, restored, chunks)
     pending_restore.take_what_exists()
 
 

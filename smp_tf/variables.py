@@ -16,7 +16,7 @@ import dataclasses
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,11 +31,13 @@ class Placement:
 
     Args:
         owner: its stage; None before the plan.
+        chunk: the chunk of that stage that it belongs to.
         is_local: whether this rank stores it; meaningful once owner is known.
         is_filled: whether it has a value here.
     """
 
     owner: int | None = None
+    chunk: int | None = None
     is_local: bool = False
     is_filled: bool = False
 
@@ -62,6 +64,11 @@ class VariableState:
     def owner(self) -> int | None:
         """The stage that stores the variable; None before the plan."""
         return self.placement.owner
+
+    @property
+    def chunk(self) -> int | None:
+        """The chunk that it belongs to; None before the plan."""
+        return self.placement.chunk
 
     @property
     def is_local(self) -> bool:
@@ -259,6 +266,8 @@ class VariableStore:
         self._names: set[str] = set()
         self._before_settling: list[Callable[[], None]] = []
         self._cut: tuple[int, int] | None = None
+        #: The stage of every chunk of the plan by which these variables were placed; None before it.
+        self.chunks: tuple[int, ...] | None = None
         #: What `model.profile` measured: seconds forward and backward for one sample, by unit.
         self.measured: dict[str, tuple[float, float]] = {}
 
@@ -372,14 +381,16 @@ class VariableStore:
             )
         self._cut = partitions, stage
 
-    def to_settle(self, owners: dict[int, int]) -> list[tuple[tf.Variable, int]]:
+    def to_settle(self, owners: dict[int, int], chunks: Sequence[int] | None = None) -> list[tuple[tf.Variable, int]]:
         """The variables that `settle` would decide about, each with the stage that will store it.
 
         Args:
             owners: as for `settle`.
+            chunks: see there.
         """
         states = ((variable, self._states[id(variable.handle)]) for variable in self)
-        return [(variable, owners.get(state.position, 0)) for variable, state in states if state.owner is None]
+        placed = ((variable, owners.get(state.position, 0)) for variable, state in states if state.owner is None)
+        return [(variable, chunk if chunks is None else chunks[chunk]) for variable, chunk in placed]
 
     def settle(
         self,
@@ -387,15 +398,18 @@ class VariableStore:
         stage: int,
         seed: int,
         restored: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None,
+        chunks: Sequence[int] | None = None,
     ) -> None:
         """Decide who stores what: fill the variables of this stage, free what was built and belongs elsewhere.
 
         Args:
-            owners: stage of each variable, by position in creation order; variables not in it go to stage 0.
+            owners: chunk of each variable, by position in creation order; variables not in it go to chunk 0.
             stage: the stage of this rank.
             seed: for random ops in initial values where TensorFlow has no global seed.
             restored: gives the value that a variable of this stage is to have instead of its initial one, or None.
+            chunks: the stage of every chunk; None where each is a stage of its own.
         """
+        self.chunks = self.chunks or (None if chunks is None else tuple(chunks))
         with tf.init_scope():
             while self._before_settling:
                 self._before_settling.pop(0)()
@@ -404,7 +418,8 @@ class VariableStore:
             if state.owner is not None:
                 continue
             placement = state.placement
-            placement.owner = owners.get(state.position, 0)
+            placement.chunk = owners.get(state.position, 0)
+            placement.owner = placement.chunk if chunks is None else chunks[placement.chunk]
             placement.is_local = placement.owner == stage
             value = restored(variable) if state.is_local else None
             if value is not None:

@@ -16,8 +16,8 @@ def report_uncompiled(step: str, program: StageProgram) -> None:
         program: what this rank runs of it.
     """
     mine = {
-        f"{_in_words(sweep, part)} of stage {program.stage}": function.uncompiled
-        for (sweep, part), function in sorted(program.functions.items())
+        f"{_in_words(sweep, part)} of {_where(program, chunk)}": function.uncompiled
+        for (chunk, sweep, part), function in sorted(program.functions.items())
         if function.uncompiled is not None
     }
     everyone = allgather_json(mine, name=f"what XLA compiles of step {step!r}")
@@ -29,6 +29,11 @@ def report_uncompiled(step: str, program: StageProgram) -> None:
             f"xla is true, but XLA cannot compile all of step {step!r}. These parts run without it: {listed}",
             runtime.current().topology.rank,
         )
+
+
+def _where(program: StageProgram, chunk: int) -> str:
+    several = program.split.placement.count(program.stage) > 1
+    return f"stage {program.stage}" + (f", chunk {chunk}" if several else "")
 
 
 def _in_words(sweep: int, part: int) -> str:

@@ -76,17 +76,17 @@ def is_eager(setting: Setting) -> bool:
     return (row + column) % 4 != 3
 
 
-def launched_case(setting: Setting, optimize: str = "memory") -> LaunchedCase:
-    """The case that trains a setting; cases with the same P share their processes."""
-    config = {
+def launched_case(setting: Setting, **more: object) -> LaunchedCase:
+    """The case that trains a setting, with more keys of the configuration; cases with the same P share processes."""
+    config: dict[str, object] = {
         "partitions": setting.partitions,
         "microbatches": setting.microbatches,
         "pipeline": setting.schedule,
-        "optimize": optimize,
         "seed": 1,
+        **more,
     }
     model, partitions, microbatches, schedule = setting
-    name = f"{model}-P{partitions}-M{microbatches}-{schedule}" + "-speed" * (optimize == "speed")
+    name = "-".join([f"{model}-P{partitions}-M{microbatches}-{schedule}", *(f"{key}={more[key]}" for key in more)])
     # A step without backward runs the same tasks under every schedule.
     predicts = partitions == max(PARTITIONS) or (model not in LARGEST and schedule == "simple" and microbatches == 2)
     arguments = {"model": setting.model, "eager": is_eager(setting), "predicts": predicts}
@@ -144,7 +144,7 @@ def test_split_training_equals_one_process(
     assert case_result.left_behind == []
 
 
-BY_TIME = (*(Setting("gpt", 3, 4, "simple"), Setting("layer_called_twice", 2, 2, "simple")),)
+BY_TIME = (Setting("gpt", 3, 4, "simple"), Setting("layer_called_twice", 2, 2, "simple"))
 
 
 @pytest.mark.timeout(2400)
@@ -159,6 +159,9 @@ def test_stages_balanced_by_time_give_the_same(
 OTHER_SCHEDULES = (
     *(Setting("gpt", 2, 4, "zb_h1"), Setting("unet", 3, 2, "zb_h1"), Setting("gru", 4, 4, "zb_h1")),
     *(Setting("ragged_batch", 2, 4, "zb_h1"), Setting("mixed_bfloat16", 3, 8, "zb_h1"), Setting("mlp", 2, 4, "auto")),
+    # Several chunks per rank.
+    *(Setting("gpt", 2, 4, "zb_v"), Setting("unet", 2, 4, "interleaved_1f1b"), Setting("ragged_batch", 2, 2, "v_half")),
+    *(Setting("gru", 2, 2, "v_min"), Setting("cnn", 3, 4, "zb_v"), Setting("gpt", 4, 8, "interleaved_1f1b")),
 )
 
 
@@ -169,15 +172,29 @@ def test_other_schedules_give_the_same(setting: Setting, references: References,
     assert not compare(of_zoo(setting.model), case_result.values(), reference).wrong
 
 
-#: One rank cuts its backward in two, and the other does not.
-FROM_A_FILE = Setting("gpt", 2, 2, "tests/distributed/one_rank_cuts.txt")
+#: One rank cuts its backward in two, and the other does not; and one rank has both ends of the model.
+FROM_A_FILE = (
+    Setting("gpt", 2, 2, "tests/distributed/one_rank_cuts.txt"),
+    Setting("gpt", 2, 2, "tests/distributed/both_ends.txt"),
+)
 
 
-@pytest.mark.parametrize(("setting", "launched"), [(FROM_A_FILE, launched_case(FROM_A_FILE))])
+@pytest.mark.parametrize(("setting", "launched"), [(s, launched_case(s)) for s in FROM_A_FILE])
 def test_a_schedule_from_a_file_gives_the_same(
     setting: Setting, references: References, case_result: CaseResult
 ) -> None:
     assert not compare(of_zoo("gpt"), case_result.values(), references.of("gpt", 2)).wrong
+
+
+NOT_CONTIGUOUS = (Setting("gpt", 2, 4, "interleaved"), Setting("two_branches", 3, 2, "simple"))
+
+
+@pytest.mark.parametrize(("setting", "launched"), [(s, launched_case(s, contiguous=False)) for s in NOT_CONTIGUOUS])
+def test_a_rank_with_both_ends_of_the_model_gives_the_same(
+    setting: Setting, references: References, case_result: CaseResult
+) -> None:
+    reference = references.of(setting.model, setting.microbatches)
+    assert not compare(of_zoo(setting.model), case_result.values(), reference).wrong
 
 
 SIDE_BY_SIDE = Setting("side_by_side", 3, 2, "interleaved")

@@ -125,8 +125,14 @@ class GraphBuilder:
         return graph
 
 
-def chain_of_dense(layers: int, width: int = 8, batch: int = 4, stages: Sequence[int | None] | None = None) -> OpGraph:
-    """Forward and backward of dense layers `net/dense_i`, with the mean of the output as loss.
+def chain_of_dense(
+    layers: int,
+    width: int = 8,
+    batch: int = 4,
+    stages: Sequence[int | None] | None = None,
+    tied: tuple[int, int] | None = None,
+) -> OpGraph:
+    """Forward and backward of dense layers `net/dense_i`, with the mean of the output as loss; two may share a kernel.
 
     forward   x ─▶ MatMul ─▶ Relu ─▶ ... ─▶ Mean
     backward  ◀─ MatMul (input) ◀─ ReluGrad ◀─ ... ◀─ Fill
@@ -136,8 +142,10 @@ def chain_of_dense(layers: int, width: int = 8, batch: int = 4, stages: Sequence
     x = b.argument((batch, width))
     net = b.call("net", class_name="Model")
     inputs, products, relus, handles, weights = [], [], [], [], []
+    other = None
     for i in range(layers):
-        handles.append(b.variable(f"net/dense_{i}/kernel", (width, width)))
+        shares = tied is not None and i == tied[1]
+        handles.append(handles[tied[0]] if shares else b.variable(f"net/dense_{i}/kernel", (width, width)))
         call = b.call(f"net/dense_{i}", net, class_name="Dense", stage=stages[i] if stages else None)
         inputs.append(x)
         weights.append(b.read(handles[-1], call))
@@ -149,7 +157,11 @@ def chain_of_dense(layers: int, width: int = 8, batch: int = 4, stages: Sequence
     for i in reversed(range(layers)):
         g = b.add("ReluGrad", g, relus[i], shape=(batch, width), forward_of=relus[i])
         dw = b.add("MatMul", inputs[i], g, shape=(width, width), forward_of=products[i])
-        b.gradient(handles[i], dw)
+        if tied is not None and i == tied[1]:
+            other = dw
+        else:
+            is_sum = tied is not None and i == tied[0]
+            b.gradient(handles[i], b.add("AddN", other, dw, shape=(width, width)) if is_sum else dw)
         if i:
             g = b.add("MatMul", g, weights[i], shape=(batch, width), forward_of=products[i])
     return b.graph(loss)

@@ -32,8 +32,8 @@ def table(assignment: Assignment) -> list[str]:
         where = {
             Role.FREE: "free",
             Role.REPLICATED: f"everywhere {place.sweep}",
-            Role.WEIGHT: f"weight of {place.stage}",
-            Role.HOME: f"{place.stage}.{place.sweep}",
+            Role.WEIGHT: f"weight of {place.chunk}",
+            Role.HOME: f"{place.chunk}.{place.sweep}",
         }[place.role]
         lines.append(f"{node.name} {where}")
     return lines

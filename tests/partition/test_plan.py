@@ -10,7 +10,7 @@ import pytest
 
 from smp_tf.partition.cost import estimate
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.placement import Chain
+from smp_tf.partition.placement import Chain, Chunks
 from smp_tf.partition.plan import (
     MAX_BYTES,
     Plan,
@@ -34,6 +34,7 @@ def small_plan(**changes: Any) -> Plan:
         schedule="interleaved",
         objective="memory",
         fingerprint="0" * 64,
+        placement=(0, 1),
         units={
             "net/embedding": 0,
             "net/block_0/mlp": 0,
@@ -59,11 +60,12 @@ def test_a_plan_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 99}, "reads plans of version 1. Received: version 99"),
+        ({"version": 99}, "reads plans of version 2. Received: version 99"),
         ({"stages": "2"}, "stages of the plan must be of type int. Received: '2'"),
         ({"stages": True}, "stages of the plan must be of type int. Received: True"),
-        ({"units": {"net": 5}}, "must name stages 0 to 1 and forecast each. Received: stage 5"),
-        ({"owners": {"w": -1}}, "Received: stage -1"),
+        ({"units": {"net": 5}}, "must name chunks 0 to 1. Received: 5"),
+        ({"owners": {"w": -1}}, "must name chunks 0 to 1. Received: -1"),
+        ({"placement": [0, 2]}, r"must have chunks on stages 0 to 1 and forecast each. Received: chunks on \(0, 2\)"),
         ({"forecast": []}, None),
         ({"forecast": [{"units": 1}]}, "an entry of forecast of the plan must have the fields"),
         ({"units": ["net"]}, "units of the plan must be of type dict"),
@@ -94,7 +96,7 @@ def made(stages: int = 2, layers: int = 4, objective: str = "memory", speed: tup
     graph = chain_of_dense(layers)
     units = build_units(graph)
     costs = estimate(graph, units, slots=2.0, microbatches=4)
-    chain = Chain.of([u.name for u in units], [u.stage for u in units], costs)
+    chain = Chain.of([u.name for u in units], costs, manual=[u.stage for u in units])
     in_flight = [min(stages - r, 4) for r in range(stages)]
     solution = solve_chain(chain, stages, objective=objective, microbatches=4, in_flight=in_flight)
     return make_plan(
@@ -102,7 +104,7 @@ def made(stages: int = 2, layers: int = 4, objective: str = "memory", speed: tup
         units,
         costs,
         solution,
-        in_flight=in_flight,
+        chunks=Chunks.one_each(in_flight),
         microbatches=4,
         schedule="interleaved",
         objective=objective,
@@ -199,8 +201,15 @@ def test_the_report_keeps_to_the_width(width: int) -> None:
 
 def test_layers_are_named_in_a_few_words() -> None:
     units = {"net/embedding": 0, "net/a": 0, "net/b/x": 0, "net/b/y": 1, "net/c": 1, "net/d": 2}
-    plan = small_plan(stages=3, units=units, forecast=())
+    plan = small_plan(stages=3, placement=(0, 1, 2), units=units, forecast=())
     assert layer_names(plan) == ["embedding … b/x (3)", "b/y, c", "d"]
+
+
+def test_each_run_of_layers_of_a_stage_is_named() -> None:
+    plan = small_plan(placement=(0, 1, 0), units={"net/a": 0, "net/b": 1, "net/c": 1, "net/d": 2}, forecast=())
+    assert layer_names(plan) == ["a │ d", "b, c"]
+    assert plan.stages_of(()) == ()
+    assert [plan.stage_of(name) for name in plan.units] == [0, 1, 1, 0]
 
 
 def test_with_two_models_their_names_are_kept() -> None:

@@ -22,7 +22,7 @@ TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="m
 
 SHARES = (0.25, 0.75)
 TEXT = """{
- "version": 1,
+ "version": 2,
  "partitions": 2,
  "plans": [
   {
@@ -31,6 +31,10 @@ TEXT = """{
    "microbatches": 2,
    "pipeline": "simple",
    "optimize": "memory",
+   "placement": [
+    0,
+    1
+   ],
    "units": {
     "net/dense_0": 0,
     "net/dense_1": 1
@@ -75,6 +79,7 @@ def test_only_what_several_partitions_use_has_an_owner_of_its_own() -> None:
     graph = chain_of_dense(2)
     plan: Plan = dataclasses.replace(
         propose(graph, TWO, {}),
+        owners={"net/table": 1, "net/dense_0/kernel": 0},
         shared=(SharedVariable("net/table", 1, (0,), 64), SharedVariable("net/dense_0/kernel", 0, (), 64)),
     )
     assert to_store("train", plan, graph).shared == {"net/table": 1}
@@ -85,7 +90,7 @@ def test_only_what_several_partitions_use_has_an_owner_of_its_own() -> None:
     [
         (TEXT[:300], r"not JSON, or not all of it is there: .* line \d+"),
         ("[1]", "must hold a JSON object. It holds a list"),
-        (TEXT.replace('"version": 1', '"version": 2'), "of version 1. It is of version 2"),
+        (TEXT.replace('"version": 2', '"version": 1'), "of version 2. It is of version 1"),
         (TEXT.replace(' "partitions": 2,\n', ""), r"The plan file must have the fields .* Wrong: \['partitions'\]"),
         (
             TEXT.replace('"net/dense_1": 1', '"net/dense_1": "1"'),
@@ -98,6 +103,11 @@ def test_only_what_several_partitions_use_has_an_owner_of_its_own() -> None:
         (
             TEXT.replace('"net/dense_0": 0', '"net/dense_0": 1').replace('"net/dense_1": 1', '"net/dense_1": 0'),
             r"puts 'net/dense_1' on partition 0, after 'net/dense_0' on partition 1.*cannot come back",
+        ),
+        (TEXT.replace("    1\n   ],", "    2\n   ],"), r"chunks on partitions \[0, 2\], and there are 2"),
+        (
+            TEXT.replace("    1\n   ],", "    1,\n    0\n   ],").replace('"net/dense_1": 1', '"net/dense_1": 3'),
+            "on chunk 3",
         ),
         (TEXT.replace('"shared": {}', '"shared": {"net/w": 5}'), "'net/w' on partition 5"),
     ],

@@ -23,6 +23,7 @@ def plan_of(*rows: StageForecast, **changes: Any) -> Plan:
         schedule="simple",
         objective="memory",
         fingerprint="",
+        placement=tuple(range(len(rows))),
         units={f"net/layer_{i}": i for i in range(len(rows))},
         owners={},
         shared=(),

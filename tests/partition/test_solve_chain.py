@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from smp_tf.partition.cost import Flow, Stash, Weight
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.placement import Chain, Ranks, costed
+from smp_tf.partition.placement import Chain, Chunks, Ranks, costed
 from smp_tf.partition.solve_chain import solve_chain
 
 from .chains import chains, names, slow_costs, workload
@@ -258,7 +258,7 @@ def test_costs_of_any_placement_are_what_the_records_mean(chain: Chain, stages: 
     late = frozenset(w.variable for w in chain.weights if data.draw(st.booleans()))
     owners = {w.variable: stage_of[w.users[-1 if w.variable in late else 0]] for w in chain.weights}
     times, memory = slow_costs(chain, stage_of, late, in_flight, 4)
-    found = costed(chain, stage_of, owners, 4, in_flight)
+    found = costed(chain, stage_of, owners, 4, Chunks.one_each(in_flight))
     assert found.times == pytest.approx(times)
     assert found.memory == pytest.approx(memory)
 

@@ -48,7 +48,7 @@ def table(result: Split) -> list[str]:
         source, target = ("-" if sweep is None else sweep for sweep in (t.src_sweep, t.dst_sweep))
         assert (t.tensor is None) != (t.variable is None)
         what = names(result, [t.tensor])[0] if t.tensor else f"value of {result.graph.variables[t.variable or 0].name}"
-        lines.append(f"{t.src_stage}.{source} -> {t.dst_stage}.{target} {'sum of ' * t.is_sum}{what}")
+        lines.append(f"{t.src_chunk}.{source} -> {t.dst_chunk}.{target} {'sum of ' * t.is_sum}{what}")
     return lines
 
 
@@ -159,14 +159,14 @@ def test_a_stage_with_nothing_to_do_has_no_segment_and_no_stash() -> None:
     result = cut(chain_of_dense(1), {"net/dense_0": 1})
     assert sorted(result.segments) == [(1, 0, 0), (1, 1, 0)]
     assert result.stash(0) == ()
-    assert [(t.src_stage, t.dst_stage, t.dst_sweep) for t in result.transfers] == [(1, 0, None)]
+    assert [(t.src_chunk, t.dst_chunk, t.dst_sweep) for t in result.transfers] == [(1, 0, None)]
 
 
 def test_a_received_tensor_that_backward_needs_again_is_received_once_and_kept() -> None:
     """Its transfer names the first sweep that needs it."""
     result = dense_on(0, 1)
     (boundary,) = [t for t in result.transfers if t.tensor == Tensor(4, 0)]
-    assert (boundary.dst_stage, boundary.dst_sweep) == (1, 0)
+    assert (boundary.dst_chunk, boundary.dst_sweep) == (1, 0)
     assert Tensor(4, 0) in result.segments[1, 1, 0].inputs
 
 
@@ -301,7 +301,7 @@ def test_a_norm_goes_to_all_also_where_a_scalar_weight_has_a_gradient_of_its_typ
 
 def test_an_output_named_local_stays_with_its_stage() -> None:
     result = cut(chain_of_dense(2), {"net/dense_0": 0, "net/dense_1": 1}, local_outputs=frozenset({0}))
-    assert [(o.delivery, o.stage, o.is_summed) for o in result.outputs] == [(Delivery.LOCAL, 1, False)]
+    assert [(o.delivery, o.chunk, o.is_summed) for o in result.outputs] == [(Delivery.LOCAL, 1, False)]
     assert [t.dst_sweep for t in result.transfers] == [0, 1]
 
 
@@ -336,8 +336,8 @@ def test_contributions_to_a_weights_gradient_are_summed_where_they_are_made_and_
     result = shared_weight()
     (output,) = result.outputs
     late, early = output.summands
-    assert (output.stage, output.is_summed) == (1, True)
-    assert [result.assignment.places[t.node].stage for t in output.summands] == [1, 0]
+    assert (output.chunk, output.is_summed) == (1, True)
+    assert [result.assignment.places[t.node].chunk for t in output.summands] == [1, 0]
     assert once_per_step(result) == [f"0.1 -> 1.- sum of MatMul_{early.node}", "1.- -> 0.0 value of w"]
     assert late in result.segments[1, 1, 0].outputs
     assert early in result.segments[0, 1, 0].outputs
@@ -350,7 +350,7 @@ def test_a_gradient_that_is_no_plain_sum_is_made_and_its_sum_goes_to_the_owner_o
     result = shared_weight(**change)
     output = result.outputs[0]
     assert output.summands == (output.tensor,)
-    assert output.stage == 1
+    assert output.chunk == 1
     name = names(result, [output.tensor])[0]
     assert once_per_step(result) == [f"0.1 -> 1.- sum of {name}", "1.- -> 0.0 value of w"]
     assert output.tensor.node in result.segments[0, 1, 0].nodes
@@ -364,7 +364,7 @@ def test_parts_of_sparse_slices_go_where_the_values_are() -> None:
     shape = b.add("Const", shape=(2,), dtype="int32", backward=True)
     b.gradient(table, values, indices, shape)
     result = cut(b.graph(values, indices, shape), BY_LAYER, composites=[(0, 1, 2)])
-    assert [(o.delivery, o.stage, o.is_gradient, o.is_part) for o in result.outputs] == [
+    assert [(o.delivery, o.chunk, o.is_gradient, o.is_part) for o in result.outputs] == [
         (Delivery.LOCAL, 0, True, True)
     ] * 3
     assert {values, indices, shape} <= set(result.segments[0, 1, 0].outputs)

@@ -49,7 +49,7 @@ def sums(graph: OpGraph) -> list[tuple[str, list[str], int]]:
 def test_two_summands_of_a_later_stage_are_added_there() -> None:
     graph, changed = summed_on(0, 2, 2, 0)
     assert sums(graph) == [("AddN_7", ["Neg_4", "Neg_5", "Neg_6"], 3)]
-    part = "AddN_7/sum_of_stage_2"
+    part = "AddN_7/sum_of_chunk_2"
     assert sums(changed) == [(part, ["Neg_4", "Neg_5"], 2), ("AddN_7", ["Neg_6", part], 2)]
     made = changed.nodes[changed.number_of[part]]
     assert (made.backward, made.forward_of, made.control) == (True, None, ())
@@ -60,32 +60,32 @@ def test_two_summands_of_a_later_stage_are_added_there() -> None:
     assert {n.name for n in changed.nodes} - {n.name for n in graph.nodes} == {part}
     stage_of = {changed.number_of[f"MatMul_{n}"]: n - 1 for n in (1, 2, 3)}
     place = assign(changed, 3, stage_of).places[changed.number_of[part]]
-    assert (place.stage, place.sweep) == (2, 1)
+    assert (place.chunk, place.sweep) == (2, 1)
 
 
 def test_every_stage_adds_its_own() -> None:
     _, changed = summed_on(0, 1, 2, 1, 0, 2)
     assert sums(changed) == [
-        ("AddN_9/sum_of_stage_1", ["Neg_4", "Neg_6"], 2),
-        ("AddN_9/sum_of_stage_2", ["Neg_5", "Neg_8"], 2),
-        ("AddN_9", ["Neg_7", "AddN_9/sum_of_stage_1", "AddN_9/sum_of_stage_2"], 3),
+        ("AddN_9/sum_of_chunk_1", ["Neg_4", "Neg_6"], 2),
+        ("AddN_9/sum_of_chunk_2", ["Neg_5", "Neg_8"], 2),
+        ("AddN_9", ["Neg_7", "AddN_9/sum_of_chunk_1", "AddN_9/sum_of_chunk_2"], 3),
     ]
 
 
 def test_two_stages_with_two_summands_each_and_none_at_home() -> None:
     _, changed = summed_on(0, 1, 2, 1, 2)
     assert sums(changed) == [
-        ("AddN_8/sum_of_stage_1", ["Neg_4", "Neg_6"], 2),
-        ("AddN_8/sum_of_stage_2", ["Neg_5", "Neg_7"], 2),
-        ("AddN_8", ["AddN_8/sum_of_stage_1", "AddN_8/sum_of_stage_2"], 2),
+        ("AddN_8/sum_of_chunk_1", ["Neg_4", "Neg_6"], 2),
+        ("AddN_8/sum_of_chunk_2", ["Neg_5", "Neg_7"], 2),
+        ("AddN_8", ["AddN_8/sum_of_chunk_1", "AddN_8/sum_of_chunk_2"], 2),
     ]
 
 
 def test_a_sum_of_which_all_is_made_on_one_other_stage_is_made_there() -> None:
     _, changed = summed_on(0, 2, 2)
     assert sums(changed) == [
-        ("AddN_6/sum_of_stage_2", ["Neg_4", "Neg_5"], 2),
-        ("AddN_6", ["AddN_6/sum_of_stage_2"], 1),
+        ("AddN_6/sum_of_chunk_2", ["Neg_4", "Neg_5"], 2),
+        ("AddN_6", ["AddN_6/sum_of_chunk_2"], 1),
     ]
 
 
@@ -120,8 +120,8 @@ def test_a_tensor_that_is_added_twice_counts_twice() -> None:
     total = b.add("AddN", late, early, late, definition=add_n(3), forward_of=first)
     graph = sum_before_sending(assign(b.graph(total), 2, stage_map(first, last)))
     assert sums(graph) == [
-        ("AddN_5/sum_of_stage_1", ["Neg_3", "Neg_3"], 2),
-        ("AddN_5", ["Neg_4", "AddN_5/sum_of_stage_1"], 2),
+        ("AddN_5/sum_of_chunk_1", ["Neg_3", "Neg_3"], 2),
+        ("AddN_5", ["Neg_4", "AddN_5/sum_of_chunk_1"], 2),
     ]
 
 

@@ -100,7 +100,7 @@ def test_between_neighbours_one_activation_goes_up_and_one_gradient_comes_back(
 ) -> None:
     split = cut(training(chain(4)), {f"net/dense_{i}": stage for i, stage in enumerate(stages)})
     assert without_loss(split) == expected
-    assert [o.stage for o in split.outputs] == [stages[-1]] + [s for s in stages for _ in ("kernel", "bias")]
+    assert [o.chunk for o in split.outputs] == [stages[-1]] + [s for s in stages for _ in ("kernel", "bias")]
     assert [o.delivery for o in split.outputs] == [Delivery.SENT_TO_ALL] + [Delivery.LOCAL] * 8
 
 
@@ -160,7 +160,7 @@ def test_two_gradients_of_one_tensor_are_summed_before_they_are_sent() -> None:
     split = cut(graph, {"net/a": 0, "net/b": 0, **last})
     assert without_loss(split)[:2] == ["0.0 -> 1.0 net/a/BiasAdd:0 [4, 8]", "0.0 -> 1.0 net/b/BiasAdd:0 [4, 8]"]
     assert sorted(without_loss(split)[2:]) == [
-        "1.1 -> 0.1 AddN/sum_of_stage_1:0 [4, 8]",
+        "1.1 -> 0.1 AddN/sum_of_chunk_1:0 [4, 8]",
         "1.1 -> 0.1 gradient_tape/sub/Neg:0 [4, 8]",
     ]
     assert split.graph is not graph
@@ -228,7 +228,7 @@ def test_a_tied_weight_has_one_owner_and_its_value_and_gradient_cross_once_per_s
     # The sum of both contributions is never made: each is added up where it is made, and both at the owner.
     assert not any(n for s in split.segments.values() for n in s.nodes if tied.nodes[n].op == "AddN")
     (gradient,) = [o for o in split.outputs if o.summands]
-    assert gradient.stage == owner
+    assert gradient.chunk == owner
     assert [tied.nodes[t.node].name for t in gradient.summands] == [
         "gradient_tape/net/MatMul/Reshape_1",
         "AddN/inputs_1",
@@ -279,7 +279,7 @@ def test_sparse_slices_stay_together_on_the_stage_of_their_embedding() -> None:
         "1.1 -> 0.1 gradient_tape/net/flat/Reshape:0 [4, 6, 8]",
     ]
     parts = [split.outputs[i] for i in positions]
-    assert {(o.stage, o.delivery, o.is_gradient, o.is_part, o.is_summed) for o in parts} == {
+    assert {(o.chunk, o.delivery, o.is_gradient, o.is_part, o.is_summed) for o in parts} == {
         (0, Delivery.LOCAL, True, True, False)
     }
 
@@ -298,7 +298,7 @@ def test_of_a_metric_only_the_operand_of_its_assignment_crosses() -> None:
     graph = step_graph(step, FLOATS, tf.TensorSpec([4], tf.int32), models=[model])
     split = cut(graph, {"net/dense_0": 0, "net/dense_1": 1})
     assert transfer_table(split) == ["0.0 -> 1.0 net/dense_0/Relu:0 [4, 8]", "1.0 -> 0.2 Sum:0 []"]
-    assert [(o.delivery, o.stage) for o in split.outputs] == [(Delivery.MADE_BY_ALL, None)]
+    assert [(o.delivery, o.chunk) for o in split.outputs] == [(Delivery.MADE_BY_ALL, None)]
     for stage in (0, 1):
         segment = split.segments[stage, 2, 0]
         effects = [graph.nodes[n].op for n in segment.nodes if graph.nodes[n].stateful]
@@ -351,7 +351,7 @@ def test_of_gradients_clipped_by_their_norm_only_scalars_cross_and_each_stays_wi
         "0.1 -> 1.2 clip_by_global_norm/add:0 []",
         "0.1 -> 2.2 clip_by_global_norm/add:0 []",
     ]
-    assert [(o.delivery, o.stage, o.is_summed) for o in split.outputs[1:7]] == [
+    assert [(o.delivery, o.chunk, o.is_summed) for o in split.outputs[1:7]] == [
         (Delivery.LOCAL, stage, True) for stage in (0, 0, 1, 1, 2, 2)
     ]
     assert split.outputs[7].delivery is Delivery.SENT_TO_ALL
@@ -368,7 +368,7 @@ def test_a_clipped_gradient_of_a_tied_weight_goes_to_its_owner_once_per_step() -
 
     graph = step_graph(step, TOKENS, TOKENS, models=[model])
     split = cut(graph, ON_THREE, owners={"net/table/embeddings": 2})
-    assert [o.stage for o in split.outputs] == [2, 2, 1, 1]
+    assert [o.chunk for o in split.outputs] == [2, 2, 1, 1]
     sums = [line for line in transfer_table(split) if "sum of" in line]
     assert sums == ["0.1 -> 2.- sum of clip_by_global_norm/clip_by_global_norm/_0:0 [20, 8]"]
 

@@ -15,7 +15,7 @@ keras = pytest.importorskip("tf_keras")
 from smp_tf.partition.cost import estimate  # noqa: E402
 from smp_tf.partition.lower import lower  # noqa: E402
 from smp_tf.partition.op_graph import SOURCES, OpGraph  # noqa: E402
-from smp_tf.partition.placement import Chain  # noqa: E402
+from smp_tf.partition.placement import Chain, Chunks  # noqa: E402
 from smp_tf.partition.plan import Plan, make_plan  # noqa: E402
 from smp_tf.partition.solve_chain import solve_chain  # noqa: E402
 from smp_tf.partition.trace import Recorder, trace  # noqa: E402
@@ -191,7 +191,7 @@ def test_costs_need_no_guess_and_all_stages_get_something(
     )
     for stages in range(1, len(units) + 1):
         for objective in ("memory", "speed"):
-            chain = Chain.of([u.name for u in units], [u.stage for u in units], costs)
+            chain = Chain.of([u.name for u in units], costs, manual=[u.stage for u in units])
             solution = solve_chain(chain, stages, objective=objective, microbatches=4)
             assert all(b - a in (0, 1) for a, b in pairwise(solution.stage_of))
             plan = make_plan(
@@ -199,7 +199,7 @@ def test_costs_need_no_guess_and_all_stages_get_something(
                 units,
                 costs,
                 solution,
-                in_flight=[min(stages - r, 4) for r in range(stages)],
+                chunks=Chunks.one_each([min(stages - r, 4) for r in range(stages)]),
                 microbatches=4,
                 schedule="interleaved",
                 objective=objective,

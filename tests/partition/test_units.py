@@ -6,7 +6,7 @@ import pytest
 
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.op_graph import OpGraph, TensorType
-from smp_tf.partition.units import AFTER_MODEL, build_units, constants, ordered_by_stage, weight_derived
+from smp_tf.partition.units import AFTER_MODEL, build_units, constants, ordered_by_chunk, weight_derived
 
 from .op_graph_builder import GraphBuilder, chain_of_dense
 
@@ -317,6 +317,6 @@ def test_a_unit_without_a_stage_goes_with_the_one_before_unless_who_needs_it_com
     graph = b.graph(b.add("ConcatV2", second, used, call=b.call("net/join", net)))
     units = build_units(graph)
     assert [u.name for u in units] == ["net/first", "net/second", "net/side", "net/user", "net/join"]
-    ordered = ordered_by_stage(graph, units, [0, 1, None, user, None])
+    ordered = ordered_by_chunk(graph, units, [0, 1, None, user, None])
     assert [u.name for u in ordered] == expected
     assert [u.index for u in ordered] == [0, 1, 2, 3, 4]

@@ -57,28 +57,31 @@ def step_graph(function: Callable[..., Any], *specs: tf.TypeSpec, models: Sequen
 
 def cut(
     graph: OpGraph,
-    stage_of_unit: Mapping[str, int],
+    chunk_of_unit: Mapping[str, int],
     owners: Mapping[str, int] | None = None,
     local_outputs: frozenset[int] = frozenset(),
     composites: Sequence[tuple[int, ...]] = (),
     schedule: str = "simple",
+    placement: Sequence[int] | None = None,
 ) -> Split:
     """Cut a graph with its units where the test wants them.
 
     Args:
         graph: a pruned op graph.
-        stage_of_unit: stage of every unit, by name; the loss goes with the last one.
-        owners: stages of variables, by name; others are owned by their first user.
+        chunk_of_unit: chunk of every unit, by name; the loss goes with the last one.
+        owners: chunks of variables, by name; others are owned by their first user.
         local_outputs, composites: as for `split`.
         schedule: for which it is cut.
+        placement: the stage of every chunk; None where each is a stage of its own.
     """
     plan = Plan(
-        stages=1 + max(stage_of_unit.values()),
+        stages=1 + max(placement or chunk_of_unit.values()),
         microbatches=1,
         schedule=schedule,
         objective="memory",
         fingerprint="",
-        units=dict(stage_of_unit),
+        placement=tuple(placement or range(1 + max(chunk_of_unit.values()))),
+        units=dict(chunk_of_unit),
         owners=dict(owners or {}),
         shared=(),
         forecast=(),
@@ -103,7 +106,7 @@ def transfer_table(split: Split) -> list[str]:
             what, shape = f"{graph.nodes[t.tensor.node].name}:{t.tensor.index}", graph.type_of(t.tensor).shape
         source, target = ("-" if sweep is None else sweep for sweep in (t.src_sweep, t.dst_sweep))
         lines.append(
-            f"{t.src_stage}.{source} -> {t.dst_stage}.{target} {'sum of ' * t.is_sum}{what} {list(shape or ())}"
+            f"{t.src_chunk}.{source} -> {t.dst_chunk}.{target} {'sum of ' * t.is_sum}{what} {list(shape or ())}"
         )
     return lines
 

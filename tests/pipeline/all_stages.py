@@ -60,7 +60,7 @@ class CutStep:
         program: the tasks of all stages.
         variables: for each stage the variables whose handle it may use, by index in the op graph. A variable of the
             script's own has a copy on every stage.
-        functions: the segments, by (stage, sweep, part).
+        functions: the segments, by (chunk, sweep, part).
         notes: what the passes had to say to the user.
     """
 
@@ -82,11 +82,12 @@ class CutStep:
 
     def sent(self, source: int, target: int) -> list[Transfer]:
         """The transfers from one stage to another that a task of a pipeline waits for, not results of the step."""
-        return [
-            t
-            for t in self.split.transfers
-            if t.src_stage == source and t.dst_stage == target and t.dst_sweep is not None
-        ]
+        ends = [source, target]
+        return [t for t in self.split.transfers if self.ends(t) == ends and t.dst_sweep is not None]
+
+    def ends(self, transfer: Transfer) -> list[int]:
+        """The stages between which a transfer goes."""
+        return [self.split.placement[chunk] for chunk in (transfer.src_chunk, transfer.dst_chunk)]
 
     def forward(self, source: int, target: int) -> list[str]:
         """Shapes sent for every microbatch from one stage to another in the forward sweep."""
@@ -110,7 +111,7 @@ class CutStep:
                 else f"{self.graph.nodes[t.tensor.node].name}:{t.tensor.index}"  # type: ignore[union-attr]
             )
             lines.append(
-                f"{t.src_stage}.{t.src_sweep} -> {t.dst_stage}.{t.dst_sweep} {what}{' sum' if t.is_sum else ''}"
+                f"{t.src_chunk}.{t.src_sweep} -> {t.dst_chunk}.{t.dst_sweep} {what}{' sum' if t.is_sum else ''}"
             )
         return "\n".join(lines)
 
@@ -124,6 +125,7 @@ def cut_step(
     schedule: str = "interleaved",
     slots: float = 0.0,
     owners: Mapping[str, int] | None = None,
+    placement: tuple[int, ...] | None = None,
 ) -> CutStep:
     """The whole way from a function to segments of all stages.
 
@@ -133,7 +135,8 @@ def cut_step(
         specs: types of its arguments for one microbatch.
         stages, microbatches, schedule: how it is cut.
         slots: optimizer slots per variable that the placement reckons with.
-        owners: stages of variables that an earlier step has placed, by name.
+        owners: chunks of variables that an earlier step has placed, by name.
+        placement: the stage of every chunk; None for that of the schedule.
     """
     notes: list[str] = []
     ours = {id(v.handle) for model in models for v in model.variables}
@@ -146,7 +149,7 @@ def cut_step(
     names = _Names()
     lowered = lower(traced, lambda v: (names.of(v), id(v.handle) in ours))
     graph = planning.prune(make_stateless(lowered.graph, notes.append))
-    request = planning.PlacementRequest(stages, microbatches, schedule, "memory", slots)
+    request = planning.PlacementRequest(stages, microbatches, schedule, "memory", slots, placement=placement)
     decided = {v.index: owners[v.name] for v in graph.variables if owners and v.name in owners}
     plan = proposal.propose(graph, request, decided)
     returned = [s for s in tf.nest.flatten(lowered.results) if isinstance(s, OutputSlot)]
@@ -156,14 +159,15 @@ def cut_step(
     for stage in range(stages):
         here: dict[int, tf.Variable] = {}
         for index, variable in enumerate(lowered.variables):
-            owner = split.assignment.owners[index]
+            owner = split.stage_of_variable(index)
             if owner == stage or (owner is None and stage == 0):
                 here[index] = variable
             elif owner is None:
                 here[index] = tf.Variable(variable, trainable=variable.trainable, shape=variable.shape)
         variables.append(here)
     functions = {
-        key: build_segment_function(split.graph, segment, variables[key[0]]) for key, segment in split.segments.items()
+        key: build_segment_function(split.graph, segment, variables[split.placement[key[0]]])
+        for key, segment in split.segments.items()
     }
     return CutStep(traced, lowered, split, program, variables, functions, notes)
 
@@ -260,7 +264,7 @@ class _Interpreter:
     def _send(self, stage: int, task: Task) -> bool:
         assert task.edge is not None
         transfer = self.transfers[task.edge]
-        assert transfer.src_stage == stage
+        assert self.step.ends(transfer)[0] == stage
         key = task.edge, task.microbatch
         assert key not in self.messages, f"message {key} sent twice"
         if transfer.tensor is None:
@@ -276,7 +280,7 @@ class _Interpreter:
     def _compute(self, stage: int, task: Task) -> bool:
         assert task.sweep is not None
         assert task.microbatch is not None
-        function = self.step.functions.get((stage, task.sweep, task.part))
+        function = self.step.functions.get((task.chunk, task.sweep, task.part))
         if function is None:
             return True
         microbatch = task.microbatch
@@ -341,7 +345,8 @@ def _summed(step: CutStep, ran: Ran, stage: int, summands: Sequence[Tensor]) -> 
     """The sum of what this stage made of some tensors and of what the others sent it, once a step."""
     parts: list[np.ndarray] = []
     for summand in summands:
-        made_here = step.split.assignment.places[summand.node].stage == stage
+        chunk = step.split.assignment.places[summand.node].chunk
+        made_here = chunk is not None and step.split.placement[chunk] == stage
         keys = [(summand, m) for m in range(step.program.microbatches)] if made_here else [(summand, None)]
         parts += [ran.values[stage][key].numpy() for key in keys]
     return Delivered(stage, None, np.sum(parts, axis=0))
@@ -352,8 +357,9 @@ def delivered(step: CutStep, ran: Ran, index: int) -> list[Delivered]:
     plan = step.split.outputs[index]
     count = range(step.program.microbatches)
     if plan.summands:
-        return [_summed(step, ran, stage, plan.summands) for stage in range(step.stages) if plan.gets_sum(stage)]
-    stages = [plan.stage] if plan.delivery is Delivery.LOCAL else range(step.stages)
+        getting = [stage for stage in range(step.stages) if plan.gets_sum(stage, step.split.placement)]
+        return [_summed(step, ran, stage, plan.summands) for stage in getting]
+    stages = [step.split.stage_of(plan)] if plan.delivery is Delivery.LOCAL else range(step.stages)
     found = []
     for stage in stages:
         assert stage is not None
@@ -416,6 +422,7 @@ def assert_same(
     tolerance: float = 0.0,
     sum_tolerance: float = 1e-6,
     owners: Mapping[str, int] | None = None,
+    placement: tuple[int, ...] | None = None,
 ) -> CutStep:
     """Cut a step, run all its stages, and compare outputs and variables with the uncut step.
 
@@ -427,7 +434,8 @@ def assert_same(
         dynamic: trace with an unknown batch size.
         tolerance: relative difference allowed in outputs and variables.
         sum_tolerance: the same for gradients that are added up in another order.
-        owners: stages of variables that an earlier step has placed, by name.
+        owners: chunks of variables that an earlier step has placed, by name.
+        placement: the stage of every chunk; None for that of the schedule.
 
     Returns:
         The cut step, for a look at its structure.
@@ -435,7 +443,7 @@ def assert_same(
     size = None if dynamic else len(arguments[0]) // microbatches
     specs = [tf.TensorSpec((size, *x.shape[1:]), x.dtype) for x in map(np.asarray, arguments)]
     with plain_kernels():
-        step = cut_step(function, models, specs, stages, microbatches, schedule, owners=owners)
+        step = cut_step(function, models, specs, stages, microbatches, schedule, owners=owners, placement=placement)
         wanted = run_uncut(step, function, arguments)
         before = [v.numpy() for v in step.lowered.variables]
         ran = run_stages(step, arguments)
@@ -465,7 +473,7 @@ def assert_same(
 
 def _sums_anew(step: CutStep, tensor: Tensor) -> bool:
     """Whether a value depends on a sum whose parts were added in another order than the uncut step's."""
-    added = {n for n, node in enumerate(step.graph.nodes) if "/sum_of_stage_" in node.name}
+    added = {n for n, node in enumerate(step.graph.nodes) if "/sum_of_chunk_" in node.name}
     return bool(added & step.graph.ancestors([tensor.node]))
 
 
@@ -474,7 +482,7 @@ def assert_sound(step: CutStep) -> None:
     graph, places = step.graph, step.split.assignment.places
     seen: set[tuple[Any, int]] = set()
     for t in step.split.transfers:
-        key = (t.tensor if t.tensor is not None else t.variable, t.dst_stage)
+        key = (t.tensor if t.tensor is not None else t.variable, step.ends(t)[1])
         assert key not in seen, f"sent twice to one stage: {t}\n{step.text()}"
         seen.add(key)
         if t.tensor is not None:
@@ -495,7 +503,7 @@ def assert_sound(step: CutStep) -> None:
     for number, segments in runs.items():
         for key in segments:
             for variable in graph.nodes[number].writes:
-                assert step.split.assignment.owners[variable] in (None, key[0])
+                assert step.split.stage_of_variable(variable) in (None, step.split.placement[key[0]])
     for key, function in step.functions.items():
         for variable in function.variables:
-            assert step.split.assignment.owners[variable] in (None, key[0])
+            assert step.split.stage_of_variable(variable) in (None, step.split.placement[key[0]])

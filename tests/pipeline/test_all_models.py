@@ -520,7 +520,12 @@ def unknown_batch_size() -> Case:
     return Case(case.function, case.models, case.arguments, {"dynamic": True})
 
 
-SETTINGS = [(2, 4, "interleaved"), (3, 2, "simple"), (4, 1, "interleaved"), (3, 4, "zb_h1")]
+SETTINGS = [
+    (2, 4, "interleaved"), (3, 2, "simple"), (4, 1, "interleaved"), (3, 4, "zb_h1"), (2, 2, "zb_v"),
+    pytest.param(2, 4, "interleaved_1f1b", marks=pytest.mark.full),
+    pytest.param(2, 4, "v_half", marks=pytest.mark.full),
+    pytest.param(2, 4, "v_min", marks=pytest.mark.full),
+]  # fmt: skip
 SMALL = [
     mlp, cnn_with_batch_normalization, batch_renormalization, u_net, tied_gpt,
     layer_called_twice, two_inputs_two_outputs, embedding_and_penalties, add_loss_and_frozen_layer,
@@ -546,9 +551,16 @@ def built(make: Callable[[], Case]) -> Case:
     return make()
 
 
-def run(make: Callable[[], Case], stages: int, microbatches: int, schedule: str = "interleaved") -> CutStep:
+def run(
+    make: Callable[[], Case],
+    stages: int,
+    microbatches: int,
+    schedule: str = "interleaved",
+    placement: tuple[int, ...] | None = None,
+) -> CutStep:
     case = built(make)
-    return assert_same(case.function, case.models, case.arguments, stages, microbatches, schedule, **case.options)
+    settings = stages, microbatches, schedule
+    return assert_same(case.function, case.models, case.arguments, *settings, placement=placement, **case.options)
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "schedule"), SETTINGS)
@@ -573,13 +585,36 @@ def test_every_number_of_stages_and_schedule(make: Any, stages: int, schedule: s
     run(make, stages, 4 if stages == 4 else 2, schedule)
 
 
+@pytest.mark.parametrize("placement", [(0, 1, 0), (0, 1, 0, 1), (1, 0)])
+@pytest.mark.parametrize("make", [mlp, tied_gpt, u_net, two_inputs_two_outputs, metrics_of_the_script])
+def test_chunks_on_any_stages(make: Any, placement: tuple[int, ...]) -> None:
+    step = run(make, 2, 2, placement=placement)
+    assert {chunk for chunk, _, _ in step.split.segments} == set(range(len(placement)))
+
+
+def test_a_weight_that_both_ends_of_a_model_use_stays_on_a_stage_that_has_both() -> None:
+    apart, together = run(tied_gpt, 2, 2), run(tied_gpt, 2, 2, placement=(0, 1, 0))
+    table = built(tied_gpt).models[0].tokens.embeddings.name.partition(":")[0]
+    values = [[t for t in step.split.transfers if t.variable is not None] for step in (apart, together)]
+    assert table in [apart.graph.variables[t.variable].name for t in values[0]]
+    assert values[1] == []
+    assert not [t for t in together.split.transfers if t.is_sum]
+
+
+def test_a_tensor_goes_once_to_a_stage_with_several_chunks() -> None:
+    """The skips of a U-Net end in several chunks; `assert_sound` finds what is sent twice."""
+    step = run(u_net, 2, 2, placement=(0, 1, 0))
+    assert step.split.handed_on
+    assert all(len(set(step.ends(t))) == 1 for t in step.split.handed_on)
+
+
 def test_the_gradient_of_a_shared_weight_reaches_its_owner_also_when_that_is_the_last_stage() -> None:
     """Bug: it went to the earliest stage that uses the weight; the owner got None, and the weight never trained."""
     case = built(tied_gpt)
     embeddings = case.models[0].tokens.embeddings.name.partition(":")[0]
     step = assert_same(case.function, case.models, case.arguments, 2, 2, owners={embeddings: 1}, **case.options)
-    assert [o.stage for o in step.split.outputs if o.summands] == [1]
-    sums = [(t.src_stage, t.dst_stage) for t in step.split.transfers if t.is_sum]
+    assert [o.chunk for o in step.split.outputs if o.summands] == [1]
+    sums = [(t.src_chunk, t.dst_chunk) for t in step.split.transfers if t.is_sum]
     assert sums == [(0, 1)]
 
 
@@ -588,7 +623,7 @@ def test_the_gradient_of_a_script_variable_reaches_every_stage(make: Any) -> Non
     """Bug: it stayed where it was made, and every rank trained another value of the variable."""
     step = run(make, 3, 2)
     gradient = step.split.outputs[-2]
-    assert [gradient.gets_sum(stage) for stage in range(3)] == [True, True, True]
+    assert [gradient.gets_sum(stage, step.split.placement) for stage in range(3)] == [True, True, True]
 
 
 def test_a_loss_after_an_inner_gradient_reaches_every_stage() -> None:

@@ -145,7 +145,7 @@ def test_indices_and_what_has_no_known_shape_are_computed() -> None:
         assert make_ready(done, unit.index, given).calls
     by_name = {unit.name: unit.index for unit in units}
     wanted = {t for (stage, _, _), s in done.segments.items() for t in s.inputs if stage == by_name["net/last"]}
-    foreign = [t for t in wanted if done.assignment.places[t.node].stage == by_name["net/expert"]]
+    foreign = [t for t in wanted if done.assignment.places[t.node].chunk == by_name["net/expert"]]
     [chosen] = [value for value in values_for(done, foreign, given).values() if value.shape.rank == 2]
     # All samples choose alike by weights that are all the same: the first expert.
     assert chosen.shape == [4, 8]

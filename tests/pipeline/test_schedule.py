@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smp_tf.pipeline.any_placement import interleaved_over, simple_over
+from smp_tf.pipeline.check import check
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.schedule import RUNNABLE, SCHEDULES, build, in_flight, program_of
+from smp_tf.pipeline.orders import interleaved, simple
+from smp_tf.pipeline.schedule import IN_ORDER, SCHEDULES, build, in_flight, placement_of, program_of, runs_on
+from smp_tf.pipeline.stash import stash_profile
 from smp_tf.pipeline.sweeps import forward_only
 
 LISTS = {
@@ -119,23 +123,67 @@ def test_a_schedule_knows_where_its_chunks_are() -> None:
     assert build("v_half", 3, 4).placement() == (0, 1, 2, 2, 1, 0)
 
 
-def test_those_that_the_executor_runs_have_one_chunk_on_a_rank() -> None:
-    assert [kind for kind, schedule in SCHEDULES.items() if schedule.chunks_per_rank == 1] == sorted(
-        RUNNABLE, key=list(SCHEDULES).index
-    )
+def test_a_search_tries_every_schedule_and_those_with_one_chunk_on_a_rank_first() -> None:
+    assert sorted(IN_ORDER) == sorted(SCHEDULES)
+    chunks = [SCHEDULES[kind].chunks_per_rank for kind in IN_ORDER]
+    assert chunks == sorted(chunks)
+
+
+def test_chunks_are_where_the_schedule_has_them() -> None:
+    assert placement_of("interleaved", 3) == (0, 1, 2)
+    assert placement_of("interleaved_1f1b", 2, 3) == (0, 1, 0, 1, 0, 1)
+    assert placement_of("zb_v", 2) == (0, 1, 1, 0)
+    assert placement_of("0F0 2F0 2B0 0B0\n1F0 1B0", 2) == (0, 1, 0)
+    with pytest.raises(ScheduleError, match="has 1 chunk on each rank"):
+        placement_of("zb_h1", 2, 2)
+
+
+def test_simple_and_interleaved_run_on_any_ranks_and_others_on_their_own() -> None:
+    returning = (0, 1, 2, 0)
+    assert [kind for kind in SCHEDULES if runs_on(kind, returning)] == ["simple", "interleaved"]
+    assert [kind for kind in SCHEDULES if runs_on(kind, (0, 1, 1, 0))] == [
+        "simple", "interleaved", "zb_v", "v_half", "v_min",
+    ]  # fmt: skip
+    assert [kind for kind in SCHEDULES if runs_on(kind, (0, 1, 0, 1, 0, 1))] == [
+        "simple", "interleaved", "interleaved_1f1b",
+    ]  # fmt: skip
+    with pytest.raises(ScheduleError, match=r"'zb_h1' has .* Received: chunks on ranks \(0, 1, 2, 0\)"):
+        program_of("zb_h1", returning, 4)
+
+
+@pytest.mark.parametrize("placement", [(0, 1, 0), (0, 1, 2, 0), (0, 1, 1, 0), (0, 1, 0, 1, 0), (1, 0), (0, 1, 2, 0, 2)])
+@pytest.mark.parametrize("kind", ["simple", "interleaved"])
+def test_programs_for_any_ranks_can_run(kind: str, placement: tuple[int, ...]) -> None:
+    for microbatches in (1, 2, 5, 8):
+        program = program_of(kind, placement, microbatches)
+        assert program.placement() == placement
+        check(program)
+        for moments in stash_profile(program):
+            for held in moments:
+                most = len(placement) if kind == "interleaved" else microbatches
+                assert all(count <= min(most - chunk * (kind == "interleaved"), microbatches)
+                           for chunk, count in held.items())  # fmt: skip
+        check(program_of(kind, placement, microbatches, backward=False))
+        check(program_of(kind, placement, microbatches, sweeps=4))
+
+
+@given(st.integers(1, 8), st.integers(1, 16))
+def test_with_one_chunk_on_each_rank_they_are_gpipe_and_1f1b(stages: int, microbatches: int) -> None:
+    placement = tuple(range(stages))
+    assert simple_over(placement, microbatches) == simple(stages, microbatches)
+    assert interleaved_over(placement, microbatches) == interleaved(stages, microbatches)
 
 
 def test_a_program_has_a_name_or_is_written_down() -> None:
     text = "0F0 0F1 0B0 0B1\n1F0 1I0 1F1 1I1 1W0 1W1"
-    assert program_of(text, 2, 2).text() == text
-    assert program_of(text, 2, 2, backward=False).text() == "0F0 0F1\n1F0 1F1"
-    assert program_of(text, 2, 2, sweeps=3).text() == (
+    assert program_of(text, (0, 1), 2).text() == text
+    assert program_of(text, (0, 1), 2, backward=False).text() == "0F0 0F1\n1F0 1F1"
+    assert program_of(text, (0, 1), 2, sweeps=3).text() == (
         "0F0 0F1 0B0 0B1 0T2.0 0T2.1\n1F0 1I0 1F1 1I1 1W0 1W1 1T2.0 1T2.1"
     )
-    assert in_flight(text, 2, 2) == (2, 2)
-    assert program_of("zb_h1", 3, 4, sweeps=3) == build("zb_h1", 3, 4, sweeps=3)
+    assert program_of("zb_h1", (0, 1, 2), 4, sweeps=3) == build("zb_h1", 3, 4, sweeps=3)
     with pytest.raises(ScheduleError, match=r"A schedule is one of .*Did you mean 'interleaved'"):
-        program_of("interleave", 2, 2)
+        program_of("interleave", (0, 1), 2)
 
 
 FORWARD = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smp_tf.config import ENVIRONMENT_VARIABLE, KEYS, Config, check_config, load_config
+from smp_tf.config import ENVIRONMENT_VARIABLE, KEYS, Config, load_config
 from smp_tf.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def test_defaults():
         "horovod": None,
         "partition_file": None,
         "load_partition": False,
-        "chunks_per_rank": 1,
+        "chunks_per_rank": None,
         "memory_limit": None,
         "seed": None,
         "stall_timeout": 1800.0,
@@ -46,7 +46,6 @@ def test_the_table_and_the_fields_have_the_same_defaults():
     assert fields == {name: key.default for name, key in KEYS.items()}
     for name, key in KEYS.items():
         assert key.check(key.default) == key.default, name
-        assert key.supported(key.default), name
 
 
 def test_a_config_cannot_be_changed():
@@ -247,33 +246,24 @@ def test_an_ignored_key_is_said():
     assert config == Config()
 
 
-def test_a_plan_that_may_be_more_than_a_chain_is_a_chain_and_it_is_said():
-    config = load_config({"contiguous": False})
-    assert config.contiguous is False
-    assert config.notes == (
-        "contiguous = false in smp.init allows a partition to be visited more than once, which no plan of smp_tf does "
-        "yet: every partition is one run of the layers.",
-    )
+def test_chunks_per_rank_are_those_that_the_schedule_takes() -> None:
+    assert load_config({"pipeline": "zb_v"}).for_world(2).chunks_per_rank is None
+    assert load_config({"pipeline": "interleaved_1f1b", "chunks_per_rank": 3}).for_world(2).chunks_per_rank == 3
+    with pytest.raises(ConfigError, match=r"do not go together\. .*'zb_v' has 2 chunks on each rank"):
+        load_config({"pipeline": "zb_v", "chunks_per_rank": 1}).for_world(2)
+    with pytest.raises(ConfigError, match=r"do not go together\. .*'interleaved' has 1 chunk on each rank"):
+        load_config({"chunks_per_rank": 2}).for_world(2)
+    alone = load_config({"pipeline": "zb_v"}).for_world(1, launched=False)
+    assert (alone.pipeline, alone.chunks_per_rank) == ("interleaved", None)
+    assert alone.notes[-1] == "With one partition there is nothing to schedule: pipeline 'zb_v' is not used."
 
 
-def test_what_is_not_supported_yet_is_refused_and_its_default_is_not():
-    unsupported = {name: key for name, key in KEYS.items() if not key.supported(_other(key))}
-    assert unsupported, "the test needs a key that is not supported yet"
-    for name, key in unsupported.items():
-        with pytest.raises(ConfigError, match=f"{name} = .* is not supported yet"):
-            check_config({name: _other(key)}, "smp.init")
-        assert check_config({name: key.default}, "smp.init") == Config()
-
-
-def _other(key):
-    """Returns a legal value that is not the default, or the default if there is none here."""
-    for value in (not key.default, 7, "/a/path"):
-        try:
-            if key.check(value) != key.default:
-                return value
-        except Exception:
-            continue
-    return key.default
+def test_a_schedule_of_ones_own_says_itself_where_chunks_are(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("0F0 2F0 2B0 0B0\n1F0 1B0\n")
+    assert load_config({"pipeline": str(file)}).for_world(2).pipeline == "0F0 2F0 2B0 0B0\n1F0 1B0"
+    with pytest.raises(ConfigError, match=r"says itself which chunks each rank has.*Leave chunks_per_rank out"):
+        load_config({"pipeline": str(file), "chunks_per_rank": 2}).for_world(2)
 
 
 class TestForWorld:
@@ -341,7 +331,6 @@ def test_a_schedule_of_ones_own_is_its_tasks(tmp_path: Path) -> None:
         ("", r"mine\.txt: A schedule lists the tasks of a rank on a line"),
         ("0F0 0X0", r"mine\.txt, line 1: A task is written as"),
         ("0F0 0B0\n1B0 1F0", r"mine\.txt, line 2: A task comes after what it depends on"),
-        ("1F0 1B0\n0F0 0B0", r"mine\.txt: rank r runs chunk r, and no other. Received: chunks on ranks \(1, 0\)"),
     ],
 )
 def test_a_schedule_that_cannot_be_run_is_told(tmp_path: Path, text: str | None, words: str) -> None:

@@ -29,7 +29,8 @@ def planned(layers: int = 2) -> tuple[Plan, OpGraph]:
 
 
 def text(partitions: int = 2) -> str:
-    return PlanFile(partitions, (to_store("train", *planned()),)).to_json()
+    plan = dataclasses.replace(to_store("train", *planned()), placement=tuple(range(partitions)))
+    return PlanFile(partitions, (plan,)).to_json()
 
 
 def load(path: Path, rank: int = 0, partitions: int = 2, heard: bytes = b"") -> PlanFile | None:

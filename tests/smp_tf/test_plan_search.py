@@ -13,7 +13,7 @@ from smp_tf.cluster import Cluster, Host
 from smp_tf.config import check_config
 from smp_tf.errors import PlacementError
 from smp_tf.offline_plan import OfflineModel, offline
-from smp_tf.pipeline.schedule import RUNNABLE
+from smp_tf.pipeline.schedule import IN_ORDER, LEAN
 from smp_tf.plan_search import Search, search
 from smp_tf.plan_text import comparison
 
@@ -40,8 +40,10 @@ def test_all_that_the_ranks_allow_is_tried(model: OfflineModel) -> None:
     sizes = [(c.config.partitions, c.replicas, c.config.microbatches) for c in found(model).candidates]
     assert {(p, r) for p, r, _ in sizes} == {(1, 4), (2, 2), (4, 1)}
     assert {m for _, _, m in sizes} == {1, 2, 4, 8, 16, 32}
-    pipelines = {c.config.pipeline for c in found(model, partitions=[2], microbatches=[4]).candidates}
-    assert pipelines == set(RUNNABLE)
+    pipelines = [c.config.pipeline for c in found(model, partitions=[2], microbatches=[4]).candidates]
+    assert pipelines == [kind for kind in IN_ORDER if kind not in LEAN]
+    lean = found(model, "3MiB", partitions=[2], microbatches=[4]).candidates
+    assert [c.config.pipeline for c in lean] == list(IN_ORDER)
 
 
 def test_without_a_limit_replicas_are_fastest(model: OfflineModel) -> None:
@@ -62,7 +64,7 @@ def test_the_fastest_that_fits_is_taken_and_of_equals_the_smallest(model: Offlin
 def test_the_table_says_what_other_settings_cost(model: OfflineModel) -> None:
     tried = found(model, limit="3MiB", microbatches=[4])
     lines = comparison(tried).splitlines()
-    assert lines[0] == "7 settings tried"
+    assert lines[0] == "15 settings tried"
     assert any("does not fit" in line for line in lines)
     assert sum("taken" in line for line in lines) == 1
     assert any("-" in line and "%" in line.split("│")[-2] for line in lines[4:])
@@ -72,12 +74,14 @@ def test_where_nothing_fits_the_nearest_is_named(model: OfflineModel) -> None:
     with pytest.raises(PlacementError) as raised:
         found(model, limit="100KiB", microbatches=[32])
     said = str(raised.value)
-    assert said.startswith("None of 7 settings keeps within memory_limit, 100.0 KiB a rank. Nearest comes interleaved ")
+    assert said.startswith(
+        "None of 15 settings keeps within memory_limit, 100.0 KiB a rank. Nearest comes interleaved "
+    )
     assert "with 4 partitions and 32 microbatches" in said
 
 
 def test_more_partitions_than_layers_are_no_setting(model: OfflineModel) -> None:
-    with pytest.raises(PlacementError, match=r"None of 3 settings can be placed\. The last: The model has 4 units"):
+    with pytest.raises(PlacementError, match=r"None of 5 settings can be placed\. The last: The model has 4 units"):
         search(model, check_config({}, "a test"), 5, partitions=[5], microbatches=[1])
 
 
@@ -85,6 +89,6 @@ def test_progress_is_told(model: OfflineModel) -> None:
     told: list[tuple[int, int, str]] = []
     found(model, partitions=[2], microbatches=[4], progress=lambda *at: told.append(at))
     assert told == [
-        (done, 3, f"2 partitions, 4 microbatches, {pipeline}")
-        for done, pipeline in enumerate(("interleaved", "zb_h1", "simple"))
+        (done, 5, f"2 partitions, 4 microbatches, {pipeline}")
+        for done, pipeline in enumerate(("interleaved", "zb_h1", "simple", "interleaved_1f1b", "zb_v"))
     ]

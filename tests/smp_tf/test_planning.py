@@ -101,7 +101,7 @@ def test_branches_are_placed_beside_each_other_and_cut() -> None:
     given = PlanFile.from_json(PlanFile(3, (to_store("train", plan, graph),)).to_json()).plans[0]
     assert propose(graph, dataclasses.replace(three, given=given), {}).units == plan.units
     transfers = cut(graph, plan, frozenset({0})).transfers
-    assert {(t.src_stage, t.dst_stage) for t in transfers if t.tensor is not None} == {(0, 2), (1, 2)}
+    assert {(t.src_chunk, t.dst_chunk) for t in transfers if t.tensor is not None} == {(0, 2), (1, 2)}
     # A later step finds its units where the first one put them.
     owners = {v.index: plan.owners[v.name] for v in graph.variables}
     assert propose(graph, three, owners).units == plan.units
@@ -320,7 +320,7 @@ def test_a_weight_that_only_its_gradient_speaks_of_is_placed_where_the_layer_is(
     ]
     plan = propose(graph, TWO, {})
     assert plan.owners == {"net/dense_0/kernel": 0, "net/dense_1/kernel": 1}
-    assert [output.stage for output in cut(graph, plan).outputs] == [1]
+    assert [output.chunk for output in cut(graph, plan).outputs] == [1]
 
 
 def test_nothing_is_kept_for_a_weight_that_is_used_anyway() -> None:

@@ -11,7 +11,7 @@ from smp_tf.errors import MemoryLimitError
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan
-from smp_tf.pipeline.schedule import RUNNABLE
+from smp_tf.pipeline.schedule import IN_ORDER
 from tests.partition.op_graph_builder import chain_of_dense
 
 GRAPH = chain_of_dense(8, batch=16)
@@ -32,7 +32,10 @@ def needed(schedule: str, stages: int, microbatches: int) -> int:
 def test_the_fastest_schedule_is_taken_and_the_others_are_told() -> None:
     plan = proposed(GRAPH, "auto", 2, 4)
     assert plan.schedule == "zb_h1"
-    assert plan.reasons[-1] == "schedule zb_h1: interleaved takes 28% longer, simple takes 12% longer"
+    others = "interleaved takes 28%, simple takes 12%, interleaved_1f1b takes 23%, zb_v takes 16%".replace(
+        "%", "% longer"
+    )
+    assert plan.reasons[-1] == f"schedule zb_h1: {others}"
     assert dataclasses.replace(plan, reasons=()) == dataclasses.replace(proposed(GRAPH, "zb_h1", 2, 4), reasons=())
 
 
@@ -43,11 +46,12 @@ def test_where_all_are_the_same_the_first_is_taken_without_a_word(stages: int, m
 
 
 def test_what_does_not_fit_is_not_taken() -> None:
-    sizes = {kind: needed(kind, 4, 8) for kind in RUNNABLE}
+    sizes = {kind: needed(kind, 4, 8) for kind in IN_ORDER}
     assert sizes["interleaved"] < sizes["zb_h1"] < sizes["simple"]
     plan = proposed(GRAPH, "auto", 4, 8, sizes["interleaved"])
     assert plan.schedule == "interleaved"
-    assert plan.reasons[-1] == "schedule interleaved: zb_h1 does not fit, simple does not fit"
+    others = [kind for kind in IN_ORDER if kind != "interleaved"]
+    assert plan.reasons[-1] == f"schedule interleaved: {', '.join(f'{kind} does not fit' for kind in others)}"
     assert proposed(GRAPH, "auto", 4, 8, sizes["zb_h1"]).schedule == "zb_h1"
 
 
@@ -57,3 +61,39 @@ def test_where_none_fits_the_error_is_that_of_the_leanest() -> None:
     with pytest.raises(MemoryLimitError) as interleaved:
         proposed(GRAPH, "interleaved", 4, 8, 5000.0)
     assert str(auto.value) == str(interleaved.value)
+
+
+def test_schedules_with_several_chunks_want_as_many_layers() -> None:
+    plan = proposed(chain_of_dense(3, batch=16), "auto", 2, 4)
+    assert plan.reasons[-1].startswith("schedule zb_h1: ")
+    assert "zb_v" not in plan.reasons[-1]
+
+
+def both_ends_share() -> OpGraph:
+    """Dense layers, the first and the last of which have one kernel."""
+    return chain_of_dense(6, width=64, batch=8, tied=(0, 5))
+
+
+def not_contiguous(graph: OpGraph, schedule: str = "interleaved", **options: object) -> Plan:
+    request = planning.PlacementRequest(3, 4, schedule, "memory", 2.0, contiguous=False, **options)
+    return proposal.propose(graph, request, {})
+
+
+def test_a_stage_has_both_ends_where_they_share_a_weight_and_that_is_better() -> None:
+    graph = both_ends_share()
+    plan = not_contiguous(graph)
+    assert plan.placement == (0, 1, 2, 0)
+    assert plan.stage_of("net/dense_0") == plan.stage_of("net/dense_5") == 0
+    assert [shared.copies for shared in plan.shared] == [()]
+    assert plan.reasons[-1].startswith("stage 0 has two runs of the layers, both ends of the model")
+    assert proposed(graph, "interleaved", 3, 4).placement == (0, 1, 2)
+
+
+def test_where_it_gains_nothing_every_stage_is_one_run() -> None:
+    plan = not_contiguous(GRAPH)
+    assert plan.has_one_chunk_each
+    assert plan.reasons[-1] == "no stage has two runs of the layers: that would gain nothing"
+
+
+def test_a_schedule_with_chunks_of_its_own_keeps_them() -> None:
+    assert not_contiguous(both_ends_share(), "zb_v").placement == (0, 1, 2, 2, 1, 0)

@@ -42,8 +42,8 @@ def trained(model: Net) -> tuple[Any, smp.StepOutput]:
     return step, [float(loss.reduce_mean()), *(g.accumulate().numpy() for g in gradients)]
 
 
-def compiled(step: Any) -> dict[int, bool]:
-    """By sweep: whether XLA compiles the function."""
+def compiled(step: Any) -> dict[tuple[int, int, int], bool]:
+    """By chunk, sweep and part: whether XLA compiles the function."""
     [program] = step._programs.values()
     functions = program.stage_program.functions
     return {s: f.function.function_def.attr["_XlaMustCompile"].b for s, f in functions.items()}
@@ -53,10 +53,10 @@ def compiled(step: Any) -> dict[int, bool]:
 @pytest.mark.parametrize(
     ("extra", "expected", "said"),
     [
-        (tf.nn.relu, {(0, 0): True, (1, 0): True}, []),
+        (tf.nn.relu, {(0, 0, 0): True, (0, 1, 0): True}, []),
         (
             in_python,
-            {(0, 0): False, (1, 0): False},
+            {(0, 0, 0): False, (0, 1, 0): False},
             ["EagerPyFunc (No registered 'EagerPyFunc' OpKernel for XLA_CPU_JIT"],
         ),
     ],
@@ -67,7 +67,7 @@ def test_what_xla_can_compile_is_compiled(
     monkeypatch: pytest.MonkeyPatch,
     microbatches: int,
     extra: Callable[[tf.Tensor], tf.Tensor],
-    expected: dict[int, bool],
+    expected: dict[tuple[int, int, int], bool],
     said: list[str],
 ) -> None:
     monkeypatch.setattr(announce, "_said", set())
