@@ -64,7 +64,7 @@ def page(made: OfflinePlan, name: str) -> str:
         "<p>A column per stage; lines are what one microbatch sends forward.</p>",
         f'<div class="wide">{_layers(made)}</div>',
         "<h2>Timeline of a step</h2>",
-        f"<p>{_legend(made)}; the number is the microbatch.</p>",
+        f"<p>{_legend(made)}; the number is the microbatch{_paler(made)}.</p>",
         f'<div class="wide">{_timeline(made)}</div>',
         "<h2>Memory over a step</h2>",
         f'<div class="wide">{_memory(made)}</div>',
@@ -178,6 +178,16 @@ def _legend(made: OfflinePlan) -> str:
     return " ".join(f"{_mark(color)}{words}" for kind, (color, words) in _TASKS.items() if kind in there)
 
 
+def _paler(made: OfflinePlan) -> str:
+    return "" if made.plan.has_one_chunk_each else "; later chunks of a rank are paler"
+
+
+def _opacity(placement: Sequence[int], chunk: int) -> float:
+    """1 for the first chunk of a rank, and less and less for those that follow."""
+    own = [other for other, stage in enumerate(placement) if stage == placement[chunk]]
+    return 1 - 0.6 * own.index(chunk) / len(own)
+
+
 def _timeline(made: OfflinePlan) -> str:
     scale = (_WIDTH - _LEFT) / made.timeline.step_time
     shapes = []
@@ -193,7 +203,8 @@ def _timeline(made: OfflinePlan) -> str:
             told = f"{task}: {in_seconds(span.start)} to {in_seconds(span.end)}"
             shapes.append(
                 f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{top}" width="{wide:.2f}" height="20" '
-                f'fill="{color}" stroke="white" stroke-width=".5"/>'
+                f'fill="{color}" fill-opacity="{_opacity(made.plan.placement, task.chunk):.2f}" stroke="white" '
+                f'stroke-width=".5"/>'
             )
             if wide >= 16 and task.microbatch is not None:
                 middle = x + wide / 2

@@ -98,6 +98,14 @@ def test_the_parts_of_a_backward_that_is_cut_are_told_apart(made: OfflinePlan) -
     assert {"0W2", "1I0", "1W0"} <= set(tasks)
 
 
+def test_the_chunks_of_a_rank_are_told_apart(made: OfflinePlan) -> None:
+    several = page(planned("interleaved_1f1b"), "x")
+    assert "later chunks of a rank are paler" in several
+    assert "paler" not in page(made, "x")
+    timeline = several[several.index("Timeline of a step") : several.index("Memory over a step")]
+    assert set(re.findall(r'fill-opacity="([\d.]+)"', timeline)) == {"1.00", "0.70"}
+
+
 def test_it_needs_nothing_else_and_names_cannot_break_it(made: OfflinePlan) -> None:
     text = page(made, "<train>.py:build")
     assert "Plan of &lt;train&gt;.py:build" in text

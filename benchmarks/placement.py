@@ -1,0 +1,164 @@
+"""How good the placements of well-known models are proved to be, and how long it takes to plan them.
+
+    python benchmarks/placement.py --partitions 2,4 --json placement.json
+
+plans every model of tf_keras.applications, and models of the package transformers at their usual sizes where that is
+installed, in one process and without storage for weights. "gap" is by how much any other placement of the same units
+can be better at most, by the costs that are known before the model is cut; 0 % is proved to be the best. Seconds are
+those of one plan; tracing is told apart, since it is done once for a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import inspect
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import smp_tf as smp  # isort: split
+
+import tensorflow as tf
+import tf_keras
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from smp_tf.config import check_config
+from smp_tf.errors import PlacementError
+from smp_tf.offline_plan import OfflineModel, offline
+
+BATCH, MICROBATCHES = 8, 4
+#: Tokens of a text.
+LENGTH = 128
+#: Of transformers: the model, its configuration and how it is loaded, by what is printed.
+TRANSFORMERS = {
+    "BERT": ("TFBertForMaskedLM", "BertConfig", {}),
+    "DistilBERT": ("TFDistilBertForMaskedLM", "DistilBertConfig", {}),
+    "Electra": ("TFElectraForPreTraining", "ElectraConfig", {}),
+    "GPT-2": ("TFGPT2LMHeadModel", "GPT2Config", {}),
+    "RoBERTa": ("TFRobertaForMaskedLM", "RobertaConfig", {}),
+    "SegFormer": ("TFSegformerForImageClassification", "SegformerConfig", {}),
+    "T5": ("TFT5ForConditionalGeneration", "T5Config", {"decoder_start_token_id": 0}),
+    "ViT": ("TFViTForImageClassification", "ViTConfig", {}),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model on a number of partitions.
+
+    Args:
+        model: its name.
+        units: what is placed.
+        partitions: over how many.
+        objective: "memory" or "speed".
+        gap: see above; None where nothing is proved.
+        trace_seconds, plan_seconds: to trace the model, and to plan it then.
+    """
+
+    model: str
+    units: int
+    partitions: int
+    objective: str
+    gap: float | None
+    trace_seconds: float
+    plan_seconds: float
+
+
+def models() -> dict[str, Callable[[], Any]]:
+    """Functions that make the models, by name."""
+    made = {
+        name: functools.partial(make, weights=None)
+        for name, make in inspect.getmembers(tf_keras.applications, inspect.isfunction)
+        if name[0].isupper()
+    }
+    if importlib.util.find_spec("transformers") is not None:
+        made |= {name: functools.partial(_of_transformers, *how) for name, how in TRANSFORMERS.items()}
+    return made
+
+
+def _of_transformers(model: str, config: str, more: Mapping[str, Any]) -> Any:
+    import transformers
+
+    made = getattr(transformers, model)(getattr(transformers, config)(**more))
+    if made.main_input_name == "pixel_values":
+        inputs = {"pixel_values": tf.TensorSpec([BATCH, 3, 224, 224], tf.float32)}
+    else:
+        inputs = {"input_ids": tf.TensorSpec([BATCH, LENGTH], tf.int32)}
+    if model.startswith("TFT5"):
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    return made, inputs, lambda outputs: tf.reduce_mean(outputs.logits)
+
+
+def rows_of(name: str, make: Callable[[], Any], partitions: list[int], proof: float) -> Iterator[Row]:
+    """Plans a model for every number of partitions and both objectives.
+
+    Args:
+        name: of the model.
+        make: makes it.
+        partitions: numbers of partitions.
+        proof: seconds for a proof.
+    """
+    tf_keras.backend.clear_session()
+    began = time.monotonic()
+    model = OfflineModel(make, batch_size=BATCH)
+    model.trace(MICROBATCHES)
+    traced = time.monotonic() - began
+    for count in partitions:
+        for objective in ("memory", "speed"):
+            wanted = {"partitions": count, "microbatches": MICROBATCHES, "optimize": objective}
+            began = time.monotonic()
+            try:
+                made = model.plan(check_config(wanted, "this benchmark"), proof_seconds=proof)
+            except PlacementError as error:
+                print(f"{name} on {count} partitions: {error}", file=sys.stderr)
+                continue
+            yield Row(name, len(made.units), count, objective, made.plan.gap, traced, time.monotonic() - began)
+
+
+def table(rows: list[Row]) -> Table:
+    """All rows, the largest gap first."""
+    shown = Table("model", "units", "partitions", "balanced by", "gap", "trace, s", "plan, s")
+    for row in sorted(rows, key=lambda row: (-(row.gap or 0.0), row.model)):
+        gap = "-" if row.gap is None else f"{row.gap:.2%}"
+        cells = row.model, row.units, row.partitions, row.objective, gap, f"{row.trace_seconds:.1f}"
+        shown.add_row(*map(str, cells), f"{row.plan_seconds:.1f}")
+    return shown
+
+
+def main() -> None:
+    """Plans the models that the command line names, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", help="names, with commas between them (default: all)")
+    parser.add_argument("--partitions", default="2,4", help="numbers, with commas between them (default: 2,4)")
+    parser.add_argument("--proof", type=float, default=5.0, help="seconds for a proof (default: 5)")
+    parser.add_argument("--json", type=Path, help="write the rows")
+    given = parser.parse_args()
+    known = models()
+    names = given.models.split(",") if given.models else list(known)
+    if unknown := sorted(set(names) - set(known)):
+        parser.error(f"there are no models {', '.join(unknown)}. There are: {', '.join(known)}")
+    rows: list[Row] = []
+    with offline(), Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("planning", total=len(names))
+        for name in names:
+            progress.update(task, description=name)
+            rows += rows_of(name, known[name], [int(count) for count in given.partitions.split(",")], given.proof)
+            progress.advance(task)
+            if given.json is not None:
+                given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    Console(width=100).print(table(rows))
+    gaps = [row.gap for row in rows if row.gap is not None]
+    within = sum(gap <= 0.01 for gap in gaps)
+    print(f"{within} of {len(rows)} placements are proved to be within 1 % of the best; smp_tf {smp.__version__}")
+
+
+if __name__ == "__main__":
+    main()
