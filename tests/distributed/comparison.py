@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from tests.distributed.models import ZooModel
 
 
+#: Begins the line that says that the references of a model are written.
+DONE = "reference of "
+
+
 class Setting(NamedTuple):
     """How a model is trained."""
 
@@ -48,18 +52,24 @@ class References:
             "TF_ENABLE_ONEDNN_OPTS": "0",
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
-        self._process = subprocess.Popen(command, env=environment, cwd=ROOT)
+        self._process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        self._there: set[str] = set()
 
     def of(self, model: str, microbatches: Any) -> dict[str, np.ndarray]:
-        """Returns the arrays of one reference run."""
-        assert self._process.wait(timeout=1800) == 0, "the process that trains with plain Keras failed"
+        """Returns the arrays of one reference run, as soon as they are there."""
+        assert self._process.stdout is not None
+        while model not in self._there:
+            line = self._process.stdout.readline()
+            assert line, f"the process that trains {model} with plain Keras ended with status {self._process.wait()}"
+            if line.startswith(DONE):
+                self._there.add(line.removeprefix(DONE).split()[0])
         with np.load(self._folder / f"{model}-{microbatches}.npz") as arrays:
             return dict(arrays)
 
     def end(self) -> None:
         """Ends the process, when nobody waits for it any more."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 def relative(difference: float, size: float, floor: float) -> float:

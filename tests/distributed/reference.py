@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from tests.distributed.comparison import DONE
 from tests.distributed.models import STEPS, Batch, ZooModel, forward_backward
 
 
@@ -107,7 +108,7 @@ def main() -> None:
             np.savez(folder / f"{name}-fit.npz", **zoo.fitted(name, lambda entry: entry.build(tf_keras.Model)))
         for count, arrays in train(zoo.MODELS[name], counts).items() if counts else ():
             np.savez(folder / f"{name}-{count}.npz", **arrays)
-        print(f"reference of {name} for M in {counts}", flush=True)
+        print(f"{DONE}{name} for M in {counts}", flush=True)
 
 
 if __name__ == "__main__":

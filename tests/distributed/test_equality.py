@@ -157,16 +157,25 @@ def test_stages_balanced_by_time_give_the_same(
 
 
 OTHER_SCHEDULES = (
-    *(Setting("gpt", 2, 4, "zb_h1"), Setting("unet", 3, 2, "zb_h1"), Setting("gru", 4, 4, "zb_h1")),
-    *(Setting("ragged_batch", 2, 4, "zb_h1"), Setting("mixed_bfloat16", 3, 8, "zb_h1"), Setting("mlp", 2, 4, "auto")),
+    *(Setting("gpt", 2, 4, "zb_h1"), Setting("gru", 4, 4, "zb_h1"), Setting("mlp", 2, 4, "auto")),
     # Several chunks per rank.
     *(Setting("gpt", 2, 4, "zb_v"), Setting("unet", 2, 4, "interleaved_1f1b"), Setting("ragged_batch", 2, 2, "v_half")),
-    *(Setting("gru", 2, 2, "v_min"), Setting("cnn", 3, 4, "zb_v"), Setting("gpt", 4, 8, "interleaved_1f1b")),
+    *(Setting("gru", 2, 2, "v_min"), Setting("cnn", 3, 4, "zb_v")),
+)
+MORE_SCHEDULES = (
+    *(Setting("unet", 3, 2, "zb_h1"), Setting("ragged_batch", 2, 4, "zb_h1"), Setting("mixed_bfloat16", 3, 8, "zb_h1")),
+    *(Setting("gpt", 4, 8, "interleaved_1f1b"), Setting("resnet50", 2, 4, "zb_v"), Setting("lstm", 2, 4, "zb_v")),
 )
 
 
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize(("setting", "launched"), [(s, launched_case(s)) for s in OTHER_SCHEDULES])
+@pytest.mark.parametrize(
+    ("setting", "launched"),
+    [
+        *((setting, launched_case(setting)) for setting in OTHER_SCHEDULES),
+        *(pytest.param(setting, launched_case(setting), marks=pytest.mark.full) for setting in MORE_SCHEDULES),
+    ],
+)
 def test_other_schedules_give_the_same(setting: Setting, references: References, case_result: CaseResult) -> None:
     reference = references.of(setting.model, setting.microbatches)
     assert not compare(of_zoo(setting.model), case_result.values(), reference).wrong

@@ -521,7 +521,8 @@ def unknown_batch_size() -> Case:
 
 
 SETTINGS = [
-    (2, 4, "interleaved"), (3, 2, "simple"), (4, 1, "interleaved"), (3, 4, "zb_h1"), (2, 2, "zb_v"),
+    (2, 4, "interleaved"), (3, 2, "simple"), (4, 1, "interleaved"), (2, 2, "zb_v"),
+    pytest.param(3, 4, "zb_h1", marks=pytest.mark.full),
     pytest.param(2, 4, "interleaved_1f1b", marks=pytest.mark.full),
     pytest.param(2, 4, "v_half", marks=pytest.mark.full),
     pytest.param(2, 4, "v_min", marks=pytest.mark.full),
