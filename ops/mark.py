@@ -39,12 +39,21 @@ def mark(task: str, step: Any, *, program: int, ends: bool, handles: Sequence[An
     Returns:
         The op, or None in eager mode.
     """
-    operation = tf_ops_library().smp_mark(
-        step=tf.cast(step, tf.int64), handles=list(handles), program=program, task=task, ends=ends
-    )
-    if tf.executing_eagerly():
-        return None
-    manager = getattr(operation.graph, "experimental_acd_manager", None)
-    if manager is not None and not handles:
+    library = tf_ops_library()
+    if tf.executing_eagerly() or handles:
+        step = tf.cast(step, tf.int64)
+        operation = library.smp_mark(step=step, handles=list(handles), program=program, task=task, ends=ends)
+        return None if tf.executing_eagerly() else operation
+    graph = tf.compat.v1.get_default_graph()
+    # There are four for each microbatch: the wrapper of the library, which checks its arguments, takes several times
+    # as long as this.
+    operation = graph.create_op("SmpMark", [step], [], attrs=_attributes(program, task, ends))
+    manager = getattr(graph, "experimental_acd_manager", None)
+    if manager is not None:
         manager.run_independently(operation)
     return operation
+
+
+def _attributes(program: int, task: str, ends: bool) -> dict[str, Any]:
+    value = tf.compat.v1.AttrValue
+    return {"N": value(i=0), "program": value(i=program), "task": value(s=task.encode()), "ends": value(b=ends)}

@@ -225,6 +225,7 @@ class _Emitter:
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)
     accumulated: dict[Tensor, tf.Tensor] = field(default_factory=dict)
     first_calls: dict[tuple[int, int, int], _Call] = field(default_factory=dict)
+    calls: set[str] = field(default_factory=set)
     all_ops: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
 
@@ -291,7 +292,7 @@ class _Emitter:
             inputs.append(tf.cast(self.weights[microbatch], tf.float64))
         number = self.program.number
         with tf.name_scope(str(task)):
-            begun = begin_task(task, self.step, number, [*self._after(), *inputs])
+            begun = begin_task(task, self.step, number, [*self._after(), *self._not_computed(inputs)])
             with tf.control_dependencies([begun]):
                 first = self.first_calls.get(when)
                 results = function.function(*inputs) if first is None else first.again(inputs)
@@ -300,12 +301,18 @@ class _Emitter:
             self.last_compute = end_task(task, self.step, number, call)
         if first is None:
             self.first_calls[when] = _Call.of(call)
+        self.calls.add(call.name)
         self.all_ops.append(self.last_compute)
         for tensor, result in zip(function.outputs, results, strict=True):
             result.set_shape(self.program.split.graph.type_of(tensor).shape)
             self.values[tensor, microbatch] = result
             if tensor in self.program.summed - self.program.accumulators.keys():
                 self._accumulate(tensor, microbatch, result)
+
+    def _not_computed(self, inputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """What makes these inputs, other than the tasks: those come after one another as it is."""
+        makers = {tensor.op.name: tensor.op for tensor in inputs}
+        return [op for name, op in makers.items() if name not in self.calls]
 
     def _after(self) -> list[tf.Operation]:
         return [self.last_compute] if self.last_compute is not None else [self.step.op]

@@ -66,14 +66,17 @@ def timeline(path: str | os.PathLike[str], steps: Sequence[int] | None = None) -
         steps: the first and the last step to record, counted from 0 where the context begins; None: all. Every call
             of a function made by `smp.step` is a step.
 
+    Yields:
+        Nothing.
+
     Raises:
         TimelineError: `steps` is no such pair, or a timeline is being recorded already.
         NotInitializedError: `smp.init` was not called.
 
     Example:
         >>> with smp.timeline("timeline", steps=(2, 4)):
-        ...     for images, labels in batches:
-        ...         gradients, loss = train(images, labels)
+        ...     for _ in range(6):
+        ...         train(images, labels)
     """
     start(steps)
     try:
