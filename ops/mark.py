@@ -40,8 +40,8 @@ def mark(task: str, step: Any, *, program: int, ends: bool, handles: Sequence[An
         The op, or None in eager mode.
     """
     library = tf_ops_library()
+    step = tf.convert_to_tensor(step, tf.int64)
     if tf.executing_eagerly() or handles:
-        step = tf.cast(step, tf.int64)
         operation = library.smp_mark(step=step, handles=list(handles), program=program, task=task, ends=ends)
         return None if tf.executing_eagerly() else operation
     graph = tf.compat.v1.get_default_graph()

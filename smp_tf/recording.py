@@ -1,4 +1,4 @@
-"""`smp.timeline`: records what this rank does in some steps, and when, and writes a file of it.
+"""`smp.timeline`: records what this rank does in some steps, and when, and writes files of it.
 
     SplitProgram ─ know ─▶ what was planned ─┐
                                              ├─▶ RankRecord, on rank 0's clock ─▶ path/rank_3.json
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smp_tf import runtime, timeline_file
+from smp_tf import runtime, timeline_file, timeline_tensorboard
 from smp_tf.announce import tell
 from smp_tf.errors import TimelineError
 from smp_tf.lifecycle import on_shutdown
@@ -154,7 +154,9 @@ def stop(path: str | os.PathLike[str]) -> Path:
             f"{dropped} are missing from the timeline. Record fewer steps at a time."
         )
     file = Path(path) / f"rank_{topology.rank}.json"
-    timeline_file.write(file, [record.shifted(ahead_of_this(running.transport))])
+    record = record.shifted(ahead_of_this(running.transport))
+    timeline_file.write(file, [record])
+    timeline_tensorboard.write(Path(path), record)
     return file
 
 

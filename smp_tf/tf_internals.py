@@ -23,6 +23,7 @@ from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 from tensorflow.python.training.saving import saveable_object_util
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from tf_keras.src import backend
 from tf_keras.src.engine import compile_utils
 from tf_keras.src.mixed_precision import loss_scale_optimizer
@@ -34,6 +35,9 @@ from smp_tf.partition import tf_internals as partition_internals
 
 UninitializedVariable: type[Any] = resource_variable_ops.UninitializedVariable
 ResourceVariable: type[Any] = resource_variable_ops.ResourceVariable
+
+#: What the profile plugin of TensorBoard reads.
+XSpace: type[Any] = xplane_pb2.XSpace
 
 
 make_plain_variable = partition_internals.make_plain_variable
