@@ -51,18 +51,34 @@ def end_task(task: Task, step: tf.Tensor, program: int, call: tf.Operation) -> t
         return mark(str(task), step, program=program, ends=True)
 
 
-def mark_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], *, ends: bool) -> None:
-    """Marks in a graph where gradients begin to be averaged over replicas, or are averaged.
+def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any]) -> tf.Operation:
+    """Marks where gradients begin to be averaged over replicas.
 
     Args:
         step: number of the step.
         program: number of the program.
         chunk: the chunk whose gradients these are.
-        tensors: what goes in, or what comes out.
-        ends: which of both.
+        tensors: what is averaged.
+
+    Returns:
+        The mark, for `end_reduce`.
     """
     with tf.control_dependencies(list(tensors)):
-        mark(str(Task(Kind.REDUCE, chunk)), step, program=program, ends=ends)
+        return mark(str(Task(Kind.REDUCE, chunk)), step, program=program, ends=False)
+
+
+def end_reduce(begun: tf.Operation, step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any]) -> None:
+    """Marks where gradients are averaged over replicas.
+
+    Args:
+        begun: what `begin_reduce` gave.
+        step: number of the step.
+        program: number of the program.
+        chunk: the chunk whose gradients these are.
+        tensors: what came of it.
+    """
+    with tf.control_dependencies([begun, *tensors]):
+        mark(str(Task(Kind.REDUCE, chunk)), step, program=program, ends=True)
 
 
 @contextlib.contextmanager
@@ -84,8 +100,11 @@ def applying(chunk: int, gradients: Sequence[Any], variables: Sequence[Any]) -> 
         if recorder.is_on():
             mark(task, LAST_STEP, program=0, ends=True)
         return
+    # Made here: within the contexts below it would be what waits, in place of the marks.
+    last_step = tf.constant(LAST_STEP, tf.int64)
     with tf.control_dependencies(list(gradients)):
-        mark(task, LAST_STEP, program=0, ends=False)
+        begun = mark(task, last_step, program=0, ends=False)
     yield
     # Behind every change of these variables, by automatic control dependencies.
-    mark(task, LAST_STEP, program=0, ends=True, handles=[variable.handle for variable in variables])
+    with tf.control_dependencies([begun]):
+        mark(task, last_step, program=0, ends=True, handles=[variable.handle for variable in variables])

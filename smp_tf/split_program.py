@@ -20,7 +20,7 @@ from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Delivery
 from smp_tf.partition.trace import Trace
 from smp_tf.pipeline.executor import StageProgram, emit
-from smp_tf.pipeline.marks import mark_reduce
+from smp_tf.pipeline.marks import begin_reduce, end_reduce
 from smp_tf.result_structure import unpack
 from smp_tf.sparse_gradients import weighted_sum
 from smp_tf.step_output import StepOutput
@@ -165,15 +165,12 @@ class SplitProgram:
         if replicas > 1 and any(output.is_gradient for output in program.split.outputs):
             # Not by the program's number: replicas with batches of other sizes run programs of other numbers.
             name = f"smp_gradients_{re.sub('[^A-Za-z0-9_.]', '_', self.known_as)}"
-            self._mark_reduce(results.step, accumulated, ends=False)
+            where = results.step, program.number, program.stage
+            begun = begin_reduce(*where, [tensor for tensor in accumulated if tensor is not None])
             accumulated, total = _over_replicas(accumulated, total, name)
             self._add_sparse(accumulated, results.values, weights, name)
-            self._mark_reduce(results.step, [*accumulated, total], ends=True)
+            end_reduce(begun, *where, [tensor for tensor in (*accumulated, total) if tensor is not None])
         return _Flat(results.values, accumulated, weights, total)
-
-    def _mark_reduce(self, step: tf.Tensor, tensors: Sequence[Any], *, ends: bool) -> None:
-        present = [tensor for tensor in tensors if tensor is not None]
-        mark_reduce(step, self.stage_program.number, self.stage_program.stage, present, ends=ends)
 
     def _add_sparse(self, accumulated: list[Any], values: Sequence[Any], weights: Sequence[Any], name: str) -> None:
         """Put the sums of sparse gradients over all replicas among the others, part by part."""

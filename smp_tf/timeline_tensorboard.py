@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from smp_tf import tf_internals
 from smp_tf.pipeline.recorded import RankRecord
@@ -39,7 +40,7 @@ def write(path: Path, record: RankRecord) -> Path:
     return file
 
 
-def space_of(record: RankRecord) -> tf_internals.XSpace:
+def space_of(record: RankRecord) -> Any:
     """A rank's record as the profile plugin's message.
 
     Args:
