@@ -34,7 +34,9 @@ def stages_of(step: StepAnatomy) -> list[RecordedStep]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("schedule", "stages"), [("interleaved", 2), ("simple", 2), ("zb_h1", 3)])
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("interleaved", 2), ("simple", 2), ("zb_h1", 3), ("interleaved_1f1b", 2), ("zb_v", 2)]
+)
 def test_tasks_run_in_the_order_of_the_plan(tmp_path: Path, schedule: str, stages: int) -> None:
     config = {"partitions": stages, "microbatches": 4, "pipeline": schedule, "seed": 1}
     arguments: dict[str, Any] = {"folder": str(tmp_path), "width": 16, "batch": 16, "count": 6, "steps": [1, 3]}
