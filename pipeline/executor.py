@@ -310,8 +310,8 @@ class _Emitter:
                 self._accumulate(tensor, microbatch, result)
 
     def _not_computed(self, inputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """What makes these inputs, other than the tasks: those come after one another as it is."""
-        makers = {tensor.op.name: tensor.op for tensor in inputs}
+        """What makes these inputs, other than the tasks, which come after one another, and what is there already."""
+        makers = {tensor.op.name: tensor.op for tensor in inputs if tf.is_symbolic_tensor(tensor)}
         return [op for name, op in makers.items() if name not in self.calls]
 
     def _after(self) -> list[tf.Operation]:
