@@ -369,10 +369,11 @@ class Transport:
             timeout: Seconds to wait for the answer.
 
         Returns:
-            `rank`, `in_step`, `program`, `step` (-1 before the first), `step_seconds` since it
-            began or ended, `activity` (see `set_activity`), `activity_seconds`, and `waits`: for
-            each rank it waits for the oldest operation, with `peer`, `is_send`, `label`, `program`,
-            `step`, `microbatch`, `seconds`. None if no answer came in time.
+            `rank`, `clock_ns` (of its host's monotonic clock, when it answered), `in_step`,
+            `program`, `step` (-1 before the first), `step_seconds` since it began or ended,
+            `activity` (see `set_activity`), `activity_seconds`, and `waits`: for each rank it waits
+            for the oldest operation, with `peer`, `is_send`, `label`, `program`, `step`,
+            `microbatch`, `seconds`. None if no answer came in time.
         """
         out = ctypes.create_string_buffer(MAX_CONTROL_BYTES + 1)
         code = self._library.smp_transport_ask(self._open_handle(), rank, timeout, out, len(out))

@@ -28,6 +28,7 @@ from smp_tf.partition.segment_graph import tensor_name
 from smp_tf.partition.split import Segment, Split, StepOutputPlan, Transfer
 from smp_tf.pipeline.accumulator import Accumulator, fits
 from smp_tf.pipeline.check import check
+from smp_tf.pipeline.marks import begin_task, end_task
 from smp_tf.pipeline.schedule import add_transfers, program_of
 from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
@@ -224,6 +225,7 @@ class _Emitter:
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)
     accumulated: dict[Tensor, tf.Tensor] = field(default_factory=dict)
     first_calls: dict[tuple[int, int, int], _Call] = field(default_factory=dict)
+    calls: set[str] = field(default_factory=set)
     all_ops: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
 
@@ -288,20 +290,29 @@ class _Emitter:
         inputs += [self.remote[v] for v in function.remote_values]
         if function.weighted:
             inputs.append(tf.cast(self.weights[microbatch], tf.float64))
-        with tf.control_dependencies(self._after()), tf.name_scope(str(task)):
-            first = self.first_calls.get(when)
-            results = function.function(*inputs) if first is None else first.again(inputs)
-        call = _call_op(function, results)
-        tf_internals.run_independently(call)
+        number = self.program.number
+        with tf.name_scope(str(task)):
+            begun = begin_task(task, self.step, number, [*self._after(), *self._not_computed(inputs)])
+            with tf.control_dependencies([begun]):
+                first = self.first_calls.get(when)
+                results = function.function(*inputs) if first is None else first.again(inputs)
+            call = _call_op(function, results)
+            tf_internals.run_independently(call)
+            self.last_compute = end_task(task, self.step, number, call)
         if first is None:
             self.first_calls[when] = _Call.of(call)
-        self.last_compute = call
-        self.all_ops.append(call)
+        self.calls.add(call.name)
+        self.all_ops.append(self.last_compute)
         for tensor, result in zip(function.outputs, results, strict=True):
             result.set_shape(self.program.split.graph.type_of(tensor).shape)
             self.values[tensor, microbatch] = result
             if tensor in self.program.summed - self.program.accumulators.keys():
                 self._accumulate(tensor, microbatch, result)
+
+    def _not_computed(self, inputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """What makes these inputs, other than the tasks, which come after one another, and what is there already."""
+        makers = {tensor.op.name: tensor.op for tensor in inputs if tf.is_symbolic_tensor(tensor)}
+        return [op for name, op in makers.items() if name not in self.calls]
 
     def _after(self) -> list[tf.Operation]:
         return [self.last_compute] if self.last_compute is not None else [self.step.op]
@@ -342,7 +353,8 @@ class _Emitter:
     def _send(self, task: Task) -> None:
         assert task.edge is not None
         transfer = self.transfers[task.edge]
-        after: list[tf.Operation] = []
+        # When its maker has ended, to the clock as well.
+        after = self._after()
         if transfer.is_sum:
             assert transfer.tensor is not None
             value = self._sum(transfer.tensor)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         tp_rank,
         tp_size,
     )
+    from smp_tf.recording import timeline
     from smp_tf.step import register_post_partition_hook, step
     from smp_tf.step_output import StepOutput
     from smp_tf.topology import CommGroup, RankType
@@ -89,6 +90,7 @@ _WHERE: dict[str, str] = {
     "partition": "smp_tf.manual_placement",
     "register_post_partition_hook": "smp_tf.step",
     "step": "smp_tf.step",
+    "timeline": "smp_tf.recording",
     "rank": "smp_tf.ranks",
     "size": "smp_tf.ranks",
     "local_rank": "smp_tf.ranks",
@@ -159,6 +161,7 @@ __all__ = [
     "shutdown",
     "size",
     "step",
+    "timeline",
     "tp_rank",
     "tp_size",
 ]

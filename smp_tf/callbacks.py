@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ import tf_keras
 from rich.console import Console
 from rich.table import Table
 
-from smp_tf import control, replica_logs, runtime
+from smp_tf import control, recording, replica_logs, runtime
 from smp_tf.checkpoint import CheckpointManager
 from smp_tf.data_parallel import broadcast_over_replicas
 from smp_tf.gather import WRITER
@@ -157,6 +157,63 @@ class Checkpoint(tf_keras.callbacks.Callback):
         """Let the next `fit` begin where its arguments say."""
         if getattr(self.model, "_training_state", None) is self:
             self.model._training_state = None
+
+
+class Timeline(tf_keras.callbacks.Callback):
+    """Records some batches of a training, and writes a file for each rank: what ran when.
+
+    The files are those of `smp.timeline`; `smp-tf timeline path --html out.html` makes a page of them.
+
+    Args:
+        steps: the first and the last batch to record, counted from 0 over all epochs of the `fit`. The first batches
+            take longer than others. With `steps_per_execution`, whole executions are recorded.
+        path: folder for the files.
+
+    Raises:
+        TimelineError: `steps` is no such pair.
+
+    Example:
+        >>> model.fit(x, y, callbacks=[smp.callbacks.Timeline(steps=(10, 12), path="timeline")])
+    """
+
+    def __init__(self, steps: Sequence[int] = (10, 12), path: str | os.PathLike[str] = "timeline") -> None:
+        super().__init__()
+        # It does not look at the logs of a batch, so Keras need not wait for their numbers.
+        self._supports_tf_logs = True
+        self._first, self._last = recording.check_steps(steps)
+        self._path = os.fspath(path)
+        self._records = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Count from here."""
+        self._before_epoch = self._seen = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Keras counts the batches of an epoch."""
+        self._before_epoch = self._seen
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Begin to record, if the first of the batches is next."""
+        several = self.model.steps_per_execution
+        next_ones = self._before_epoch + batch, 1 if several is None else int(several.numpy())
+        if not self._records and next_ones[0] <= self._last and sum(next_ones) > self._first:
+            recording.start()
+            self._records = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Write the file, if that was the last one."""
+        self._seen = self._before_epoch + batch + 1
+        if self._seen > self._last:
+            self._write()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Write what there is, if the training ends before the last one."""
+        self._write()
+
+    def _write(self) -> None:
+        if self._records:
+            self._records = False
+            recording.stop(self._path)
 
 
 class PipelineSummary(tf_keras.callbacks.Callback):

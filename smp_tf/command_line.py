@@ -2,6 +2,7 @@
 
     smp-tf plan train.py:build --partitions 4 --microbatches 8 --batch-size 64
     smp-tf profile train.py:build --microbatches 8 --batch-size 64
+    smp-tf timeline timeline --html out.html
 
 Exit codes: 0, 1 where there is no such plan (the message says what would help), 2 where something given is wrong.
 """
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smp_tf.errors import ConfigError, OfflinePlanError, PlacementError, ScheduleError, StepError
+from smp_tf.errors import ConfigError, OfflinePlanError, PlacementError, ScheduleError, StepError, TimelineError
 
 if TYPE_CHECKING:
     from smp_tf.cluster import Cluster
@@ -44,6 +45,14 @@ of a microbatch and the machine, in ~/.cache/smp_tf/profiles; SMP_TF_PROFILES na
 
 example:
   smp-tf profile train.py:build --microbatches 8 --batch-size 64
+"""
+
+TIMELINE = """Says what was recorded in the steps of a training: whether the tasks ran as planned, and where the time of
+every rank went. The files are those that smp.timeline and smp.callbacks.Timeline write, one of each rank."""
+
+TIMELINE_EXAMPLE = """examples:
+  smp-tf timeline timeline --html out.html
+  smp-tf timeline timeline/rank_0.json timeline/rank_1.json --trace merged.json
 """
 
 
@@ -123,6 +132,19 @@ def parser() -> argparse.ArgumentParser:
     profile.add_argument("--threads", type=int, metavar="T", help="per operation (default: TensorFlow's choice)")
     profile.add_argument("--fresh", action="store_true", help="measure again what is known already")
     profile.set_defaults(run=run_profile)
+    timeline = commands.add_parser(
+        "timeline",
+        help="say what ran when in recorded steps, and where the time went",
+        description=TIMELINE,
+        epilog=TIMELINE_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    timeline.add_argument("files", type=Path, nargs="+", metavar="FILES", help="files of ranks, or the folder of them")
+    timeline.add_argument("--html", type=Path, metavar="FILE", help="write a page with a picture of every step")
+    timeline.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write all ranks to one file for chrome://tracing or Perfetto"
+    )
+    timeline.set_defaults(run=run_timeline)
     return whole
 
 
@@ -140,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         given.run(given)
-    except (UsageError, ConfigError, OfflinePlanError, ScheduleError, StepError) as error:
+    except (UsageError, ConfigError, OfflinePlanError, ScheduleError, StepError, TimelineError) as error:
         print(f"smp-tf: {error}", file=sys.stderr)
         return 2
     except PlacementError as error:
@@ -185,9 +207,7 @@ def run_plan(given: argparse.Namespace) -> None:
     if is_auto and not is_named(config.pipeline):
         raise UsageError("--partitions auto and --microbatches auto try schedules that have a name. Received: a file.")
     _check_batch_size(given)
-    for file in (given.json, given.html):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise UsageError(f"There is no folder {str(file.absolute().parent)!r} to write {file.name} to.")
+    _check_folders(given.json, given.html)
     function = load(given.target)
     said = Console(stderr=True)
     with said.status(f"planning {given.target}") as status:
@@ -252,6 +272,40 @@ def run_profile(given: argparse.Namespace) -> None:
         run(given, function)
     except PlacementError as error:
         raise UsageError(f"The model cannot be measured layer by layer. {error}") from error
+
+
+def run_timeline(given: argparse.Namespace) -> None:
+    """`smp-tf timeline`.
+
+    Args:
+        given: its arguments.
+
+    Raises:
+        UsageError: an argument is wrong.
+        TimelineError: the files are no timeline.
+    """
+    import json
+
+    from rich.console import Console
+
+    from smp_tf import timeline_file, timeline_report
+    from smp_tf.timeline_page import page
+
+    _check_folders(given.html, given.trace)
+    records = timeline_file.read(given.files)
+    replicas = timeline_report.replicas_of(records)
+    console = Console()
+    print(timeline_report.text(replicas, max(100, console.width), console.is_terminal))
+    if given.html is not None:
+        _write(given.html, page(replicas, ", ".join(map(str, given.files))))
+    if given.trace is not None:
+        _write(given.trace, json.dumps(timeline_file.trace(records)))
+
+
+def _check_folders(*files: Path | None) -> None:
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise UsageError(f"There is no folder {str(file.absolute().parent)!r} to write {file.name} to.")
 
 
 def _number_or_auto(text: str) -> int | str:

@@ -35,6 +35,7 @@ __all__ = [
     "ScheduleError",
     "StepError",
     "TaskTextError",
+    "TimelineError",
     "TraceError",
     "TransportCancelledError",
     "TransportError",
@@ -80,6 +81,10 @@ class OwnershipError(RuntimeError):
 
 class StepError(ValueError):
     """A step function, its arguments or its results cannot be used as asked."""
+
+
+class TimelineError(ValueError):
+    """A timeline cannot be recorded as asked, or a file is none."""
 
 
 class OfflinePlanError(ValueError):

@@ -23,6 +23,7 @@ from smp_tf import (
     tf_internals,
     variables,
 )
+from smp_tf.apply_marks import applying
 from smp_tf.errors import StepError
 from smp_tf.partition.trace import Recorder
 
@@ -298,7 +299,7 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         kept = [(gradient, variable) for gradient, variable in pairs if _stored_here(variable)]
         is_spread = _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
-        with _when_all_are_there(kept) if is_spread else contextlib.nullcontext():
+        with applying(kept), _when_all_are_there(kept) if is_spread else contextlib.nullcontext():
             return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)
 
     def apply_kept(

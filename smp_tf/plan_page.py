@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from smp_tf.in_words import in_seconds
 from smp_tf.offline_plan import OfflinePlan, memory_over_time
 from smp_tf.partition.plan import as_bytes
 from smp_tf.partition.report import layer_names, proved, reasons
 from smp_tf.pipeline.task import Kind
-from smp_tf.plan_text import forecast, in_seconds
+from smp_tf.plan_text import forecast
 
 #: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
 _COLORS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2", "#999999")

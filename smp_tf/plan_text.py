@@ -8,6 +8,7 @@ from math import inf
 from rich.console import Console
 from rich.table import Table
 
+from smp_tf.in_words import in_seconds
 from smp_tf.offline_plan import OfflinePlan
 from smp_tf.partition.plan import as_bytes
 from smp_tf.partition.report import render
@@ -88,10 +89,3 @@ def _shown(found: Search) -> list[Candidate]:
             fastest[candidate.size[0]] = candidate
     taken = found.best.size[0]
     return [c for c in found.candidates if c.size[0] == taken or c is fastest[c.size[0]]]
-
-
-def in_seconds(seconds: float) -> str:
-    """Seconds for people, such as "12 ms"."""
-    if seconds >= 1.0:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.3g} ms"

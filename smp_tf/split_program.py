@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import first_steps, pending_restore, runtime, step_random
+from smp_tf import first_steps, pending_restore, recording, runtime, step_random
 from smp_tf.data_parallel import sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.input_check import add_input_check
@@ -20,6 +20,7 @@ from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Delivery
 from smp_tf.partition.trace import Trace
 from smp_tf.pipeline.executor import StageProgram, emit
+from smp_tf.pipeline.marks import begin_reduce, end_reduce
 from smp_tf.result_structure import unpack
 from smp_tf.sparse_gradients import weighted_sum
 from smp_tf.step_output import StepOutput
@@ -152,6 +153,7 @@ class SplitProgram:
         pending_restore.add_check()
         # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
         seed = step_random.next_seeds(self.known_as, running.topology.dp_rank) if self.is_random else _no_seed
+        recording.know(self)
         results = emit(program, slicer, self.lowered.captures, seed, weights)
         if running.config.check_inputs:
             add_input_check(
@@ -163,8 +165,11 @@ class SplitProgram:
         if replicas > 1 and any(output.is_gradient for output in program.split.outputs):
             # Not by the program's number: replicas with batches of other sizes run programs of other numbers.
             name = f"smp_gradients_{re.sub('[^A-Za-z0-9_.]', '_', self.known_as)}"
+            where = results.step, program.number, program.stage
+            begun = begin_reduce(*where, [tensor for tensor in accumulated if tensor is not None])
             accumulated, total = _over_replicas(accumulated, total, name)
             self._add_sparse(accumulated, results.values, weights, name)
+            end_reduce(begun, *where, [tensor for tensor in (*accumulated, total) if tensor is not None])
         return _Flat(results.values, accumulated, weights, total)
 
     def _add_sparse(self, accumulated: list[Any], values: Sequence[Any], weights: Sequence[Any], name: str) -> None:

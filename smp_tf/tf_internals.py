@@ -20,9 +20,10 @@ import tf_keras
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import random_seed
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import control_flow_util, resource_variable_ops
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 from tensorflow.python.training.saving import saveable_object_util
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from tf_keras.src import backend
 from tf_keras.src.engine import compile_utils
 from tf_keras.src.mixed_precision import loss_scale_optimizer
@@ -35,6 +36,9 @@ from smp_tf.partition import tf_internals as partition_internals
 UninitializedVariable: type[Any] = resource_variable_ops.UninitializedVariable
 ResourceVariable: type[Any] = resource_variable_ops.ResourceVariable
 
+#: What the profile plugin of TensorBoard reads.
+XSpace: type[Any] = xplane_pb2.XSpace
+
 
 make_plain_variable = partition_internals.make_plain_variable
 
@@ -42,6 +46,13 @@ make_plain_variable = partition_internals.make_plain_variable
 def scratch_graph(name: str) -> Any:
     """A graph for ops that are looked at and thrown away."""
     return tf.__internal__.FuncGraph(name)
+
+
+def is_compiled_by_xla() -> bool:
+    """Whether the graph being traced is of a function that XLA compiles as a whole."""
+    if tf.executing_eagerly():
+        return False
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
 #: What a random op is made with: TensorFlow's global seed and the op's own; both None where there is no global seed.

@@ -13,12 +13,13 @@ from smp_tf.ops import build
 SOURCES = Path(__file__).resolve().parent / "cc"
 
 
-@pytest.mark.parametrize("name", ["codes_test", "transport_test"])
+@pytest.mark.parametrize("name", ["codes_test", "timeline_test", "transport_test"])
 def test_cc(name: str, tmp_path: Path) -> None:
     transport = build.transport_target()
     library = build.HERE / "_transport.so"
     own = {
         "codes_test": ["json.cc", "message.cc", "sha256.cc"],
+        "timeline_test": [],
         "transport_test": ["address.cc", "message.cc", "sha256.cc"],
     }[name]
     ucx = build.ucx_folder()

@@ -103,6 +103,31 @@ def test_sends_and_receives_wait_for_data_and_their_place_only() -> None:
     assert first in before[calls[2]]
 
 
+def test_marks_stand_around_every_task_and_hold_nothing_up() -> None:
+    step = chain(2, 4)
+    function, results = emitted(step, program_of(step, 0))
+    before = order_of(function.graph)
+    operations = function.graph.get_operations()
+    marks = [(op.get_attr("task").decode(), op.get_attr("ends"), op.name) for op in operations if op.type == "SmpMark"]
+    begun = {task: name for task, ends, name in marks if not ends}
+    ended = {task: name for task, ends, name in marks if ends}
+    calls = {name.partition("/")[0]: name for name in calls_of(function.graph)}
+    assert list(begun) == list(ended) == list(calls)
+    assert all(op.inputs[0] is results.step for op in operations if op.type == "SmpMark")
+    for (task, call), later in itertools.pairwise([*calls.items(), ("", "")]):
+        assert begun[task] in before[call]
+        # Whatever the call waits for, the mark of its begin waits for too.
+        assert before[call] - before[begun[task]] == {begun[task]}
+        assert call in before[ended[task]]
+        if later[0]:
+            assert ended[task] in before[begun[later[0]]]
+    # A message is sent when its maker has ended, before the task behind it ends.
+    for send in (op for op in operations if op.type == "SmpSend"):
+        maker = f"0F{send.get_attr('microbatch')}"
+        assert ended[maker] in before[send.name]
+        assert before[send.name] - before[ended[maker]] == {ended[maker]}
+
+
 def test_everything_lies_between_the_fences() -> None:
     step = chain(2, 2)
     for stage in range(2):
@@ -139,8 +164,8 @@ def test_the_graph_grows_by_the_messages_and_calls_of_a_microbatch() -> None:
         sizes.append(len(function.graph.get_operations()))
     per_microbatch = (sizes[1] - sizes[0]) / 2
     assert (sizes[2] - sizes[1]) / 4 == per_microbatch
-    # F, B, a send, two receives (gradient and loss), and the constants of a seed.
-    assert per_microbatch <= 8
+    # F, B, where each begins and ends, a send, two receives (gradient and loss), and the constants of a seed.
+    assert per_microbatch <= 12
 
 
 def reference(step: CutStep, x: np.ndarray) -> list[list[np.ndarray]]:

@@ -484,3 +484,17 @@ def test_keras_asks_one_method_for_the_logs_of_an_epoch_and_of_an_evaluation() -
     assert history.history["ours"] == [1.0, 1.0]
     assert model.evaluate(np.ones([4, 2]), np.ones([4, 1]), verbose=0, return_dict=True)["ours"] == 1.0
     assert asked == [["loss"]] * 3
+
+
+def test_a_graph_knows_whether_xla_compiles_it() -> None:
+    told: list[bool] = []
+
+    def body(x: tf.Tensor) -> tf.Tensor:
+        told.append(tf_internals.is_compiled_by_xla())
+        tf.function(lambda: told.append(tf_internals.is_compiled_by_xla()))()
+        return x + 1.0
+
+    for jit_compile in (True, False):
+        tf.function(body, jit_compile=jit_compile)(1.0)
+    assert told == [True, True, False, False]
+    assert not tf_internals.is_compiled_by_xla()

@@ -70,6 +70,10 @@ class SmpSendOp : public tf::AsyncOpKernel {
   explicit SmpSendOp(tf::OpKernelConstruction* context)
       : AsyncOpKernel(context), message_(context, "dest") {}
 
+  // It only starts something: done by the thread that has made the tensor, before that goes on with
+  // the next task.
+  bool IsExpensive() override { return false; }
+
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
     auto call = std::make_unique<TransportCall>(context, done);
     OP_REQUIRES_ASYNC(context, call->transport() != nullptr, NoTransport(), done);
@@ -108,6 +112,9 @@ class SmpRecvOp : public tf::AsyncOpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("shape", &shape_));
     OP_REQUIRES_OK(context, context->GetAttr("T", &dtype_));
   }
+
+  // As a send: it is there before the task begins that it stands in front of.
+  bool IsExpensive() override { return false; }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
     auto call = std::make_unique<ReceiveCall>(context, done);

@@ -9,6 +9,7 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "transport/smp_timeline.h"
 
 namespace smp {
 namespace {
@@ -50,6 +51,7 @@ class SmpBeginOp : public tf::OpKernel {
       step = next_step[program_]++;
     }
     output->scalar<int64_t>()() = step;
+    smp_timeline_begin_step(program_, step);
     HeldTransport held;
     if (held.get() != nullptr) smp_transport_begin_step(held.get(), program_, step);
   }
@@ -65,11 +67,17 @@ class SmpEndOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext*) override {
+    if (smp_timeline_is_on()) smp_timeline_end_step(program_, StepUnderWay());
     HeldTransport held;
     if (held.get() != nullptr) smp_transport_end_step(held.get(), program_);
   }
 
  private:
+  int64_t StepUnderWay() const {
+    std::lock_guard<std::mutex> lock(steps_mutex);
+    return next_step[program_] - 1;
+  }
+
   int64_t program_ = 0;
 };
 

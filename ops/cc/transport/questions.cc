@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "transport/json.h"
+#include "transport/smp_timeline.h"
 #include "transport/transport.h"
 
 namespace smp {
@@ -62,12 +63,14 @@ void Transport::OnStatus(uint32_t peer, const std::string& answer, int64_t quest
 // not all may fit into one message.
 std::string Transport::StatusJson(uint32_t asker) const {
   const Activity::Moment now = activity_.Now();
-  std::string json =
-      "{\"rank\": " + std::to_string(rank_) + ", \"in_step\": " + (now.inside ? "true" : "false") +
-      ", \"program\": " + std::to_string(now.program) + ", \"step\": " + std::to_string(now.step) +
-      ", \"step_seconds\": " + Number(now.step_seconds) +
-      ", \"activity\": " + JsonString(now.text.substr(0, kMaxText)) +
-      ", \"activity_seconds\": " + Number(now.text_seconds) + ", \"waits\": [";
+  std::string json = "{\"rank\": " + std::to_string(rank_) +
+                     ", \"clock_ns\": " + std::to_string(smp_timeline_clock()) +
+                     ", \"in_step\": " + (now.inside ? "true" : "false") +
+                     ", \"program\": " + std::to_string(now.program) +
+                     ", \"step\": " + std::to_string(now.step) +
+                     ", \"step_seconds\": " + Number(now.step_seconds) +
+                     ", \"activity\": " + JsonString(now.text.substr(0, kMaxText)) +
+                     ", \"activity_seconds\": " + Number(now.text_seconds) + ", \"waits\": [";
   std::map<uint32_t, const Operation*> oldest;
   for (const auto& [id, op] : operations_) {
     // The message of a receive that UCX has in hand is there.

@@ -197,10 +197,11 @@ SMP_API int smp_transport_abort(smp_transport*, const char* cause_json, int exit
 /* The cause as JSON, or "" while all is well. Returns the bytes needed, with the end. */
 SMP_API size_t smp_transport_cause(smp_transport*, char* out, size_t bytes);
 
-/* What a rank is doing, as JSON (under 4 KiB): rank, in_step, program, step, step_seconds,
- * activity, activity_seconds, and in waits the oldest operation that waits for each peer: peer,
- * is_send, label, program, step, microbatch, seconds. Its progress thread answers, whatever its
- * other threads are stuck in. SMP_OK, or SMP_DEADLINE_EXCEEDED if no answer comes. Blocks. */
+/* What a rank is doing, as JSON (under 4 KiB): rank, clock_ns (of its host's monotonic clock, when
+ * it answered), in_step, program, step, step_seconds, activity, activity_seconds, and in waits the
+ * oldest operation that waits for each peer: peer, is_send, label, program, step, microbatch,
+ * seconds. Its progress thread answers, whatever its other threads are stuck in. SMP_OK, or
+ * SMP_DEADLINE_EXCEEDED if no answer comes. Blocks. */
 SMP_API int smp_transport_ask(smp_transport*, uint32_t rank, double timeout_s, char* out,
                               size_t bytes);
 

@@ -2,9 +2,28 @@
 #include <cstring>
 #include <utility>
 
+#include "transport/smp_timeline.h"
 #include "transport/transport.h"
 
 namespace smp {
+namespace {
+
+// A send that starts or whose memory is free; a receive that is posted or whose tensor is there.
+void Note(const Operation& op, bool is_end, uint64_t bytes) {
+  if (!smp_timeline_is_on() || op.key.program >= SMP_RESERVED_PROGRAMS) return;
+  smp_timeline_point point{};
+  point.program = op.key.program;
+  point.step = op.key.step;
+  point.edge = op.key.edge;
+  point.microbatch = op.key.microbatch;
+  point.bytes = bytes;
+  point.peer = op.peer;
+  point.event = op.is_send ? SMP_EVENT_SEND : SMP_EVENT_RECV;
+  point.is_end = is_end ? 1 : 0;
+  smp_timeline_note(&point);
+}
+
+}  // namespace
 
 std::string Transport::Describe(const Operation& op) const {
   return std::string(op.is_send ? "send of '" : "receive of '") + op.label + "' (step " +
@@ -41,6 +60,7 @@ void Transport::Send(const smp_send_params& params) {
   op->dtype = params.dtype;
   op->dims.assign(params.dims, params.dims + params.ndim);
   op->buffer = params.buffer;
+  Note(*op, false, op->buffer.bytes);
   Submit({std::move(op), nullptr});
 }
 
@@ -54,6 +74,7 @@ void Transport::Receive(const smp_recv_params& params) {
   op->release = params.release;
   op->arg = params.arg;
   op->allocate = params.allocate;
+  Note(*op, false, 0);
   Submit({std::move(op), nullptr});
 }
 
@@ -247,6 +268,7 @@ void Transport::OnComplete(uint64_t operation, ucs_status_t status) {
 }
 
 void Transport::CountEnded(const Operation& op, uint64_t bytes) {
+  Note(op, true, bytes);
   PeerState& peer = peers_[op.peer];
   (op.is_send ? peer.traffic.sent_messages : peer.traffic.received_messages) += 1;
   (op.is_send ? peer.traffic.sent_bytes : peer.traffic.received_bytes) += bytes;

@@ -1,0 +1,215 @@
+"""What one rank did in the steps of a recording: its tasks and messages, each with begin and end.
+
+    points  ─ steps_of ─▶  RecordedStep 10: 0F0 [120, 340], 0S0.0 [341, 390], 0R1.0 [341, 980], 0B0 [985, 1400] ...
+
+Times are nanoseconds, after `RankRecord.shifted` on one clock for all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from smp_tf.ops.recorder import Event, Point
+from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRun:
+    """One task that ran: of compute, or REDUCE or APPLY."""
+
+    task: Task
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One send or receive.
+
+    Attributes:
+        task: the SEND or RECV.
+        peer: world rank at the other end.
+        begin: the send was started, or the receive posted.
+        end: the memory of what was sent is free, or what was received is there.
+        bytes: of the tensor.
+    """
+
+    task: Task
+    peer: int
+    begin: int
+    end: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One step of one rank.
+
+    Attributes:
+        program: number of the step function's program.
+        step: number of the step.
+        begin: the rank begins it.
+        end: its pipeline is done on this rank.
+        until: the rank begins its next step, or is done with what follows the last one.
+        tasks: in the order in which they began.
+        messages: the same.
+    """
+
+    program: int
+    step: int
+    begin: int
+    end: int
+    until: int
+    tasks: tuple[TaskRun, ...]
+    messages: tuple[Message, ...]
+
+    @property
+    def compute(self) -> tuple[TaskRun, ...]:
+        """The compute tasks."""
+        return tuple(run for run in self.tasks if run.task.kind.is_compute)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRecord:
+    """A program that was recorded.
+
+    Attributes:
+        name: of the step function.
+        schedule: by which its tasks are ordered.
+        planned: the tasks of all stages.
+        edges: what its transfers name.
+        tensors: what is sent, in words, by edge.
+    """
+
+    name: str
+    schedule: str
+    planned: Program
+    edges: tuple[Edge, ...]
+    tensors: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What one rank recorded.
+
+    Attributes:
+        rank: its world rank.
+        stage: its stage.
+        ranks: world rank of every stage of its replica.
+        job: the same for all ranks of a run, and for no other run.
+        programs: by number.
+        steps: in order.
+        dropped: how many points came that could not be kept.
+    """
+
+    rank: int
+    stage: int
+    ranks: tuple[int, ...]
+    job: str
+    programs: dict[int, ProgramRecord]
+    steps: tuple[RecordedStep, ...]
+    dropped: int = 0
+
+    def shifted(self, nanoseconds: int) -> RankRecord:
+        """The same on a clock that is ahead by so much."""
+        return replace(self, steps=tuple(_shifted(step, nanoseconds) for step in self.steps))
+
+
+def _shifted(step: RecordedStep, by: int) -> RecordedStep:
+    return replace(
+        step,
+        begin=step.begin + by,
+        end=step.end + by,
+        until=step.until + by,
+        tasks=tuple(replace(run, begin=run.begin + by, end=run.end + by) for run in step.tasks),
+        messages=tuple(replace(message, begin=message.begin + by, end=message.end + by) for message in step.messages),
+    )
+
+
+def steps_of(points: Iterable[Point], programs: Mapping[int, ProgramRecord], stage: int) -> tuple[RecordedStep, ...]:
+    """Puts the points of a recording together.
+
+    A step of another program, such as a norm over all stages, is part of the step before it, as a REDUCE.
+
+    Args:
+        points: as `recorder.stop` gives them.
+        programs: by number, those whose steps are wanted.
+        stage: of this rank.
+
+    Returns:
+        The steps that have begun and ended.
+    """
+    found: list[_Step] = []
+    by_name: dict[tuple[int, int], _Step] = {}
+    for point in sorted(points, key=lambda each: each.time_ns):
+        if point.event is Event.STEP and point.program in programs and not point.is_end:
+            if found:
+                found[-1].until = point.time_ns
+            found.append(_Step(point, stage, programs[point.program]))
+            by_name[point.program, point.step] = found[-1]
+        elif point.program in programs and point.step >= 0:
+            step = by_name.get((point.program, point.step))
+            if step is not None:
+                step.take(point)
+        elif found and point.event in (Event.TASK, Event.STEP):
+            found[-1].take(point)
+    return tuple(step.recorded() for step in found if step.end is not None)
+
+
+class _Step:
+    def __init__(self, begin: Point, stage: int, program: ProgramRecord) -> None:
+        self.begin = begin
+        self.edges = {edge.index: edge for edge in program.edges}
+        self.end: int | None = None
+        self.until = 0
+        self.reduce = str(Task(Kind.REDUCE, stage))
+        self.open: dict[object, Point] = {}
+        self.tasks: list[TaskRun] = []
+        self.messages: list[Message] = []
+
+    def take(self, point: Point) -> None:
+        if point.event is Event.STEP and point.program == self.begin.program:
+            self.end = point.time_ns
+            return
+        name = (point.event, point.program, point.task, point.edge, point.microbatch)
+        if not point.is_end:
+            self.open[name] = point
+            return
+        begun = self.open.pop(name, None)
+        if begun is None:
+            return
+        if point.event in (Event.TASK, Event.STEP):
+            self.tasks.append(TaskRun(parse(point.task or self.reduce), begun.time_ns, point.time_ns))
+        elif point.edge in self.edges:
+            task = _transfer(self.edges[point.edge], point)
+            self.messages.append(Message(task, point.peer, begun.time_ns, point.time_ns, point.bytes))
+
+    def recorded(self) -> RecordedStep:
+        assert self.end is not None
+        last = max([self.end, *(run.end for run in self.tasks)])
+        return RecordedStep(
+            self.begin.program,
+            self.begin.step,
+            self.begin.time_ns,
+            self.end,
+            self.until or last,
+            tuple(sorted(self.tasks, key=lambda run: (run.begin, run.end))),
+            tuple(sorted(self.messages, key=lambda message: (message.begin, message.end))),
+        )
+
+
+def _transfer(edge: Edge, point: Point) -> Task:
+    """The task that sends or receives a message."""
+    microbatch = point.microbatch if edge.per == "microbatch" else None
+    if point.event is Event.SEND:
+        return Task(Kind.SEND, edge.src_chunk, microbatch, edge=edge.index)
+    return Task(Kind.RECV, edge.dst_chunk, microbatch, edge=edge.index)
+
+
+def one_step(records: Sequence[RankRecord], program: int, step: int) -> list[RecordedStep | None]:
+    """A step on each of some ranks; None where it was not recorded."""
+    return [
+        next((found for found in record.steps if (found.program, found.step) == (program, step)), None)
+        for record in records
+    ]

@@ -1,0 +1,183 @@
+"""A timeline as one page of HTML, which needs nothing beside itself: a table, and a picture of every step in SVG.
+
+A rank has two rows: its tasks, those of the critical path with a frame, and under them a strip that says what the time
+went into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from smp_tf.in_words import in_seconds
+from smp_tf.pipeline.recorded import TaskRun
+from smp_tf.pipeline.step_anatomy import PARTS, StepAnatomy
+from smp_tf.pipeline.task import Kind
+from smp_tf.timeline_report import WORDS, RecordedReplica, rows
+
+#: Colours that people who see colours differently can tell apart (Okabe and Ito, 2008), as on the page of a plan.
+_TASKS = {
+    Kind.F: ("#56b4e9", "forward"),
+    Kind.B: ("#e69f00", "backward"),
+    Kind.I: ("#e69f00", "backward, what the stage before waits for"),
+    Kind.W: ("#f0e442", "backward, gradients of weights"),
+    Kind.T: ("#009e73", "what needs gradients of several stages"),
+    Kind.REDUCE: ("#cc79a7", "reduce: gradients over replicas, norms over stages"),
+    Kind.APPLY: ("#999999", "apply: the optimizer"),
+}
+_PARTS = {
+    "compute": "#ffffff",
+    "bubble": "#d9d9d9",
+    "message": "#d55e00",
+    "reduce": "#cc79a7",
+    "apply": "#999999",
+    "input": "#0072b2",
+    "other": "#444444",
+}
+_WIDTH = 1100
+_LEFT = 70
+_ROW = 34
+#: Steps that are drawn.
+_MOST = 8
+
+_STYLE = """
+body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+table { border-collapse: collapse; } th, td { padding: .25em .8em; border-bottom: 1px solid #ddd; text-align: right; }
+.wide { overflow-x: auto; } svg { font: 11px system-ui, sans-serif; }
+.mark { display: inline-block; width: .9em; height: .9em; margin: 0 .3em 0 .8em; vertical-align: -.1em; }
+.frame { border: 2px solid black; box-sizing: border-box; } .compute { border: 1px solid #bbb; }
+"""
+
+
+def page(replicas: Sequence[RecordedReplica], name: str) -> str:
+    """The page's text.
+
+    Args:
+        replicas: what was recorded.
+        name: of the timeline.
+
+    Returns:
+        HTML, complete.
+    """
+    body = [
+        f"<h1>Timeline of {escape(name)}</h1>",
+        "<h2>Where the time of a step went</h2>",
+        "<p>Of a rank, from the begin of a step to that of the next one, on average.</p>",
+        _spent(replicas),
+        _LEGEND_OF_PARTS,
+    ]
+    for replica in replicas:
+        title = f"Replica {replica.number}" if len(replicas) > 1 else "Steps"
+        body += [f"<h2>{title}</h2>", _list(replica.said()), f"<p>{_legend(replica)}</p>"]
+        for (_, number), step in list(replica.steps.items())[:_MOST]:
+            body.append(f"<h3>Step {number} of {escape(step.program.name)}</h3>")
+            body.append(f"<p>{escape(_path_in_words(step))}</p>")
+            body.append(f'<div class="wide">{_picture(step, replica.ranks)}</div>')
+        if len(replica.steps) > _MOST:
+            body.append(f"<p>{len(replica.steps) - _MOST} more steps were recorded, and are not drawn.</p>")
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Timeline of {escape(name)}</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
+    )
+
+
+_LEGEND_OF_PARTS = f"""<ul>
+<li>bubble: nothing to do by the plan until another rank has made something</li>
+<li>{WORDS["message"]}: it was sent, and not there yet</li>
+<li>reduce: averaging gradients over replicas, and what is put together over stages, such as a norm</li>
+<li>input: between two steps, here or on the rank that was waited for: data, callbacks, Python</li>
+<li>other: what TensorFlow takes to begin a task, and to end the step</li>
+</ul>"""
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _spent(replicas: Sequence[RecordedReplica]) -> str:
+    heads = ("rank", "stage", "step", *(f"{_mark(_PARTS[part], part)}{WORDS[part]}" for part in PARTS))
+    found = list(rows(replicas))
+    lines = [[str(rank), str(stage), *_cells(spent)] for rank, stage, spent in found]
+    if len(found) > 1:
+        mean = {part: sum(spent[part] for *_, spent in found) / len(found) for part in PARTS}
+        lines.append(["all", "", *_cells(mean)])
+    head = "".join(f"<th>{cell}</th>" for cell in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cells(spent: dict[str, float]) -> list[str]:
+    whole = sum(spent.values())
+    parts = [f"{in_seconds(spent[part])} ({spent[part] / whole:.0%})" if whole else "" for part in PARTS]
+    return [in_seconds(whole), *parts]
+
+
+def _mark(color: str, name: str = "") -> str:
+    return f'<span class="mark {name}" style="background: {color}"></span>'
+
+
+def _legend(replica: RecordedReplica) -> str:
+    there = {run.task.kind for step in replica.steps.values() for stage in step.stages if stage for run in stage.tasks}
+    tasks = " ".join(f"{_mark(color)}{words}" for kind, (color, words) in _TASKS.items() if kind in there)
+    return f"{tasks} {_mark('white', 'frame')}on the critical path; the number is the microbatch."
+
+
+def _path_in_words(step: StepAnatomy) -> str:
+    path = step.critical_path()
+    if not path:
+        return "Nothing was computed."
+    begin, end = path[0][1].begin, path[-1][1].end
+    computed = sum(run.end - run.begin for _, run in path)
+    names = " ".join(str(run.task) for _, run in path)
+    return (
+        f"Critical path: {in_seconds((end - begin) / 1e9)}, of which {in_seconds(computed / 1e9)} in tasks and "
+        f"{in_seconds((end - begin - computed) / 1e9)} between them. {names}"
+    )
+
+
+def _picture(step: StepAnatomy, ranks: Sequence[int]) -> str:
+    known = [stage for stage in step.stages if stage is not None]
+    begin, end = min(stage.begin for stage in known), max(stage.until for stage in known)
+    scale = (_WIDTH - _LEFT) / max(end - begin, 1)
+    critical = {run.task for _, run in step.critical_path()}
+    shapes = []
+    for row, (rank, stage) in enumerate(zip(ranks, step.stages, strict=True)):
+        top = row * _ROW
+        shapes.append(f'<text x="0" y="{top + 14}">rank {rank}</text>')
+        if stage is None:
+            continue
+        for run in stage.tasks:
+            shapes.append(_box(run, begin, scale, top, run.task in critical))
+        for piece in step.pieces(row):
+            if piece.part == "compute":
+                continue
+            told = f"{WORDS[piece.part]}: {in_seconds((piece.end - piece.begin) / 1e9)}"
+            shapes.append(
+                f'<g><title>{escape(told)}</title><rect x="{_LEFT + (piece.begin - begin) * scale:.2f}" y="{top + 21}" '
+                f'width="{(piece.end - piece.begin) * scale:.2f}" height="6" fill="{_PARTS[piece.part]}"/></g>'
+            )
+    bottom = _ROW * len(ranks)
+    shapes.append(f'<text x="{_LEFT}" y="{bottom + 12}">0</text>')
+    shapes.append(f'<text x="{_WIDTH}" y="{bottom + 12}" text-anchor="end">{in_seconds((end - begin) / 1e9)}</text>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{bottom + 16}" '
+        f'viewBox="0 0 {_WIDTH} {bottom + 16}">{"".join(shapes)}</svg>'
+    )
+
+
+def _box(run: TaskRun, origin: int, scale: float, top: int, is_critical: bool) -> str:
+    color, _ = _TASKS[run.task.kind]
+    x, wide = _LEFT + (run.begin - origin) * scale, (run.end - run.begin) * scale
+    told = (
+        f"{run.task}: {in_seconds((run.end - run.begin) / 1e9)}, from {in_seconds((run.begin - origin) / 1e9)}"
+        f"{', on the critical path' if is_critical else ''}"
+    )
+    stroke = 'stroke="black" stroke-width="2"' if is_critical else 'stroke="white" stroke-width=".5"'
+    shape = (
+        f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{top + 1}" width="{wide:.2f}" height="18" '
+        f'fill="{color}" {stroke}/>'
+    )
+    if wide >= 16 and run.task.microbatch is not None:
+        shape += f'<text x="{x + wide / 2:.1f}" y="{top + 14}" text-anchor="middle">{run.task.microbatch}</text>'
+    return shape + "</g>"
