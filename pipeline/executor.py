@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.ops import send_recv
+from smp_tf.ops.graph_op import add_op
 from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
 from smp_tf.partition.segment_graph import tensor_name
@@ -423,7 +424,7 @@ class _Call:
         """The function's results for other arguments; what it captures stays."""
         captured = list(self.op.inputs)[len(inputs) :]
         dtypes = [tensor.dtype for tensor in self.op.outputs]
-        made = self.op.graph.create_op(self.op.type, [*inputs, *captured], dtypes, attrs=self.attributes)
+        made = add_op(self.op.graph, self.op.type, [*inputs, *captured], dtypes, self.attributes)
         return list(made.outputs)
 
 
