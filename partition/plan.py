@@ -41,8 +41,8 @@ class StageForecast:
         transport_bytes: bytes of what was received and is not read yet, and of what is not sent yet; 0 before the cut.
         working_bytes: bytes of the batch and of tensors that live within one task only; 0 before the cut.
         time_share: its share of the compute time of all stages, 0 to 1.
-        sent_forward, sent_backward: bytes per microbatch to later and to earlier stages.
-        messages_forward, messages_backward: tensors per microbatch to later and to earlier stages.
+        sent_forward, sent_backward: bytes per microbatch to later and to earlier chunks.
+        messages_forward, messages_backward: tensors per microbatch to later and to earlier chunks.
         largest: the unit that has most of what is balanced, among those of the stage.
         largest_share: its share of that, 0 to 1.
     """
@@ -286,7 +286,7 @@ def _forecast(
 ) -> tuple[StageForecast, ...]:
     """Costs summed per stage; a tensor counts once for each stage that receives or keeps it."""
     stages, in_flight = chunks.stages, chunks.in_flight
-    stage_of = solution.stage_of
+    stage_of, chunk_of = solution.stage_of, solution.chunk_of
     sums: dict[str, list[float]] = {
         name: [0.0] * stages for name in ("weight", "gradient", "slot", "time", "parameter", "unit")
     }
@@ -313,8 +313,10 @@ def _forecast(
     for flow in costs.flows:
         source = stage_of[flow.producer]
         for target in {stage_of[c] for c in flow.consumers} - {source}:
-            sent[target > source][source][0] += 1
-            sent[target > source][source][1] += flow.nbytes
+            first = min(chunk_of[c] for c in flow.consumers if stage_of[c] == target)
+            ahead = first > chunk_of[flow.producer]
+            sent[ahead][source][0] += 1
+            sent[ahead][source][1] += flow.nbytes
     whole = sum(sums["time"]) or 1.0
     return tuple(
         StageForecast(

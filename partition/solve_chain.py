@@ -210,7 +210,8 @@ def _check(chain: Chain, stages: int, placement: Sequence[int] | None) -> None:
             f"the largest possible is {count}. Use fewer partitions, or build the model of more "
             f"layers."
         )
-    for (first, before), (second, name) in pairwise(placed_by_hand(chain, stages)):
+    by_hand = placed_by_hand(chain, stages if placement is None else 1 + max(placement))
+    for (first, before), (second, name) in pairwise(by_hand):
         if second < first and placement is None:
             raise PlacementError(
                 f"Partitions must follow the order in which data flows: {before!r}, on partition "

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations, pairwise, product, zip_longest
-from math import comb
+from math import comb, inf
 
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks, costed
@@ -23,8 +23,10 @@ from smp_tf.partition.solve_chain import owner_choices, solve_chain
 _ROUNDS = 12
 #: Cuts, times owners of shared weights, of which all are looked at.
 MOST_CUTS = 2_000
-#: By how many units two cuts are moved at once.
+#: By how many units two neighbouring cuts are moved at once.
 _BOTH = (-2, -1, 1, 2)
+#: Cuts that are looked at from all starts together: a second for some hundred units, the same on every machine.
+_LOOKS = 3_000
 #: Parts of a rank's limit that each of its chunks is given at first.
 _SHARES = (1.0, 1.5, 2.0)
 
@@ -68,16 +70,16 @@ def solve_chunks(
             f"chunks_per_rank or another pipeline, or build the model of more layers."
         )
     search = _Search(chain, chunks, objective, microbatches, ranks)
-    starts = list(_starts(chain, chunks, objective, microbatches, ranks))
+    starts = list(dict(_starts(chain, chunks, objective, microbatches, ranks)).items())
     few = comb(len(chain.names) - 1, len(chunks.placement) - 1) * len(search.owner_choices) <= MOST_CUTS
-    found = search.all_cuts() if few else (search.improved(start) for start in starts)
+    found = search.all_cuts() if few else (search.improved(start, _LOOKS // len(starts)) for start in starts)
     (over, _, _), best = min(found, key=_first)
     if over > 0:
-        worst = max(range(chunks.stages), key=lambda stage: best.memory[stage] - (ranks.memory[stage] or 0.0))
-        limit = ranks.memory[worst] or 0.0
+        limits = [inf if most is None else most for most in ranks.memory]
+        worst = max(range(chunks.stages), key=lambda stage: best.memory[stage] - limits[stage])
         raise MemoryLimitError(
             f"No cut into {len(chunks.placement)} chunks on {chunks.stages} partitions fits in memory_limit. Stage "
-            f"{worst} needs {best.memory[worst] / 2**30:.2f} GiB, the limit is {limit / 2**30:.2f} GiB."
+            f"{worst} needs {best.memory[worst] / 2**30:.2f} GiB, the limit is {limits[worst] / 2**30:.2f} GiB."
         )
     return best
 
@@ -114,6 +116,13 @@ def _starts(
                 )
             except MemoryLimitError:
                 continue
+            except PlacementError as error:
+                if any(stage is not None for stage in chain.manual):
+                    raise PlacementError(
+                        f"No cut into {len(several)} chunks, on partitions {chunks.placement}, agrees with the manual "
+                        f"placements: each chunk needs a layer, and data passes them in this order."
+                    ) from error
+                raise
             found = True
             yield cut.cuts, cut.owners
     assert found, "without limits there is a cut, or solve_chain has said why there is none"
@@ -143,8 +152,8 @@ class _Search:
                 for late in self.owner_choices:
                     yield self._costed(cuts, late)
 
-    def improved(self, start: tuple[tuple[int, ...], dict[int, int]]) -> tuple[_Order, Placement]:
-        """The best cuts that moving one after the other leads to, and how good they are."""
+    def improved(self, start: tuple[tuple[int, ...], dict[int, int]], looks: int) -> tuple[_Order, Placement]:
+        """The best cuts that moving one after the other leads to in so many looks, and how good they are."""
         cuts, owners = start
         late = frozenset(
             w.variable for w in self._chain.weights if owners[w.variable] != self._chunk_of(cuts)[w.users[0]]
@@ -156,6 +165,9 @@ class _Search:
                 for moved in self._moves(cuts, move):
                     if not self._agrees(moved):
                         continue
+                    if looks <= 0:
+                        return order, found
+                    looks -= 1
                     other, placement = self._costed(moved, late)
                     if other < order:
                         order, found, cuts = other, placement, moved
@@ -168,8 +180,8 @@ class _Search:
         return order, found
 
     def _kinds_of_moves(self, cuts: Sequence[int]) -> int:
-        """Single cuts, and pairs of them."""
-        return len(cuts) + comb(len(cuts), 2)
+        """Single cuts, and pairs of neighbours."""
+        return 2 * len(cuts) - 1
 
     def _moves(self, cuts: tuple[int, ...], move: int) -> Iterator[tuple[int, ...]]:
         """The cuts with one of them elsewhere, or two a little."""
@@ -180,12 +192,9 @@ class _Search:
                     yield (*cuts[:move], cuts[move] + by, *cuts[move + 1 :])
                 step *= 2
             return
-        first, second = list(combinations(range(len(cuts)), 2))[move - len(cuts)]
+        first = move - len(cuts)
         for one, other in product(_BOTH, _BOTH):
-            moved = list(cuts)
-            moved[first] += one
-            moved[second] += other
-            yield tuple(moved)
+            yield (*cuts[:first], cuts[first] + one, cuts[first + 1] + other, *cuts[first + 2 :])
 
     def _agrees(self, cuts: Sequence[int]) -> bool:
         """Whether every chunk has a unit, and what is given is where it must be."""

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from smp_tf import planning, runtime
+from smp_tf import planning, proposal, runtime
 from smp_tf.announce import announce
 from smp_tf.config import Config
 from smp_tf.errors import ConfigError, PlacementError
@@ -21,6 +21,7 @@ from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.plan_file import PlanFile, StoredPlan, to_store
+from smp_tf.pipeline.schedule import runs_on
 
 #: No plan file is larger: a model of a thousand layers takes about 0.3 MiB.
 MAX_BYTES = 16 * 2**20
@@ -109,6 +110,41 @@ def given_for(step: str, graph: OpGraph) -> StoredPlan | None:
             running.topology.rank,
         )
     return found
+
+
+def schedule_for(given: StoredPlan, schedule: str, decided: tuple[int, ...] | None) -> str:
+    """The schedule of a step whose plan was loaded: what the configuration asks for, if the plan's chunks go with it.
+
+    Args:
+        given: the plan.
+        schedule: what the configuration asks for; with "auto" it is that of the plan.
+        decided: where an earlier step has put the chunks; None before it.
+
+    Raises:
+        PlacementError: they do not go with it.
+    """
+    running = runtime.current()
+    path = running.config.partition_file
+    if decided not in (None, given.placement):
+        raise PlacementError(
+            f"The plan for {given.step!r} in {path} has chunks on partitions {list(given.placement)}, and what an "
+            f"earlier step placed is in chunks on partitions {list(decided or ())}: change one of the two plans."
+        )
+    if schedule == proposal.AUTO:
+        return given.pipeline
+    if not runs_on(schedule, given.placement):
+        raise PlacementError(
+            f"The plan in {path} was made for pipeline {given.pipeline!r} and has chunks on partitions "
+            f"{list(given.placement)}, on which {schedule!r} does not run. Set pipeline to {given.pipeline!r}, or make "
+            f"the plan anew: run once without load_partition."
+        )
+    if schedule != given.pipeline:
+        announce(
+            f"The plan in {path} was made for pipeline {given.pipeline!r}; its layers stay where they are, and the "
+            f"step runs as {schedule!r}.",
+            running.topology.rank,
+        )
+    return schedule
 
 
 def keep(step: str, plan: Plan, graph: OpGraph) -> None:

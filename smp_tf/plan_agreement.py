@@ -8,6 +8,7 @@ without gradients                                      it before, or never get i
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from smp_tf.partition.fingerprint import difference, fingerprint, form, outline
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.report import render
+from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.seeds import seed_set_since
 from smp_tf.sliced_objects import kind_in_words, spec_in_words
 from smp_tf.step_watch import name_program
@@ -37,7 +39,7 @@ def agree_on_plan(
     step: str,
     arguments: Sequence[SplitArgument],
     graph: OpGraph,
-    propose: Callable[[Mapping[int, int]], Plan],
+    propose: Callable[..., Plan],
     owners: Mapping[int, int],
     *,
     everywhere: bool,
@@ -84,7 +86,7 @@ def agree_on_plan(
         "programs": _used,
         "fingerprint": own,
         "form": hashlib.sha256("\n".join(form(graph)).encode()).hexdigest(),
-        "proposal": _proposal(propose, owners) if running.topology.rank == members[0] else None,
+        "proposal": _proposal(functools.partial(propose, owners)) if running.topology.rank == members[0] else None,
         "seed": seed_set_since(),
     }
     doing = f"about to run step {step!r} for the first time on {_in_words(words)}"
@@ -99,7 +101,8 @@ def agree_on_plan(
     name_program(_used, f"{step!r} on {_in_words(words)}")
     plan = _plan_in(heard[0]["proposal"])
     if own != plan.fingerprint:
-        plan = _plan_of_replica(step, propose, {v.index: plan.owners[v.name] for v in graph.variables if v.in_model})
+        owned = {v.index: plan.owners[v.name] for v in graph.variables if v.in_model}
+        plan = _plan_of_replica(step, functools.partial(propose, owned, plan))
     return plan, _used
 
 
@@ -147,22 +150,22 @@ def _comparisons(everyone: Mapping[int, Mapping[str, Any]]) -> list[_Comparison]
     return found
 
 
-def _plan_of_replica(step: str, propose: Callable[[Mapping[int, int]], Plan], owners: Mapping[int, int]) -> Plan:
-    """The plan of this replica's first rank, for a graph that is not rank 0's, with the owners of rank 0's plan."""
+def _plan_of_replica(step: str, propose: Callable[[], Plan]) -> Plan:
+    """The plan of this replica's first rank, for a graph that is not rank 0's, like the plan of rank 0."""
     topology = runtime.current().topology
     first = topology.rank == topology.members(CommGroup.MP_GROUP)[0]
-    mine = _proposal(propose, owners) if first else None
+    mine = _proposal(propose) if first else None
     said = allgather_json(mine, CommGroup.MP_GROUP, name=f"the plan of step {step!r} for this replica's batches")
     return _plan_in(said[0])
 
 
-def _proposal(propose: Callable[[Mapping[int, int]], Plan], owners: Mapping[int, int]) -> dict[str, str]:
+def _proposal(propose: Callable[[], Plan]) -> dict[str, str]:
     """A rank's plan, or why it has none, for all that follow it."""
     try:
-        return {"plan": propose(owners).to_json()}
+        return {"plan": propose().to_json()}
     except MemoryLimitError as error:
         return {"too large": str(error)}
-    except PlacementError as error:
+    except (PlacementError, ScheduleError) as error:
         return {"refused": str(error)}
 
 

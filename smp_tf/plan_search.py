@@ -18,7 +18,8 @@ from smp_tf.config import Config
 from smp_tf.errors import MemoryLimitError, PlacementError
 from smp_tf.offline_plan import OfflineModel, OfflinePlan
 from smp_tf.partition.plan import as_bytes
-from smp_tf.pipeline.schedule import IN_ORDER, LEAN
+from smp_tf.pipeline.errors import ScheduleError
+from smp_tf.pipeline.schedule import IN_ORDER, LEAN, SCHEDULES
 
 #: What is this close to the fastest is as fast, and the one with the fewest partitions and microbatches is taken.
 _AS_FAST = 0.02
@@ -128,7 +129,15 @@ def search(
 
 def _worth_trying(config: Config, cluster: Cluster) -> list[str]:
     limited = config.memory_limit is not None or any(host.memory is not None for host in cluster.hosts)
-    return [kind for kind in IN_ORDER if limited or kind not in LEAN]
+    return [kind for kind in IN_ORDER if (limited or kind not in LEAN) and _takes(kind, config.chunks_per_rank)]
+
+
+def _takes(kind: str, chunks_per_rank: int | None) -> bool:
+    try:
+        SCHEDULES[kind].chunks_for(chunks_per_rank)
+    except ScheduleError:
+        return False
+    return True
 
 
 def _parts(partitions: int, batch_size: int, given: Sequence[int]) -> list[int]:

@@ -7,6 +7,7 @@ keeps every variable where it is, and places its ops around them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,17 +92,29 @@ class PlacementRequest:
         """
         placement = self.placement or placement_of(self.schedule, self.stages, self.chunks_per_rank)
         try:
-            program = program_of(self.schedule, placement, self.microbatches)
+            return _chunks_of(self.schedule, placement, self.microbatches)
         except ScheduleError as error:
             if self.placement is None:
                 raise
             raise PlacementError(f"pipeline and the places of the chunks do not go together. {error}") from None
-        return Chunks(placement, stash_profile(program))
+
+    def like(self, plan: Plan) -> PlacementRequest:
+        """The same for another step, whose chunks are where a plan has them and which has its schedule.
+
+        Args:
+            plan: of a step of another replica.
+        """
+        return dataclasses.replace(self, placement=plan.placement, schedule=plan.schedule, contiguous=True)
 
     @property
     def limits(self) -> tuple[float | None, ...]:
         """Bytes that each stage may need, or None."""
         return self.ranks.memory if self.ranks is not None else (None,) * self.stages
+
+
+@functools.lru_cache(maxsize=64)
+def _chunks_of(schedule: str, placement: tuple[int, ...], microbatches: int) -> Chunks:
+    return Chunks(placement, stash_profile(program_of(schedule, placement, microbatches)))
 
 
 #: For how long a step looks for a placement that no cut of one order gives, and for a proof that there is none.
@@ -258,7 +271,7 @@ def _solve(
     chunks: Chunks,
 ) -> Placed:
     pins = _pins(units, owners)
-    placed = _placed_by_script(units, request)
+    placed = _placed_by_script(units, request, bool(owners))
     # What an earlier step decided counts more than what the script says of the layer now.
     manual = [stage if pin is None else None for stage, pin in zip(placed, pins, strict=True)]
     chain = Chain.of([unit.name for unit in units], costs, manual=manual, pinned=pins)
@@ -299,6 +312,11 @@ def _as_given(
         PlacementError: an earlier step or the script says something else, or a partition is left without a layer.
     """
     placed = [given.units[unit.name] for unit in units]
+    if chunks.placement != given.placement:
+        raise PlacementError(
+            f"The plan that was loaded has chunks on partitions {given.placement}, and what an earlier step placed is "
+            f"in chunks on partitions {chunks.placement}: change one of the two plans in the file."
+        )
     for unit, chunk, pin in zip(units, placed, _pins(units, owners), strict=True):
         stage = chunks.placement[chunk]
         if pin not in (None, chunk):
@@ -334,19 +352,26 @@ def _as_given(
     return follow_owners(chain, request.stages, decided, request.microbatches, chunks, request.ranks)
 
 
-def _placed_by_script(units: Sequence[Unit], request: PlacementRequest) -> list[int | None]:
+def _placed_by_script(units: Sequence[Unit], request: PlacementRequest, decided: bool) -> list[int | None]:
     """The stage that the script asked for each unit, or None.
 
+    Args:
+        units: those of the step.
+        request: what it asks for besides.
+        decided: whether an earlier step has placed variables of this one, which may use a part of the models.
+
     Raises:
-        PlacementError: all units are placed, and data would come back to a stage, or a stage has none.
+        PlacementError: there is no such stage; or all units are placed, and data would come back to a stage, or a stage
+            has none.
     """
     if request.stages == 1:
         return [None] * len(units)
+    _require_partitions(units, request.stages)
     if request.default is None:
         return [unit.stage for unit in units]
     placed, runs = _by_hand(units, request.default), request.chunks.are_stages
     for (before, first), (unit, second) in pairwise(zip(units, placed, strict=True)):
-        if second < first and runs:
+        if second < first and runs and not decided:
             raise PlacementError(
                 f"auto_partition is false, and {unit.name!r} is {_why(unit, second)}, while what comes before it, "
                 f"{before.name!r}, is {_why(before, first)}. Every partition is one run of the layers in the order in "
@@ -354,12 +379,21 @@ def _placed_by_script(units: Sequence[Unit], request: PlacementRequest) -> list[
                 f"order, or set contiguous to false."
             )
     empty = sorted(set(range(request.stages)) - set(placed))
-    if empty:
+    if empty and not decided:
         raise PlacementError(
             f"auto_partition is false, and no layer is on partition {', '.join(map(str, empty))} of {request.stages}. "
             f"Place one there with smp.partition, or use fewer partitions."
         )
     return list(placed)
+
+
+def _require_partitions(units: Sequence[Unit], stages: int) -> None:
+    """Raise where the script has placed a unit on a partition that there is not."""
+    for unit in units:
+        if unit.stage is not None and not 0 <= unit.stage < stages:
+            raise PlacementError(
+                f"{unit.name!r} was placed on partition {unit.stage}. There are {stages}: use 0 to {stages - 1}."
+            )
 
 
 def _by_hand(units: Sequence[Unit], default: int) -> list[int]:
@@ -377,6 +411,7 @@ def placement_by_hand(graph: OpGraph, request: PlacementRequest) -> tuple[int, .
         PlacementError: it comes back to a partition, and has no layer on another.
     """
     units = units_of(graph)
+    _require_partitions(units, request.stages)
     by_script = [unit.stage for unit in units if unit.stage is not None]
     placed = by_script if request.default is None else _by_hand(units, request.default)
     runs = tuple(stage for stage, _ in groupby(placed))

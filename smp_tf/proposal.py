@@ -75,6 +75,8 @@ def _fastest(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int
     refused: list[MemoryLimitError] = []
     units = len(units_of(graph))
     kinds = [kind for kind in IN_ORDER if _is_possible(kind, request, units)]
+    # Where there are too few layers for any, the error is that of one of them.
+    kinds = kinds or ["interleaved_1f1b" if request.chunks_per_rank else "interleaved"]
     for kind in kinds if passes else kinds[:1]:
         one = dataclasses.replace(request, schedule=kind, proof_seconds=0.0, advise=request.advise and not refused)
         try:
@@ -128,7 +130,7 @@ def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[in
     if request.stages == 1 or request.placement is not None or owners:
         return propose(graph, request, owners)
     by_hand = placement_by_hand(graph, request)
-    if by_hand is not None:
+    if by_hand is not None and (request.schedule == AUTO or runs_on(request.schedule, by_hand)):
         return propose(graph, dataclasses.replace(request, placement=by_hand), owners)
     both_ends = (*range(request.stages), 0)
     if request.schedule != AUTO and not runs_on(request.schedule, both_ends):
@@ -144,9 +146,12 @@ def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[in
         raise refused[0]
     scores = [_score(graph, request, plan) for plan in plans]
     best = next(at for at, score in enumerate(scores) if score <= min(scores) * (1 + _AS_FAST))
-    reason = "no stage has two runs of the layers: that would gain nothing"
     if plans[best].placement == both_ends:
         reason = "stage 0 has two runs of the layers, both ends of the model: no cut into one run each is as good"
+    elif refused:
+        reason = f"stage 0 does not have both ends of the model: {str(refused[0]).splitlines()[0]}"
+    else:
+        reason = "stage 0 does not have both ends of the model: that would gain nothing"
     return dataclasses.replace(plans[best], reasons=(*plans[best].reasons, reason))
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from smp_tf import first_steps, partition_file, pending_restore, planning, proposal, runtime, step_random, variables
 from smp_tf.announce import announce
 from smp_tf.argument_structure import fill
+from smp_tf.config import Config
 from smp_tf.errors import StepError
 from smp_tf.gather import WRITER
 from smp_tf.lifecycle import on_shutdown
@@ -59,6 +60,8 @@ leave_unconverted("smp_tf")
 _USUAL_SLOTS = 2.0
 
 _hooks: list[Callable[[], Any]] = []
+#: The stage of every chunk in the first plan of this job; none before it.
+_first_placement: list[tuple[int, ...]] = []
 
 
 def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
@@ -238,13 +241,17 @@ class Step:
         decides = any(variable.in_model and variable.index not in owners for variable in graph.variables)
         if decides:
             given = partition_file.given_for(self.name, graph)
-        placement = _placement_decided(models) or (given.placement if given else None)
+        schedule, placement = _schedule_for(graph, config.pipeline), _placement_decided(lowered)
+        if given is not None:
+            schedule = partition_file.schedule_for(given, schedule, placement)
+            placement = given.placement
+        placement = placement or _placement_known(config, stages)
         if placement is None and not is_named(config.pipeline):
             placement = placement_of(config.pipeline, stages)
         request = planning.PlacementRequest(
             stages,
             microbatches,
-            _schedule_for(graph, config.pipeline),
+            schedule,
             config.optimize,
             _slots_of(models),
             samples,
@@ -259,7 +266,11 @@ class Step:
             placement=placement,
             contiguous=config.contiguous,
         )
-        propose = functools.partial(proposal.propose, graph, request)
+
+        def propose(owners: Mapping[int, int], like: Plan | None = None) -> Plan:
+            wanted = request if like is None else request.like(like)
+            return proposal.propose(graph, wanted, owners)
+
         if stages == microbatches == running.topology.size == 1 and not (is_random or xla):
             if config.memory_limit is not None:
                 propose(owners)
@@ -279,6 +290,7 @@ class Step:
             show_plan(plan)
         if decides:
             partition_file.keep(self.name, plan, graph)
+            _remember(self.name, plan, graph, config)
         stage = running.topology.mp_rank
         _settle(models, lowered, cut.assignment.owners, plan.placement, stage, running.seed)
         ranks = running.topology.members(CommGroup.PP_GROUP)
@@ -394,6 +406,20 @@ def _schedule_for(graph: OpGraph, asked: str) -> str:
     return asked if is_named(asked) or any(node.backward for node in graph.nodes) else "simple"
 
 
+def _remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
+    """Keep where the first plan has its chunks; say so where a step without backward has chosen for those with one."""
+    if not _first_placement:
+        on_shutdown(_first_placement.clear)
+        _first_placement.append(plan.placement)
+        free = config.pipeline == proposal.AUTO or not config.contiguous
+        if free and plan.stages > 1 and not graph.gradients:
+            announce(
+                f"Step {step!r}, which takes no gradients, has decided where the layers are, also for training: chunks "
+                f"on partitions {plan.placement}. Let the training step run first to have them placed for it.",
+                runtime.current().topology.rank,
+            )
+
+
 def _slots_of(models: Sequence[Any]) -> float:
     """Slots per variable of the optimizers that models were compiled with; others are unknown until they are used."""
     known = [slots_of(model.optimizer) for model in models if getattr(model, "optimizer", None) is not None]
@@ -411,21 +437,32 @@ def _owners_decided(lowered: Lowered) -> dict[int, int]:
     return decided
 
 
-def _placement_decided(models: Iterable[DistributedModel]) -> tuple[int, ...] | None:
-    """The stage of every chunk in the plan by which an earlier step has placed the models; None before it.
+def _placement_decided(lowered: Lowered) -> tuple[int, ...] | None:
+    """The stage of every chunk in the plan by which an earlier step has placed variables of this one; None before it.
 
     Raises:
-        StepError: the models were placed by plans with other chunks.
+        StepError: they were placed by plans with other chunks.
     """
-    decided = {model._smp_store.chunks: model.name for model in models if model._smp_store.chunks is not None}
+    decided: dict[tuple[int, ...], str] = {}
+    for variable in lowered.variables:
+        store = variables.store_of(variable)
+        state = store.state(variable) if store is not None else None
+        if state is not None and state.placement.chunks is not None:
+            decided.setdefault(state.placement.chunks, state.name)
     if len(decided) > 1:
         (one, first), (other, second), *_ = decided.items()
         raise StepError(
-            f"Model {first!r} was cut into chunks on partitions {one}, and {second!r} into chunks on partitions "
-            f"{other}, so that no step can use both. Run the step that uses both first, or set chunks_per_rank, "
-            f"contiguous and pipeline so that one plan is possible."
+            f"{first!r} was placed by a plan with chunks on partitions {one}, and {second!r} by one with chunks on "
+            f"partitions {other}, so that no step can use both. Let a step that uses both run first, or name the "
+            f"schedule in pipeline instead of 'auto'."
         )
     return next(iter(decided), None)
+
+
+def _placement_known(config: Config, stages: int) -> tuple[int, ...] | None:
+    """Where chunks are in what this job has planned before, if that is a choice: so models fit together."""
+    free = config.pipeline == proposal.AUTO or not config.contiguous
+    return _first_placement[0] if free and _first_placement and max(_first_placement[0]) + 1 == stages else None
 
 
 def _settle(

@@ -32,12 +32,14 @@ class Placement:
     Args:
         owner: its stage; None before the plan.
         chunk: the chunk of that stage that it belongs to.
+        chunks: the stage of every chunk, in the plan that has decided this.
         is_local: whether this rank stores it; meaningful once owner is known.
         is_filled: whether it has a value here.
     """
 
     owner: int | None = None
     chunk: int | None = None
+    chunks: tuple[int, ...] | None = None
     is_local: bool = False
     is_filled: bool = False
 
@@ -266,8 +268,6 @@ class VariableStore:
         self._names: set[str] = set()
         self._before_settling: list[Callable[[], None]] = []
         self._cut: tuple[int, int] | None = None
-        #: The stage of every chunk of the plan by which these variables were placed; None before it.
-        self.chunks: tuple[int, ...] | None = None
         #: What `model.profile` measured: seconds forward and backward for one sample, by unit.
         self.measured: dict[str, tuple[float, float]] = {}
 
@@ -409,7 +409,6 @@ class VariableStore:
             restored: gives the value that a variable of this stage is to have instead of its initial one, or None.
             chunks: the stage of every chunk; None where each is a stage of its own.
         """
-        self.chunks = self.chunks or (None if chunks is None else tuple(chunks))
         with tf.init_scope():
             while self._before_settling:
                 self._before_settling.pop(0)()
@@ -419,6 +418,7 @@ class VariableStore:
                 continue
             placement = state.placement
             placement.chunk = owners.get(state.position, 0)
+            placement.chunks = None if chunks is None else tuple(chunks)
             placement.owner = placement.chunk if chunks is None else chunks[placement.chunk]
             placement.is_local = placement.owner == stage
             value = restored(variable) if state.is_local else None

@@ -15,7 +15,7 @@ from smp_tf.config import Config
 from smp_tf.errors import ConfigError, PlacementError
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
-from smp_tf.partition.plan_file import PlanFile, to_store
+from smp_tf.partition.plan_file import PlanFile, StoredPlan, to_store
 from smp_tf.planning import PlacementRequest
 from smp_tf.proposal import propose
 from tests.partition.op_graph_builder import chain_of_dense
@@ -196,3 +196,34 @@ class TestGiven:
             "the layer 'net/dense_2' (the plan of step 'train' was looked at for step 'train'). Make it anew: run once "
             "without load_partition."
         )
+
+
+class TestSchedule:
+    """Chunks and schedule belong together; once the schedule of a loaded plan was ignored without a word."""
+
+    def of(self, pipeline: str, placement: tuple[int, ...]) -> StoredPlan:
+        return dataclasses.replace(to_store("train", *planned()), pipeline=pipeline, placement=placement)
+
+    def test_auto_takes_that_of_the_plan(self, running: Callable[..., None], tmp_path: Path) -> None:
+        running(tmp_path / "plan.json")
+        assert partition_file.schedule_for(self.of("zb_v", (0, 1, 1, 0)), "auto", None) == "zb_v"
+
+    def test_another_that_runs_on_its_chunks_is_said(
+        self, running: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        running(tmp_path / "plan.json")
+        capsys.readouterr()
+        assert partition_file.schedule_for(self.of("interleaved", (0, 1)), "interleaved", (0, 1)) == "interleaved"
+        assert capsys.readouterr().err == ""
+        assert partition_file.schedule_for(self.of("zb_v", (0, 1, 1, 0)), "interleaved", None) == "interleaved"
+        assert "was made for pipeline 'zb_v'; its layers stay where they are" in capsys.readouterr().err
+
+    def test_one_that_does_not_is_refused(self, running: Callable[..., None], tmp_path: Path) -> None:
+        running(tmp_path / "plan.json")
+        with pytest.raises(PlacementError, match=r"on which 'zb_v' does not run. Set pipeline to 'interleaved'"):
+            partition_file.schedule_for(self.of("interleaved", (0, 1)), "zb_v", None)
+
+    def test_chunks_of_an_earlier_step_stay(self, running: Callable[..., None], tmp_path: Path) -> None:
+        running(tmp_path / "plan.json")
+        with pytest.raises(PlacementError, match=r"has chunks on partitions \[0, 1\], and what an earlier step placed"):
+            partition_file.schedule_for(self.of("interleaved", (0, 1)), "interleaved", (1, 0))

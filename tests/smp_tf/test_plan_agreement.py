@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -39,10 +38,14 @@ def agree(
     graph: OpGraph,
     request: planning.PlacementRequest = TWO,
     everywhere: bool = True,
-    propose: Callable[[Any], Plan] | None = None,
+    propose: Callable[..., Plan] | None = None,
 ) -> tuple[Plan, int]:
     arguments = [SplitArgument("x", 0, tf.TensorSpec([batch, 8], tf.float32))]
-    propose = propose or functools.partial(proposal.propose, graph, request)
+
+    def planned(owners: Any, like: Plan | None = None) -> Plan:
+        return proposal.propose(graph, request if like is None else request.like(like), owners)
+
+    propose = propose or planned
     return plan_agreement.agree_on_plan("train", arguments, graph, propose, {}, everywhere=everywhere)
 
 
@@ -83,6 +86,21 @@ def test_replicas_have_batches_of_their_own_and_the_same_owners(four: Ranks) -> 
     assert [plan.owners for plan in plans] == [plans[0].owners] * 4
     assert plans[0] == plans[1] != plans[2] == plans[3]
     assert len(set(numbers)) == 1
+
+
+@pytest.mark.parametrize("choice", [{"schedule": "auto"}, {"schedule": "zb_v"}, {"contiguous": False}])
+def test_replicas_have_the_same_chunks(four: Ranks, choice: dict[str, Any]) -> None:
+    """Bug: a replica with batches of another size was given owners by chunk, and planned with chunks of its own."""
+    request = dataclasses.replace(TWO, microbatches=4, **choice)
+
+    def act(rank: int) -> tuple[Plan, int]:
+        batch = 4 if rank < 2 else 6
+        return agree(4 * batch, chain_of_dense(6, width=64, batch=batch, tied=(0, 5)), request=request)
+
+    plans = [plan for plan, _ in four.run(act)]
+    assert len({(plan.placement, plan.schedule) for plan in plans}) == 1
+    assert len(plans[0].placement) == {"zb_v": 4, None: 3}.get(choice.get("schedule"), len(plans[0].placement))
+    assert [plan.owners for plan in plans] == [plans[0].owners] * 4
 
 
 def test_the_ranks_of_a_replica_have_the_same_batch(four: Ranks) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from smp_tf import planning, proposal
-from smp_tf.errors import MemoryLimitError
+from smp_tf.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan
@@ -92,8 +92,46 @@ def test_a_stage_has_both_ends_where_they_share_a_weight_and_that_is_better() ->
 def test_where_it_gains_nothing_every_stage_is_one_run() -> None:
     plan = not_contiguous(GRAPH)
     assert plan.has_one_chunk_each
-    assert plan.reasons[-1] == "no stage has two runs of the layers: that would gain nothing"
+    assert plan.reasons[-1] == "stage 0 does not have both ends of the model: that would gain nothing"
 
 
 def test_a_schedule_with_chunks_of_its_own_keeps_them() -> None:
     assert not_contiguous(both_ends_share(), "zb_v").placement == (0, 1, 2, 2, 1, 0)
+
+
+def test_too_few_layers_for_any_schedule_is_an_error_that_says_so() -> None:
+    """Bug: an IndexError, on one rank."""
+    request = planning.PlacementRequest(2, 4, "auto", "memory", 0.0, chunks_per_rank=5)
+    with pytest.raises(PlacementError, match=r"has 8 units .* one in each of its 10 chunks on 2 partitions"):
+        proposal.propose(GRAPH, request, {})
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb_v", "auto"])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_partition_that_there_is_not_is_named(schedule: str, contiguous: bool) -> None:
+    """Bug: an IndexError where a partition may be visited more than once."""
+    graph = chain_of_dense(8, batch=16, stages=[0, 0, 1, 1, 5, 0, 0, 0])
+    request = planning.PlacementRequest(2, 4, schedule, "memory", 0.0, contiguous=contiguous)
+    with pytest.raises(PlacementError, match=r"'net/dense_4' was placed on partition 5. There are 2: use 0 to 1"):
+        proposal.propose(graph, request, {})
+
+
+def test_layers_by_hand_go_with_the_chunks_of_the_schedule_where_these_come_back() -> None:
+    """Bug: contiguous = false refused what contiguous = true takes."""
+    graph = chain_of_dense(8, batch=16, stages=[0, 0, 1, 1, 1, 1, 0, 0])
+    for contiguous in (True, False):
+        request = planning.PlacementRequest(2, 4, "zb_v", "memory", 0.0, contiguous=contiguous)
+        assert proposal.propose(graph, request, {}).placement == (0, 1, 1, 0)
+    request = planning.PlacementRequest(2, 4, "interleaved", "memory", 0.0, contiguous=False)
+    plan = proposal.propose(graph, request, {})
+    assert plan.placement == (0, 1, 0)
+    assert [plan.stage_of(f"net/dense_{layer}") for layer in range(8)] == [0, 0, 1, 1, 1, 1, 0, 0]
+
+
+def test_a_later_step_may_use_the_layers_of_one_partition_alone() -> None:
+    """Bug: with auto_partition = false it was refused, since no layer was on the other partition."""
+    graph = chain_of_dense(2, batch=16, stages=[0, 0])
+    request = planning.PlacementRequest(2, 4, "interleaved", "memory", 0.0, default=0)
+    with pytest.raises(PlacementError, match="no layer is on partition 1 of 2"):
+        proposal.propose(graph, request, {})
+    assert set(proposal.propose(graph, request, {0: 0, 1: 0}).units.values()) == {0}

@@ -209,6 +209,15 @@ class TestSharedByTwoModels:
         assert not has_storage(first)
         assert not one.is_new
 
+    def test_where_the_chunks_are_is_known_by_both(self) -> None:
+        """Bug: a model that shares another one's weights had their chunks, and did not know where these are."""
+        one, other, (first, second, own) = self.shared()
+        one.settle({0: 0, 1: 2}, stage=0, seed=SEED, chunks=(0, 1, 0))
+        placed = [other.state(v).placement for v in (first, second, own)]
+        assert [p.chunk for p in placed] == [0, 2, None]
+        assert [p.owner for p in placed] == [0, 0, None]
+        assert [p.chunks for p in placed] == [(0, 1, 0), (0, 1, 0), None]
+
     def test_the_model_that_came_second_may_run_first(self) -> None:
         one, other, (first, second, own) = self.shared()
         other.settle({0: 0, 1: 1, 2: 0}, stage=0, seed=SEED)
