@@ -279,7 +279,7 @@ class Split(Trainer):
 
         calls = {}
         for sweep, name in enumerate(("forward", "backward")):
-            segment = program.functions[sweep, 0]
+            segment = program.functions[program.stage, sweep, 0]
             given = [value_of(tensor) for tensor in segment.arguments]
             given += [anything(graph.variables[v].type) for v in segment.remote_values]
             known.update(zip(segment.outputs, segment.function(*given), strict=True))

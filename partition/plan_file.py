@@ -180,10 +180,9 @@ def _variables(graph: OpGraph) -> dict[str, str]:
 
 def _require_order(plan: StoredPlan, partitions: int) -> None:
     """Raise where a layer is in a chunk that does not exist, or before what its data comes from."""
-    if sorted(set(plan.placement)) != list(range(partitions)):
+    if not plan.placement or not set(plan.placement) <= set(range(partitions)):
         raise PlacementError(
-            f"It has chunks on partitions {list(plan.placement)}, and there are {partitions}, 0 to {partitions - 1}, "
-            f"each of which has at least one."
+            f"It has chunks on partitions {list(plan.placement)}, and there are {partitions}: 0 to {partitions - 1}."
         )
     chunks = len(plan.placement)
     what = "partition" if chunks == partitions else "chunk"
