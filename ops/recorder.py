@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 from typing import NamedTuple
 
 from smp_tf.ops.library import transport_library
@@ -131,15 +132,10 @@ def clock() -> int:
     return int(_functions().smp_timeline_clock())
 
 
-_declared = False
-
-
+@functools.cache
 def _functions() -> ctypes.CDLL:
     """The library with the types of these functions declared."""
-    global _declared
     library = transport_library()
-    if _declared:
-        return library
     size, i64 = ctypes.c_size_t, ctypes.c_int64
     library.smp_timeline_start.argtypes = [size, i64, i64]
     library.smp_timeline_count_program.argtypes = [ctypes.c_uint64]
@@ -150,5 +146,4 @@ def _functions() -> ctypes.CDLL:
     library.smp_timeline_take.argtypes = [ctypes.c_void_p, size]
     library.smp_timeline_take.restype = size
     library.smp_timeline_clock.restype = i64
-    _declared = True
     return library

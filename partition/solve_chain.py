@@ -119,7 +119,7 @@ def solve_chain(
         if cuts is None:
             continue
         least = min(least, score)
-        stage_of = _stage_of(cuts, len(chain.names))
+        stage_of = chunks_of_cuts(cuts, len(chain.names))
         owners = {w.variable: stage_of[w.users[-1 if w.variable in late else 0]] for w in chain.weights}
         found = Placement(stage_of, owners, *search.of_cuts(cuts))
         if best is None or _order(found, objective, microbatches) < _order(best, objective, microbatches):
@@ -189,8 +189,13 @@ def follow_owners(
     return costed(chain, chunk_of, owners, microbatches, chunks, ranks)
 
 
-def _stage_of(cuts: Sequence[int], count: int) -> tuple[int, ...]:
-    """Stage of every unit."""
+def chunks_of_cuts(cuts: Sequence[int], count: int) -> tuple[int, ...]:
+    """Which run each unit is in.
+
+    Args:
+        cuts: first unit of run 1, of run 2 and so on.
+        count: number of units.
+    """
     return tuple(stage for stage, (a, b) in enumerate(pairwise((0, *cuts, count))) for _ in range(b - a))
 
 

@@ -17,7 +17,7 @@ from math import comb, inf
 
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks, costed
-from smp_tf.partition.solve_chain import owner_choices, solve_chain
+from smp_tf.partition.solve_chain import chunks_of_cuts, owner_choices, solve_chain
 
 #: Rounds in which every cut is moved, at most; a few are enough where the start is good.
 _ROUNDS = 12
@@ -155,9 +155,8 @@ class _Search:
     def improved(self, start: tuple[tuple[int, ...], dict[int, int]], looks: int) -> tuple[_Order, Placement]:
         """The best cuts that moving one after the other leads to in so many looks, and how good they are."""
         cuts, owners = start
-        late = frozenset(
-            w.variable for w in self._chain.weights if owners[w.variable] != self._chunk_of(cuts)[w.users[0]]
-        )
+        chunk_of = chunks_of_cuts(cuts, len(self._chain.names))
+        late = frozenset(w.variable for w in self._chain.weights if owners[w.variable] != chunk_of[w.users[0]])
         order, found = self._costed(cuts, late)
         for _ in range(_ROUNDS):
             before = order
@@ -207,13 +206,9 @@ class _Search:
                 return False
         return True
 
-    def _chunk_of(self, cuts: Sequence[int]) -> tuple[int, ...]:
-        bounds = pairwise((0, *cuts, len(self._chain.names)))
-        return tuple(chunk for chunk, (a, b) in enumerate(bounds) for _ in range(b - a))
-
     def _costed(self, cuts: Sequence[int], late: Collection[int]) -> tuple[_Order, Placement]:
         """What is too much for a rank, what is balanced, and the other; and the placement."""
-        chunk_of = self._chunk_of(cuts)
+        chunk_of = chunks_of_cuts(cuts, len(self._chain.names))
         owners = {w.variable: chunk_of[w.users[-1 if w.variable in late else 0]] for w in self._chain.weights}
         found = costed(self._chain, chunk_of, owners, self._microbatches, self._chunks, self._ranks)
         limits = zip(found.memory, self._ranks.memory, strict=True)

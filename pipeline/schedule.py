@@ -247,27 +247,3 @@ def program_of(
 def is_named(schedule: str) -> bool:
     """Returns whether a schedule is meant by its name, also one that there is not; no name begins with a number."""
     return not schedule[:1].isdigit()
-
-
-def in_flight(kind: str, stages: int, microbatches: int, chunks_per_rank: int | None = None) -> tuple[int, ...]:
-    """Returns `peak_stash` of the training program of a schedule.
-
-    Where a rank has several chunks of different sizes, `stash.stash_profile` says of which.
-
-    Args:
-        kind: a name in `SCHEDULES`.
-        stages: how many ranks share the model.
-        microbatches: how many microbatches a step runs.
-        chunks_per_rank: as in `build`.
-
-    Returns:
-        One count per rank, in units of one chunk and one microbatch.
-
-    Raises:
-        ScheduleError: as `build`.
-
-    Example:
-        >>> in_flight("simple", stages=4, microbatches=8)
-        (8, 8, 8, 8)
-    """
-    return peak_stash(build(kind, stages, microbatches, chunks_per_rank))

@@ -7,38 +7,23 @@ memory      a row per rank: what it holds while the step runs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
+from smp_tf.html_page import LEFT, TASKS, WIDTH, document, items, legend, mark, svg, table
 from smp_tf.in_words import in_seconds
 from smp_tf.offline_plan import OfflinePlan, memory_over_time
 from smp_tf.partition.plan import as_bytes
 from smp_tf.partition.report import layer_names, proved, reasons
-from smp_tf.pipeline.task import Kind
 from smp_tf.plan_text import forecast
 
 #: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
 _COLORS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2", "#999999")
-#: The tasks of a timeline: color, and what it stands for.
-_TASKS = {
-    Kind.F: ("#56b4e9", "forward"),
-    Kind.B: ("#e69f00", "backward"),
-    Kind.I: ("#e69f00", "backward, what the stage before waits for"),
-    Kind.W: ("#f0e442", "backward, gradients of weights"),
-    Kind.T: ("#009e73", "what needs gradients of several stages"),
-}
-_WIDTH = 1100
-_LEFT = 70
 _LARGEST = 20
 
 _STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
-table { border-collapse: collapse; } th, td { padding: .25em .8em; border-bottom: 1px solid #ddd; text-align: right; }
 th:nth-child(1), td:nth-child(1), td.name, th.name { text-align: left; }
 td.name { overflow-wrap: anywhere; }
-.wide { overflow-x: auto; } svg { font: 11px system-ui, sans-serif; }
-.mark { display: inline-block; width: .9em; height: .9em; margin-right: .4em; vertical-align: -.1em; }
 """
 
 
@@ -58,7 +43,7 @@ def page(made: OfflinePlan, name: str) -> str:
     body = [
         f"<h1>Plan of {escape(name)}</h1>",
         f"<p>{escape(said)}.</p>",
-        _list([*reasons(plan), *proved(plan), forecast(made)]),
+        items([*reasons(plan), *proved(plan), forecast(made)]),
         "<h2>Stages</h2>",
         _stages(made),
         "<h2>Layers</h2>",
@@ -71,32 +56,11 @@ def page(made: OfflinePlan, name: str) -> str:
         f'<div class="wide">{_memory(made)}</div>',
         f"<h2>The largest layers</h2>{_largest(made)}",
     ]
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Plan of {escape(name)}</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
-    )
+    return document(f"Plan of {name}", body, _STYLE)
 
 
 def _color(stage: int) -> str:
     return _COLORS[stage % len(_COLORS)]
-
-
-def _mark(color: str) -> str:
-    return f'<span class="mark" style="background: {color}"></span>'
-
-
-def _list(lines: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML; the second column holds names."""
-
-    def cells(kind: str, row: Sequence[str]) -> str:
-        return "".join(f"<{kind}{' class=name' if at == 1 else ''}>{cell}</{kind}>" for at, cell in enumerate(row))
-
-    lines = [f"<tr>{cells('td', row)}</tr>" for row in rows]
-    return f"<table><thead><tr>{cells('th', heads)}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def _stages(made: OfflinePlan) -> str:
@@ -118,9 +82,9 @@ def _stages(made: OfflinePlan) -> str:
     for stage, row in enumerate(made.plan.forecast):
         parts = (row.weight_bytes, row.gradient_bytes, row.slot_bytes, row.stash_bytes, row.transport_bytes)
         sizes = [as_bytes(part) for part in (*parts, row.working_bytes, row.stored_bytes)]
-        mark = _mark(_color(stage)) + str(stage)
-        rows.append((mark, escape(names[stage]), f"{row.parameters:,}", *sizes, f"{row.time_share:.0%}"))
-    return _table(heads, rows)
+        numbered = mark(_color(stage)) + str(stage)
+        rows.append((numbered, escape(names[stage]), f"{row.parameters:,}", *sizes, f"{row.time_share:.0%}"))
+    return table(heads, rows, names_at=1)
 
 
 def _layers(made: OfflinePlan) -> str:
@@ -166,7 +130,7 @@ def _layers(made: OfflinePlan) -> str:
                 f'{x2} {y2:.1f}" fill="none" stroke="#444"/><text x="{x + gap / 2}" y="{(y + y2) / 2 - 3:.1f}" '
                 f'text-anchor="middle">{as_bytes(flow.nbytes)}</text></g>'
             )
-    return _svg(made.plan.stages * (width + gap) - gap, 24 + tallest * height, shapes)
+    return svg(made.plan.stages * (width + gap) - gap, 24 + tallest * height, shapes)
 
 
 def _short(name: str) -> str:
@@ -175,8 +139,7 @@ def _short(name: str) -> str:
 
 
 def _legend(made: OfflinePlan) -> str:
-    there = {span.task.kind for spans in made.timeline.spans for span in spans if span.end > span.start}
-    return " ".join(f"{_mark(color)}{words}" for kind, (color, words) in _TASKS.items() if kind in there)
+    return legend(span.task.kind for spans in made.timeline.spans for span in spans if span.end > span.start)
 
 
 def _paler(made: OfflinePlan) -> str:
@@ -190,7 +153,7 @@ def _opacity(placement: Sequence[int], chunk: int) -> float:
 
 
 def _timeline(made: OfflinePlan) -> str:
-    scale = (_WIDTH - _LEFT) / made.timeline.step_time
+    scale = (WIDTH - LEFT) / made.timeline.step_time
     shapes = []
     for rank, spans in enumerate(made.timeline.spans):
         top = rank * 24
@@ -199,8 +162,8 @@ def _timeline(made: OfflinePlan) -> str:
             task = span.task
             if task.kind.is_transfer or span.end <= span.start:
                 continue
-            color, _ = _TASKS[task.kind]
-            x, wide = _LEFT + span.start * scale, (span.end - span.start) * scale
+            color, _ = TASKS[task.kind]
+            x, wide = LEFT + span.start * scale, (span.end - span.start) * scale
             told = f"{task}: {in_seconds(span.start)} to {in_seconds(span.end)}"
             shapes.append(
                 f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{top}" width="{wide:.2f}" height="20" '
@@ -212,33 +175,31 @@ def _timeline(made: OfflinePlan) -> str:
                 shapes.append(f'<text x="{middle:.1f}" y="{top + 14}" text-anchor="middle">{task.microbatch}</text>')
             shapes.append("</g>")
     bottom = 24 * made.plan.stages
-    shapes.append(f'<text x="{_LEFT}" y="{bottom + 12}">0</text>')
-    shapes.append(
-        f'<text x="{_WIDTH}" y="{bottom + 12}" text-anchor="end">{in_seconds(made.timeline.step_time)}</text>'
-    )
-    return _svg(_WIDTH, bottom + 16, shapes)
+    shapes.append(f'<text x="{LEFT}" y="{bottom + 12}">0</text>')
+    shapes.append(f'<text x="{WIDTH}" y="{bottom + 12}" text-anchor="end">{in_seconds(made.timeline.step_time)}</text>')
+    return svg(WIDTH, bottom + 16, shapes)
 
 
 def _memory(made: OfflinePlan) -> str:
     over_time = memory_over_time(made)
     most = max(held for points in over_time for _, held in points) or 1
-    scale = (_WIDTH - _LEFT - 90) / made.timeline.step_time
+    scale = (WIDTH - LEFT - 90) / made.timeline.step_time
     tall = 46
     shapes = []
     for rank, points in enumerate(over_time):
         bottom = (rank + 1) * (tall + 6)
-        path = [f"M{_LEFT} {bottom}"]
+        path = [f"M{LEFT} {bottom}"]
         for (at, held), (until, _) in zip(points, [*points[1:], points[-1]], strict=True):
             level = bottom - held / most * tall
-            path.append(f"L{_LEFT + at * scale:.2f} {level:.1f} L{_LEFT + until * scale:.2f} {level:.1f}")
-        path.append(f"L{_LEFT + made.timeline.step_time * scale:.2f} {bottom} Z")
+            path.append(f"L{LEFT + at * scale:.2f} {level:.1f} L{LEFT + until * scale:.2f} {level:.1f}")
+        path.append(f"L{LEFT + made.timeline.step_time * scale:.2f} {bottom} Z")
         peak = max(held for _, held in points)
         shapes.append(
             f'<g><title>rank {rank}: at most {as_bytes(peak)}</title><path d="{" ".join(path)}" fill="{_color(rank)}" '
             f'fill-opacity=".7"/><text x="0" y="{bottom - 4}">rank {rank}</text>'
-            f'<text x="{_WIDTH}" y="{bottom - 4}" text-anchor="end">{as_bytes(peak)}</text></g>'
+            f'<text x="{WIDTH}" y="{bottom - 4}" text-anchor="end">{as_bytes(peak)}</text></g>'
         )
-    return _svg(_WIDTH, len(over_time) * (tall + 6) + 4, shapes)
+    return svg(WIDTH, len(over_time) * (tall + 6) + 4, shapes)
 
 
 def _largest(made: OfflinePlan) -> str:
@@ -257,13 +218,7 @@ def _largest(made: OfflinePlan) -> str:
         cost = made.costs.units[unit]
         sizes = [as_bytes(part) for part in (cost.weight_bytes, cost.slot_bytes, cost.stash_bytes)]
         share = (cost.time_forward + cost.time_backward) / whole
-        mark = _mark(_color(stage_of[unit])) + str(stage_of[unit])
-        rows.append((mark, escape(made.units[unit].name), *sizes, f"{share:.1%}"))
-    return _table(("stage", "layer", "weights", "slots", "stash of a microbatch", "time"), rows)
-
-
-def _svg(width: float, height: float, shapes: Iterable[str]) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}">{"".join(shapes)}</svg>'
-    )
+        numbered = mark(_color(stage_of[unit])) + str(stage_of[unit])
+        rows.append((numbered, escape(made.units[unit].name), *sizes, f"{share:.1%}"))
+    heads = ("stage", "layer", "weights", "slots", "stash of a microbatch", "time")
+    return table(heads, rows, names_at=1)

@@ -6,25 +6,15 @@ went into.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
+from smp_tf.html_page import LEFT, TASKS, WIDTH, document, items, legend, mark, svg, table
 from smp_tf.in_words import in_seconds
 from smp_tf.pipeline.recorded import TaskRun
 from smp_tf.pipeline.step_anatomy import PARTS, StepAnatomy
-from smp_tf.pipeline.task import Kind
 from smp_tf.timeline_report import WORDS, RecordedReplica, rows
 
-#: Colours that people who see colours differently can tell apart (Okabe and Ito, 2008), as on the page of a plan.
-_TASKS = {
-    Kind.F: ("#56b4e9", "forward"),
-    Kind.B: ("#e69f00", "backward"),
-    Kind.I: ("#e69f00", "backward, what the stage before waits for"),
-    Kind.W: ("#f0e442", "backward, gradients of weights"),
-    Kind.T: ("#009e73", "what needs gradients of several stages"),
-    Kind.REDUCE: ("#cc79a7", "reduce: gradients over replicas, norms over stages"),
-    Kind.APPLY: ("#999999", "apply: the optimizer"),
-}
 _PARTS = {
     "compute": "#ffffff",
     "bubble": "#d9d9d9",
@@ -34,18 +24,12 @@ _PARTS = {
     "input": "#0072b2",
     "other": "#444444",
 }
-_WIDTH = 1100
-_LEFT = 70
 _ROW = 34
 #: Steps that are drawn.
 _MOST = 8
 
 _STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
-table { border-collapse: collapse; } th, td { padding: .25em .8em; border-bottom: 1px solid #ddd; text-align: right; }
-.wide { overflow-x: auto; } svg { font: 11px system-ui, sans-serif; }
-.mark { display: inline-block; width: .9em; height: .9em; margin: 0 .3em 0 .8em; vertical-align: -.1em; }
+.mark { margin-left: .8em; }
 .frame { border: 2px solid black; box-sizing: border-box; } .compute { border: 1px solid #bbb; }
 """
 
@@ -69,17 +53,14 @@ def page(replicas: Sequence[RecordedReplica], name: str) -> str:
     ]
     for replica in replicas:
         title = f"Replica {replica.number}" if len(replicas) > 1 else "Steps"
-        body += [f"<h2>{title}</h2>", _list(replica.said()), f"<p>{_legend(replica)}</p>"]
+        body += [f"<h2>{title}</h2>", items(replica.said()), f"<p>{_legend(replica)}</p>"]
         for (_, number), step in list(replica.steps.items())[:_MOST]:
             body.append(f"<h3>Step {number} of {escape(step.program.name)}</h3>")
             body.append(f"<p>{escape(_path_in_words(step))}</p>")
             body.append(f'<div class="wide">{_picture(step, replica.ranks)}</div>')
         if len(replica.steps) > _MOST:
             body.append(f"<p>{len(replica.steps) - _MOST} more steps were recorded, and are not drawn.</p>")
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Timeline of {escape(name)}</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
-    )
+    return document(f"Timeline of {name}", body, _STYLE)
 
 
 _LEGEND_OF_PARTS = f"""<ul>
@@ -91,20 +72,14 @@ _LEGEND_OF_PARTS = f"""<ul>
 </ul>"""
 
 
-def _list(lines: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
-
-
 def _spent(replicas: Sequence[RecordedReplica]) -> str:
-    heads = ("rank", "stage", "step", *(f"{_mark(_PARTS[part], part)}{WORDS[part]}" for part in PARTS))
+    heads = ("rank", "stage", "step", *(f"{mark(_PARTS[part], part)}{WORDS[part]}" for part in PARTS))
     found = list(rows(replicas))
     lines = [[str(rank), str(stage), *_cells(spent)] for rank, stage, spent in found]
     if len(found) > 1:
         mean = {part: sum(spent[part] for *_, spent in found) / len(found) for part in PARTS}
         lines.append(["all", "", *_cells(mean)])
-    head = "".join(f"<th>{cell}</th>" for cell in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return table(heads, lines)
 
 
 def _cells(spent: dict[str, float]) -> list[str]:
@@ -113,14 +88,10 @@ def _cells(spent: dict[str, float]) -> list[str]:
     return [in_seconds(whole), *parts]
 
 
-def _mark(color: str, name: str = "") -> str:
-    return f'<span class="mark {name}" style="background: {color}"></span>'
-
-
 def _legend(replica: RecordedReplica) -> str:
-    there = {run.task.kind for step in replica.steps.values() for stage in step.stages if stage for run in stage.tasks}
-    tasks = " ".join(f"{_mark(color)}{words}" for kind, (color, words) in _TASKS.items() if kind in there)
-    return f"{tasks} {_mark('white', 'frame')}on the critical path; the number is the microbatch."
+    stages = (stage for step in replica.steps.values() for stage in step.stages if stage)
+    tasks = legend(run.task.kind for stage in stages for run in stage.tasks)
+    return f"{tasks} {mark('white', 'frame')}on the critical path; the number is the microbatch."
 
 
 def _path_in_words(step: StepAnatomy) -> str:
@@ -139,7 +110,7 @@ def _path_in_words(step: StepAnatomy) -> str:
 def _picture(step: StepAnatomy, ranks: Sequence[int]) -> str:
     known = [stage for stage in step.stages if stage is not None]
     begin, end = min(stage.begin for stage in known), max(stage.until for stage in known)
-    scale = (_WIDTH - _LEFT) / max(end - begin, 1)
+    scale = (WIDTH - LEFT) / max(end - begin, 1)
     critical = {run.task for _, run in step.critical_path()}
     shapes = []
     for row, (rank, stage) in enumerate(zip(ranks, step.stages, strict=True)):
@@ -154,21 +125,18 @@ def _picture(step: StepAnatomy, ranks: Sequence[int]) -> str:
                 continue
             told = f"{WORDS[piece.part]}: {in_seconds((piece.end - piece.begin) / 1e9)}"
             shapes.append(
-                f'<g><title>{escape(told)}</title><rect x="{_LEFT + (piece.begin - begin) * scale:.2f}" y="{top + 21}" '
+                f'<g><title>{escape(told)}</title><rect x="{LEFT + (piece.begin - begin) * scale:.2f}" y="{top + 21}" '
                 f'width="{(piece.end - piece.begin) * scale:.2f}" height="6" fill="{_PARTS[piece.part]}"/></g>'
             )
     bottom = _ROW * len(ranks)
-    shapes.append(f'<text x="{_LEFT}" y="{bottom + 12}">0</text>')
-    shapes.append(f'<text x="{_WIDTH}" y="{bottom + 12}" text-anchor="end">{in_seconds((end - begin) / 1e9)}</text>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{bottom + 16}" '
-        f'viewBox="0 0 {_WIDTH} {bottom + 16}">{"".join(shapes)}</svg>'
-    )
+    shapes.append(f'<text x="{LEFT}" y="{bottom + 12}">0</text>')
+    shapes.append(f'<text x="{WIDTH}" y="{bottom + 12}" text-anchor="end">{in_seconds((end - begin) / 1e9)}</text>')
+    return svg(WIDTH, bottom + 16, shapes)
 
 
 def _box(run: TaskRun, origin: int, scale: float, top: int, is_critical: bool) -> str:
-    color, _ = _TASKS[run.task.kind]
-    x, wide = _LEFT + (run.begin - origin) * scale, (run.end - run.begin) * scale
+    color, _ = TASKS[run.task.kind]
+    x, wide = LEFT + (run.begin - origin) * scale, (run.end - run.begin) * scale
     told = (
         f"{run.task}: {in_seconds((run.end - run.begin) / 1e9)}, from {in_seconds((run.begin - origin) / 1e9)}"
         f"{', on the critical path' if is_critical else ''}"

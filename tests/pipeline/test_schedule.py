@@ -5,14 +5,14 @@ from __future__ import annotations
 from textwrap import dedent
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smp_tf.pipeline.any_placement import interleaved_over, simple_over
 from smp_tf.pipeline.check import check
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.orders import interleaved, simple
-from smp_tf.pipeline.schedule import IN_ORDER, SCHEDULES, build, in_flight, placement_of, program_of, runs_on
+from smp_tf.pipeline.schedule import IN_ORDER, SCHEDULES, build, placement_of, program_of, runs_on
 from smp_tf.pipeline.stash import stash_profile
 from smp_tf.pipeline.sweeps import forward_only
 
@@ -234,15 +234,6 @@ def test_a_program_knows_its_numbers() -> None:
     numbers = program.stages, program.chunks, program.microbatches, program.sweeps
     assert numbers == (3, 3, 5, 3)
     assert program.placement() == (0, 1, 2)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 16), st.integers(1, 64))
-def test_stash_of_both_schedules(stages: int, microbatches: int) -> None:
-    assert in_flight("simple", stages, microbatches) == (microbatches,) * stages
-    assert in_flight("interleaved", stages, microbatches) == tuple(
-        min(stages - rank, microbatches) for rank in range(stages)
-    )
 
 
 @pytest.mark.parametrize(

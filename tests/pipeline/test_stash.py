@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smp_tf.pipeline import stash
-from smp_tf.pipeline.schedule import SCHEDULES, build, in_flight
+from smp_tf.pipeline.schedule import SCHEDULES, build
 from smp_tf.pipeline.stash import peak_stash, stash_profile
 from smp_tf.pipeline.task import Kind, parse_program
 
@@ -14,16 +14,16 @@ from smp_tf.pipeline.task import Kind, parse_program
 @settings(deadline=None)
 @given(st.integers(1, 16), st.integers(1, 64))
 def test_stash_of_the_schedules_with_one_chunk(stages: int, microbatches: int) -> None:
-    assert in_flight("simple", stages, microbatches) == (microbatches,) * stages
-    assert in_flight("zb_h1", stages, microbatches) == (min(stages, microbatches),) * stages
-    assert in_flight("interleaved", stages, microbatches) == tuple(
+    assert peak_stash(build("simple", stages, microbatches)) == (microbatches,) * stages
+    assert peak_stash(build("zb_h1", stages, microbatches)) == (min(stages, microbatches),) * stages
+    assert peak_stash(build("interleaved", stages, microbatches)) == tuple(
         min(stages - rank, microbatches) for rank in range(stages)
     )
 
 
-def test_in_flight_is_told_the_number_of_chunks() -> None:
-    assert in_flight("interleaved_1f1b", 4, 8) == (11, 9, 7, 5)
-    assert in_flight("interleaved_1f1b", 4, 8, 4) == (19, 17, 15, 13)
+def test_the_stash_of_a_schedule_follows_the_number_of_chunks() -> None:
+    assert peak_stash(build("interleaved_1f1b", 4, 8)) == (11, 9, 7, 5)
+    assert peak_stash(build("interleaved_1f1b", 4, 8, 4)) == (19, 17, 15, 13)
 
 
 def test_stash_of_a_backward_in_two_pieces() -> None:

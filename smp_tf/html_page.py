@@ -1,0 +1,85 @@
+"""What the pages of a plan and of a timeline are made of: one self-contained document of HTML, tables and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from smp_tf.pipeline.task import Kind
+
+#: The tasks of a picture: a color that people who see colours differently can tell apart (Okabe and Ito, 2008), and
+#: what it stands for.
+TASKS = {
+    Kind.F: ("#56b4e9", "forward"),
+    Kind.B: ("#e69f00", "backward"),
+    Kind.I: ("#e69f00", "backward, what the stage before waits for"),
+    Kind.W: ("#f0e442", "backward, gradients of weights"),
+    Kind.T: ("#009e73", "what needs gradients of several stages"),
+    Kind.REDUCE: ("#cc79a7", "reduce: gradients over replicas, norms over stages"),
+    Kind.APPLY: ("#999999", "apply: the optimizer"),
+}
+#: Pixels of a picture's width, and of what stands before its rows.
+WIDTH, LEFT = 1100, 70
+
+_STYLE = """
+body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+table { border-collapse: collapse; } th, td { padding: .25em .8em; border-bottom: 1px solid #ddd; text-align: right; }
+.wide { overflow-x: auto; } svg { font: 11px system-ui, sans-serif; }
+.mark { display: inline-block; width: .9em; height: .9em; margin-right: .4em; vertical-align: -.1em; }
+"""
+
+
+def document(title: str, body: Iterable[str], style: str = "") -> str:
+    """A whole page.
+
+    Args:
+        title: of it, as text.
+        body: pieces of HTML.
+        style: rules besides those of all pages.
+    """
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE}{style}</style></head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
+    )
+
+
+def items(lines: Iterable[str]) -> str:
+    """A list of texts."""
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], names_at: int | None = None) -> str:
+    """A table.
+
+    Args:
+        heads: of the columns; like all cells they are HTML.
+        rows: cells.
+        names_at: the column that holds names, which are left-aligned and may be long.
+    """
+
+    def cells(kind: str, row: Sequence[str]) -> str:
+        styles = [" class=name" if at == names_at else "" for at in range(len(row))]
+        return "".join(f"<{kind}{style}>{cell}</{kind}>" for style, cell in zip(styles, row, strict=True))
+
+    lines = [f"<tr>{cells('td', row)}</tr>" for row in rows]
+    return f"<table><thead><tr>{cells('th', heads)}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def mark(color: str, name: str = "") -> str:
+    """A small square of a color, perhaps with a style of its own."""
+    return f'<span class="mark {name}" style="background: {color}"></span>'
+
+
+def legend(there: Iterable[Kind]) -> str:
+    """What the colours of the tasks that are there stand for."""
+    there = set(there)
+    return " ".join(f"{mark(color)}{words}" for kind, (color, words) in TASKS.items() if kind in there)
+
+
+def svg(width: float, height: float, shapes: Iterable[str]) -> str:
+    """A picture of such a size."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}">{"".join(shapes)}</svg>'
+    )
