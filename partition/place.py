@@ -42,7 +42,6 @@ def place(
     *,
     objective: str = "memory",
     microbatches: int = 1,
-    in_flight: Sequence[int] | None = None,
     ranks: Ranks | None = None,
     seconds: float = 0.0,
     worth: float = 0.0,
@@ -57,13 +56,12 @@ def place(
         stages: number of stages.
         objective: "speed": the seconds of a step; "memory": the bytes of the fullest stage.
         microbatches: per step.
-        in_flight: microbatches whose stash a stage holds at once; by default what 1F1B keeps.
         ranks: how these differ, and what they may need; None where they are alike and may need anything.
         seconds: for how long to look beyond cuts of one order, about; the same on every run and machine.
         worth: the least gain that is worth looking for: seconds of a step, or bytes.
         most_choices: units times stages beyond which it is not looked for.
-        chunks: where stages have several chunks, or other ones than in order: where these are, and what they keep. Then
-            `in_flight` does not count, and cuts of one order are all that is looked for.
+        chunks: where they are, and what stages keep of them; None for one on every stage, and what 1F1B keeps. Where a
+            stage has several, cuts of one order are all that is looked for.
 
     Returns:
         The placement.
@@ -76,19 +74,18 @@ def place(
         >>> place(Chain(("a", "b", "c"), (1.0, 2.0, 3.0)), [(0, 1), (1, 2)], 2, objective="speed").gap
         0.0
     """
-    held = in_flight_of(stages, microbatches, in_flight)
     ranks = ranks or Ranks.alike(stages)
     pairs = sorted(set(needs))
     given = any(at is not None for at in (*chain.manual, *chain.pinned))
-    if chunks is not None and not chunks.are_stages:
+    chunks = chunks or Chunks.one_each(in_flight_of(stages, microbatches, None))
+    if not chunks.are_stages:
         cut = solve_chunks(chain, chunks, objective=objective, microbatches=microbatches, ranks=ranks)
         bound = _least_possible(chain, chunks, objective, microbatches, ranks)
         return Placed(cut, None if given else _gap(cut.score(objective, microbatches), bound))
-    if chunks is not None:
-        held = chunks.in_flight
+    held = chunks.in_flight
     cut = solve_chain(chain, stages, objective=objective, microbatches=microbatches, in_flight=held, ranks=ranks)
     score = cut.score(objective, microbatches)
-    bound = _least_possible(chain, Chunks.one_each(held), objective, microbatches, ranks)
+    bound = _least_possible(chain, chunks, objective, microbatches, ranks)
     if _is_only_order(chain, pairs):
         bound = max(bound, cut.least)
     if given:
