@@ -39,7 +39,7 @@ def build():
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=128,
         max_position_embeddings=LENGTH,

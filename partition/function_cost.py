@@ -39,6 +39,25 @@ def node_costs(graph: OpGraph, unknown: int = 1) -> tuple[NodeCost, ...]:
     Returns:
         One cost a node.
     """
+    costs, _ = _walk(graph, unknown)
+    return costs
+
+
+def loop_trips(graph: OpGraph) -> dict[int, int]:
+    """How often the loops run that nodes are, or that functions have which nodes call.
+
+    Args:
+        graph: the graph, with the library of the functions it calls.
+
+    Returns:
+        By number of the node; of several loops the longest. No entry where nothing says how often.
+    """
+    _, trips = _walk(graph, 1)
+    return {number: max(known) for number, known in trips.items() if known}
+
+
+def _walk(graph: OpGraph, unknown: int) -> tuple[tuple[NodeCost, ...], dict[int, list[int]]]:
+    """The cost of every node, and how often the loops in those that call functions run."""
     library = functions(graph.library)
     costs: list[NodeCost] = []
     values: dict[Tensor, _Known] = {}
@@ -55,7 +74,7 @@ def node_costs(graph: OpGraph, unknown: int = 1) -> tuple[NodeCost, ...]:
         if node.op in ("Const", "StridedSlice", "Identity") and node.definition:
             values[Tensor(number, 0)] = _folded(node.op, attributes(node), given)
         costs.append(op_cost(node, inputs, node.outputs, unknown))
-    return tuple(costs)
+    return tuple(costs), trips
 
 
 def _held(graph: OpGraph, tensor: Tensor) -> TensorType:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from smp_tf.partition import tf_internals
 from smp_tf.partition.errors import TraceError
+from smp_tf.partition.loop_lists import with_list_lengths
 from smp_tf.partition.op_graph import (
     ARGUMENT,
     CAPTURE,
@@ -62,8 +63,12 @@ class OutputSlot:
 
 
 def _tensor_type(tensor: tf.Tensor) -> TensorType:
-    shape = tensor.shape
-    return TensorType(tensor.dtype.name, None if shape.rank is None else tuple(shape.as_list()))
+    listed = tf_internals.list_entry(tensor) if tensor.dtype == tf.variant else None
+    return TensorType(tensor.dtype.name, _shape(tensor.shape), listed and TensorType(listed[0].name, _shape(listed[1])))
+
+
+def _shape(shape: tf.TensorShape) -> tuple[int | None, ...] | None:
+    return None if shape.rank is None else tuple(shape.as_list())
 
 
 def _paint(spans: Sequence[Any], length: int, value: Callable[[int], Any], initial: Any) -> list[Any]:
@@ -177,7 +182,7 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
             library=graph_def.library.SerializeToString(deterministic=True),
         )
     )
-    op_graph = dataclasses.replace(op_graph, nodes=_pair_function_calls(op_graph.nodes))
+    op_graph = with_list_lengths(dataclasses.replace(op_graph, nodes=_pair_function_calls(op_graph.nodes)))
     op_graph.validate()
     return Lowered(op_graph, tuple(variable_objects), tuple(captures), results)
 
@@ -313,8 +318,7 @@ def _variables(
             continue
         name, in_model = describe(variable)
         index_of[id(outside)] = len(found)
-        shape = variable.shape
-        kind = TensorType(variable.dtype.name, None if shape.rank is None else tuple(shape.as_list()))
+        kind = TensorType(variable.dtype.name, _shape(variable.shape))
         found.append(Variable(len(found), name, kind, bool(variable.trainable), in_model))
         objects.append(variable)
     return found, objects, index_of

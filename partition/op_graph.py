@@ -50,10 +50,14 @@ class TensorType:
     Args:
         dtype: TensorFlow's name of the type, such as "float32".
         shape: one int or None (unknown until it runs) a dimension; None when even the rank is unknown.
+        entry: for a variant that is a list of tensors, such as a loop keeps for its gradient: the type of an entry.
+        entries: how many entries such a list has in the end.
     """
 
     dtype: str
     shape: tuple[int | None, ...] | None
+    entry: TensorType | None = None
+    entries: int = 0
 
     @property
     def is_static(self) -> bool:
@@ -67,8 +71,10 @@ class TensorType:
             unknown: length assumed for dimensions that are not known.
 
         Returns:
-            Bytes; 0 for handles and variants.
+            Bytes, those of its entries for a list of tensors; 0 for handles and other variants.
         """
+        if self.entry is not None:
+            return self.entries * self.entry.nbytes(unknown)
         item = _ITEM_BYTES.get(self.dtype)
         if item is None:
             item = np.dtype(self.dtype).itemsize

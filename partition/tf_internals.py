@@ -23,7 +23,7 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager.polymorphic_function import attributes as attributes_lib
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import auto_control_deps_utils, func_graph, op_def_registry
-from tensorflow.python.ops import gradients_util, resource_variable_ops
+from tensorflow.python.ops import gradients_util, handle_data_util, resource_variable_ops
 
 
 @contextlib.contextmanager
@@ -149,6 +149,15 @@ def resource_uses(op: tf.Operation) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """The resource inputs an op may read only, and those it may write, function bodies included."""
     reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(op)
     return list(reads), list(writes)
+
+
+def list_entry(tensor: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
+    """Type and shape of the entries of a list of tensors, which a variant of a graph may be; None for any other."""
+    data = handle_data_util.get_resource_handle_data(tensor)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    (kind,) = data.shape_and_type
+    return tf.as_dtype(kind.dtype), tf.TensorShape(kind.shape)
 
 
 def capture(graph: func_graph.FuncGraph, tensor: tf.Tensor) -> tf.Tensor:

@@ -151,7 +151,7 @@ class _Stage:
 
     def fullest(self) -> StepMemory:
         """What is there in the task in which most is there."""
-        spans = [span for span in self._spans if _key(span.task) in self._working]
+        spans = [s for s in self._spans if s.task.kind.is_compute and _key(s.task) in self._working]
         if not spans:
             return StepMemory(0, 0, 0)
         begins, ends = [span.start for span in spans], [span.end for span in spans]

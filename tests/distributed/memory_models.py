@@ -43,6 +43,15 @@ def _vectors(width: int, samples: int) -> Any:
     return batch
 
 
+def _sequences(length: int, width: int, samples: int) -> Any:
+    def batch(step: int) -> Batch:
+        random = np.random.RandomState(step)
+        rows = random.standard_normal((samples, length, width)).astype("float32")
+        return rows, random.randint(0, 5, samples).astype(np.int32)
+
+    return batch
+
+
 def gpt(base: type) -> tf_keras.Model:
     """A language model whose output layer is its token embedding."""
 
@@ -83,6 +92,16 @@ def mlp(base: type) -> tf_keras.Model:
     )
 
 
+def lstm(base: type) -> tf_keras.Model:
+    """Recurrent layers, whose loops keep something of each step for their gradients."""
+    model = tf_keras.Sequential([layers.Input((16, 256))])
+    for _ in range(3):
+        model.add(layers.LSTM(512, return_sequences=True))
+    model.add(layers.LSTM(512))
+    model.add(layers.Dense(5))
+    return model
+
+
 def resnet50(base: type) -> tf_keras.Model:
     """ResNet50 as Keras ships it."""
     return tf_keras.applications.ResNet50(weights=None, input_shape=(96, 96, 3), classes=5, classifier_activation=None)
@@ -106,6 +125,7 @@ MODELS: dict[str, ZooModel] = {
         _entry("gpt", gpt, _tokens(128, 4000, 16), form="subclass"),
         _entry("conv", conv, _images(64, 128)),
         _entry("mlp", mlp, _vectors(1024, 256), optimizer=_momentum),
+        _entry("lstm", lstm, _sequences(16, 256, 512)),
         _entry("resnet50", resnet50, _images(96, 16)),
     )
 }

@@ -244,7 +244,7 @@ def gpt(base: type) -> tf_keras.Model:
             super().__init__()
             self.tokens = layers.Embedding(19, 16)
             self.positions = layers.Embedding(8, 16)
-            self.blocks = [Block(16, 2) for _ in range(2)]
+            self.blocks = [Block(16, 2)]
             self.norm = layers.LayerNormalization()
 
         def call(self, tokens: tf.Tensor, training: bool = False) -> tf.Tensor:

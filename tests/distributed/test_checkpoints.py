@@ -124,8 +124,9 @@ def test_a_rank_reads_what_it_stores_and_holds_a_little_of_it_at_a_time(results:
         for when in ("read at the first step", "read under way"):
             # Once to see that nothing is damaged anywhere, and once to assign it; and the indices.
             assert 1.0 * rank["own"] < rank[when] < 2.0 * rank["own"] + 8e6, (when, rank)
-        # Tensors are read in groups of up to 16 MiB; all that is restored is 128 MB.
-        assert rank["memory"] < 64e6, rank
+        # Tensors are read in groups of up to 16 MiB, of which the one before may not have been given back; the larger
+        # rank restores 96 MB.
+        assert rank["memory"] < 80e6, rank
 
 
 def test_parts_hold_what_their_stage_owns(results: dict[str, CaseResult], folders: Path) -> None:

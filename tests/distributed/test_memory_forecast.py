@@ -24,13 +24,16 @@ def cases() -> list[object]:
     return [
         pytest.param(case(model, pipeline), id=f"{model}-{pipeline}", marks=marks)
         for model, pipeline, marks in (
-            ("gpt", "interleaved", []),
+            ("gpt", "interleaved", [pytest.mark.full]),
             ("gpt", "simple", [pytest.mark.full]),
             ("mlp", "simple", []),
             ("mlp", "interleaved", [pytest.mark.full]),
             ("resnet50", "interleaved", [pytest.mark.full]),
             ("resnet50", "simple", [pytest.mark.full]),
             ("conv", "simple", [pytest.mark.full]),
+            ("conv", "interleaved", [pytest.mark.full]),
+            ("lstm", "simple", [pytest.mark.full]),
+            ("lstm", "interleaved", [pytest.mark.full]),
         )
     ]
 
@@ -40,7 +43,9 @@ def test_the_forecast_is_near_what_the_allocator_counts(
     launched: LaunchedCase, case_result: CaseResult, request: pytest.FixtureRequest
 ) -> None:
     # Which ops run at the same time depends on what else the machine does: by default only the rough size is asked for.
-    within = 0.1 if request.config.getoption("--full") else 0.25
+    within = 0.25
+    if request.config.getoption("--full"):
+        within = 0.2 if launched.case.name.startswith("lstm") else 0.1
     for found in case_result.values():
         forecast = found["forecast"]
         assert found["peak"] > 40 * 2**20

@@ -12,6 +12,7 @@ CASES = "tests.distributed.cases.profile"
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 def test_layers_that_were_seen_to_take_long_are_on_different_stages(tmp_path: Path) -> None:
     config = {"partitions": 2, "microbatches": 2, "seed": 3, "optimize": "speed"}
     kept = {"profiled": True, "folder": str(tmp_path)}

@@ -214,6 +214,13 @@ def test_the_resources_an_op_reads_and_writes_are_told_apart_also_within_functio
     assert uses("If") == (["a"], ["b"])
 
 
+def test_the_entries_of_a_list_are_known_of_the_list_alone() -> None:
+    with tf.Graph().as_default():
+        rows = tf.raw_ops.TensorListFromTensor(tensor=tf.zeros([4, 2, 3], tf.float64), element_shape=[2, 3])
+        assert tf_internals.list_entry(rows) == (tf.float64, tf.TensorShape([2, 3]))
+        assert tf_internals.list_entry(tf.raw_ops.OptionalNone()) is None
+
+
 def test_a_tensor_from_outside_is_captured_once() -> None:
     outside = tf.Variable([1.0, 2.0]).handle
     seen: list[tf.Tensor] = []

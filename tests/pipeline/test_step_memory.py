@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from smp_tf.pipeline.executor import edges_of, plan_program
@@ -33,3 +35,14 @@ def test_the_stash_grows_with_the_microbatches_where_the_schedule_lets_it(
 ) -> None:
     """The first stage stashes two tensors a microbatch (the input is the batch's), the last what it received, too."""
     assert held(schedule, microbatches) == expected
+
+
+def test_nothing_is_computed_while_a_tensor_is_sent_or_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transfers were counted as forward passes: under the stash of all microbatches, one more of them."""
+    monkeypatch.setattr(
+        importlib.import_module("smp_tf.pipeline.step_memory"),
+        "working_set",
+        lambda graph, segment, *rest: 10_000 if segment.sweep == 0 else 0,
+    )
+    # The last forward pass has the stash of those before it beside it.
+    assert held("simple", 4)[0] == StepMemory(1024, 8, 768 - 1024 + 10_000)
