@@ -1,6 +1,6 @@
 """Trains a small model, and lets one rank misbehave as the command line says.
 
-    training.py MODE [--steps 8] [--rank 1] [--at 3]
+    training.py MODE [--steps 8] [--rank 1] [--at 3] [--save [TIMES]]
 
 Each rank prints a line when something has happened: "imported", "initialised", "tracing",
 "step 0 done" and so on, "saving", "finished". MODE says what the rank `--rank` does at step `--at`:
@@ -33,7 +33,7 @@ parser.add_argument("mode")
 parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--rank", type=int, default=1)
 parser.add_argument("--at", type=int, default=3)
-parser.add_argument("--save", action="store_true")
+parser.add_argument("--save", type=int, nargs="?", const=1, default=0, help="how often to save at the end")
 parser.add_argument("--stall-timeout", type=float, default=1800.0)
 args = parser.parse_args()
 
@@ -98,8 +98,9 @@ def main():
             threading.Event().wait()
         train_step(*batch_of(step, misbehaves)).numpy()
         print(f"step {step} done", flush=True)
-    if args.save:
-        print("saving", flush=True)
+    for count in range(args.save):
+        if count == 0:
+            print("saving", flush=True)
         net.save_model(tempfile.mkdtemp() + "/model")
     print("finished", flush=True)
 
