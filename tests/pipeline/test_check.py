@@ -44,6 +44,8 @@ def test_every_schedule_runs_on_many_ranks(kind: str, chunks: int) -> None:
 
 
 @pytest.mark.full
+# The largest take minutes alone, and longer beside other work.
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("kind", "chunks"), VARIANTS)
 @pytest.mark.parametrize("stages", range(1, 17))
 def test_every_schedule_runs_for_every_size(kind: str, chunks: int, stages: int) -> None:
