@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from smp_tf.partition.node_cost import FREE, NodeCost, op_cost
-from smp_tf.partition.node_def import attributes, functions, in_order
+from smp_tf.partition.node_def import MAX_DEPTH, attributes, functions, in_order
 from smp_tf.partition.op_graph import VARIABLE, Node, OpGraph, Tensor, TensorType
-from smp_tf.partition.op_kinds import FREE_OPS, FUNCTION_OPS, PER_OUTPUT
+from smp_tf.partition.op_kinds import CALL_OPS, FREE_OPS, FUNCTION_OPS, LOOP_OPS, PER_OUTPUT
 
 #: How often the body of a loop is taken to run when nothing says how often.
 ASSUMED_TRIPS = 16
-_MAX_DEPTH = 16
 _INTEGERS = {3: np.int32, 9: np.int64}
 
 #: A known integer, or vector of integers.
@@ -135,9 +134,9 @@ class _Caller:
         depth: int = 0,
     ) -> NodeCost:
         """Cost of the body, of the body as often as the loop runs, or of the dearest branch."""
-        if depth > _MAX_DEPTH:
+        if depth > MAX_DEPTH:
             return NodeCost(0.0, 0.0, 0.0, frozenset({f"{op} (nested too deeply)"}))
-        if op in ("While", "StatelessWhile"):
+        if op in LOOP_OPS:
             # A value that the loop changes is not known in its body.
             body = attrs["body"].func.name
             once = self._body(op, body, inputs, [None] * len(inputs), depth)
@@ -147,7 +146,7 @@ class _Caller:
                 return (once + NodeCost(0.0, 0.0, 0.0, said)).times(ASSUMED_TRIPS)
             self.trips.append(trips)
             return once.times(trips)
-        if op in ("PartitionedCall", "StatefulPartitionedCall"):
+        if op in CALL_OPS:
             return self._body(op, attrs["f"].func.name, inputs, given, depth)
         if op in ("If", "StatelessIf"):
             branches = [attrs["then_branch"].func.name, attrs["else_branch"].func.name]

@@ -18,13 +18,10 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from smp_tf.partition.function_cost import ASSUMED_TRIPS, loop_trips
-from smp_tf.partition.node_def import attributes, functions, in_order
+from smp_tf.partition.node_def import MAX_DEPTH, attributes, functions, in_order
 from smp_tf.partition.op_graph import Node, OpGraph, Tensor
-from smp_tf.partition.op_kinds import FUNCTION_OPS, NO_MEMORY_OPS, SAME_MEMORY_OPS
+from smp_tf.partition.op_kinds import CALL_OPS, FUNCTION_OPS, LOOP_OPS, NO_MEMORY_OPS, SAME_MEMORY_OPS
 
-_LOOPS = frozenset({"While", "StatelessWhile"})
-_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-_MAX_DEPTH = 16
 #: Names memory that is there anyway, such as that of a variable which each time round reads.
 _NOTHING = "nothing"
 
@@ -78,7 +75,7 @@ def _memory_of_lists(graph: OpGraph) -> dict[Tensor, Hashable]:
     for number, node in enumerate(graph.nodes):
         given = [memory.get(tensor, tensor) for tensor in node.inputs]
         made: Sequence[Hashable] = ()
-        if node.op in _LOOPS | _CALLS and node.definition:
+        if node.op in LOOP_OPS | CALL_OPS and node.definition:
             made = _called(library, node.op, attributes(node), given, (number,))
         elif node.op in SAME_MEMORY_OPS:
             made = given
@@ -115,10 +112,10 @@ def _called(
     library: dict[str, Any], op: str, attrs: Any, given: Sequence[Hashable], path: tuple[Hashable, ...]
 ) -> list[Hashable]:
     """Names for the memory of what a loop or a function gives, from those of what it is given; none where not known."""
-    function = library.get(attrs["f" if op in _CALLS else "body"].func.name)
-    if function is None or len(path) > _MAX_DEPTH:
+    function = library.get(attrs["f" if op in CALL_OPS else "body"].func.name)
+    if function is None or len(path) > MAX_DEPTH:
         return []
-    if op in _CALLS:
+    if op in CALL_OPS:
         return _results(library, function, given, path)
     arguments = [_Argument(position) for position in range(len(given))]
     body = _results(library, function, arguments, path)
@@ -152,7 +149,7 @@ def _results(
     }
     for node in in_order(function):
         read = [known.get(name, (path, name)) for name in node.input if not name.startswith("^")]
-        if node.op in _LOOPS | _CALLS:
+        if node.op in LOOP_OPS | CALL_OPS:
             made = _called(library, node.op, node.attr, read, (*path, node.name))
             known |= {f"{node.name}:output:{index}": name for index, name in enumerate(made)}
         elif node.op in SAME_MEMORY_OPS:

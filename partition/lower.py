@@ -63,8 +63,11 @@ class OutputSlot:
 
 
 def _tensor_type(tensor: tf.Tensor) -> TensorType:
-    listed = tf_internals.list_entry(tensor) if tensor.dtype == tf.variant else None
-    return TensorType(tensor.dtype.name, _shape(tensor.shape), listed and TensorType(listed[0].name, _shape(listed[1])))
+    entry = None
+    if tensor.dtype == tf.variant and (listed := tf_internals.list_entry(tensor)):
+        dtype, shape = listed
+        entry = TensorType(dtype.name, _shape(shape))
+    return TensorType(tensor.dtype.name, _shape(tensor.shape), entry)
 
 
 def _shape(shape: tf.TensorShape) -> tuple[int | None, ...] | None:

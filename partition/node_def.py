@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from smp_tf.partition.op_graph import Node
 
+#: Calls of functions within functions that are looked into; one that calls itself has no end.
+MAX_DEPTH = 16
+
 
 @lru_cache(maxsize=4096)
 def _parse_node(definition: bytes) -> Any:

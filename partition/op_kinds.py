@@ -19,12 +19,10 @@ MATRIX_OPS = _named(
     """
 )
 
-#: Ops that call functions of the library.
-FUNCTION_OPS = _named(
-    """
-    PartitionedCall StatefulPartitionedCall While StatelessWhile If StatelessIf Case StatelessCase
-    """
-)
+#: Ops that call functions of the library: one over and over, one once, or one of several.
+LOOP_OPS = _named("While StatelessWhile")
+CALL_OPS = _named("PartitionedCall StatefulPartitionedCall")
+FUNCTION_OPS = LOOP_OPS | CALL_OPS | _named("If StatelessIf Case StatelessCase")
 
 #: Ops that only rename, or say something about, a tensor: no data moves.
 FREE_OPS = SOURCES | _named(

@@ -22,12 +22,9 @@ from tensorflow.python.framework import tensor_util
 
 from smp_tf.partition.graph_editor import GraphEditor
 from smp_tf.partition.op_graph import SEED, Node, OpGraph, Tensor, TensorType
+from smp_tf.partition.op_kinds import FUNCTION_OPS, LOOP_OPS
 
 _SEED_TYPE = TensorType("int64", (2,))
-
-_LOOPS = frozenset({"While", "StatelessWhile"})
-_BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
-_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -170,12 +167,12 @@ class _Functions:
 
     def called_draws(self, node: Node) -> bool:
         """Whether a node calls a function that draws."""
-        if node.op not in _LOOPS | _BRANCHES | _CALLS:
+        if node.op not in FUNCTION_OPS:
             return False
         return self._any_draws(node_def_pb2.NodeDef.FromString(node.definition))
 
     def _any_draws(self, definition: node_def_pb2.NodeDef) -> bool:
-        return definition.op in _LOOPS | _BRANCHES | _CALLS and any(map(self.draws, _callees(definition)))
+        return definition.op in FUNCTION_OPS and any(map(self.draws, _callees(definition)))
 
     def draws(self, name: str) -> bool:
         """Whether a function holds a random op, itself or in what it calls."""
@@ -191,7 +188,7 @@ class _Functions:
         """The call with the seed as one more input, of the versions that take one."""
         definition = node_def_pb2.NodeDef.FromString(node.definition)
         self._redirect(definition)
-        outputs = (*node.outputs, _SEED_TYPE) if node.op in _LOOPS else node.outputs
+        outputs = (*node.outputs, _SEED_TYPE) if node.op in LOOP_OPS else node.outputs
         return dataclasses.replace(
             node,
             inputs=(*node.inputs, seed),
@@ -201,7 +198,7 @@ class _Functions:
 
     def _redirect(self, definition: node_def_pb2.NodeDef) -> None:
         """Make a call node call the versions that take a seed; the seed input itself is left to the caller."""
-        is_loop = definition.op in _LOOPS
+        is_loop = definition.op in LOOP_OPS
         definition.attr["T" if is_loop else "Tin"].list.type.append(types_pb2.DT_INT64)
         if is_loop and definition.attr["output_shapes"].list.shape:
             definition.attr["output_shapes"].list.shape.add().dim.add().size = 2

@@ -25,6 +25,7 @@ from smp_tf.ops import send_recv
 from smp_tf.ops.graph_op import add_op
 from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
+from smp_tf.partition.op_kinds import CALL_OPS
 from smp_tf.partition.segment_graph import tensor_name
 from smp_tf.partition.split import Segment, Split, StepOutputPlan, Transfer
 from smp_tf.pipeline.accumulator import Accumulator, fits
@@ -433,4 +434,4 @@ def _call_op(function: SegmentFunction, results: Any) -> tf.Operation:
     if function.outputs:
         return results[0].op
     made = reversed(tf_internals.current_graph().get_operations())
-    return next(op for op in made if op.type in ("PartitionedCall", "StatefulPartitionedCall"))
+    return next(op for op in made if op.type in CALL_OPS)
