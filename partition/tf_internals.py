@@ -199,6 +199,22 @@ def run_independently(op: tf.Operation) -> None:
         manager.run_independently(op)
 
 
+def cond_independently(due: tf.Tensor, then: Callable[[], tf.Tensor], otherwise: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """A `tf.cond` that is exempt from automatic control dependencies.
+
+    Args:
+        due: a scalar truth value.
+        then: makes the result where it is true.
+        otherwise: makes the result where it is not.
+
+    Returns:
+        The result.
+    """
+    result = tf.cond(due, then, otherwise)
+    run_independently(result.op if result.op.type != "Identity" else result.op.inputs[0].op)
+    return result
+
+
 def attributes_of_call(call: tf.Operation) -> dict[str, Any]:
     """Attributes for other calls of the function that an op calls, which leave its body alone.
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from smp_tf.checkpoint import CheckpointManager
     from smp_tf.data_parallel import average_gradients
     from smp_tf.dataset_shards import shard_dataset
+    from smp_tf.distributed_optimizer import DistributedOptimizer
     from smp_tf.lifecycle import init, is_initialized, shutdown
     from smp_tf.manual_placement import partition
     from smp_tf.messaging import (
@@ -72,6 +73,7 @@ _WHERE: dict[str, str] = {
     "init": "smp_tf.lifecycle",
     "shutdown": "smp_tf.lifecycle",
     "is_initialized": "smp_tf.lifecycle",
+    "DistributedOptimizer": "smp_tf.distributed_optimizer",
     "average_gradients": "smp_tf.data_parallel",
     "allgather": "smp_tf.messaging",
     "barrier": "smp_tf.messaging",
@@ -127,6 +129,7 @@ __all__ = [
     "CheckpointManager",
     "CommGroup",
     "DistributedModel",
+    "DistributedOptimizer",
     "RankType",
     "StepOutput",
     "allgather",
@@ -168,8 +171,11 @@ __all__ = [
 
 # Names that a user can only use with tf_keras behind tf.keras.
 _NEED_TF_KERAS = frozenset(
-    {"CheckpointManager", "callbacks", "DistributedModel", "clip_by_global_norm", "global_norm", "step"}
-)
+    {
+        "CheckpointManager", "callbacks", "DistributedModel", "DistributedOptimizer", "clip_by_global_norm",
+        "global_norm", "step",
+    }
+)  # fmt: skip
 
 # Public names that a submodule bears too: `smp.step` and `smp.partition` are what a script calls.
 _NAMED_LIKE_SUBMODULES = ("partition", "step")

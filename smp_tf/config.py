@@ -132,7 +132,13 @@ KEYS: dict[str, Key] = {
         True,
         boolean,
         "true or false",
-        "compare the step's inputs between the ranks of a replica",
+        "compare the step's inputs between the ranks of a replica, and name replicas that are given equal ones",
+    ),
+    "check_replicas": Key(
+        True,
+        boolean,
+        "true or false",
+        "compare the weights of the replicas before the first two steps and every 100th",
     ),
     "intra_op_threads": Key(
         None,
@@ -182,6 +188,7 @@ class Config:
     seed: int | None = None
     stall_timeout: float = 1800.0
     check_inputs: bool = True
+    check_replicas: bool = True
     intra_op_threads: int | None = None
     xla: bool = False
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -158,17 +158,9 @@ def _wrapped_optimizer(name: str, original: Callable[..., Any]) -> Callable[...,
                 "fit smp_tf, which averages gradients over the replicas and accumulates them over the microbatches. "
                 "Leave these options out, and set microbatches instead."
             )
-        apply = wrapped.apply_gradients
+        from smp_tf.distributed_optimizer import DistributedOptimizer
 
-        def apply_gradients(grads_and_vars: Iterable[Any], *rest: Any, **more: Any) -> Any:
-            from smp_tf.data_parallel import average_gradients
-
-            pairs = list(grads_and_vars)
-            averaged = average_gradients([gradient for gradient, _ in pairs])
-            return apply(zip(averaged, (v for _, v in pairs), strict=True), *rest, **more)
-
-        wrapped.apply_gradients = apply_gradients
-        return wrapped
+        return DistributedOptimizer(wrapped)
 
     return optimizer
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.content_hash import content_hashes
 from smp_tf.microbatching import SplitArgument
 from smp_tf.ops import send_recv
-from smp_tf.partition.tf_internals import run_independently
+from smp_tf.partition import tf_internals
 
 _FIRST_STEPS = 10
 _EVERY = 100
@@ -48,7 +49,7 @@ def add_input_check(
         return
 
     def compare() -> tf.Tensor:
-        own = tf.concat([_hash(tensor) for tensor in tensors], axis=0)
+        own = content_hashes(tensors)
         where: dict[str, Any] = {"program": number, "microbatch": 0, "label": f"hashes of the batch of step {name}"}
         if stage > 0:
             send_recv.send(own, step, dest=ranks[0], edge=_EDGE + stage, **where)
@@ -73,13 +74,4 @@ def add_input_check(
             return tf.constant(True)
 
     due = tf.logical_or(step < _FIRST_STEPS, tf.equal(step % _EVERY, 0))
-    checked = tf.cond(due, compare, lambda: tf.constant(True))
-    run_independently(checked.op if checked.op.type != "Identity" else checked.op.inputs[0].op)
-
-
-def _hash(tensor: tf.Tensor) -> tf.Tensor:
-    """64 bits over a tensor's bytes, as int64[1]."""
-    if tensor.dtype in (tf.bfloat16, tf.half):
-        tensor = tf.bitcast(tensor, tf.uint16)
-    digest = tf.raw_ops.Fingerprint(data=tf.reshape(tensor, [1, -1]), method="farmhash64")
-    return tf.bitcast(digest, tf.int64)
+    tf_internals.cond_independently(due, compare, lambda: tf.constant(True))

@@ -21,9 +21,11 @@ from smp_tf.partition.split import Delivery
 from smp_tf.partition.trace import Trace
 from smp_tf.pipeline.executor import StageProgram, emit
 from smp_tf.pipeline.marks import begin_reduce, end_reduce
+from smp_tf.replica_check import ReplicaCheck
 from smp_tf.result_structure import unpack
 from smp_tf.sparse_gradients import weighted_sum
 from smp_tf.step_output import StepOutput
+from smp_tf.topology import CommGroup
 
 
 @dataclass(frozen=True)
@@ -166,11 +168,32 @@ class SplitProgram:
             # Not by the program's number: replicas with batches of other sizes run programs of other numbers.
             name = f"smp_gradients_{re.sub('[^A-Za-z0-9_.]', '_', self.known_as)}"
             where = results.step, program.number, program.stage
+            check = self._replica_check(tensors, results.step.op)
             begun = begin_reduce(*where, [tensor for tensor in accumulated if tensor is not None])
-            accumulated, total = _over_replicas(accumulated, total, name)
-            self._add_sparse(accumulated, results.values, weights, name)
+            with tf.control_dependencies([check.sent]):
+                # No weight changes before its hash is there.
+                accumulated, total, summed = _over_replicas(accumulated, total, check.sent, name)
+                self._add_sparse(accumulated, results.values, weights, name)
+            check.compare(summed)
             end_reduce(begun, *where, [tensor for tensor in (*accumulated, total) if tensor is not None])
         return _Flat(results.values, accumulated, weights, total)
+
+    def _replica_check(self, tensors: Sequence[Any], after: tf.Operation) -> ReplicaCheck:
+        """What is compared between the replicas of this stage."""
+        running, program = runtime.current(), self.stage_program
+        described = program.split.graph.variables
+        weights = [variable for index, variable in program.variables.items() if described[index].trainable]
+        # All ranks of a replica are given the same batch.
+        is_told = running.config.check_inputs and program.stage == 0
+        return ReplicaCheck(
+            self.name,
+            self.known_as,
+            after,
+            weights if running.config.check_replicas else [],
+            tf.nest.flatten(list(tensors), expand_composites=True) if is_told else [],
+            running.topology.dp_rank,
+            running.topology.members(CommGroup.DP_GROUP),
+        )
 
     def _add_sparse(self, accumulated: list[Any], values: Sequence[Any], weights: Sequence[Any], name: str) -> None:
         """Put the sums of sparse gradients over all replicas among the others, part by part."""
@@ -233,13 +256,14 @@ def _total(weights: Sequence[Any]) -> Any:
 
 
 def _over_replicas(
-    accumulated: Sequence[tf.Tensor | None], total: Any, name: str
-) -> tuple[list[tf.Tensor | None], tf.Tensor]:
-    """Sums over microbatches and their weight, summed over the replicas."""
+    accumulated: Sequence[tf.Tensor | None], total: Any, told: tf.Tensor, name: str
+) -> tuple[list[tf.Tensor | None], tf.Tensor, tf.Tensor]:
+    """Sums over microbatches, their weight, and what the replicas tell each other, summed over the replicas."""
     present = [t for t in accumulated if t is not None]
-    *sums, total = sum_over_replicas([*present, tf.cast(total, tf.float64)], name)
+    weight = tf.reshape(tf.cast(total, tf.float64), [1])
+    *sums, last = sum_over_replicas([*present, tf.concat([weight, told], 0)], name)
     left = iter(sums)
-    return [None if t is None else next(left) for t in accumulated], total
+    return [None if t is None else next(left) for t in accumulated], last[0], last[1:]
 
 
 def _packed(slot: OutputSlot, parts: Sequence[list[tf.Tensor] | None]) -> list[Any] | None:

@@ -39,6 +39,7 @@ def place_cases() -> list[Case]:
     return [Case(layout, "places", {}, {**common, "placement_strategy": layout}) for layout in LAYOUTS]
 
 
+OWN_GRADIENTS = Case("own gradients", "own_gradients", {}, {"partitions": 2, "microbatches": 2})
 SHUFFLED = Case("shuffled shares", "shuffled_shares", {}, {"partitions": 2, "microbatches": 2})
 
 
@@ -53,7 +54,7 @@ class Launches:
         key = partitions, replicas
         if key not in self._made:
             strategy = "PDT" if key == (3, 2) else "cluster"
-            more = {(3, 2): place_cases(), (2, 2): [SHUFFLED]}.get(key, [])
+            more = {(3, 2): place_cases(), (2, 2): [SHUFFLED, OWN_GRADIENTS]}.get(key, [])
             listed = [*cases(partitions, replicas, strategy), *more]
             self._made[key] = launch(partitions * replicas, CASES, listed)
         return self._made[key]
@@ -110,3 +111,8 @@ def test_a_shuffled_data_set_is_shared_out_alike_in_a_replica_and_wholly_among_t
         batches = [one[0][epoch] for one in of_replica]
         assert [[len(batch) for batch in own] for own in batches] == [[3, 3, 3, 1], [3, 3, 3, 1]]
         assert sorted(np.concatenate([*batches[0], *batches[1]]).tolist()) == list(range(20))
+
+
+def test_an_optimizer_averages_gradients_that_no_step_has_made(launches: Launches) -> None:
+    for rank in launches.of(2, 2)["own gradients"].values():
+        np.testing.assert_array_equal(rank["variable"], [-3.0, 4.0])

@@ -35,6 +35,7 @@ def test_defaults():
         "seed": None,
         "stall_timeout": 1800.0,
         "check_inputs": True,
+        "check_replicas": True,
         "intra_op_threads": None,
         "xla": False,
     }
@@ -121,7 +122,7 @@ def test_an_unknown_key_names_the_nearest_one(name, near):
     with pytest.raises(ConfigError) as raised:
         load_config({name: 2})
     assert f"{name!r} in smp.init is not a key. Did you mean {near!r}?" in str(raised.value)
-    assert "The keys are: auto_partition, check_inputs," in str(raised.value)
+    assert "The keys are: auto_partition, check_inputs, check_replicas," in str(raised.value)
 
 
 def test_an_unknown_key_like_no_other():
@@ -170,6 +171,7 @@ def test_a_key_of_pytorch():
         ("stall_timeout", float("inf")),
         ("stall_timeout", True),
         ("check_inputs", "no"),
+        ("check_replicas", 1),
         ("intra_op_threads", 0),
         ("xla", "auto"),
     ],

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
-from smp_tf import data_parallel, gradient_marks, horovod_scope, runtime
+from smp_tf import distributed_optimizer, gradient_marks, horovod_scope, runtime
 from smp_tf.errors import StepError
 from smp_tf.topology import Grid
 
@@ -202,7 +202,7 @@ def test_a_distributed_optimizer_averages_what_is_not_averaged(
         averaged.append([gradient_marks.is_averaged(g) for g in gradients])
         return gradients
 
-    monkeypatch.setattr(data_parallel, "average_gradients", average_gradients)
+    monkeypatch.setattr(distributed_optimizer, "average_gradients", average_gradients)
     plain = tf_keras.optimizers.SGD(1.0)
     optimizer = hvd.DistributedOptimizer(plain, compression=hvd.Compression.fp16)
     a, b = tf.Variable(1.0), tf.Variable(1.0)

@@ -80,3 +80,13 @@ def shuffled_shares() -> dict[str, Any]:
     dataset = tf.data.Dataset.range(20).shuffle(20).batch(6)
     share = smp.shard_dataset(dataset)
     return {"replica": smp.dp_rank(), "epochs": [[batch.numpy() for batch in share] for _ in range(2)]}
+
+
+def own_gradients() -> dict[str, Any]:
+    """Gradients that no step has made, other ones on every replica, applied eagerly and in a function."""
+    optimizer = smp.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
+    variable = tf.Variable([0.0, 10.0])
+    gradient = tf.constant([1.0, 2.0]) * (smp.dp_rank() + 1)
+    optimizer.apply_gradients([(gradient, variable)])
+    tf.function(lambda: optimizer.apply_gradients([(gradient, variable)]))()
+    return {"variable": variable.numpy()}

@@ -1,0 +1,61 @@
+"""An optimizer that averages over the replicas what no step has averaged."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from smp_tf import recorded_apply
+from smp_tf.data_parallel import average_gradients
+from smp_tf.errors import StepError
+
+_Optimizer = TypeVar("_Optimizer")
+_MARK = "_smp_tf_averages"
+
+
+def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
+    """Let an optimizer average the gradients that it applies over the replicas.
+
+    Gradients that `accumulate` gives, and those of `fit`, are averaged by the step and pass as they are. What this adds
+    are gradients that were computed in another way, such as those of a model of the script's own, outside any step:
+    with it, one optimizer may be given both.
+
+    Args:
+        optimizer: of tf_keras, also a legacy one, or a `LossScaleOptimizer` (wrap this one, not the
+            optimizer within it).
+
+    Returns:
+        The same optimizer. Wrapping it twice is wrapping it once.
+
+    Raises:
+        StepError: what is given applies no gradients.
+
+    Example:
+        >>> optimizer = smp.DistributedOptimizer(tf.keras.optimizers.Adam(1e-3))
+        >>> scale = tf.Variable(2.0)
+        >>> with tf.GradientTape() as tape:
+        ...     penalty = scale**2
+        >>> _ = optimizer.apply_gradients([(tape.gradient(penalty, scale), scale)])
+    """
+    apply = getattr(optimizer, "apply_gradients", None)
+    if not callable(apply) or isinstance(optimizer, type):
+        raise StepError(
+            f"smp.DistributedOptimizer takes an optimizer of tf_keras, such as tf.keras.optimizers.Adam(1e-3). "
+            f"Received: {optimizer!r}"
+        )
+    if hasattr(optimizer, _MARK):
+        return optimizer
+
+    @functools.wraps(apply)
+    def apply_gradients(grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        if recorded_apply.recorder() is None:
+            # Within a step they are those of one microbatch: the step averages their sum.
+            averaged = average_gradients([gradient for gradient, _ in pairs])
+            pairs = [(gradient, variable) for gradient, (_, variable) in zip(averaged, pairs, strict=True)]
+        return apply(pairs, *args, **kwargs)
+
+    setattr(optimizer, _MARK, True)
+    optimizer.apply_gradients = apply_gradients  # type: ignore[attr-defined]
+    return optimizer

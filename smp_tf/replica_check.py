@@ -1,0 +1,160 @@
+"""Notice when replicas no longer have equal weights, or are given equal batches.
+
+Every rank of a stage writes what it knows into a vector that is summed over the replicas together with the weights of
+their gradients: no message of its own, and nothing to wait for.
+
+    replica 0   h(kernel)   h(bias)  │ h(batch)     0     │ ┐
+    replica 1   h(kernel)   h(bias)  │    0      h(batch) │ ┴─▶ sum = 2 h(kernel)   2 h(bias) │ h(batch 0)  h(batch 1)
+
+Hashes are whole numbers small enough for sums of them to be exact. Weights are equal where the sum is the own hash as
+often as there are replicas; batches stand side by side. On steps that are not due, zeros travel.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from smp_tf import variables
+from smp_tf.content_hash import content_hash, content_hashes
+from smp_tf.lifecycle import on_shutdown
+from smp_tf.partition.tf_internals import cond_independently, run_independently
+
+#: Weights are compared before the first update and after it, and every so many steps.
+_EVERY = 100
+#: The step on which batches are compared. Not the first: data that happens to begin alike is no mistake.
+_BATCH_STEP = 1
+#: Bits of a whole number that float64 holds.
+_BITS = 53
+
+
+class _Steps:
+    """Counters of steps, by what a step function is known by: equal on all replicas, whatever programs they run."""
+
+    counters: dict[str, tf.Variable] = {}  # noqa: RUF012
+
+
+def _steps_before(known: str) -> tf.Tensor:
+    if not _Steps.counters:
+        on_shutdown(_Steps.counters.clear)
+    if known not in _Steps.counters:
+        _Steps.counters[known] = variables.make_script_variable(
+            initial_value=np.int64(0), trainable=False, name=f"{known}_compared".replace("/", "_")
+        )
+    return _Steps.counters[known].assign_add(1, read_value=True) - 1
+
+
+class ReplicaCheck:
+    """The check of one step, in the graph being traced.
+
+    Args:
+        step: name of the step function, for messages.
+        known: what the step function is known by, on all ranks.
+        after: the op before which no weight may be read.
+        weights: the trainable variables that this rank stores; the same ones on every rank of the group.
+        batch: the tensors that the step was given, where batches are to be compared; they should differ.
+        replica: the replica of this rank.
+        ranks: world ranks of the group, one per replica.
+    """
+
+    def __init__(
+        self,
+        step: str,
+        known: str,
+        after: tf.Operation,
+        weights: Sequence[tf.Variable],
+        batch: Sequence[tf.Tensor],
+        replica: int,
+        ranks: Sequence[int],
+    ) -> None:
+        self._step = step
+        self._weights = list(weights)
+        self._replica = replica
+        self._ranks = list(ranks)
+        self._before = _steps_before(known)
+        with tf.control_dependencies([after]):
+            self._before = tf.identity(self._before)
+        run_independently(self._before.op)
+        self._own = self._hashes_of_weights()
+        self._parts = [self._own, self._hash_of_batch(batch)] if batch else [self._own]
+
+    @property
+    def sent(self) -> tf.Tensor:
+        """What is to be summed over the replicas, float64[n]."""
+        return tf.concat(self._parts, axis=0)
+
+    def compare(self, summed: tf.Tensor) -> None:
+        """Write the comparison into the current graph: an error where weights differ, words where batches do not.
+
+        Args:
+            summed: the sum of `sent` over the replicas.
+        """
+        count = len(self._weights)
+        if count:
+            equal = tf.equal(summed[:count], self._own * len(self._ranks))
+            names = tf.constant([variable.name for variable in self._weights])
+            tf.debugging.Assert(
+                tf.reduce_all(equal),
+                [
+                    f"smp_tf: replicas begin with equal weights and must keep them. Before this call of step "
+                    f"{self._step!r}, the ranks {self._ranks} do not have the same values of weight",
+                    tf.gather(names, tf.argmin(tf.cast(equal, tf.int32))),
+                    "Assign values on all replicas alike, apply the same gradients on all "
+                    "(smp.average_gradients averages those that no step returned), or switch this check off with "
+                    "check_replicas=False. Steps before this one:",
+                    self._before,
+                ],
+                summarize=1,
+            )
+        if len(self._parts) > 1:
+            self._name_equal_batches(summed[count:])
+
+    def _hashes_of_weights(self) -> tf.Tensor:
+        count = len(self._weights)
+        if not count:
+            return tf.zeros([0], tf.float64)
+        due = tf.logical_or(self._before <= 1, tf.equal(self._before % _EVERY, 0))
+        return cond_independently(
+            due,
+            lambda: self._as_float(content_hashes([variable.read_value() for variable in self._weights])),
+            lambda: tf.zeros([count], tf.float64),
+        )
+
+    def _hash_of_batch(self, batch: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The hash at this replica's place, zeros elsewhere."""
+        replicas = len(self._ranks)
+        own = cond_independently(
+            tf.equal(self._before, _BATCH_STEP),
+            lambda: self._as_float(content_hash(content_hashes(batch))) + 1.0,
+            lambda: tf.zeros([1], tf.float64),
+        )
+        return own * tf.one_hot(self._replica, replicas, dtype=tf.float64)
+
+    def _as_float(self, hashes: tf.Tensor) -> tf.Tensor:
+        """So many of their bits that a sum over the replicas is exact."""
+        dropped = tf.constant(64 - _BITS + len(self._ranks).bit_length(), tf.uint64)
+        return tf.cast(tf.bitwise.right_shift(tf.bitcast(hashes, tf.uint64), dropped), tf.float64)
+
+    def _name_equal_batches(self, hashes: tf.Tensor) -> None:
+        own = hashes[self._replica]
+        same = tf.logical_and(tf.equal(hashes, own), own > 0)
+        # The first of the equal ones speaks.
+        speaks = tf.logical_and(
+            tf.equal(tf.argmax(tf.cast(same, tf.int32)), self._replica), tf.reduce_sum(tf.cast(same, tf.int32)) > 1
+        )
+
+        def speak() -> tf.Tensor:
+            tf.print(
+                f"smp_tf: in the second call of step {self._step!r}, these replicas were given the same batch:",
+                tf.reshape(tf.where(same), [-1]),
+                "- each should have a part of the data of its own, as smp.shard_dataset(dataset) shares it out. "
+                "Where this is meant, check_inputs=False says nothing of it.",
+                output_stream=sys.stderr,
+                summarize=16,
+            )
+            return tf.constant(True)
+
+        tf.cond(speaks, speak, lambda: tf.constant(True))

@@ -1,0 +1,68 @@
+"""Replicas whose weights are no longer equal end with the name of a weight; those given equal batches are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.harness import Outcome, launch_script
+
+SCRIPT = "tests/distributed/scripts/replicas.py"
+
+
+def run(size: int, *arguments: str) -> Outcome:
+    outcome = launch_script(size, SCRIPT, arguments, deadline=90.0)
+    assert not outcome.timed_out, outcome.report()
+    assert outcome.left_behind == [], outcome.report()
+    return outcome
+
+
+def words_of(outcome: Outcome) -> str:
+    return "\n".join(line.text for line in outcome.lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "before"),
+    [
+        pytest.param(("loaded",), 0, id="from the start"),
+        pytest.param(("apart",), 1, id="after the first step"),
+        pytest.param(("apart", "--at", "57", "--steps", "150"), 100, id="later"),
+    ],
+)
+def test_a_weight_that_is_not_the_same_on_all_replicas_is_named(arguments: tuple[str, ...], before: int) -> None:
+    outcome = run(4, *arguments)
+    assert outcome.returncode != 0, outcome.report()
+    words = words_of(outcome)
+    # The second stage of both replicas.
+    assert "the ranks [1, 3] do not have the same values of weight] [net/head/bias:0]" in words, outcome.report()
+    assert f"check_replicas=False. Steps before this one:] [{before}]" in words, outcome.report()
+    assert all(line.text != "finished" for line in outcome.lines), outcome.report()
+
+
+def test_replicas_without_partitions_are_compared_too() -> None:
+    outcome = run(2, "apart", "--partitions", "1")
+    assert outcome.returncode != 0, outcome.report()
+    assert "the ranks [0, 1] do not have the same values of weight] [net/head/bias:0]" in words_of(outcome)
+
+
+def test_replicas_that_read_the_same_data_are_named_once() -> None:
+    outcome = run(4, "together")
+    outcome.expect_clean()
+    said = [line for line in outcome.lines if "were given the same batch" in line.text]
+    assert [line.rank for line in said] == [0], outcome.report()
+    assert "in the second call of step 'forward_backward', these replicas were given the same batch: [0 1]" in (
+        said[0].text
+    )
+
+
+def test_replicas_with_data_of_their_own_hear_nothing() -> None:
+    outcome = run(2, "own", "--partitions", "1", "--steps", "120")
+    outcome.expect_clean()
+    assert "smp_tf: in the second call" not in words_of(outcome)
+
+
+def test_both_checks_can_be_switched_off() -> None:
+    outcome = run(2, "apart", "--partitions", "1", "--unchecked")
+    outcome.expect_clean()
+    outcome = run(2, "together", "--partitions", "1", "--unchecked")
+    outcome.expect_clean()
+    assert "same batch" not in words_of(outcome)
