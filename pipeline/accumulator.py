@@ -47,10 +47,13 @@ class Accumulator:
         tf_internals.run_independently(zeros.op)
         return self._assign(zeros, after)
 
-    def add(self, value: tf.Tensor) -> None:
+    def add(self, value: tf.Tensor) -> tf.Operation:
         """Make the op that adds a tensor, within a function being traced."""
-        handle = tf_internals.capture(tf_internals.current_graph(), self._variable.handle)
-        tf.raw_ops.AssignAddVariableOp(resource=handle, value=value)
+        return tf.raw_ops.AssignAddVariableOp(resource=self._handle(), value=value)
+
+    def _handle(self) -> tf.Tensor:
+        """The storage, for the graph that is being traced."""
+        return tf_internals.capture(tf_internals.current_graph(), self._variable.handle)
 
     def take(self, after: tf.Operation) -> tuple[tf.Tensor, tf.Operation]:
         """Make the ops that hand the sum on and then let go of it.
@@ -62,7 +65,7 @@ class Accumulator:
             The sum, and the op that frees the storage.
         """
         with tf.control_dependencies([after]):
-            value = tf.raw_ops.ReadVariableOp(resource=self._variable.handle, dtype=self._dtype)
+            value = tf.raw_ops.ReadVariableOp(resource=self._handle(), dtype=self._dtype)
         value.set_shape(self._shape)
         tf_internals.run_independently(value.op)
         return value, self._assign(self._nothing(), value.op)
@@ -71,7 +74,7 @@ class Accumulator:
         # The value is made outside the context: inside, the control edge would go to a constant, and TensorFlow
         # drops it when it folds constants.
         with tf.control_dependencies([after]):
-            op = tf.raw_ops.AssignVariableOp(resource=self._variable.handle, value=value)
+            op = tf.raw_ops.AssignVariableOp(resource=self._handle(), value=value)
         tf_internals.run_independently(op)
         return op
 

@@ -27,153 +27,11 @@ from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
 from smp_tf.partition.op_kinds import CALL_OPS
 from smp_tf.partition.segment_graph import tensor_name
-from smp_tf.partition.split import Segment, Split, StepOutputPlan, Transfer
-from smp_tf.pipeline.accumulator import Accumulator, fits
-from smp_tf.pipeline.check import check
+from smp_tf.partition.split import StepOutputPlan, Transfer
 from smp_tf.pipeline.marks import begin_task, end_task
-from smp_tf.pipeline.schedule import add_transfers, program_of
-from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
-from smp_tf.pipeline.task import Edge, Kind, Program, Task
-
-
-@dataclass(frozen=True)
-class StageProgram:
-    """What one rank runs in a step: its task list and the functions the tasks call.
-
-    Args:
-        split: the cut step.
-        stage: the stage of this rank.
-        ranks: world rank of every stage of this replica.
-        tasks: the tasks of this stage, in order.
-        functions: this stage's segments as functions, by chunk, sweep and part of it.
-        summed: the tensors made here of which only, or also, the sum over the microbatches is wanted.
-        kept: those of them whose value per microbatch is wanted too.
-        accumulators: the sums that the functions add to themselves; other sums are added up in the caller's graph.
-        weighted: whether microbatches weigh differently in sums.
-        number: program number, equal on all ranks, first part of every message's tag.
-        microbatches: number of microbatches.
-        variables: TensorFlow variables by index in the op graph.
-    """
-
-    split: Split
-    stage: int
-    ranks: tuple[int, ...]
-    tasks: tuple[Task, ...]
-    functions: Mapping[tuple[int, int, int], SegmentFunction]
-    summed: frozenset[Tensor]
-    kept: frozenset[Tensor]
-    accumulators: Mapping[Tensor, Accumulator]
-    weighted: bool
-    number: int
-    microbatches: int
-    variables: Mapping[int, tf.Variable]
-
-
-def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
-    """The tasks of all stages for a cut step, transfers included.
-
-    Args:
-        split: the cut step.
-        schedule: name or text of the schedule.
-        microbatches: number of microbatches.
-
-    Returns:
-        One task list per stage, which was checked to have every task once, in order, and to end.
-    """
-    edges = edges_of(split)
-    sweeps = max(2, split.sweeps)
-    kind = schedule if any(sweep == 1 for _, sweep, _ in split.segments) else "simple"
-    program = add_transfers(program_of(kind, split.placement, microbatches, sweeps=sweeps), edges)
-    check(program, edges)
-    return program
-
-
-def edges_of(split: Split) -> list[Edge]:
-    """What flows between the chunks of a cut step, as a program names it; what stays on a rank is not sent."""
-    return [
-        Edge(
-            t.index, t.src_chunk, t.src_sweep, t.dst_chunk, t.dst_sweep,
-            "step" if t.once_per_step else "microbatch",
-        )
-        for t in (*split.transfers, *split.handed_on)
-    ]  # fmt: skip
-
-
-def build_stage_program(
-    split: Split,
-    stage: int,
-    ranks: Sequence[int],
-    program: Program,
-    number: int,
-    variables: Mapping[int, tf.Variable],
-    *,
-    keep: frozenset[int] = frozenset(),
-    weighted: bool = False,
-    xla: bool = False,
-    samples: int = 1,
-) -> StageProgram:
-    """Trace the functions of one stage.
-
-    Args:
-        split: the cut step.
-        stage: which stage.
-        ranks: world rank of every stage.
-        program: the tasks of all stages.
-        number: program number, equal on all ranks.
-        variables: the variables whose handles this rank may use, by index in the op graph.
-        keep: positions of gradient outputs whose value per microbatch is wanted beside their sum.
-        weighted: whether microbatches weigh differently in sums.
-        xla: compile the functions with XLA, where XLA can.
-        samples: samples of a microbatch, where the graph leaves that length open.
-
-    Returns:
-        The program of this rank.
-    """
-    segments = split.segments_of(stage)
-    made = {t for segment in segments.values() for t in segment.outputs}
-    summed = {o.tensor for o in split.outputs if o.is_summed and split.stage_of(o) == stage}
-    summed |= {t for o in split.outputs for t in o.summands if t in made}
-    kept = frozenset(split.outputs[position].tensor for position in keep) & summed
-    # A single microbatch is its own sum.
-    accumulators = {
-        t: Accumulator(split.graph.type_of(t), f"smp_sum_{number}_{count}")
-        for count, t in enumerate(sorted(summed & made))
-        if program.microbatches > 1 and fits(split.graph.type_of(t))
-    }
-    functions = {}
-    for when, segment in segments.items():
-        own = {t: accumulators[t] for t in segment.outputs if t in accumulators}
-        others = [other for other in segments.values() if other is not segment]
-        outputs = tuple(t for t in segment.outputs if t not in own or t in kept or _is_read(split, others, t))
-        functions[when] = build_segment_function(
-            split.graph,
-            segment,
-            variables,
-            outputs=outputs,
-            accumulators=own,
-            weighted=weighted,
-            xla=xla,
-            samples=samples,
-        )
-    return StageProgram(
-        split=split,
-        stage=stage,
-        ranks=tuple(ranks),
-        tasks=program.ranks[stage],
-        functions=functions,
-        summed=frozenset(summed),
-        kept=kept,
-        accumulators=accumulators,
-        weighted=weighted,
-        number=number,
-        microbatches=program.microbatches,
-        variables=variables,
-    )
-
-
-def _is_read(split: Split, others: Sequence[Segment], tensor: Tensor) -> bool:
-    """Whether somebody needs a tensor of every microbatch: another segment of the stage, or another stage."""
-    return any(tensor in s.inputs for s in others) or any(t.tensor == tensor and not t.is_sum for t in split.transfers)
+from smp_tf.pipeline.reduction import Bucket, ReductionWithin, parts_of
+from smp_tf.pipeline.stage_program import StageProgram
+from smp_tf.pipeline.task import Kind, Task
 
 
 @dataclass
@@ -182,14 +40,16 @@ class StepResults:
 
     Args:
         values: per output one tensor per microbatch; None where another rank keeps them.
-        accumulated: per gradient output the sum over microbatches of weight x value; None elsewhere.
+        accumulated: per gradient output the sum over microbatches (and replicas) of weight x value; None elsewhere.
         step: number of the step, an int64 scalar tensor.
+        computed: the op that ends the last task, or the one before it where the last one averages gradients.
         done: an op that has run when the whole program of this rank has.
     """
 
     values: list[list[tf.Tensor] | None]
     accumulated: list[tf.Tensor | None]
     step: tf.Tensor
+    computed: tf.Operation
     done: tf.Operation
 
 
@@ -226,7 +86,9 @@ class _Emitter:
     remote: dict[int, tf.Tensor] = field(default_factory=dict)
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)
     accumulated: dict[Tensor, tf.Tensor] = field(default_factory=dict)
-    first_calls: dict[tuple[int, int, int], _Call] = field(default_factory=dict)
+    reduced: dict[int, tf.Tensor] = field(default_factory=dict)
+    #: By the function's identity.
+    first_calls: dict[int, _Call] = field(default_factory=dict)
     calls: set[str] = field(default_factory=set)
     all_ops: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
@@ -245,10 +107,14 @@ class _Emitter:
         }
         handles = [v.handle for v in self.program.variables.values()]
         self.step = send_recv.begin_step(handles, self.program.number)
+        self.computed = self.step.op
         self._clear_sums()
-        for task in self.program.tasks:
+        for index, task in enumerate(self.program.tasks):
             emitters[task.kind](task)
-        accumulated = [self._total(output) for output in split.outputs]
+            for bucket in self.program.buckets:
+                if bucket.after == index and not self._is_within(bucket):
+                    self._reduce(bucket)
+        accumulated = [self._total(position) for position in range(len(split.outputs))]
         with tf.control_dependencies(self.all_ops):
             done = send_recv.end_step(handles, self.program.number)
         values: list[list[tf.Tensor] | None] = []
@@ -256,14 +122,30 @@ class _Emitter:
             per_microbatch = [self.values.get((output.tensor, m)) for m in range(self.program.microbatches)]
             is_sum = output.tensor in self.program.summed - self.program.kept
             values.append(None if is_sum or any(v is None for v in per_microbatch) else per_microbatch)
-        return StepResults(values, accumulated, self.step, done)
+        return StepResults(values, accumulated, self.step, self.computed, done)
 
-    def _total(self, output: StepOutputPlan) -> tf.Tensor | None:
-        """What this rank has of an output's sum over the microbatches."""
+    def _total(self, position: int) -> tf.Tensor | None:
+        """What this rank has of an output's sum over the microbatches, and over the replicas where there are more."""
+        output = self.program.split.outputs[position]
         if not output.gets_sum(self.program.stage, self.program.split.placement):
             return None
-        parts = [self._sum(t) for t in output.summands or (output.tensor,)]
+        return self.reduced[position] if self.program.reduction is not None else self._own_total(output)
+
+    def _own_total(self, output: StepOutputPlan) -> tf.Tensor:
+        parts = [self._sum(t) for t in parts_of(output)]
         return tf.add_n(parts) if len(parts) > 1 else parts[0]
+
+    def _is_within(self, bucket: Bucket) -> bool:
+        """Whether a bucket is begun within the last task."""
+        last = self.program.last
+        return last is not None and last[1].reductions is not None and bucket.number in last[1].reductions.buckets
+
+    def _reduce(self, bucket: Bucket) -> None:
+        """Begin a bucket, all of whose gradients are complete now."""
+        assert self.program.reduction is not None
+        sums = [self._own_total(self.program.split.outputs[position]) for position in bucket.positions]
+        reduced = self.program.reduction.reduced(sums, bucket.number, self.step)
+        self.reduced.update(zip(bucket.positions, reduced, strict=True))
 
     def _clear_sums(self) -> None:
         """Begin the sums that the functions add to, before the first of them runs."""
@@ -281,10 +163,8 @@ class _Emitter:
         return self.accumulated[tensor]
 
     def _compute(self, task: Task) -> None:
-        assert task.sweep is not None
         assert task.microbatch is not None
-        when = task.chunk, task.sweep, task.part
-        function = self.program.functions.get(when)
+        function = self.program.function_of(task)
         if function is None:
             return
         microbatch = task.microbatch
@@ -292,24 +172,38 @@ class _Emitter:
         inputs += [self.remote[v] for v in function.remote_values]
         if function.weighted:
             inputs.append(tf.cast(self.weights[microbatch], tf.float64))
+        if function.reductions is not None:
+            inputs.append(self.step)
         number = self.program.number
         with tf.name_scope(str(task)):
             begun = begin_task(task, self.step, number, [*self._after(), *self._not_computed(inputs)])
             with tf.control_dependencies([begun]):
-                first = self.first_calls.get(when)
+                first = self.first_calls.get(id(function))
                 results = function.function(*inputs) if first is None else first.again(inputs)
-            call = _call_op(function, results)
+            call = _call_op(results)
             tf_internals.run_independently(call)
-            self.last_compute = end_task(task, self.step, number, call)
+            # One that averages gradients says itself when it has done the rest.
+            self.last_compute = call if function.reductions else end_task(task, self.step, number, call)
+        if not function.reductions:
+            self.computed = self.last_compute
         if first is None:
-            self.first_calls[when] = _Call.of(call)
+            self.first_calls[id(function)] = _Call.of(call)
         self.calls.add(call.name)
         self.all_ops.append(self.last_compute)
-        for tensor, result in zip(function.outputs, results, strict=True):
+        if function.reductions is not None:
+            self._take_reduced(function.reductions, results[len(function.outputs) :])
+        for tensor, result in zip(function.outputs, results, strict=False):
             result.set_shape(self.program.split.graph.type_of(tensor).shape)
             self.values[tensor, microbatch] = result
             if tensor in self.program.summed - self.program.accumulators.keys():
                 self._accumulate(tensor, microbatch, result)
+
+    def _take_reduced(self, reductions: ReductionWithin, results: Sequence[tf.Tensor]) -> None:
+        """What a task has averaged, by its position among the outputs of the step."""
+        left = iter(results)
+        for bucket in self.program.buckets:
+            if bucket.number in reductions.buckets:
+                self.reduced.update((position, next(left)) for position in bucket.positions)
 
     def _not_computed(self, inputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
         """What makes these inputs, other than the tasks, which come after one another, and what is there already."""
@@ -429,9 +323,9 @@ class _Call:
         return list(made.outputs)
 
 
-def _call_op(function: SegmentFunction, results: Any) -> tf.Operation:
+def _call_op(results: Any) -> tf.Operation:
     """The op of a function call that was just made: the maker of its results, or the newest op where it has none."""
-    if function.outputs:
+    if results:
         return results[0].op
     made = reversed(tf_internals.current_graph().get_operations())
     return next(op for op in made if op.type in CALL_OPS)

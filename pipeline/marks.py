@@ -51,7 +51,20 @@ def end_task(task: Task, step: tf.Tensor, program: int, call: tf.Operation) -> t
         return mark(str(task), step, program=program, ends=True)
 
 
-def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any]) -> tf.Operation:
+def end_task_within(task: Task, step: tf.Tensor, program: int, after: Sequence[Any]) -> None:
+    """Marks the end of a compute task within the function that does it, where the function does more.
+
+    Args:
+        task: the task.
+        step: number of the step.
+        program: number of the program.
+        after: the last ops and tensors of the task.
+    """
+    with tf.control_dependencies(list(after)):
+        mark(str(task), step, program=program, ends=True)
+
+
+def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int) -> tf.Operation:
     """Marks where gradients begin to be averaged over replicas.
 
     Args:
@@ -59,15 +72,18 @@ def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[An
         program: number of the program.
         chunk: the chunk whose gradients these are.
         tensors: what is averaged.
+        bucket: number of the bucket that they are.
 
     Returns:
         The mark, for `end_reduce`.
     """
     with tf.control_dependencies(list(tensors)):
-        return mark(str(Task(Kind.REDUCE, chunk)), step, program=program, ends=False)
+        return mark(str(Task(Kind.REDUCE, chunk, bucket=bucket)), step, program=program, ends=False)
 
 
-def end_reduce(begun: tf.Operation, step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any]) -> None:
+def end_reduce(
+    begun: tf.Operation, step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int
+) -> None:
     """Marks where gradients are averaged over replicas.
 
     Args:
@@ -76,9 +92,10 @@ def end_reduce(begun: tf.Operation, step: tf.Tensor, program: int, chunk: int, t
         program: number of the program.
         chunk: the chunk whose gradients these are.
         tensors: what came of it.
+        bucket: number of the bucket that they are.
     """
     with tf.control_dependencies([begun, *tensors]):
-        mark(str(Task(Kind.REDUCE, chunk)), step, program=program, ends=True)
+        mark(str(Task(Kind.REDUCE, chunk, bucket=bucket)), step, program=program, ends=True)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from smp_tf.partition.op_graph import VARIABLE, OpGraph, Tensor, TensorType
 from smp_tf.partition.segment_graph import remote_value_name, segment_graph, tensor_name
 from smp_tf.partition.split import Segment
 from smp_tf.pipeline.accumulator import Accumulator
+from smp_tf.pipeline.reduction import ReductionWithin
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class SegmentFunction:
         remote_values: variables whose value is passed after them.
         variables: indices of the variables whose handle it holds.
         outputs: the tensors it returns, in order.
-        weighted: whether it takes, last, the weight (a float64 scalar) of what it adds to sums.
+        weighted: whether it takes, after them, the weight (a float64 scalar) of what it adds to sums.
+        reductions: the gradients that it averages over the replicas and returns after its outputs; it takes the number
+            of the step last. None: it averages none.
         function: the traced function.
         uncompiled: why XLA does not compile it although that was asked for; else None.
     """
@@ -41,6 +44,7 @@ class SegmentFunction:
     variables: tuple[int, ...]
     outputs: tuple[Tensor, ...]
     weighted: bool
+    reductions: ReductionWithin | None
     function: Callable[..., Sequence[tf.Tensor]]
     uncompiled: str | None = None
 
@@ -57,6 +61,7 @@ def build_segment_function(
     outputs: tuple[Tensor, ...] | None = None,
     accumulators: Mapping[Tensor, Accumulator] | None = None,
     weighted: bool = False,
+    reductions: ReductionWithin | None = None,
     xla: bool = False,
     samples: int = 1,
 ) -> SegmentFunction:
@@ -69,6 +74,7 @@ def build_segment_function(
         outputs: what to return; everything that others need where not given.
         accumulators: the sums to add to, by the tensor to add.
         weighted: whether to multiply what is added by a weight, passed at every call.
+        reductions: gradients to average over the replicas as soon as they are complete, which this call makes them.
         xla: compile the function with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open; only to ask XLA whether it can.
 
@@ -80,7 +86,8 @@ def build_segment_function(
     arguments = (*sources, *segment.inputs)
     outputs = segment.outputs if outputs is None else outputs
     sums = accumulators or {}
-    weighted = weighted and bool(sums)
+    averaged = sorted(reductions.tensors) if reductions is not None else []
+    weighted = weighted and bool(sums or averaged)
     body = segment_graph(graph, segment, variables)
     for definition in body.library.function:
         tf_internals.register_function(definition)
@@ -89,6 +96,9 @@ def build_segment_function(
     names = [tensor_name(graph, t) for t in arguments] + [remote_value_name(graph, v) for v in segment.remote_values]
     if weighted:
         specs.append(tf.TensorSpec([], tf.float64, name="smp_weight"))
+    if reductions is not None:
+        specs.append(tf.TensorSpec([], tf.int64, name="smp_step"))
+    wanted_inside = tuple(dict.fromkeys((*outputs, *sums, *averaged)))
 
     def computed(tensors: Sequence[tf.Tensor], wanted: Sequence[Tensor]) -> list[tf.Tensor]:
         current = tf_internals.current_graph()
@@ -108,20 +118,33 @@ def build_segment_function(
         return [given[tensor_name(graph, t)] for t in wanted]
 
     def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        values = dict(zip((*outputs, *sums), computed(tensors, (*outputs, *sums)), strict=True))
-        for tensor, accumulator in sums.items():
+        weight = tensors[len(names)] if weighted else None
+        values = dict(zip(wanted_inside, computed(tensors, wanted_inside), strict=True))
+
+        def counted(tensor: Tensor) -> tf.Tensor:
             value = values[tensor]
-            accumulator.add(value * tf.cast(tensors[-1], value.dtype) if weighted else value)
-        return [values[t] for t in outputs]
+            return value if weight is None else value * tf.cast(weight, value.dtype)
+
+        added = {tensor: accumulator.add(counted(tensor)) for tensor, accumulator in sums.items()}
+
+        def sum_of(tensor: Tensor) -> tf.Tensor:
+            return sums[tensor].take(added[tensor])[0] if tensor in sums else counted(tensor)
+
+        results = [values[t] for t in outputs]
+        if reductions is not None:
+            results += reductions.written(sum_of, tensors[-1], list(added.values()))
+        return results
 
     run.__name__ = f"chunk_{segment.chunk}_sweep_{segment.sweep}"
 
     def traced(body: Callable[..., Any], jit_compile: bool | None) -> Any:
-        return tf.function(body, autograph=False, jit_compile=jit_compile, experimental_attributes={"_noinline": True})
+        # What a call returns is there when all of it is; what it averages should be there one by one.
+        attributes = {"_noinline": reductions is None}
+        return tf.function(body, autograph=False, jit_compile=jit_compile, experimental_attributes=attributes)
 
     def run_without_sums(*tensors: tf.Tensor) -> list[tf.Tensor]:
         # To ask XLA with: the variables that hold the sums are empty between two steps.
-        return computed(tensors, (*outputs, *sums))
+        return computed(tensors, wanted_inside)
 
     uncompiled = tf_internals.why_xla_cannot(traced(run_without_sums, True), specs, samples) if xla else None
     compiled = True if xla and uncompiled is None else None
@@ -132,6 +155,7 @@ def build_segment_function(
         variables=tuple(handles.values()),
         outputs=outputs,
         weighted=weighted,
+        reductions=reductions,
         function=traced(run, compiled).get_concrete_function(*specs),
         uncompiled=uncompiled,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,17 @@ from smp_tf.topology import CommGroup
 
 #: Horovod reduces no bfloat16; such sums travel as float32.
 _WIRE_TYPE = {tf.bfloat16: tf.float32}
+
+
+def reduction_name(known_as: str) -> str:
+    """The name under which the gradients of a step function are reduced, the same for all of its programs.
+
+    Replicas with batches of other sizes run programs of other numbers.
+
+    Args:
+        known_as: what the step function is known by, on all ranks.
+    """
+    return f"smp_gradients_{re.sub('[^A-Za-z0-9_.]', '_', known_as)}"
 
 
 def sum_over_replicas(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
@@ -41,6 +53,8 @@ def sum_over_replicas(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor
             op=hvd.Sum,
             name=f"{name}_{dtype.name}",
             process_set=running.process_sets.dp,
+            # One replica may reduce within a function of a task, another one outside it.
+            ignore_name_scope=True,
         )
         sums.update(zip(of_type, reduced, strict=True))
     return [tf.cast(sums[index], t.dtype) for index, t in enumerate(tensors)]

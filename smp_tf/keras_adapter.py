@@ -14,6 +14,7 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import (
+    gradient_marks,
     manual_placement,
     momentum_product,
     norms,
@@ -299,7 +300,7 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         kept = [(gradient, variable) for gradient, variable in pairs if _stored_here(variable)]
         is_spread = _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
-        with applying(kept), _when_all_are_there(kept) if is_spread else contextlib.nullcontext():
+        with applying(kept), _behind_the_pipeline(kept) if is_spread else contextlib.nullcontext():
             return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)
 
     def apply_kept(
@@ -319,21 +320,16 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     return apply_gradients
 
 
-def _when_all_are_there(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
-    """A context whose ops wait for all gradients.
+def _behind_the_pipeline(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
+    """A context whose ops wait until all gradients are there, or are only being averaged over the replicas.
 
     What an optimizer makes of its slots alone, such as momentum times the last change, TensorFlow would make at the
     step's begin otherwise, and a set of it would lie there beside the stash.
     """
     if tf.executing_eagerly():
         return contextlib.nullcontext()
-    context: contextlib.AbstractContextManager[Any] = tf.control_dependencies(
-        [
-            gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            for gradient, _ in pairs
-            if gradient is not None
-        ]
-    )
+    awaited = [gradient_marks.end_of_compute(gradient) for gradient, _ in pairs if gradient is not None]
+    context: contextlib.AbstractContextManager[Any] = tf.control_dependencies(awaited)
     return context
 
 

@@ -9,8 +9,8 @@ from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Split, Transfer
 from smp_tf.partition.units import Unit
-from smp_tf.pipeline.executor import edges_of, plan_program
 from smp_tf.pipeline.simulate import ChunkTimes, Timeline, simulate
+from smp_tf.pipeline.stage_program import edges_of, plan_program
 
 
 def timeline_of(

@@ -28,9 +28,9 @@ from smp_tf.partition.split import Split, split
 from smp_tf.partition.sums import sum_before_sending
 from smp_tf.partition.units import AFTER_MODEL, Unit, build_units, dependences, ordered_by_chunk, weight_derived
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.executor import edges_of, plan_program
 from smp_tf.pipeline.schedule import placement_of, program_of
 from smp_tf.pipeline.simulate import ChunkTimes
+from smp_tf.pipeline.stage_program import edges_of, plan_program
 from smp_tf.pipeline.stash import stash_profile
 from smp_tf.pipeline.step_memory import StepMemory, step_memory
 from smp_tf.pipeline.task import Kind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import first_steps, pending_restore, recording, runtime, step_random
-from smp_tf.data_parallel import sum_over_replicas
+from smp_tf.data_parallel import reduction_name, sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.input_check import add_input_check
 from smp_tf.microbatching import Slicer, SplitArgument
@@ -19,8 +18,9 @@ from smp_tf.partition.lower import Lowered, OutputSlot
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Delivery
 from smp_tf.partition.trace import Trace
-from smp_tf.pipeline.executor import StageProgram, emit
+from smp_tf.pipeline.executor import StepResults, emit
 from smp_tf.pipeline.marks import begin_reduce, end_reduce
+from smp_tf.pipeline.stage_program import StageProgram
 from smp_tf.replica_check import ReplicaCheck
 from smp_tf.result_structure import unpack
 from smp_tf.sparse_gradients import weighted_sum
@@ -37,12 +37,14 @@ class _Flat:
         accumulated: the sum over microbatches (and replicas) of weight x value, or None.
         weights: weight of each microbatch of this replica.
         total_weight: sum of the weights behind `accumulated`.
+        behind: the op behind which this rank computes no more for the step, in a graph; else None.
     """
 
     values: list[list[tf.Tensor] | None]
     accumulated: list[tf.Tensor | None]
     weights: Sequence[Any]
     total_weight: Any
+    behind: tf.Operation | None = None
 
     def tensors(self) -> list[tf.Tensor]:
         """All tensors, for a function to return."""
@@ -165,18 +167,8 @@ class SplitProgram:
             first_steps.watch(program.number, self.plan, self.expected)
         accumulated, total = results.accumulated, _total(weights)
         if replicas > 1 and any(output.is_gradient for output in program.split.outputs):
-            # Not by the program's number: replicas with batches of other sizes run programs of other numbers.
-            name = f"smp_gradients_{re.sub('[^A-Za-z0-9_.]', '_', self.known_as)}"
-            where = results.step, program.number, program.stage
-            check = self._replica_check(tensors, results.step.op)
-            begun = begin_reduce(*where, [tensor for tensor in accumulated if tensor is not None])
-            with tf.control_dependencies([check.sent]):
-                # No weight changes before its hash is there.
-                accumulated, total, summed = _over_replicas(accumulated, total, check.sent, name)
-                self._add_sparse(accumulated, results.values, weights, name)
-            check.compare(summed)
-            end_reduce(begun, *where, [tensor for tensor in (*accumulated, total) if tensor is not None])
-        return _Flat(results.values, accumulated, weights, total)
+            accumulated, total = self._over_replicas(results, total, weights, tensors)
+        return _Flat(results.values, accumulated, weights, total, results.computed)
 
     def _replica_check(self, tensors: Sequence[Any], after: tf.Operation) -> ReplicaCheck:
         """What is compared between the replicas of this stage."""
@@ -195,15 +187,36 @@ class SplitProgram:
             running.topology.members(CommGroup.DP_GROUP),
         )
 
-    def _add_sparse(self, accumulated: list[Any], values: Sequence[Any], weights: Sequence[Any], name: str) -> None:
+    def _over_replicas(
+        self, results: StepResults, total: Any, weights: Sequence[Any], tensors: Sequence[Any]
+    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+        """The sums over the replicas, the sparse ones among them, and their weight."""
+        check = self._replica_check(tensors, results.step.op)
+        weight = tf.reshape(tf.cast(total, tf.float64), [1])
+        name = reduction_name(self.known_as)
+        [summed] = sum_over_replicas([tf.concat([weight, check.sent], 0)], f"{name}_weight")
+        check.compare(summed[1:])
+        with tf.control_dependencies([check.sent]):
+            # No weight changes before its hash is there.
+            accumulated = [None if tensor is None else tf.identity(tensor) for tensor in results.accumulated]
+        self._add_sparse(accumulated, results, weights, name)
+        return accumulated, summed[0]
+
+    def _add_sparse(self, accumulated: list[Any], results: StepResults, weights: Sequence[Any], name: str) -> None:
         """Put the sums of sparse gradients over all replicas among the others, part by part."""
+        program = self.stage_program
+        where = results.step, program.number, program.stage
+        bucket = len(program.buckets)
         for slot in tf.nest.flatten(self.lowered.results):
             if isinstance(slot, OutputSlot) and isinstance(slot.spec, tf.IndexedSlicesSpec):
                 first = slot.outputs[0]
-                parts = _packed(slot, [values[i] for i in slot.outputs])
-                if parts is not None and self.stage_program.split.outputs[first].is_gradient:
-                    summed = weighted_sum(parts, weights, f"{name}_{first}")
-                    for i, tensor in zip(slot.outputs, tf.nest.flatten(summed, expand_composites=True), strict=True):
+                parts = _packed(slot, [results.values[i] for i in slot.outputs])
+                if parts is not None and program.split.outputs[first].is_gradient:
+                    begun = begin_reduce(*where, tf.nest.flatten(parts, expand_composites=True), bucket)
+                    summed = tf.nest.flatten(weighted_sum(parts, weights, f"{name}_{first}"), expand_composites=True)
+                    end_reduce(begun, *where, summed, bucket)
+                    bucket += 1
+                    for i, tensor in zip(slot.outputs, summed, strict=True):
                         accumulated[i] = tensor
 
     def _results(self, flat: _Flat) -> Any:
@@ -237,6 +250,7 @@ class SplitProgram:
             flat.weights,
             total=total,
             total_weight=flat.total_weight,
+            behind=flat.behind,
             owner=owner,
             is_local=plan.delivery is not Delivery.LOCAL or owner == self.stage_program.stage,
             is_gradient=plan.is_gradient,
@@ -253,17 +267,6 @@ def _total(weights: Sequence[Any]) -> Any:
     if all(isinstance(w, int) for w in weights):
         return sum(weights)
     return tf.add_n([tf.cast(w, tf.int64) for w in weights])
-
-
-def _over_replicas(
-    accumulated: Sequence[tf.Tensor | None], total: Any, told: tf.Tensor, name: str
-) -> tuple[list[tf.Tensor | None], tf.Tensor, tf.Tensor]:
-    """Sums over microbatches, their weight, and what the replicas tell each other, summed over the replicas."""
-    present = [t for t in accumulated if t is not None]
-    weight = tf.reshape(tf.cast(total, tf.float64), [1])
-    *sums, last = sum_over_replicas([*present, tf.concat([weight, told], 0)], name)
-    left = iter(sums)
-    return [None if t is None else next(left) for t in accumulated], last[0], last[1:]
 
 
 def _packed(slot: OutputSlot, parts: Sequence[list[tf.Tensor] | None]) -> list[Any] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from smp_tf import first_steps, partition_file, pending_restore, planning, propo
 from smp_tf.announce import announce
 from smp_tf.argument_structure import fill
 from smp_tf.config import Config
+from smp_tf.data_parallel import reduction_name, sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.gather import WRITER
 from smp_tf.lifecycle import on_shutdown
@@ -38,8 +40,9 @@ from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
-from smp_tf.pipeline.executor import build_stage_program, plan_program
+from smp_tf.pipeline.reduction import group_gradients
 from smp_tf.pipeline.schedule import is_named, placement_of
+from smp_tf.pipeline.stage_program import build_stage_program, plan_program
 from smp_tf.plan_agreement import agree_on_plan, show_plan
 from smp_tf.plan_timeline import timeline_of
 from smp_tf.result_structure import pack
@@ -112,6 +115,8 @@ class Step:
         self._signature = inspect.signature(function)
         self._programs: dict[Any, SplitProgram | UnsplitProgram] = {}
         self._known_as = ""
+        #: By the positions of all gradients among the outputs, those that are summed over the replicas together.
+        self._groups: dict[frozenset[int], tuple[tuple[int, ...], ...]] = {}
         self._signatures: Signatures
         options.check(self._signature, self.name)
 
@@ -166,6 +171,7 @@ class Step:
 
     def _forget(self) -> None:
         self._programs.clear()
+        self._groups.clear()
         self._known_as = ""
 
     def _sort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -299,6 +305,8 @@ class Step:
             for index, variable in enumerate(lowered.variables)
             if cut.stage_of_variable(index) in (None, stage)
         }
+        # Replicas whose batches differ in size, and with them their programs, sum the same gradients together.
+        groups = group_gradients(cut, stage)
         program = build_stage_program(
             cut,
             stage,
@@ -310,6 +318,8 @@ class Step:
             weighted=size is None or running.topology.dp_size > 1,
             xla=xla,
             samples=samples,
+            reduce=self._sum_bucket if running.topology.dp_size > 1 else None,
+            groups=self._groups.setdefault(frozenset(itertools.chain(*groups)), groups),
         )
         if xla:
             report_uncompiled(self.name, program)
@@ -350,6 +360,9 @@ class Step:
             autograph=self._options.autograph,
             name=self.name,
         )
+
+    def _sum_bucket(self, sums: Sequence[tf.Tensor], bucket: int) -> list[tf.Tensor]:
+        return sum_over_replicas(sums, f"{reduction_name(self._known_as)}_{bucket}")
 
     def _run_hooks(self) -> None:
         with tf.init_scope():

@@ -123,13 +123,36 @@ def test_replicas_reduce(tmp_path: Path) -> None:
         assert len(replica.steps) == 3
         for step in replica.steps.values():
             for number, stage in enumerate(stages_of(step)):
-                assert [run.task.kind for run in stage.tasks[len(stage.compute) :]] == [Kind.REDUCE, Kind.APPLY]
+                assert [str(run.task)[1:] for run in stage.tasks[len(stage.compute) :]] == ["REDUCE0", "APPLY"]
                 assert step.time_spent(number)["reduce"] > 0
     page = tmp_path / "out.html"
     command = [sys.executable, "-m", "smp_tf.command_line", "timeline", str(tmp_path), "--html", str(page)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "replica 1:" in told.stdout
     assert "Replica 1" in page.read_text()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("partitions", "microbatches"), [(1, 1), (1, 2), (2, 2)])
+def test_gradients_are_averaged_while_others_are_computed(tmp_path: Path, partitions: int, microbatches: int) -> None:
+    config = {"partitions": partitions, "microbatches": microbatches, "seed": 1}
+    # Kernels of 16 MiB: a bucket each.
+    arguments = {"folder": str(tmp_path), "width": 2048, "batch": 64, "count": 2, "steps": None}
+    launched(2 * partitions, Case("overlap", "recorded", arguments, config)).values()
+    for replica in replicas_of(timeline_file.read([tmp_path])):
+        for step in replica.steps.values():
+            stages = stages_of(step)
+            for number, stage in enumerate(stages):
+                reduced = [run for run in stage.tasks if run.task.kind is Kind.REDUCE]
+                assert sorted(str(run.task)[1:] for run in reduced) == [
+                    f"REDUCE{bucket}" for bucket in range(4 // partitions)
+                ]
+                # On the first stage while this rank computes, on the last one while the first stage does.
+                assert reduced[0].begin < stages[0].compute[-1].end
+                if number == 0:
+                    assert reduced[0].begin < reduced[-1].begin
+                if number > 0:
+                    assert reduced[0].begin >= stage.compute[-1].end
 
 
 @pytest.mark.distributed

@@ -29,8 +29,8 @@ from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, SOURCES, OpGraph,
 from smp_tf.partition.randomness import make_stateless
 from smp_tf.partition.split import Delivery, Split, Transfer
 from smp_tf.partition.trace import Recorder, Trace, trace
-from smp_tf.pipeline.executor import plan_program
 from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
+from smp_tf.pipeline.stage_program import plan_program
 from smp_tf.pipeline.task import Kind, Program, Task
 
 BASE_SEED = 7

@@ -13,7 +13,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from smp_tf.pipeline.executor import StageProgram, StepResults, build_stage_program, emit
+from smp_tf.pipeline.executor import StepResults, emit
+from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
 from tests.pipeline.all_stages import CutStep, cut_step
 
 BATCH, WIDTH = 8, 4

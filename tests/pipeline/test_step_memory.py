@@ -6,8 +6,8 @@ import importlib
 
 import pytest
 
-from smp_tf.pipeline.executor import edges_of, plan_program
 from smp_tf.pipeline.simulate import ChunkTimes
+from smp_tf.pipeline.stage_program import edges_of, plan_program
 from smp_tf.pipeline.step_memory import StepMemory, step_memory
 from smp_tf.planning import PlacementRequest, cut
 from smp_tf.proposal import propose

@@ -1,6 +1,8 @@
 """Trains a small model on replicas of two partitions, which part ways as the command line says.
 
-    replicas.py MODE [--steps 3] [--at 1] [--partitions 2] [--unchecked]
+    replicas.py MODES [--steps 3] [--at 1] [--partitions 2] [--unchecked]
+
+Modes, one or several with blanks between them:
 
     apart      before step `--at`, the last replica adds to a weight
     loaded     the last replica begins with a weight of its own
@@ -20,7 +22,7 @@ import tensorflow as tf
 from tensorflow.keras import layers
 
 parser = argparse.ArgumentParser()
-parser.add_argument("mode", choices=("apart", "loaded", "together", "own"))
+parser.add_argument("modes", type=str.split)
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--at", type=int, default=1)
 parser.add_argument("--partitions", type=int, default=2)
@@ -62,7 +64,7 @@ def train_step(x, y):
 
 
 def batch_of(step):
-    random = np.random.default_rng([step, 0 if args.mode == "together" else smp.dp_rank()])
+    random = np.random.default_rng([step, 0 if "together" in args.modes else smp.dp_rank()])
     return (
         tf.constant(random.standard_normal((8, 8)), tf.float32),
         tf.constant(random.standard_normal((8, 3)), tf.float32),
@@ -71,7 +73,7 @@ def batch_of(step):
 
 @smp.register_post_partition_hook
 def load():
-    if args.mode == "loaded" and is_last:
+    if "loaded" in args.modes and is_last:
         add_to_head()
 
 
@@ -83,7 +85,7 @@ def add_to_head():
 
 def main():
     for step in range(args.steps):
-        if args.mode == "apart" and is_last and step == args.at:
+        if "apart" in args.modes and is_last and step == args.at:
             add_to_head()
         train_step(*batch_of(step)).numpy()
     print("finished", flush=True)

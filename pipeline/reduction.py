@@ -1,0 +1,230 @@
+"""Averaging gradients over replicas while the step still runs: in buckets, each as soon as all in it are complete.
+
+    last task     B3 ├─ g7 ─ g6 ─┬─ g5 ─ g4 ─┬─ g3 ─ g2 ─ g1 ─┤
+    replicas                     └─ bucket 0 ─┴─ bucket 1 ──────┴─ bucket 2 ─
+    optimizer                                 └─ 7, 6 ──────────┴─ 5, 4 ─────┴─ 3, 2, 1
+
+A gradient is complete where the last microbatch has been added to it. The buckets follow the order of the trace, which
+is that in which backward makes gradients, and are the same whatever program a replica runs: one with a smaller batch
+may run fewer microbatches. Where nothing is sent after the rank's last task, as on the first stage, buckets are begun
+within that task; elsewhere it would hold back what the stage before waits for, and they begin behind it, while the
+stages before still compute.
+
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.3:
+buckets, in the order in which gradients become ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from smp_tf.partition import tf_internals
+from smp_tf.partition.op_graph import Tensor
+from smp_tf.partition.split import Split, StepOutputPlan
+from smp_tf.pipeline.marks import begin_reduce, end_reduce, end_task_within
+from smp_tf.pipeline.task import Kind, Task
+
+#: What a bucket has at most, as measured best by the source; one larger gradient is a bucket of its own.
+BUCKET_BYTES = 25 << 20
+
+#: Sums tensors over the replicas, given with the number of their bucket.
+Reduce = Callable[[Sequence[tf.Tensor], int], list[tf.Tensor]]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are averaged together.
+
+    Args:
+        number: counts the buckets of the stage.
+        positions: of the gradients among the outputs of the step, in the order of the trace.
+        after: index of the rank's task behind which all of them are complete.
+    """
+
+    number: int
+    positions: tuple[int, ...]
+    after: int
+
+
+def group_gradients(split: Split, stage: int, limit: int = BUCKET_BYTES) -> tuple[tuple[int, ...], ...]:
+    """Put the gradients that a stage has into groups of so many bytes.
+
+    Args:
+        split: the cut step.
+        stage: which stage.
+        limit: bytes of a group.
+
+    Returns:
+        The groups: of positions among the outputs of the step, in the order of the trace.
+    """
+    wanted = [i for i, output in enumerate(split.outputs) if output.gets_sum(stage, split.placement)]
+    wanted.sort(key=lambda i: (min(t.node for t in parts_of(split.outputs[i])), i))
+    groups: list[list[int]] = []
+    filled = 0
+    for position in wanted:
+        size = split.graph.type_of(split.outputs[position].tensor).nbytes()
+        if not groups or filled + size > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(position)
+        filled += size
+    return tuple(map(tuple, groups))
+
+
+def plan_buckets(
+    split: Split, stage: int, tasks: Sequence[Task], groups: Sequence[tuple[int, ...]]
+) -> tuple[Bucket, ...]:
+    """Say when each group of gradients is complete.
+
+    Args:
+        split: the cut step.
+        stage: which stage.
+        tasks: of the stage, in order, transfers included.
+        groups: of `group_gradients`.
+
+    Returns:
+        The buckets, in the order of the groups.
+    """
+    complete = _when_complete(split, stage, tasks)
+    return tuple(
+        Bucket(number, group, max(complete[t] for i in group for t in parts_of(split.outputs[i])))
+        for number, group in enumerate(groups)
+    )
+
+
+def parts_of(output: StepOutputPlan) -> tuple[Tensor, ...]:
+    """The tensors whose sums over the microbatches make up an output."""
+    return output.summands or (output.tensor,)
+
+
+def _when_complete(split: Split, stage: int, tasks: Sequence[Task]) -> dict[Tensor, int]:
+    """For every tensor that is summed here, the index of the last task that adds to it or brings it."""
+    segments = split.segments_of(stage)
+    sums = {t.index: t.tensor for t in split.transfers if t.is_sum}
+    found: dict[Tensor, int] = {}
+    for index, task in enumerate(tasks):
+        if task.kind is Kind.RECV and task.edge in sums:
+            tensor = sums[task.edge]
+            assert tensor is not None
+            found[tensor] = index
+        elif task.kind.is_compute and (segment := segments.get(when_of(task))) is not None:
+            found.update(dict.fromkeys(segment.outputs, index))
+    return found
+
+
+def when_of(task: Task) -> tuple[int, int, int]:
+    """Chunk, sweep and part of a compute task, by which its segment is found."""
+    assert task.sweep is not None
+    return task.chunk, task.sweep, task.part
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are averaged, in the graph of the step or in that of a task.
+
+    Args:
+        reduce: sums tensors over the replicas.
+        program: number of the program.
+        stage: of this rank.
+    """
+
+    reduce: Reduce
+    program: int
+    stage: int
+
+    def reduced(self, sums: Sequence[tf.Tensor], bucket: int, step: tf.Tensor) -> list[tf.Tensor]:
+        """Write the reduction of a bucket into the current graph, where it waits for nothing but its gradients.
+
+        Args:
+            sums: of the gradients over the microbatches.
+            bucket: its number.
+            step: number of the step.
+
+        Returns:
+            The sums over the replicas.
+        """
+        graph = tf_internals.current_graph()
+        before = len(graph.get_operations())
+        begun = begin_reduce(step, self.program, self.stage, sums, bucket)
+        reduced = self.reduce(sums, bucket)
+        end_reduce(begun, step, self.program, self.stage, reduced, bucket)
+        for op in graph.get_operations()[before:]:
+            tf_internals.run_independently(op)
+        return reduced
+
+
+@dataclass(frozen=True)
+class ReductionWithin:
+    """The buckets that are begun within a task.
+
+    Args:
+        reduction: how they are averaged.
+        task: the task.
+        buckets: the gradients of each, by its number.
+    """
+
+    reduction: Reduction
+    task: Task
+    buckets: dict[int, tuple[Tensor, ...]]
+
+    @property
+    def tensors(self) -> frozenset[Tensor]:
+        """All gradients in them."""
+        return frozenset(t for bucket in self.buckets.values() for t in bucket)
+
+    def written(
+        self, sum_of: Callable[[Tensor], tf.Tensor], step: tf.Tensor, ends_behind: Sequence[tf.Operation]
+    ) -> list[tf.Tensor]:
+        """Write them into the task's function.
+
+        Args:
+            sum_of: makes the sum of a gradient over the microbatches, the one that is added now included.
+            step: number of the step.
+            ends_behind: what the task does: for the clock it ends there, and not when all buckets are there.
+
+        Returns:
+            The sums over the replicas, bucket by bucket.
+        """
+        sums = {tensor: sum_of(tensor) for tensor in sorted(self.tensors)}
+        end_task_within(self.task, step, self.reduction.program, [*ends_behind, *sums.values()])
+        return [
+            tensor
+            for number, bucket in self.buckets.items()
+            for tensor in self.reduction.reduced([sums[t] for t in bucket], number, step)
+        ]
+
+
+def reductions_within(
+    reduction: Reduction, split: Split, tasks: Sequence[Task], buckets: Sequence[Bucket], whole: Collection[Tensor]
+) -> ReductionWithin | None:
+    """The buckets that can be begun within the last task of a rank.
+
+    Args:
+        reduction: how they are averaged.
+        split: the cut step.
+        tasks: of the rank, in order, transfers included.
+        buckets: all of its buckets.
+        whole: the gradients whose sum over the microbatches a task's function can have.
+
+    Returns:
+        The buckets all of whose gradients that task makes; None where there is none, or where something is sent after
+        it.
+    """
+    segments = split.segments_of(reduction.stage)
+    for index in reversed(range(len(tasks))):
+        task = tasks[index]
+        if task.kind is Kind.SEND:
+            return None
+        if task.kind.is_compute and (segment := segments.get(when_of(task))) is not None:
+            made = set(whole) & set(segment.outputs)
+            gradients = {
+                bucket.number: tuple(t for i in bucket.positions for t in parts_of(split.outputs[i]))
+                for bucket in buckets
+                if bucket.after == index and all(not split.outputs[i].summands for i in bucket.positions)
+            }
+            found = {number: tensors for number, tensors in gradients.items() if made.issuperset(tensors)}
+            return ReductionWithin(reduction, task, found) if found else None
+    return None

@@ -1,0 +1,180 @@
+"""Gradients are averaged in buckets: which ones, behind which task, and that what comes of it is their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from smp_tf.pipeline.executor import emit
+from smp_tf.pipeline.reduction import group_gradients, plan_buckets
+from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
+from tests.pipeline.all_stages import CutStep, cut_step
+
+BATCH, WIDTH = 8, 4
+#: Of a kernel and of a bias.
+KERNEL, BIAS = 4 * WIDTH * WIDTH, 4 * WIDTH
+
+
+def chain(layers: int, stages: int, microbatches: int, schedule: str = "interleaved") -> CutStep:
+    """A training step of dense layers; its outputs are the loss, and kernel and bias of every layer."""
+    model = tf_keras.Sequential([tf_keras.layers.Dense(WIDTH, activation="tanh") for _ in range(layers)])
+    model.build((None, WIDTH))
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    spec = tf.TensorSpec((BATCH // microbatches, WIDTH))
+    return cut_step(step, [model], [spec], stages, microbatches, schedule)
+
+
+class Replicas:
+    """Three replicas with equal gradients; what was asked for."""
+
+    def __init__(self) -> None:
+        self.buckets: list[tuple[int, int]] = []
+
+    def __call__(self, tensors: Sequence[tf.Tensor], bucket: int) -> list[tf.Tensor]:
+        self.buckets.append((bucket, len(tensors)))
+        return [tensor * 3 for tensor in tensors]
+
+
+def program_of(step: CutStep, stage: int, limit: int, replicas: Replicas | None = None, **more: Any) -> StageProgram:
+    return build_stage_program(
+        step.split,
+        stage,
+        range(step.stages),
+        step.program,
+        1,
+        step.variables[stage],
+        reduce=replicas or Replicas(),
+        groups=group_gradients(step.split, stage, limit),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "groups"),
+    [
+        # Backward makes those of the last layer first: outputs 5 and 6, kernel and bias.
+        (1 << 20, [{1, 2, 3, 4, 5, 6}]),
+        (KERNEL + BIAS, [{5, 6}, {3, 4}, {1, 2}]),
+        (2 * (KERNEL + BIAS), [{3, 4, 5, 6}, {1, 2}]),
+        # One that is larger than a bucket is one of its own.
+        (1, [{6}, {5}, {4}, {3}, {2}, {1}]),
+    ],
+)
+def test_buckets_follow_backward_and_their_limit(limit: int, groups: list[set[int]]) -> None:
+    found = group_gradients(chain(3, 1, 2).split, 0, limit)
+    if limit == 1:
+        assert sorted(map(len, found)) == [1] * 6
+    else:
+        assert [set(group) for group in found] == groups
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stage", "after", "inside"),
+    [
+        # Nothing waits for what the first stage's last task makes; the second stage's is sent.
+        ("interleaved", 0, ["0B3", "0B3"], [0, 1]),
+        ("interleaved", 1, ["1B3", "1B3"], []),
+        # Gradients of weights are made last, when everything is sent.
+        ("zb_h1", 1, ["1W3", "1W3"], [0, 1]),
+        # The chunk that is nearer to the loss is done first.
+        ("interleaved_1f1b", 0, ["2B3", "0B3"], [1]),
+        ("interleaved_1f1b", 1, ["3B3", "1B3"], []),
+    ],
+)
+def test_a_bucket_is_complete_behind_the_last_task_that_adds_to_it(
+    schedule: str, stage: int, after: list[str], inside: list[int]
+) -> None:
+    step = chain(4, 2, 4, schedule)
+    program = program_of(step, stage, KERNEL + BIAS)
+    assert [str(program.tasks[bucket.after]) for bucket in program.buckets] == after
+    found = program.last[1].reductions if program.last is not None else None
+    assert sorted(found.buckets if found is not None else []) == inside
+
+
+def test_replicas_that_run_fewer_microbatches_have_the_same_buckets() -> None:
+    many, few = (chain(4, 2, count, "zb_h1") for count in (4, 1))
+    for stage in range(2):
+        groups = group_gradients(many.split, stage, KERNEL + BIAS)
+        assert group_gradients(few.split, stage, KERNEL + BIAS) == groups
+        assert [b.positions for b in plan_buckets(few.split, stage, few.program.ranks[stage], groups)] == list(groups)
+
+
+@pytest.mark.parametrize("limit", [1 << 20, KERNEL + BIAS, 1], ids=["one bucket", "a bucket per layer", "one each"])
+@pytest.mark.parametrize("weights", [None, [3, 2, 2, 1]])
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("within", [True, False], ids=["within the last task", "behind it"])
+def test_what_comes_of_it_is_the_sum_over_the_replicas(
+    microbatches: int, weights: list[int] | None, limit: int, within: bool
+) -> None:
+    step = chain(3, 1, microbatches)
+    weights = weights[:microbatches] if weights else None
+    # What XLA compiles cannot average within.
+    replicas = Replicas()
+    program = program_of(step, 0, limit, replicas, weighted=weights is not None, xla=not within)
+    assert (program.last is not None) == within
+    parts: list[tf.Tensor] = []
+
+    @tf.function
+    def run(x: tf.Tensor) -> list[tf.Tensor]:
+        parts[:] = tf.split(x, microbatches)
+        results = emit(
+            program, lambda _, m: parts[m], step.lowered.captures, lambda m: tf.constant([0, m], tf.int64),
+            weights or [1] * microbatches,
+        )  # fmt: skip
+        return [total for total in results.accumulated if total is not None]
+
+    x = np.random.default_rng(0).normal(size=(BATCH, WIDTH)).astype("float32")
+    own = [step.traced.function(tf.constant(part)) for part in np.split(x, microbatches)]
+    summands = zip(*(tf.nest.flatten(values)[1:] for values in own), strict=True)
+    wanted = [sum(w * v.numpy() for w, v in zip(weights or [1] * microbatches, each, strict=True)) for each in summands]
+    for _ in range(2):
+        for got, total in zip(run(tf.constant(x)), wanted, strict=True):
+            np.testing.assert_allclose(got, 3 * total, rtol=1e-5, atol=1e-6)
+    assert sum(count for _, count in replicas.buckets) >= 6
+
+
+def test_one_replica_averages_nothing() -> None:
+    step = chain(2, 1, 2)
+    program = build_stage_program(step.split, 0, [0], step.program, 1, step.variables[0])
+    assert (program.reduction, program.buckets, program.last) == (None, (), None)
+
+
+def test_a_bucket_within_the_last_task_is_marked_there_and_waits_for_its_own_gradients_alone() -> None:
+    program = program_of(chain(3, 1, 2), 0, KERNEL + BIAS)
+    assert program.last is not None
+    task, function = program.last
+    operations = function.function.graph.get_operations()  # type: ignore[attr-defined]
+    marks = [(op.get_attr("task").decode(), op.get_attr("ends")) for op in operations if op.type == "SmpMark"]
+    assert str(task) == "0B1"
+    assert sorted(marks) == sorted(
+        [("0B1", True), *((f"0REDUCE{bucket}", ends) for bucket in range(3) for ends in (False, True))]
+    )
+    # Where the first bucket begins, not one matrix product of a layer below has run.
+    direct = {op.name: [i.op for i in op.inputs] + list(op.control_inputs) for op in operations}
+
+    def behind(op: tf.Operation, seen: set[str]) -> set[str]:
+        for other in direct[op.name]:
+            if other.name not in seen:
+                seen.add(other.name)
+                behind(other, seen)
+        return seen
+
+    products = {op.name for op in operations if op.type == "MatMul"}
+    begins = {
+        op.get_attr("task").decode(): op
+        for op in operations
+        if op.type == "SmpMark" and not op.get_attr("ends") and b"REDUCE" in op.get_attr("task")
+    }
+    counts = [len(products & behind(begins[f"0REDUCE{bucket}"], set())) for bucket in range(3)]
+    # The kernel's gradient, and before it the gradients of the inputs of the layers above.
+    assert counts == [1, 2, 3]
