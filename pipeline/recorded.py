@@ -69,6 +69,30 @@ class RecordedStep:
         """The compute tasks."""
         return tuple(run for run in self.tasks if run.task.kind.is_compute)
 
+    @property
+    def updates(self) -> tuple[TaskRun, ...]:
+        """What is reduced and applied, which may go on at the same time and beside compute tasks."""
+        return tuple(run for run in self.tasks if not run.task.kind.is_compute)
+
+
+def rows_of(runs: Iterable[TaskRun]) -> list[list[TaskRun]]:
+    """What ran at the same time put into as many rows as are needed, so that nothing overlaps in a row.
+
+    Args:
+        runs: tasks, of any number of steps.
+
+    Returns:
+        The rows, each in the order of time.
+    """
+    rows: list[list[TaskRun]] = []
+    for run in sorted(runs, key=lambda run: (run.begin, run.end)):
+        free = next((row for row in rows if row[-1].end <= run.begin), None)
+        if free is None:
+            rows.append([run])
+        else:
+            free.append(run)
+    return rows
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramRecord:

@@ -13,14 +13,15 @@ from typing import Any
 
 from smp_tf.errors import TimelineError
 from smp_tf.pipeline.errors import ProgramError, TaskTextError
-from smp_tf.pipeline.recorded import Message, ProgramRecord, RankRecord, RecordedStep, TaskRun
-from smp_tf.pipeline.task import Edge, parse, parse_program
+from smp_tf.pipeline.recorded import Message, ProgramRecord, RankRecord, RecordedStep, TaskRun, rows_of
+from smp_tf.pipeline.task import Edge, Kind, parse, parse_program
 
 VERSION = 1
 
-#: Rows of a rank: its steps and tasks, its updates of weights, and messages, which overlap and have rows of their own.
+#: Rows of a rank: its steps and tasks, then its updates of weights, as many as go on at once. Messages, which overlap,
+#: and the arrows that join them have rows of their own.
 _TASKS, _UPDATES = 0, 1
-_ROWS = {_TASKS: "tasks", _UPDATES: "reduce, apply"}
+_NAMES = ("tasks", "reduce, apply")
 
 
 def trace(records: Sequence[RankRecord]) -> dict[str, Any]:
@@ -137,7 +138,9 @@ def _events(record: RankRecord) -> Iterator[dict[str, Any]]:
     of = {"pid": rank, "tid": _TASKS}
     yield {"ph": "M", "name": "process_name", **of, "args": {"name": f"rank {rank}, stage {record.stage}"}}
     yield {"ph": "M", "name": "process_sort_index", **of, "args": {"sort_index": rank}}
-    for row, words in _ROWS.items():
+    updates = rows_of(run for step in record.steps for run in step.updates)
+    row_of = {id(run): _UPDATES + number for number, row in enumerate(updates) for run in row}
+    for row, words in enumerate([*_NAMES, *(f"{_NAMES[_UPDATES]} +" for _ in updates[1:])]):
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": row, "args": {"name": words}}
     for step in record.steps:
         program = record.programs[step.program]
@@ -147,13 +150,14 @@ def _events(record: RankRecord) -> Iterator[dict[str, Any]]:
             **_times(step.begin, step.end), "args": {**common, "until": _microseconds(step.until)},
         }  # fmt: skip
         for run in step.tasks:
-            row = _TASKS if run.task.kind.is_compute else _UPDATES
             yield {
-                "ph": "X", "name": str(run.task), "cat": run.task.kind.name, "pid": rank, "tid": row,
+                "ph": "X", "name": str(run.task), "cat": run.task.kind.name, "pid": rank,
+                "tid": row_of.get(id(run), _TASKS),
                 **_times(run.begin, run.end), "args": common,
             }  # fmt: skip
         for message in step.messages:
             yield from _message_events(record, step, message, program)
+            yield from _arrow_end(record, step, message, program)
 
 
 def _message_events(
@@ -172,6 +176,34 @@ def _message_events(
     }  # fmt: skip
     yield {"ph": "b", **name, "ts": _microseconds(message.begin), "args": args}
     yield {"ph": "e", **name, "ts": _microseconds(message.end)}
+
+
+def _arrow_end(
+    record: RankRecord, step: RecordedStep, message: Message, program: ProgramRecord
+) -> Iterator[dict[str, Any]]:
+    """One end of the arrow from the task that made what was sent to the first one that read it, where there are both.
+
+    Viewers join the ends of one name, in whatever file they are, and hang each on the task that runs at its time.
+    """
+    task = message.task
+    edge = next(edge for edge in program.edges if edge.index == task.edge)
+    sends = task.kind is Kind.SEND
+    chunk, sweep = (edge.src_chunk, edge.src_sweep) if sends else (edge.dst_chunk, edge.dst_sweep)
+    runs = [
+        run
+        for run in step.compute
+        if (run.task.chunk, run.task.sweep) == (chunk, sweep) and task.microbatch in (None, run.task.microbatch)
+    ]
+    runs = [run for run in runs if (run.end <= message.begin if sends else run.begin >= message.end)]
+    if not runs:
+        return
+    ranks = (record.rank, message.peer) if sends else (message.peer, record.rank)
+    name = ".".join(map(str, (*ranks, step.program, step.step, task.edge, task.microbatch)))
+    arrow = {"name": "message", "cat": "message", "id": name, "pid": record.rank, "tid": _TASKS}
+    if sends:
+        yield {"ph": "s", **arrow, "ts": _microseconds(runs[-1].end - 1)}
+    else:
+        yield {"ph": "f", "bp": "e", **arrow, "ts": _microseconds(runs[0].begin)}
 
 
 def _times(begin: int, end: int) -> dict[str, float]:

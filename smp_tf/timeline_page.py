@@ -1,7 +1,7 @@
 """A timeline as one page of HTML, which needs nothing beside itself: a table, and a picture of every step in SVG.
 
-A rank has two rows: its tasks, those of the critical path with a frame, and under them a strip that says what the time
-went into.
+A rank has three rows: its tasks, those of the critical path with a frame; under them a strip that says what the time
+went into; and what it reduces and applies, which may go on beside tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PARTS = {
     "input": "#0072b2",
     "other": "#444444",
 }
-_ROW = 34
+_ROW = 44
 #: Steps that are drawn.
 _MOST = 8
 
@@ -118,8 +118,10 @@ def _picture(step: StepAnatomy, ranks: Sequence[int]) -> str:
         shapes.append(f'<text x="0" y="{top + 14}">rank {rank}</text>')
         if stage is None:
             continue
-        for run in stage.tasks:
-            shapes.append(_box(run, begin, scale, top, run.task in critical))
+        for run in stage.compute:
+            shapes.append(_box(run, begin, scale, (top + 1, 18), run.task in critical))
+        for run in stage.updates:
+            shapes.append(_box(run, begin, scale, (top + 29, 9), False))
         for piece in step.pieces(row):
             if piece.part == "compute":
                 continue
@@ -134,7 +136,9 @@ def _picture(step: StepAnatomy, ranks: Sequence[int]) -> str:
     return svg(WIDTH, bottom + 16, shapes)
 
 
-def _box(run: TaskRun, origin: int, scale: float, top: int, is_critical: bool) -> str:
+def _box(run: TaskRun, origin: int, scale: float, place: tuple[int, int], is_critical: bool) -> str:
+    """A task; `place` is where its box begins, downwards, and how high it is."""
+    top, height = place
     color, _ = TASKS[run.task.kind]
     x, wide = LEFT + (run.begin - origin) * scale, (run.end - run.begin) * scale
     told = (
@@ -143,9 +147,9 @@ def _box(run: TaskRun, origin: int, scale: float, top: int, is_critical: bool) -
     )
     stroke = 'stroke="black" stroke-width="2"' if is_critical else 'stroke="white" stroke-width=".5"'
     shape = (
-        f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{top + 1}" width="{wide:.2f}" height="18" '
+        f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{top}" width="{wide:.2f}" height="{height}" '
         f'fill="{color}" {stroke}/>'
     )
     if wide >= 16 and run.task.microbatch is not None:
-        shape += f'<text x="{x + wide / 2:.1f}" y="{top + 14}" text-anchor="middle">{run.task.microbatch}</text>'
+        shape += f'<text x="{x + wide / 2:.1f}" y="{top + 13}" text-anchor="middle">{run.task.microbatch}</text>'
     return shape + "</g>"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smp_tf import tf_internals
-from smp_tf.pipeline.recorded import RankRecord
+from smp_tf.pipeline.recorded import RankRecord, rows_of
 
 #: The plane that the trace viewer takes the threads of a host from.
 _PLANE = "/host:CPU"
@@ -79,14 +79,12 @@ def _numbered(name: str, ids: dict[str, int], metadata: Mapping[int, object]) ->
 def _lines(record: RankRecord) -> Iterator[tuple[str, list[_Entry]]]:
     steps = [(f"step {step.step}", step.begin, step.end, {"program": step.program}) for step in record.steps]
     yield f"stage {record.stage}: steps", list(steps)
-    runs = [(run, step.step) for step in record.steps for run in step.tasks]
-    for words, compute in (("tasks", True), ("reduce, apply", False)):
-        entries: list[_Entry] = [
-            (str(run.task), run.begin, run.end, {"step": step})
-            for run, step in runs
-            if run.task.kind.is_compute == compute
-        ]
-        yield words, entries
+    step_of = {id(run): step.step for step in record.steps for run in step.tasks}
+    updates = rows_of(run for step in record.steps for run in step.updates)
+    named = [("tasks", [run for step in record.steps for run in step.compute])]
+    named += [("reduce, apply" + " +" * number, row) for number, row in enumerate(updates)]
+    for words, runs in named:
+        yield words, [(str(run.task), run.begin, run.end, {"step": step_of[id(run)]}) for run in runs]
     rows: dict[str, list[_Entry]] = {}
     for step in record.steps:
         for message in step.messages:

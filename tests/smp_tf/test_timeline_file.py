@@ -78,6 +78,39 @@ def test_messages_begin_and_end_under_one_name() -> None:
     assert sent["args"] == {"program": 5, "step": 10, "peer": 1, "bytes": 64, "tensor": "net/first/Relu:0"}
 
 
+def test_arrows_lead_from_the_task_that_made_a_tensor_to_the_one_that_reads_it() -> None:
+    made = records()
+    spans = {(span["pid"], span["name"]): span for span in events(made, "X")}
+
+    def at(end: dict[str, Any]) -> str:
+        found = [
+            name
+            for (pid, name), span in spans.items()
+            if pid == end["pid"] and span["cat"] != "step" and span["ts"] <= end["ts"] < span["ts"] + span["dur"]
+        ]
+        [name] = found
+        return name
+
+    begins = {event["id"]: at(event) for event in events(made, "s")}
+    ends = {event["id"]: at(event) for event in events(made, "f")}
+    arrows = sorted((begins[name], ends[name]) for name in ends)
+    assert arrows == [*((f"0F{m}", f"1F{m}") for m in range(3)), *((f"1B{m}", f"0B{m}") for m in range(3))]
+    # What nobody on the other rank computes with, the loss, is sent and leads nowhere.
+    assert sorted(begins[name] for name in begins.keys() - ends.keys()) == ["1F0", "1F1", "1F2"]
+
+
+def test_what_is_reduced_at_the_same_time_has_rows_of_its_own() -> None:
+    [record, _] = records()
+    [step] = record.steps
+    times = {"0REDUCE0": (-900, -300), "0REDUCE1": (-500, 10), "0REDUCE2": (-250, 20)}
+    reduced = tuple(TaskRun(parse(name), step.end + begin, step.end + end) for name, (begin, end) in times.items())
+    made = [replace(record, steps=(replace(step, tasks=(*step.compute, *reduced, *step.updates)),))]
+    names = {event["tid"]: event["args"]["name"] for event in events(made, "M") if event["name"] == "thread_name"}
+    assert names == {0: "tasks", 1: "reduce, apply", 2: "reduce, apply +"}
+    rows = {span["name"]: span["tid"] for span in events(made, "X") if span["tid"]}
+    assert rows == {"0REDUCE0": 1, "0REDUCE1": 2, "0REDUCE2": 1, "0APPLY": 2}
+
+
 def changed(tmp_path: Path, change: Any) -> Path:
     file = tmp_path / "rank_0.json"
     timeline_file.write(file, records()[:1])
