@@ -328,8 +328,10 @@ def _behind_the_pipeline(pairs: Iterable[tuple[Any, Any]]) -> contextlib.Abstrac
     """
     if tf.executing_eagerly():
         return contextlib.nullcontext()
-    awaited = [gradient_marks.end_of_compute(gradient) for gradient, _ in pairs if gradient is not None]
-    context: contextlib.AbstractContextManager[Any] = tf.control_dependencies(awaited)
+    # One op that waits for all: were each of the context's to, there would be as many edges as gradients times ops.
+    with tf.control_dependencies([gradient_marks.end_of_compute(g) for g, _ in pairs if g is not None]):
+        all_there = tf.no_op()
+    context: contextlib.AbstractContextManager[Any] = tf.control_dependencies([all_there])
     return context
 
 

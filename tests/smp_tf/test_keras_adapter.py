@@ -166,6 +166,31 @@ def test_a_scheduled_rate_is_that_of_all_ranks_where_nothing_remains(patch: Opti
         assert (float(here.learning_rate), float(elsewhere.learning_rate)) == (expected, expected)
 
 
+def test_a_graph_of_updates_grows_with_the_weights_and_not_with_their_square(
+    patch: OptimizerPatch, init: Callable[..., None], two_partitions: Callable[[], None]
+) -> None:
+    """Every op of an update once waited for every gradient: millions of edges for a ResNet of 270 layers."""
+    init()
+    two_partitions()
+
+    def edges(count: int) -> int:
+        store = VariableStore("net")
+        with tf.variable_creator_scope(store.creator), tracing_step():
+            weights = [tf.Variable(lambda: tf.zeros([2])) for _ in range(count)]
+        store.settle(dict.fromkeys(range(count), 0), stage=0, seed=0)
+        optimizer = tf_keras.optimizers.SGD(1.0, momentum=0.9)
+
+        def train(gradients: list[tf.Tensor]) -> None:
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+        function = tf.function(train).get_concrete_function([tf.TensorSpec([2])] * count)
+        assert any(op.type == "NoOp" for op in function.graph.get_operations())
+        return sum(len(op.control_inputs) for op in function.graph.get_operations())
+
+    few, some, many = edges(10), edges(20), edges(40)
+    assert many - some == 2 * (some - few)
+
+
 @pytest.mark.parametrize("name", NEW)
 def test_building_an_optimizer_makes_slots_for_own_variables_only(name: str, patch: OptimizerPatch) -> None:
     own, remote = own_and_remote()
