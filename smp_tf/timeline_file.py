@@ -22,6 +22,8 @@ VERSION = 1
 #: and the arrows that join them have rows of their own.
 _TASKS, _UPDATES = 0, 1
 _NAMES = ("tasks", "reduce, apply")
+#: What stands between two tasks, the second of which needs a message that comes after the first: for viewers alone.
+_WAIT = "WAIT"
 
 
 def trace(records: Sequence[RankRecord]) -> dict[str, Any]:
@@ -155,6 +157,11 @@ def _events(record: RankRecord) -> Iterator[dict[str, Any]]:
                 "tid": row_of.get(id(run), _TASKS),
                 **_times(run.begin, run.end), "args": common,
             }  # fmt: skip
+        for begin, end, message in _waits(step, program):
+            yield {
+                "ph": "X", "name": f"wait for {message.task}", "cat": _WAIT, **of, **_times(begin, end),
+                "args": {**common, "peer": message.peer},
+            }  # fmt: skip
         for message in step.messages:
             yield from _message_events(record, step, message, program)
             yield from _arrow_end(record, step, message, program)
@@ -176,6 +183,23 @@ def _message_events(
     }  # fmt: skip
     yield {"ph": "b", **name, "ts": _microseconds(message.begin), "args": args}
     yield {"ph": "e", **name, "ts": _microseconds(message.end)}
+
+
+def _waits(step: RecordedStep, program: ProgramRecord) -> Iterator[tuple[int, int, Message]]:
+    """When a rank has nothing to compute until a message comes: begin, end, and the message."""
+    needed: dict[tuple[int, int | None, int | None], list[Message]] = {}
+    edges = {edge.index: edge for edge in program.edges}
+    for message in step.messages:
+        if message.task.kind is Kind.RECV:
+            edge = edges[message.task.edge or 0]
+            needed.setdefault((edge.dst_chunk, edge.dst_sweep, message.task.microbatch), []).append(message)
+    free = step.begin
+    for run in step.compute:
+        late = needed.get((run.task.chunk, run.task.sweep, run.task.microbatch), [])
+        last = max(late, key=lambda message: message.end, default=None)
+        if last is not None and free < last.end:
+            yield free, min(last.end, run.begin), last
+        free = max(free, run.end)
 
 
 def _arrow_end(
@@ -227,7 +251,7 @@ def _record(head: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Ran
     messages: dict[tuple[int, int], list[Message]] = {}
     steps = []
     for event in mine:
-        if event["ph"] == "e":
+        if event["ph"] == "e" or event["cat"] == _WAIT:
             continue
         args, begin = event["args"], _nanoseconds(event["ts"])
         of = args["program"], args["step"]

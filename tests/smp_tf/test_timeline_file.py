@@ -54,7 +54,7 @@ def test_it_is_a_trace_that_viewers_show() -> None:
     names = {event["pid"]: event["args"]["name"] for event in events(made, "M") if event["name"] == "process_name"}
     assert names == {0: "rank 0, stage 0", 1: "rank 1, stage 1"}
     spans = events(made, "X")
-    assert [span["name"] for span in spans if span["pid"] == 0] == [
+    assert [span["name"] for span in spans if span["pid"] == 0 and span["cat"] != "WAIT"] == [
         "step 10 of train", "0F0", "0F1", "0B0", "0F2", "0B1", "0B2", "0APPLY",
     ]  # fmt: skip
     first = spans[1]
@@ -66,6 +66,21 @@ def test_it_is_a_trace_that_viewers_show() -> None:
         row = [(s["ts"], s["ts"] + s["dur"]) for s in spans if (s["pid"], s["tid"]) == (pid, tid)]
         for begin, end in row:
             assert all(b >= end or e <= begin or (b <= begin and end <= e) or (begin <= b and e <= end) for b, e in row)
+
+
+def test_waits_fill_the_gaps_until_a_message_comes() -> None:
+    made = records()
+    found = [span for span in events(made, "X") if span["cat"] == "WAIT"]
+    began = SINCE_START / 1000
+    told = {(s["pid"], s["name"]): (round(1000 * (s["ts"] - began)), round(1000 * s["dur"])) for s in found}
+    assert told == {
+        # The first stage is done with F1 at 2002, the second one sends the first gradient at 7084, for 77.
+        (0, "wait for 0R2.0"): (2002, 7084 + 77 - 2002),
+        (0, "wait for 0R2.2"): (13167 + 5005, 1155),
+        (1, "wait for 1R0.0"): (0, 1001 + 77),
+        (1, "wait for 1R0.2"): (8085 + 5005, 154),
+    }
+    assert {span["args"]["peer"] for span in found if span["pid"] == 0} == {1}
 
 
 def test_messages_begin_and_end_under_one_name() -> None:
