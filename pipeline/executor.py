@@ -42,14 +42,12 @@ class StepResults:
         values: per output one tensor per microbatch; None where another rank keeps them.
         accumulated: per gradient output the sum over microbatches (and replicas) of weight x value; None elsewhere.
         step: number of the step, an int64 scalar tensor.
-        computed: the op that ends the last task, or the one before it where the last one averages gradients.
         done: an op that has run when the whole program of this rank has.
     """
 
     values: list[list[tf.Tensor] | None]
     accumulated: list[tf.Tensor | None]
     step: tf.Tensor
-    computed: tf.Operation
     done: tf.Operation
 
 
@@ -59,6 +57,8 @@ def emit(
     captures: Sequence[tf.Tensor],
     seed: Callable[[int], tf.Tensor],
     weights: Sequence[Any],
+    *,
+    beside: Callable[[tf.Tensor], Sequence[tf.Operation]] | None = None,
 ) -> StepResults:
     """Write the program into the current graph.
 
@@ -68,11 +68,13 @@ def emit(
         captures: the outside tensors of CAPTURE nodes.
         seed: gives the random seed of microbatch m, int64[2].
         weights: weight of each microbatch in sums (scalars), where the program is weighted.
+        beside: writes more into the graph, given the number of the step, whose op it has to wait for where it reads
+            variables; returns the ops that the end of the step waits for.
 
     Returns:
         The outputs this rank has.
     """
-    return _Emitter(program, arguments, captures, seed, weights).run()
+    return _Emitter(program, arguments, captures, seed, weights, beside).run()
 
 
 @dataclass
@@ -82,6 +84,7 @@ class _Emitter:
     captures: Sequence[tf.Tensor]
     seed: Callable[[int], tf.Tensor]
     weights: Sequence[Any]
+    beside: Callable[[tf.Tensor], Sequence[tf.Operation]] | None
     values: dict[tuple[Tensor, int | None], tf.Tensor] = field(default_factory=dict)
     remote: dict[int, tf.Tensor] = field(default_factory=dict)
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)
@@ -107,7 +110,8 @@ class _Emitter:
         }
         handles = [v.handle for v in self.program.variables.values()]
         self.step = send_recv.begin_step(handles, self.program.number)
-        self.computed = self.step.op
+        if self.beside is not None:
+            self.all_ops += self.beside(self.step)
         self._clear_sums()
         for index, task in enumerate(self.program.tasks):
             emitters[task.kind](task)
@@ -122,7 +126,7 @@ class _Emitter:
             per_microbatch = [self.values.get((output.tensor, m)) for m in range(self.program.microbatches)]
             is_sum = output.tensor in self.program.summed - self.program.kept
             values.append(None if is_sum or any(v is None for v in per_microbatch) else per_microbatch)
-        return StepResults(values, accumulated, self.step, self.computed, done)
+        return StepResults(values, accumulated, self.step, done)
 
     def _total(self, position: int) -> tf.Tensor | None:
         """What this rank has of an output's sum over the microbatches, and over the replicas where there are more."""
@@ -144,8 +148,9 @@ class _Emitter:
         """Begin a bucket, all of whose gradients are complete now."""
         assert self.program.reduction is not None
         sums = [self._own_total(self.program.split.outputs[position]) for position in bucket.positions]
-        reduced = self.program.reduction.reduced(sums, bucket.number, self.step)
+        reduced, there = self.program.reduction.reduced(sums, bucket.number, self.step)
         self.reduced.update(zip(bucket.positions, reduced, strict=True))
+        self.all_ops.append(there)
 
     def _clear_sums(self) -> None:
         """Begin the sums that the functions add to, before the first of them runs."""
@@ -182,10 +187,8 @@ class _Emitter:
                 results = function.function(*inputs) if first is None else first.again(inputs)
             call = _call_op(results)
             tf_internals.run_independently(call)
-            # One that averages gradients says itself when it has done the rest.
+            # One that averages gradients marks itself when it has done the rest.
             self.last_compute = call if function.reductions else end_task(task, self.step, number, call)
-        if not function.reductions:
-            self.computed = self.last_compute
         if first is None:
             self.first_calls[id(function)] = _Call.of(call)
         self.calls.add(call.name)

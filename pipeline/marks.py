@@ -64,7 +64,7 @@ def end_task_within(task: Task, step: tf.Tensor, program: int, after: Sequence[A
         mark(str(task), step, program=program, ends=True)
 
 
-def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int) -> tf.Operation:
+def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int) -> None:
     """Marks where gradients begin to be averaged over replicas.
 
     Args:
@@ -73,29 +73,26 @@ def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[An
         chunk: the chunk whose gradients these are.
         tensors: what is averaged.
         bucket: number of the bucket that they are.
-
-    Returns:
-        The mark, for `end_reduce`.
     """
     with tf.control_dependencies(list(tensors)):
-        return mark(str(Task(Kind.REDUCE, chunk, bucket=bucket)), step, program=program, ends=False)
+        mark(str(Task(Kind.REDUCE, chunk, bucket=bucket)), step, program=program, ends=False)
 
 
-def end_reduce(
-    begun: tf.Operation, step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int
-) -> None:
+def end_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int) -> tf.Operation:
     """Marks where gradients are averaged over replicas.
 
     Args:
-        begun: what `begin_reduce` gave.
         step: number of the step.
         program: number of the program.
         chunk: the chunk whose gradients these are.
         tensors: what came of it.
         bucket: number of the bucket that they are.
+
+    Returns:
+        The mark.
     """
-    with tf.control_dependencies([begun, *tensors]):
-        mark(str(Task(Kind.REDUCE, chunk, bucket=bucket)), step, program=program, ends=True)
+    with tf.control_dependencies(list(tensors)):
+        return mark(str(Task(Kind.REDUCE, chunk, bucket=bucket)), step, program=program, ends=True)
 
 
 @contextlib.contextmanager

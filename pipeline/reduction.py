@@ -1,17 +1,17 @@
 """Averaging gradients over replicas while the step still runs: in buckets, each as soon as all in it are complete.
 
     last task     B3 ├─ g7 ─ g6 ─┬─ g5 ─ g4 ─┬─ g3 ─ g2 ─ g1 ─┤
-    replicas                     └─ bucket 0 ─┴─ bucket 1 ──────┴─ bucket 2 ─
-    optimizer                                 └─ 7, 6 ──────────┴─ 5, 4 ─────┴─ 3, 2, 1
+    replicas                     └─ bucket 0 ─┴─ bucket 1 ──────┴─ bucket 2 ─┤ end of the step, optimizer
 
-A gradient is complete where the last microbatch has been added to it. The buckets follow the order of the trace, which
-is that in which backward makes gradients, and are the same whatever program a replica runs: one with a smaller batch
-may run fewer microbatches. Where nothing is sent after the rank's last task, as on the first stage, buckets are begun
-within that task; elsewhere it would hold back what the stage before waits for, and they begin behind it, while the
-stages before still compute.
+A gradient is complete where the last microbatch has been added to it. The buckets take the gradients that the step
+returns from the last to the first, about the order in which backward makes those of a list of weights, and are the
+same whatever program a replica runs: one with a smaller batch may run fewer microbatches. Where nothing is sent or
+received after the rank's last task, as on the first stage, buckets are begun within that task; elsewhere it would hold
+back what another stage waits for, and they begin behind it, while the stages before still compute. The step ends when
+all are there: its next call has averages of the same names, of which Horovod takes one at a time.
 
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.3:
-buckets, in the order in which gradients become ready.
+buckets, of the parameters in reverse.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import Tensor
 from smp_tf.partition.split import Split, StepOutputPlan
 from smp_tf.pipeline.marks import begin_reduce, end_reduce, end_task_within
@@ -40,7 +39,7 @@ class Bucket:
 
     Args:
         number: counts the buckets of the stage.
-        positions: of the gradients among the outputs of the step, in the order of the trace.
+        positions: of the gradients among the outputs of the step.
         after: index of the rank's task behind which all of them are complete.
     """
 
@@ -58,18 +57,28 @@ def group_gradients(split: Split, stage: int, limit: int = BUCKET_BYTES) -> tupl
         limit: bytes of a group.
 
     Returns:
-        The groups: of positions among the outputs of the step, in the order of the trace.
+        The groups: of positions among the outputs of the step, from the last to the first; one that is returned twice
+        is in one group.
     """
-    wanted = [i for i, output in enumerate(split.outputs) if output.gets_sum(stage, split.placement)]
-    wanted.sort(key=lambda i: (min(t.node for t in parts_of(split.outputs[i])), i))
+    size_of = {t: split.graph.variables[g.variable].type.nbytes() for g in split.graph.gradients for t in g.tensors}
     groups: list[list[int]] = []
+    group_of: dict[tuple[Tensor, ...], list[int]] = {}
     filled = 0
-    for position in wanted:
-        size = split.graph.type_of(split.outputs[position].tensor).nbytes()
+    for position in reversed(range(len(split.outputs))):
+        output = split.outputs[position]
+        if not output.gets_sum(stage, split.placement):
+            continue
+        parts = parts_of(output)
+        if parts in group_of:
+            group_of[parts].append(position)
+            continue
+        # Of a gradient whose shape depends on the batch other replicas may know another size.
+        size = size_of.get(output.tensor, 0)
         if not groups or filled + size > limit:
             groups.append([])
             filled = 0
         groups[-1].append(position)
+        group_of[parts] = groups[-1]
         filled += size
     return tuple(map(tuple, groups))
 
@@ -135,7 +144,7 @@ class Reduction:
     program: int
     stage: int
 
-    def reduced(self, sums: Sequence[tf.Tensor], bucket: int, step: tf.Tensor) -> list[tf.Tensor]:
+    def reduced(self, sums: Sequence[tf.Tensor], bucket: int, step: tf.Tensor) -> tuple[list[tf.Tensor], tf.Operation]:
         """Write the reduction of a bucket into the current graph, where it waits for nothing but its gradients.
 
         Args:
@@ -144,16 +153,11 @@ class Reduction:
             step: number of the step.
 
         Returns:
-            The sums over the replicas.
+            The sums over the replicas, and an op that has run when they are there.
         """
-        graph = tf_internals.current_graph()
-        before = len(graph.get_operations())
-        begun = begin_reduce(step, self.program, self.stage, sums, bucket)
-        reduced = self.reduce(sums, bucket)
-        end_reduce(begun, step, self.program, self.stage, reduced, bucket)
-        for op in graph.get_operations()[before:]:
-            tf_internals.run_independently(op)
-        return reduced
+        begin_reduce(step, self.program, self.stage, sums, bucket)
+        results = self.reduce(sums, bucket)
+        return results, end_reduce(step, self.program, self.stage, results, bucket)
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ class ReductionWithin:
         return [
             tensor
             for number, bucket in self.buckets.items()
-            for tensor in self.reduction.reduced([sums[t] for t in bucket], number, step)
+            for tensor in self.reduction.reduced([sums[t] for t in bucket], number, step)[0]
         ]
 
 
@@ -210,21 +214,26 @@ def reductions_within(
         whole: the gradients whose sum over the microbatches a task's function can have.
 
     Returns:
-        The buckets all of whose gradients that task makes; None where there is none, or where something is sent after
-        it.
+        The buckets all of whose gradients that task makes; None where there is none, or where something is sent or
+        received after it.
     """
     segments = split.segments_of(reduction.stage)
     for index in reversed(range(len(tasks))):
         task = tasks[index]
-        if task.kind is Kind.SEND:
+        if task.kind.is_transfer:
             return None
         if task.kind.is_compute and (segment := segments.get(when_of(task))) is not None:
             made = set(whole) & set(segment.outputs)
-            gradients = {
-                bucket.number: tuple(t for i in bucket.positions for t in parts_of(split.outputs[i]))
+            gradients = {b.number: tuple(t for i in b.positions for t in parts_of(split.outputs[i])) for b in buckets}
+            found = {
+                bucket.number: gradients[bucket.number]
                 for bucket in buckets
-                if bucket.after == index and all(not split.outputs[i].summands for i in bucket.positions)
+                if bucket.after == index
+                and all(not split.outputs[i].summands for i in bucket.positions)
+                and made.issuperset(gradients[bucket.number])
             }
-            found = {number: tensors for number, tensors in gradients.items() if made.issuperset(tensors)}
+            # What is also summed up outside must be taken there.
+            outside = {t for number, tensors in gradients.items() if number not in found for t in tensors}
+            found = {number: tensors for number, tensors in found.items() if outside.isdisjoint(tensors)}
             return ReductionWithin(reduction, task, found) if found else None
     return None

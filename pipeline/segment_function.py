@@ -138,9 +138,7 @@ def build_segment_function(
     run.__name__ = f"chunk_{segment.chunk}_sweep_{segment.sweep}"
 
     def traced(body: Callable[..., Any], jit_compile: bool | None) -> Any:
-        # What a call returns is there when all of it is; what it averages should be there one by one.
-        attributes = {"_noinline": reductions is None}
-        return tf.function(body, autograph=False, jit_compile=jit_compile, experimental_attributes=attributes)
+        return tf.function(body, autograph=False, jit_compile=jit_compile, experimental_attributes={"_noinline": True})
 
     def run_without_sums(*tensors: tf.Tensor) -> list[tf.Tensor]:
         # To ask XLA with: the variables that hold the sums are empty between two steps.

@@ -15,6 +15,7 @@ from smp_tf.partition.split import Segment, Split
 from smp_tf.pipeline.accumulator import Accumulator, fits
 from smp_tf.pipeline.check import check
 from smp_tf.pipeline.reduction import (
+    BUCKET_BYTES,
     Bucket,
     Reduce,
     Reduction,
@@ -118,7 +119,7 @@ def build_stage_program(
     xla: bool = False,
     samples: int = 1,
     reduce: Reduce | None = None,
-    groups: Sequence[tuple[int, ...]] | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> StageProgram:
     """Trace the functions of one stage.
 
@@ -134,8 +135,7 @@ def build_stage_program(
         xla: compile the functions with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open.
         reduce: sums tensors over the replicas; None where there is one replica.
-        groups: the gradients that are summed over the replicas together, of `group_gradients`, which is also what is
-            taken where they are not given.
+        bucket_bytes: of gradients that are summed over the replicas together.
 
     Returns:
         The program of this rank.
@@ -175,7 +175,7 @@ def build_stage_program(
     last: tuple[Task, SegmentFunction] | None = None
     if reduce is not None:
         reduction = Reduction(reduce, number, stage)
-        buckets = plan_buckets(split, stage, tasks, group_gradients(split, stage) if groups is None else groups)
+        buckets = plan_buckets(split, stage, tasks, group_gradients(split, stage, bucket_bytes))
         is_whole = accumulators.keys() if program.microbatches > 1 else summed & made
         within = None if xla else reductions_within(reduction, split, tasks, buckets, is_whole)
         if within is not None:

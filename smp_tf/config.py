@@ -138,7 +138,7 @@ KEYS: dict[str, Key] = {
         True,
         boolean,
         "true or false",
-        "compare the weights of the replicas before the first two steps and every 100th",
+        "compare the weights of the replicas before the second step and every 100th",
     ),
     "intra_op_threads": Key(
         None,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import re
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import runtime
+from smp_tf import runtime, tf_internals
 from smp_tf.gradient_marks import is_averaged, mark_averaged
 from smp_tf.topology import CommGroup
 
@@ -106,6 +106,8 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     results = list(gradients)
     replicas = runtime.current().topology.dp_size
     todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
+    if not todo:
+        return results
     name = _next_name()
     dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
     sums = sum_over_replicas([tf.convert_to_tensor(results[i]) for i in dense], name)
@@ -140,12 +142,20 @@ def gathered(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-_names = itertools.count()
+#: Averages in a graph so far.
+_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _next_name() -> str:
-    """A name that no other operation of the graph being written has; replicas write the same graphs."""
-    return "smp_average" if tf.executing_eagerly() else f"smp_average_{next(_names)}"
+    """A name that no other operation of the graph being written has; replicas write the same graphs.
+
+    Not all of them write as many: a replica with batches of another size may trace a function once more.
+    """
+    if tf.executing_eagerly():
+        return "smp_average"
+    graph = tf_internals.outermost_graph()
+    count = _counts[graph] = _counts.get(graph, 0) + 1
+    return f"smp_average_{count}"
 
 
 def scaled(value: Any, factor: float) -> Any:

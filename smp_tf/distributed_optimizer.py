@@ -19,7 +19,8 @@ def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
 
     Gradients that `accumulate` gives, and those of `fit`, are averaged by the step and pass as they are. What this adds
     are gradients that were computed in another way, such as those of a model of the script's own, outside any step:
-    with it, one optimizer may be given both.
+    with it, one optimizer may be given both. What a script makes of averages, such as clipped ones, is averaged once
+    more: that changes no value, and costs a message in every step; let the optimizer clip instead.
 
     Args:
         optimizer: of tf_keras, also a legacy one, or a `LossScaleOptimizer` (wrap this one, not the

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 _MARK = "_smp_tf_gradient_of_a_step"
 _AVERAGED = "_smp_tf_averaged"
-_BEHIND = "_smp_tf_behind"
 _marked: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -34,24 +33,10 @@ def comes_from_a_step(value: Any) -> bool:
     return any(getattr(t, _MARK, False) if hasattr(t, "numpy") else _made_of_marked(t) for t in _tensors(value))
 
 
-def mark_averaged(gradient: Any, behind: tf.Operation | None = None) -> Any:
-    """Note that a gradient is equal on all replicas; gives it back.
-
-    Args:
-        gradient: a tensor or sparse slices.
-        behind: the op of the same graph behind which the rank computes no more, or little, for the step.
-    """
+def mark_averaged(gradient: Any) -> Any:
+    """Note that a gradient is equal on all replicas; gives it back."""
     setattr(gradient, _AVERAGED, True)
-    setattr(gradient, _BEHIND, behind)
     return gradient
-
-
-def end_of_compute(gradient: Any) -> tf.Operation | tf.Tensor:
-    """What to wait for until the rank that makes a gradient has computed: of one that is averaged not the average."""
-    behind = getattr(gradient, _BEHIND, None)
-    if behind is not None:
-        return behind
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def is_averaged(value: Any) -> bool:

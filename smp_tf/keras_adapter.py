@@ -14,7 +14,6 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import (
-    gradient_marks,
     manual_placement,
     momentum_product,
     norms,
@@ -300,7 +299,7 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         kept = [(gradient, variable) for gradient, variable in pairs if _stored_here(variable)]
         is_spread = _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
-        with applying(kept), _behind_the_pipeline(kept) if is_spread else contextlib.nullcontext():
+        with applying(kept), _when_all_are_there(kept) if is_spread else contextlib.nullcontext():
             return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)
 
     def apply_kept(
@@ -320,16 +319,17 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     return apply_gradients
 
 
-def _behind_the_pipeline(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
-    """A context whose ops wait until all gradients are there, or are only being averaged over the replicas.
+def _when_all_are_there(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
+    """A context whose ops wait for all gradients.
 
     What an optimizer makes of its slots alone, such as momentum times the last change, TensorFlow would make at the
     step's begin otherwise, and a set of it would lie there beside the stash.
     """
     if tf.executing_eagerly():
         return contextlib.nullcontext()
+    gradients = [gradient for gradient, _ in pairs if gradient is not None]
     # One op that waits for all: were each of the context's to, there would be as many edges as gradients times ops.
-    with tf.control_dependencies([gradient_marks.end_of_compute(g) for g, _ in pairs if g is not None]):
+    with tf.control_dependencies([g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]):
         all_there = tf.no_op()
     context: contextlib.AbstractContextManager[Any] = tf.control_dependencies([all_there])
     return context

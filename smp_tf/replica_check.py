@@ -23,7 +23,10 @@ from smp_tf.content_hash import content_hash, content_hashes
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.tf_internals import cond_independently, run_independently
 
-#: Weights are compared before the first update and after it, and every so many steps.
+#: The step before which weights that differ are an error. Not the first: a broadcast of what one replica has loaded,
+#: as that of `smp.callbacks`, comes behind it.
+_ERROR_STEP = 1
+#: From then on they are compared every so many steps.
 _EVERY = 100
 #: The step on which batches are compared. Not the first: data that happens to begin alike is no mistake.
 _BATCH_STEP = 1
@@ -35,11 +38,14 @@ class _Steps:
     """Counters of steps, by what a step function is known by: equal on all replicas, whatever programs they run."""
 
     counters: dict[str, tf.Variable] = {}  # noqa: RUF012
+    #: Whether a message has told that weights differ.
+    told: tf.Variable
 
 
 def _steps_before(known: str) -> tf.Tensor:
     if not _Steps.counters:
         on_shutdown(_Steps.counters.clear)
+        _Steps.told = variables.make_script_variable(initial_value=False, trainable=False, name="smp_told_of_weights")
     if known not in _Steps.counters:
         _Steps.counters[known] = variables.make_script_variable(
             initial_value=np.int64(0), trainable=False, name=f"{known}_compared".replace("/", "_")
@@ -79,49 +85,72 @@ class ReplicaCheck:
             self._before = tf.identity(self._before)
         run_independently(self._before.op)
         self._own = self._hashes_of_weights()
-        self._parts = [self._own, self._hash_of_batch(batch)] if batch else [self._own]
-
-    @property
-    def sent(self) -> tf.Tensor:
-        """What is to be summed over the replicas, float64[n]."""
-        return tf.concat(self._parts, axis=0)
+        self._compares_batches = bool(batch)
+        parts = [self._own, self._hash_of_batch(batch)] if batch else [self._own]
+        #: What is to be summed over the replicas, float64[n].
+        self.sent: tf.Tensor = tf.concat(parts, axis=0)
 
     def compare(self, summed: tf.Tensor) -> None:
-        """Write the comparison into the current graph: an error where weights differ, words where batches do not.
+        """Write the comparison into the current graph.
+
+        Weights that differ before the second step are an error: replicas began with other ones, or were given other
+        gradients. Later they may differ in the last bit, of which a message tells once.
 
         Args:
             summed: the sum of `sent` over the replicas.
         """
         count = len(self._weights)
         if count:
-            equal = tf.equal(summed[:count], self._own * len(self._ranks))
-            names = tf.constant([variable.name for variable in self._weights])
-            tf.debugging.Assert(
-                tf.reduce_all(equal),
-                [
-                    f"smp_tf: replicas begin with equal weights and must keep them. Before this call of step "
-                    f"{self._step!r}, the ranks {self._ranks} do not have the same values of weight",
-                    tf.gather(names, tf.argmin(tf.cast(equal, tf.int32))),
-                    "Assign values on all replicas alike, apply the same gradients on all "
-                    "(smp.average_gradients averages those that no step returned), or switch this check off with "
-                    "check_replicas=False. Steps before this one:",
-                    self._before,
-                ],
-                summarize=1,
-            )
-        if len(self._parts) > 1:
+            self._name_weight(tf.equal(summed[:count], self._own * len(self._ranks)))
+        if self._compares_batches:
             self._name_equal_batches(summed[count:])
+
+    def _name_weight(self, equal: tf.Tensor) -> None:
+        names = tf.constant([variable.name for variable in self._weights])
+        alike = tf.reduce_all(equal)
+        begin = (
+            f"smp_tf: replicas begin with equal weights and must keep them. Before this call of step {self._step!r}, "
+            f"the ranks {self._ranks} do not have the same values of weight"
+        )
+        name = tf.gather(names, tf.argmin(tf.cast(equal, tf.int32)))
+        advice = (
+            "Assign values on all replicas alike, and apply the same gradients on all: smp.average_gradients averages "
+            "those that no step returned."
+        )
+        rounding = (
+            "The least of it is rounding: ranks with other processors or numbers of threads, or sparse gradients on a "
+            "GPU. If they drift apart, some gradients are not averaged."
+        )
+        end = "Switch this check off with check_replicas=False. Steps before this one:"
+        is_late = self._before > _ERROR_STEP
+        tf.debugging.Assert(tf.logical_or(alike, is_late), [begin, name, advice, end, self._before], summarize=1)
+
+        def tell() -> tf.Tensor:
+            with tf.control_dependencies(
+                [tf.print(begin, name, rounding, end, self._before, output_stream=sys.stderr)]
+            ):
+                return tf.identity(_Steps.told.assign(True))
+
+        differ_now = tf.logical_and(is_late, tf.logical_not(alike))
+        first = tf.logical_and(differ_now, tf.logical_not(_Steps.told.read_value()))
+        tf.cond(first, tell, lambda: tf.constant(True))
 
     def _hashes_of_weights(self) -> tf.Tensor:
         count = len(self._weights)
         if not count:
             return tf.zeros([0], tf.float64)
-        due = tf.logical_or(self._before <= 1, tf.equal(self._before % _EVERY, 0))
-        return cond_independently(
-            due,
-            lambda: self._as_float(content_hashes([variable.read_value() for variable in self._weights])),
-            lambda: tf.zeros([count], tf.float64),
-        )
+        later = tf.logical_and(self._before > _ERROR_STEP, tf.equal(self._before % _EVERY, 0))
+        due = tf.logical_or(tf.equal(self._before, _ERROR_STEP), later)
+
+        def hashes() -> tf.Tensor:
+            found: list[tf.Tensor] = []
+            for variable in self._weights:
+                # One after the other: from a GPU all of them would lie in the host's memory at once.
+                with tf.control_dependencies(found[-1:]):
+                    found.append(content_hash(variable.read_value()))
+            return self._as_float(tf.concat(found, axis=0))
+
+        return cond_independently(due, hashes, lambda: tf.zeros([count], tf.float64))
 
     def _hash_of_batch(self, batch: Sequence[tf.Tensor]) -> tf.Tensor:
         """The hash at this replica's place, zeros elsewhere."""

@@ -37,14 +37,12 @@ class _Flat:
         accumulated: the sum over microbatches (and replicas) of weight x value, or None.
         weights: weight of each microbatch of this replica.
         total_weight: sum of the weights behind `accumulated`.
-        behind: the op behind which this rank computes no more for the step, in a graph; else None.
     """
 
     values: list[list[tf.Tensor] | None]
     accumulated: list[tf.Tensor | None]
     weights: Sequence[Any]
     total_weight: Any
-    behind: tf.Operation | None = None
 
     def tensors(self) -> list[tf.Tensor]:
         """All tensors, for a function to return."""
@@ -158,7 +156,10 @@ class SplitProgram:
         # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
         seed = step_random.next_seeds(self.known_as, running.topology.dp_rank) if self.is_random else _no_seed
         recording.know(self)
-        results = emit(program, slicer, self.lowered.captures, seed, weights)
+        averages = replicas > 1 and any(output.is_gradient for output in program.split.outputs)
+        told = _ToldReplicas(self, tensors, _total(weights)) if averages else None
+        beside = told.write if told is not None else None
+        results = emit(program, slicer, self.lowered.captures, seed, weights, beside=beside)
         if running.config.check_inputs:
             add_input_check(
                 self.name, self.arguments, tensors, results.step, program.number, program.ranks, program.stage
@@ -166,45 +167,14 @@ class SplitProgram:
         if any(output.is_gradient for output in program.split.outputs):
             first_steps.watch(program.number, self.plan, self.expected)
         accumulated, total = results.accumulated, _total(weights)
-        if replicas > 1 and any(output.is_gradient for output in program.split.outputs):
-            accumulated, total = self._over_replicas(results, total, weights, tensors)
-        return _Flat(results.values, accumulated, weights, total, results.computed)
+        if told is not None:
+            total = told.total
+            self._add_sparse(accumulated, results, weights)
+        return _Flat(results.values, accumulated, weights, total)
 
-    def _replica_check(self, tensors: Sequence[Any], after: tf.Operation) -> ReplicaCheck:
-        """What is compared between the replicas of this stage."""
-        running, program = runtime.current(), self.stage_program
-        described = program.split.graph.variables
-        weights = [variable for index, variable in program.variables.items() if described[index].trainable]
-        # All ranks of a replica are given the same batch.
-        is_told = running.config.check_inputs and program.stage == 0
-        return ReplicaCheck(
-            self.name,
-            self.known_as,
-            after,
-            weights if running.config.check_replicas else [],
-            tf.nest.flatten(list(tensors), expand_composites=True) if is_told else [],
-            running.topology.dp_rank,
-            running.topology.members(CommGroup.DP_GROUP),
-        )
-
-    def _over_replicas(
-        self, results: StepResults, total: Any, weights: Sequence[Any], tensors: Sequence[Any]
-    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
-        """The sums over the replicas, the sparse ones among them, and their weight."""
-        check = self._replica_check(tensors, results.step.op)
-        weight = tf.reshape(tf.cast(total, tf.float64), [1])
-        name = reduction_name(self.known_as)
-        [summed] = sum_over_replicas([tf.concat([weight, check.sent], 0)], f"{name}_weight")
-        check.compare(summed[1:])
-        with tf.control_dependencies([check.sent]):
-            # No weight changes before its hash is there.
-            accumulated = [None if tensor is None else tf.identity(tensor) for tensor in results.accumulated]
-        self._add_sparse(accumulated, results, weights, name)
-        return accumulated, summed[0]
-
-    def _add_sparse(self, accumulated: list[Any], results: StepResults, weights: Sequence[Any], name: str) -> None:
+    def _add_sparse(self, accumulated: list[Any], results: StepResults, weights: Sequence[Any]) -> None:
         """Put the sums of sparse gradients over all replicas among the others, part by part."""
-        program = self.stage_program
+        program, name = self.stage_program, reduction_name(self.known_as)
         where = results.step, program.number, program.stage
         bucket = len(program.buckets)
         for slot in tf.nest.flatten(self.lowered.results):
@@ -212,9 +182,10 @@ class SplitProgram:
                 first = slot.outputs[0]
                 parts = _packed(slot, [results.values[i] for i in slot.outputs])
                 if parts is not None and program.split.outputs[first].is_gradient:
-                    begun = begin_reduce(*where, tf.nest.flatten(parts, expand_composites=True), bucket)
-                    summed = tf.nest.flatten(weighted_sum(parts, weights, f"{name}_{first}"), expand_composites=True)
-                    end_reduce(begun, *where, summed, bucket)
+                    begin_reduce(*where, tf.nest.flatten(parts, expand_composites=True), bucket)
+                    sparse = weighted_sum(parts, weights, f"{name}_sparse_{first}")
+                    summed = tf.nest.flatten(sparse, expand_composites=True)
+                    end_reduce(*where, summed, bucket)
                     bucket += 1
                     for i, tensor in zip(slot.outputs, summed, strict=True):
                         accumulated[i] = tensor
@@ -250,12 +221,58 @@ class SplitProgram:
             flat.weights,
             total=total,
             total_weight=flat.total_weight,
-            behind=flat.behind,
             owner=owner,
             is_local=plan.delivery is not Delivery.LOCAL or owner == self.stage_program.stage,
             is_gradient=plan.is_gradient,
             is_kept=self.keeps_gradients,
             follows_state=plan.follows_state,
+        )
+
+
+class _ToldReplicas:
+    """What the replicas tell each other in a step, beside their gradients: how much these weigh, and hashes.
+
+    Args:
+        program: the step.
+        tensors: its arguments.
+        weight: of this replica's gradients.
+    """
+
+    def __init__(self, program: SplitProgram, tensors: Sequence[Any], weight: Any) -> None:
+        self._program = program
+        self._tensors = tensors
+        self._weight = weight
+        #: The weight of the gradients of all replicas, once it is written down.
+        self.total: tf.Tensor
+
+    def write(self, step: tf.Tensor) -> list[tf.Operation]:
+        """Write down, beside the pipeline, what is told; the step ends behind it, and no weight changes before."""
+        check = self._check(step)
+        name = reduction_name(self._program.known_as)
+        weight = tf.reshape(tf.cast(self._weight, tf.float64), [1])
+        [summed] = sum_over_replicas([tf.concat([weight, check.sent], 0)], f"{name}_weight")
+        check.compare(summed[1:])
+        self.total = summed[0]
+        return [self.total.op]
+
+    def _check(self, step: tf.Tensor) -> ReplicaCheck:
+        running, program = runtime.current(), self._program.stage_program
+        described = program.split.graph.variables
+        weights = [
+            variable
+            for index, variable in program.variables.items()
+            if described[index].trainable and described[index].in_model and described[index].read_only
+        ]
+        # All ranks of a replica are given the same batch.
+        is_told = running.config.check_inputs and program.stage == 0
+        return ReplicaCheck(
+            self._program.name,
+            self._program.known_as,
+            step.op,
+            weights if running.config.check_replicas else [],
+            tf.nest.flatten(list(self._tensors), expand_composites=True) if is_told else [],
+            running.topology.dp_rank,
+            running.topology.members(CommGroup.DP_GROUP),
         )
 
 

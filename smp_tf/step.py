@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +39,6 @@ from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
-from smp_tf.pipeline.reduction import group_gradients
 from smp_tf.pipeline.schedule import is_named, placement_of
 from smp_tf.pipeline.stage_program import build_stage_program, plan_program
 from smp_tf.plan_agreement import agree_on_plan, show_plan
@@ -115,8 +113,6 @@ class Step:
         self._signature = inspect.signature(function)
         self._programs: dict[Any, SplitProgram | UnsplitProgram] = {}
         self._known_as = ""
-        #: By the positions of all gradients among the outputs, those that are summed over the replicas together.
-        self._groups: dict[frozenset[int], tuple[tuple[int, ...], ...]] = {}
         self._signatures: Signatures
         options.check(self._signature, self.name)
 
@@ -171,7 +167,6 @@ class Step:
 
     def _forget(self) -> None:
         self._programs.clear()
-        self._groups.clear()
         self._known_as = ""
 
     def _sort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -305,8 +300,6 @@ class Step:
             for index, variable in enumerate(lowered.variables)
             if cut.stage_of_variable(index) in (None, stage)
         }
-        # Replicas whose batches differ in size, and with them their programs, sum the same gradients together.
-        groups = group_gradients(cut, stage)
         program = build_stage_program(
             cut,
             stage,
@@ -319,7 +312,6 @@ class Step:
             xla=xla,
             samples=samples,
             reduce=self._sum_bucket if running.topology.dp_size > 1 else None,
-            groups=self._groups.setdefault(frozenset(itertools.chain(*groups)), groups),
         )
         if xla:
             report_uncompiled(self.name, program)

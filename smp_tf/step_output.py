@@ -24,7 +24,6 @@ class StepOutput:
         weights: weight of each microbatch in averages (its number of samples).
         total: sum over microbatches (and replicas) of weight x value, where the pipeline accumulated it; else None.
         total_weight: the sum of the weights behind `total`.
-        behind: the op behind which this rank computes no more for the step, in the graph of `total`; else None.
         owner: the partition that keeps the value when it is not sent to all; else None.
         is_local: whether this rank has it.
         is_gradient: whether it was computed from gradients.
@@ -47,7 +46,6 @@ class StepOutput:
         *,
         total: Any = None,
         total_weight: Any = None,
-        behind: tf.Operation | None = None,
         owner: int | None = None,
         is_local: bool = True,
         is_gradient: bool = False,
@@ -59,7 +57,6 @@ class StepOutput:
         self._weights = list(weights)
         self._total = total
         self._total_weight = total_weight
-        self._behind = behind
         self._owner = owner
         self._is_local = is_local
         self._is_gradient = is_gradient
@@ -153,9 +150,8 @@ class StepOutput:
     def _average(self) -> Any:
         if self._total is not None:
             if isinstance(self._total_weight, int):
-                return mark_averaged(_scaled(self._total, 1.0 / self._total_weight), self._behind)
-            weight = tf.cast(self._total_weight, tf.float64)
-            return mark_averaged(_scaled(self._total, 1.0 / weight), self._behind)
+                return mark_averaged(_scaled(self._total, 1.0 / self._total_weight))
+            return mark_averaged(_scaled(self._total, 1.0 / tf.cast(self._total_weight, tf.float64)))
         return _weighted_mean([_as_float(v) for v in self.outputs], self._weights)
 
     def _marked(self, value: Any) -> Any:

@@ -40,6 +40,7 @@ def place_cases() -> list[Case]:
 
 
 OWN_GRADIENTS = Case("own gradients", "own_gradients", {}, {"partitions": 2, "microbatches": 2})
+TWICE = Case("called twice", "called_twice", {}, {"partitions": 1, "microbatches": 2})
 SHUFFLED = Case("shuffled shares", "shuffled_shares", {}, {"partitions": 2, "microbatches": 2})
 
 
@@ -54,7 +55,7 @@ class Launches:
         key = partitions, replicas
         if key not in self._made:
             strategy = "PDT" if key == (3, 2) else "cluster"
-            more = {(3, 2): place_cases(), (2, 2): [SHUFFLED, OWN_GRADIENTS]}.get(key, [])
+            more = {(3, 2): place_cases(), (2, 2): [SHUFFLED, OWN_GRADIENTS], (1, 2): [TWICE]}.get(key, [])
             listed = [*cases(partitions, replicas, strategy), *more]
             self._made[key] = launch(partitions * replicas, CASES, listed)
         return self._made[key]
@@ -116,3 +117,10 @@ def test_a_shuffled_data_set_is_shared_out_alike_in_a_replica_and_wholly_among_t
 def test_an_optimizer_averages_gradients_that_no_step_has_made(launches: Launches) -> None:
     for rank in launches.of(2, 2)["own gradients"].values():
         np.testing.assert_array_equal(rank["variable"], [-3.0, 4.0])
+
+
+def test_averages_of_one_name_in_a_graph_come_one_after_the_other(launches: Launches) -> None:
+    """Two calls of a step under two name scopes had averages of one name, which Horovod takes one at a time."""
+    for rank in launches.of(1, 2)["called twice"].values():
+        # Inputs are 1 and 2, so a gradient is 1.5 times what a call multiplies them by.
+        assert rank["sums"] == [[1.5 * (1 + 3 + 3)] * 2] * 20

@@ -126,3 +126,17 @@ def test_sparse_gradients_of_all_microbatches_and_replicas_are_gathered(
         {"gathered": tf.float32, "name": "gradients_7_2_values", **common},
         {"gathered": tf.int32, "name": "gradients_7_2_indices", **common},
     ]
+
+
+def test_names_do_not_depend_on_how_many_functions_were_traced(reduced: list[dict[str, Any]]) -> None:
+    """A replica that traced a function once more than another waited for it under another name, for good."""
+
+    def average(gradient: tf.Tensor) -> Any:
+        return data_parallel.average_gradients([gradient, None]) + data_parallel.average_gradients([gradient])
+
+    for size in (3, 4):
+        tf.function(average).get_concrete_function(tf.TensorSpec([size]))
+        # Nothing to average takes no name.
+        data_parallel.average_gradients([None])
+    names = [asked["name"] for asked in reduced]
+    assert names == ["smp_average_1_float32", "smp_average_2_float32"] * 2

@@ -90,3 +90,29 @@ def own_gradients() -> dict[str, Any]:
     optimizer.apply_gradients([(gradient, variable)])
     tf.function(lambda: optimizer.apply_gradients([(gradient, variable)]))()
     return {"variable": variable.numpy()}
+
+
+def called_twice() -> dict[str, Any]:
+    """A step that one function calls twice, under names of its own, and in a loop: the sums of its gradients."""
+    model = smp.DistributedModel(lambda: tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)]))
+
+    @smp.step
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def both(x: Any) -> Any:
+        with tf.name_scope("first"):
+            [one] = step(x)
+        with tf.name_scope("second"):
+            [two] = step(3 * x)
+        total = one.accumulate() + two.accumulate()
+        for _ in tf.range(3):
+            [more] = step(x)
+            total += more.accumulate()
+        return total
+
+    x = tf.ones([4, 2]) * (smp.dp_rank() + 1)
+    return {"sums": [both(x).numpy().ravel().tolist() for _ in range(20)]}
