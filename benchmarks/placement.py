@@ -75,13 +75,19 @@ class Row:
 def models() -> dict[str, Callable[[], Any]]:
     """Functions that make the models, by name."""
     made = {
-        name: functools.partial(make, weights=None)
+        name: functools.partial(_of_applications, make)
         for name, make in inspect.getmembers(tf_keras.applications, inspect.isfunction)
         if name[0].isupper()
     }
     if importlib.util.find_spec("transformers") is not None:
         made |= {name: functools.partial(_of_transformers, *how) for name, how in TRANSFORMERS.items()}
     return made
+
+
+def _of_applications(make: Callable[..., Any]) -> Any:
+    made = make(weights=None)
+    # Some take images of any size.
+    return make(weights=None, input_shape=(224, 224, 3)) if None in made.input_shape[1:] else made
 
 
 def _of_transformers(model: str, config: str, more: Mapping[str, Any]) -> Any:

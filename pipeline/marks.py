@@ -64,7 +64,7 @@ def end_task_within(task: Task, step: tf.Tensor, program: int, after: Sequence[A
         mark(str(task), step, program=program, ends=True)
 
 
-def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int) -> None:
+def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int) -> tf.Operation:
     """Marks where gradients begin to be averaged over replicas.
 
     Args:
@@ -73,15 +73,21 @@ def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[An
         chunk: the chunk whose gradients these are.
         tensors: what is averaged.
         bucket: number of the bucket that they are.
+
+    Returns:
+        The mark, for `end_reduce`.
     """
     with tf.control_dependencies(list(tensors)):
-        mark(str(Task(Kind.REDUCE, chunk, bucket=bucket)), step, program=program, ends=False)
+        return mark(str(Task(Kind.REDUCE, chunk, bucket=bucket)), step, program=program, ends=False)
 
 
-def end_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int) -> tf.Operation:
+def end_reduce(
+    begun: tf.Operation, step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int
+) -> tf.Operation:
     """Marks where gradients are averaged over replicas.
 
     Args:
+        begun: what `begin_reduce` gave.
         step: number of the step.
         program: number of the program.
         chunk: the chunk whose gradients these are.
@@ -91,7 +97,7 @@ def end_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any]
     Returns:
         The mark.
     """
-    with tf.control_dependencies(list(tensors)):
+    with tf.control_dependencies([begun, *tensors]):
         return mark(str(Task(Kind.REDUCE, chunk, bucket=bucket)), step, program=program, ends=True)
 
 

@@ -155,9 +155,10 @@ class Reduction:
         Returns:
             The sums over the replicas, and an op that has run when they are there.
         """
-        begin_reduce(step, self.program, self.stage, sums, bucket)
+        where = step, self.program, self.stage
+        begun = begin_reduce(*where, sums, bucket)
         results = self.reduce(sums, bucket)
-        return results, end_reduce(step, self.program, self.stage, results, bucket)
+        return results, end_reduce(begun, *where, results, bucket)
 
 
 @dataclass(frozen=True)

@@ -182,10 +182,10 @@ class SplitProgram:
                 first = slot.outputs[0]
                 parts = _packed(slot, [results.values[i] for i in slot.outputs])
                 if parts is not None and program.split.outputs[first].is_gradient:
-                    begin_reduce(*where, tf.nest.flatten(parts, expand_composites=True), bucket)
+                    begun = begin_reduce(*where, tf.nest.flatten(parts, expand_composites=True), bucket)
                     sparse = weighted_sum(parts, weights, f"{name}_sparse_{first}")
                     summed = tf.nest.flatten(sparse, expand_composites=True)
-                    end_reduce(*where, summed, bucket)
+                    end_reduce(begun, *where, summed, bucket)
                     bucket += 1
                     for i, tensor in zip(slot.outputs, summed, strict=True):
                         accumulated[i] = tensor

@@ -46,7 +46,9 @@ def test_weights_that_part_later_are_told_of_once_and_end_nothing() -> None:
     said = [line for line in outcome.lines if "do not have the same values of weight" in line.text]
     assert sorted(line.rank for line in said) == [0, 1], outcome.report()
     for line in said:
-        assert 'the ranks [0, 1] do not have the same values of weight "net/head/bias:0" The least' in line.text
+        assert (
+            'the ranks [0, 1] do not have the same values of weight "net/head/bias:0" It may be rounding' in line.text
+        )
         assert line.text.endswith("Steps before this one: 100")
 
 

@@ -40,14 +40,14 @@ def test_a_reduce_is_marked_from_what_goes_in_to_what_comes_out() -> None:
     @tf.function(autograph=False)
     def reduce(x: tf.Tensor) -> tf.Tensor:
         step = tf.constant(0, tf.int64)
-        begun = begin_reduce(step, 7, 2, [x + 1.0])
+        begun = begin_reduce(step, 7, 2, [x + 1.0], 3)
         y = x - 1.0
-        end_reduce(begun, step, 7, 2, [y])
+        end_reduce(begun, step, 7, 2, [y], 3)
         return y
 
     graph = reduce.get_concrete_function(tf.TensorSpec([1])).graph
     begin, end = marks(graph)
-    assert begin.get_attr("task") == end.get_attr("task") == b"2REDUCE"
+    assert begin.get_attr("task") == end.get_attr("task") == b"2REDUCE3"
     assert [op.type for op in begin.control_inputs] == ["AddV2"]
     assert {op.type for op in end.control_inputs} == {"SmpMark", "Sub"}
     assert end in graph.control_outputs
