@@ -148,7 +148,13 @@ BY_TIME = (Setting("gpt", 3, 4, "simple"), Setting("layer_called_twice", 2, 2, "
 
 
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize(("setting", "launched"), [(s, launched_case(s, optimize="speed")) for s in BY_TIME])
+@pytest.mark.parametrize(
+    ("setting", "launched"),
+    [
+        pytest.param(s, launched_case(s, optimize="speed"), marks=[] if s.model == "gpt" else [pytest.mark.full])
+        for s in BY_TIME
+    ],
+)
 def test_stages_balanced_by_time_give_the_same(
     setting: Setting, references: References, case_result: CaseResult
 ) -> None:
@@ -198,7 +204,13 @@ def test_a_schedule_from_a_file_gives_the_same(
 NOT_CONTIGUOUS = (Setting("gpt", 2, 4, "interleaved"), Setting("two_branches", 3, 2, "simple"))
 
 
-@pytest.mark.parametrize(("setting", "launched"), [(s, launched_case(s, contiguous=False)) for s in NOT_CONTIGUOUS])
+@pytest.mark.parametrize(
+    ("setting", "launched"),
+    [
+        pytest.param(s, launched_case(s, contiguous=False), marks=[pytest.mark.full] if s.model == "gpt" else [])
+        for s in NOT_CONTIGUOUS
+    ],
+)
 def test_a_rank_with_both_ends_of_the_model_gives_the_same(
     setting: Setting, references: References, case_result: CaseResult
 ) -> None:

@@ -133,7 +133,7 @@ def test_replicas_reduce(tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("partitions", "microbatches"), [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("partitions", "microbatches"), [pytest.param(1, 1, marks=pytest.mark.full), (1, 2), (2, 2)])
 def test_gradients_are_averaged_while_others_are_computed(tmp_path: Path, partitions: int, microbatches: int) -> None:
     config = {"partitions": partitions, "microbatches": microbatches, "seed": 1}
     # Kernels of 16 MiB: a bucket each.

@@ -115,6 +115,7 @@ def test_fit_with_callbacks_learns_to_read(tmp_path: Path) -> None:
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.full
 def test_two_pretrained_models_learn_on_in_one(tmp_path: Path) -> None:
     arguments = ["--epochs", "4", "--pretrained", str(tmp_path / "halves"), "--save"]
     split = launch_script(2, "examples/pretrained_pair.py", [*arguments, str(tmp_path / "pair")], deadline=240)
