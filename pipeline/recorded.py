@@ -114,6 +114,48 @@ class ProgramRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """A time in which a rank had nothing to compute until a message came.
+
+    Attributes:
+        begin: the task before has ended, or the step has begun.
+        end: the message is there.
+        message: the last one that the next task needs.
+    """
+
+    begin: int
+    end: int
+    message: Message
+
+
+def waits_of(step: RecordedStep, program: ProgramRecord) -> list[Wait]:
+    """When a rank waited for messages in a step.
+
+    Args:
+        step: of the rank.
+        program: that it ran.
+
+    Returns:
+        The waits, in order.
+    """
+    needed: dict[tuple[int, int | None, int | None], list[Message]] = {}
+    edges = {edge.index: edge for edge in program.edges}
+    for message in step.messages:
+        if message.task.kind is Kind.RECV and message.task.edge is not None:
+            edge = edges[message.task.edge]
+            needed.setdefault((edge.dst_chunk, edge.dst_sweep, message.task.microbatch), []).append(message)
+    found = []
+    free = step.begin
+    for run in step.compute:
+        needs = needed.get((run.task.chunk, run.task.sweep, run.task.microbatch), [])
+        last = max(needs, key=lambda message: message.end, default=None)
+        if last is not None and free < last.end:
+            found.append(Wait(free, min(last.end, run.begin), last))
+        free = max(free, run.end)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class RankRecord:
     """What one rank recorded.
 

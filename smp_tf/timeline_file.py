@@ -13,7 +13,7 @@ from typing import Any
 
 from smp_tf.errors import TimelineError
 from smp_tf.pipeline.errors import ProgramError, TaskTextError
-from smp_tf.pipeline.recorded import Message, ProgramRecord, RankRecord, RecordedStep, TaskRun, rows_of
+from smp_tf.pipeline.recorded import Message, ProgramRecord, RankRecord, RecordedStep, TaskRun, rows_of, waits_of
 from smp_tf.pipeline.task import Edge, Kind, parse, parse_program
 
 VERSION = 1
@@ -157,10 +157,10 @@ def _events(record: RankRecord) -> Iterator[dict[str, Any]]:
                 "tid": row_of.get(id(run), _TASKS),
                 **_times(run.begin, run.end), "args": common,
             }  # fmt: skip
-        for begin, end, message in _waits(step, program):
+        for wait in waits_of(step, program):
             yield {
-                "ph": "X", "name": f"wait for {message.task}", "cat": _WAIT, **of, **_times(begin, end),
-                "args": {**common, "peer": message.peer},
+                "ph": "X", "name": f"wait for {wait.message.task}", "cat": _WAIT, **of, **_times(wait.begin, wait.end),
+                "args": {**common, "peer": wait.message.peer},
             }  # fmt: skip
         for message in step.messages:
             yield from _message_events(record, step, message, program)
@@ -183,23 +183,6 @@ def _message_events(
     }  # fmt: skip
     yield {"ph": "b", **name, "ts": _microseconds(message.begin), "args": args}
     yield {"ph": "e", **name, "ts": _microseconds(message.end)}
-
-
-def _waits(step: RecordedStep, program: ProgramRecord) -> Iterator[tuple[int, int, Message]]:
-    """When a rank has nothing to compute until a message comes: begin, end, and the message."""
-    needed: dict[tuple[int, int | None, int | None], list[Message]] = {}
-    edges = {edge.index: edge for edge in program.edges}
-    for message in step.messages:
-        if message.task.kind is Kind.RECV:
-            edge = edges[message.task.edge or 0]
-            needed.setdefault((edge.dst_chunk, edge.dst_sweep, message.task.microbatch), []).append(message)
-    free = step.begin
-    for run in step.compute:
-        late = needed.get((run.task.chunk, run.task.sweep, run.task.microbatch), [])
-        last = max(late, key=lambda message: message.end, default=None)
-        if last is not None and free < last.end:
-            yield free, min(last.end, run.begin), last
-        free = max(free, run.end)
 
 
 def _arrow_end(

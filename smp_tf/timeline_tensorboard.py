@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smp_tf import tf_internals
-from smp_tf.pipeline.recorded import RankRecord, rows_of
+from smp_tf.pipeline.recorded import RankRecord, rows_of, waits_of
 
 #: The plane that the trace viewer takes the threads of a host from.
 _PLANE = "/host:CPU"
@@ -47,8 +47,8 @@ def space_of(record: RankRecord) -> Any:
         record: of the rank.
 
     Returns:
-        One plane, with a line for its steps, its tasks, its updates, and the messages of every edge and direction; of
-        those that are under way at the same time, each has a line of its own.
+        One plane, with a line for its steps, its tasks, its updates, its waits for messages, and the messages of every
+        edge and direction; of those that are under way at the same time, each has a line of its own.
     """
     space = tf_internals.XSpace()
     space.hostnames.append(f"rank_{record.rank}")
@@ -85,6 +85,14 @@ def _lines(record: RankRecord) -> Iterator[tuple[str, list[_Entry]]]:
     named += [("reduce, apply" + " +" * number, row) for number, row in enumerate(updates)]
     for words, runs in named:
         yield words, [(str(run.task), run.begin, run.end, {"step": step_of[id(run)]}) for run in runs]
+    yield (
+        "waits",
+        [
+            (f"wait for {wait.message.task}", wait.begin, wait.end, {"step": step.step})
+            for step in record.steps
+            for wait in waits_of(step, record.programs[step.program])
+        ],
+    )
     rows: dict[str, list[_Entry]] = {}
     for step in record.steps:
         for message in step.messages:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from smp_tf import tf_internals, timeline_tensorboard
+from smp_tf.pipeline.recorded import waits_of
 from tests.smp_tf.test_timeline_file import records
 
 
@@ -40,6 +41,8 @@ def test_every_rank_is_a_host_with_its_tasks_and_messages(tmp_path: Path) -> Non
         assert found[f"stage {record.stage}: steps"] == [("step 10", step.begin, step.end)]
         runs = [(str(run.task), run.begin, run.end) for run in step.tasks]
         assert (found["tasks"], found["reduce, apply"]) == (runs[:-1], runs[-1:])
+        waits = [(wait.begin, wait.end) for wait in waits_of(step, record.programs[5])]
+        assert [(begin, end) for _, begin, end in found["waits"]] == waits != []
         messages = [event for name, events in found.items() if name.startswith("edge ") for event in events]
         assert sorted(messages) == sorted((str(m.task), m.begin, m.end) for m in step.messages)
         for name, events in found.items():
