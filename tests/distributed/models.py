@@ -236,7 +236,7 @@ class Block(layers.Layer):
         return x + self.narrow(self.wide(self.norm_2(x)))
 
 
-def gpt(base: type) -> tf_keras.Model:
+def gpt(base: type, blocks: int = 1) -> tf_keras.Model:
     """A language model whose output layer is its token embedding."""
 
     class GPT(base):  # type: ignore[misc]
@@ -244,7 +244,7 @@ def gpt(base: type) -> tf_keras.Model:
             super().__init__()
             self.tokens = layers.Embedding(19, 16)
             self.positions = layers.Embedding(8, 16)
-            self.blocks = [Block(16, 2)]
+            self.blocks = [Block(16, 2) for _ in range(blocks)]
             self.norm = layers.LayerNormalization()
 
         def call(self, tokens: tf.Tensor, training: bool = False) -> tf.Tensor:
