@@ -1,7 +1,7 @@
 """Notice when replicas no longer have equal weights, or are given equal batches.
 
-Every rank of a stage writes what it knows into a vector that is summed over the replicas together with the weights of
-their gradients: no message of its own, and nothing to wait for.
+Every rank of a stage writes what it knows into a vector, which travels with the weight of its gradients, of which the
+sum over the replicas is needed anyhow: no message more, and nothing more to wait for.
 
     replica 0   h(kernel)   h(bias)  │ h(batch)     0     │ ┐
     replica 1   h(kernel)   h(bias)  │    0      h(batch) │ ┴─▶ sum = 2 h(kernel)   2 h(bias) │ h(batch 0)  h(batch 1)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tf_keras
 
 from smp_tf import keras_adapter, planning, proposal
 from smp_tf.partition.lower import Lowered, OutputSlot, lower
@@ -170,6 +171,24 @@ def cut_step(
         for key, segment in split.segments.items()
     }
     return CutStep(traced, lowered, split, program, variables, functions, notes)
+
+
+#: Of the batch and of every layer of `dense_chain`.
+BATCH, WIDTH = 8, 4
+
+
+def dense_chain(layers: int, stages: int, microbatches: int, schedule: str = "interleaved") -> CutStep:
+    """A training step of dense layers; its outputs are the loss, and gradients of every kernel and bias."""
+    model = tf_keras.Sequential([tf_keras.layers.Dense(WIDTH, activation="tanh") for _ in range(layers)])
+    model.build((None, WIDTH))
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    spec = tf.TensorSpec((BATCH // microbatches, WIDTH))
+    return cut_step(step, [model], [spec], stages, microbatches, schedule)
 
 
 class _Names:

@@ -11,27 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from smp_tf.pipeline.executor import StepResults, emit
 from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
-from tests.pipeline.all_stages import CutStep, cut_step
-
-BATCH, WIDTH = 8, 4
-
-
-def chain(stages: int, microbatches: int, schedule: str = "interleaved") -> CutStep:
-    """A training step of a dense layer per stage, which returns its loss and the gradients."""
-    model = tf_keras.Sequential([tf_keras.layers.Dense(WIDTH, activation="tanh") for _ in range(stages)])
-    model.build((None, WIDTH))
-
-    def step(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x) ** 2)
-        return loss, tape.gradient(loss, model.trainable_variables)
-
-    spec = tf.TensorSpec((BATCH // microbatches, WIDTH))
-    return cut_step(step, [model], [spec], stages, microbatches, schedule)
+from tests.pipeline.all_stages import BATCH, WIDTH, CutStep, dense_chain
 
 
 def program_of(step: CutStep, stage: int, **options: Any) -> StageProgram:
@@ -75,7 +58,7 @@ def calls_of(graph: tf.Graph) -> list[str]:
 
 
 def test_tasks_run_in_the_order_of_the_list() -> None:
-    step = chain(2, 4)
+    step = dense_chain(2, 2, 4)
     function, _ = emitted(step, program_of(step, 0))
     calls = calls_of(function.graph)
     assert [name.partition("/")[0] for name in calls] == ["0F0", "0F1", "0B0", "0F2", "0B1", "0F3", "0B2", "0B3"]
@@ -85,7 +68,7 @@ def test_tasks_run_in_the_order_of_the_list() -> None:
 
 
 def test_sends_and_receives_wait_for_data_and_their_place_only() -> None:
-    step = chain(2, 4)
+    step = dense_chain(2, 2, 4)
     function, _ = emitted(step, program_of(step, 0))
     before = order_of(function.graph)
     calls = calls_of(function.graph)
@@ -105,7 +88,7 @@ def test_sends_and_receives_wait_for_data_and_their_place_only() -> None:
 
 
 def test_marks_stand_around_every_task_and_hold_nothing_up() -> None:
-    step = chain(2, 4)
+    step = dense_chain(2, 2, 4)
     function, results = emitted(step, program_of(step, 0))
     before = order_of(function.graph)
     operations = function.graph.get_operations()
@@ -130,7 +113,7 @@ def test_marks_stand_around_every_task_and_hold_nothing_up() -> None:
 
 
 def test_everything_lies_between_the_fences() -> None:
-    step = chain(2, 2)
+    step = dense_chain(2, 2, 2)
     for stage in range(2):
         function, results = emitted(step, program_of(step, stage))
         before = order_of(function.graph)
@@ -144,7 +127,7 @@ def test_everything_lies_between_the_fences() -> None:
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_gradients_are_not_returned_per_microbatch_nor_added_in_this_graph(stage: int) -> None:
-    step = chain(2, 4)
+    step = dense_chain(2, 2, 4)
     program = program_of(step, stage)
     function, _ = emitted(step, program)
     ops = Counter(op.type for op in function.graph.get_operations())
@@ -160,7 +143,7 @@ def test_gradients_are_not_returned_per_microbatch_nor_added_in_this_graph(stage
 def test_the_graph_grows_by_the_messages_and_calls_of_a_microbatch() -> None:
     sizes = []
     for count in (2, 4, 8):
-        step = chain(2, count)
+        step = dense_chain(2, 2, count)
         function, _ = emitted(step, program_of(step, 0))
         sizes.append(len(function.graph.get_operations()))
     per_microbatch = (sizes[1] - sizes[0]) / 2
@@ -178,7 +161,7 @@ def reference(step: CutStep, x: np.ndarray) -> list[list[np.ndarray]]:
 @pytest.mark.parametrize("weights", [None, [3, 2, 2, 1]])
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_one_stage_computes_the_weighted_sum_of_the_microbatches(microbatches: int, weights: list[int] | None) -> None:
-    step = chain(1, microbatches)
+    step = dense_chain(1, 1, microbatches)
     weights = weights[:microbatches] if weights else None
     program = program_of(step, 0, weighted=weights is not None)
     assert bool(program.accumulators) == (microbatches > 1)
@@ -194,7 +177,7 @@ def test_one_stage_computes_the_weighted_sum_of_the_microbatches(microbatches: i
 
 
 def test_kept_gradients_come_beside_their_sum() -> None:
-    step = chain(1, 2)
+    step = dense_chain(1, 1, 2)
     program = program_of(step, 0, keep=frozenset(range(3)))
     function, results = emitted(step, program)
     assert [None if v is None else len(v) for v in results.values] == [2, 2, 2]

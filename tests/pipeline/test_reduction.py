@@ -8,30 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from smp_tf.pipeline.executor import emit
 from smp_tf.pipeline.reduction import group_gradients, plan_buckets
 from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
-from tests.pipeline.all_stages import CutStep, cut_step
+from tests.pipeline.all_stages import BATCH, WIDTH, CutStep, dense_chain
 
-BATCH, WIDTH = 8, 4
 #: Of a kernel and of a bias.
 KERNEL, BIAS = 4 * WIDTH * WIDTH, 4 * WIDTH
-
-
-def chain(layers: int, stages: int, microbatches: int, schedule: str = "interleaved") -> CutStep:
-    """A training step of dense layers; its outputs are the loss, and kernel and bias of every layer."""
-    model = tf_keras.Sequential([tf_keras.layers.Dense(WIDTH, activation="tanh") for _ in range(layers)])
-    model.build((None, WIDTH))
-
-    def step(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x) ** 2)
-        return loss, tape.gradient(loss, model.trainable_variables)
-
-    spec = tf.TensorSpec((BATCH // microbatches, WIDTH))
-    return cut_step(step, [model], [spec], stages, microbatches, schedule)
 
 
 class Replicas:
@@ -73,7 +57,7 @@ def program_of(
     ],
 )
 def test_buckets_begin_with_the_last_gradients_and_have_a_limit(limit: int, groups: list[set[int]]) -> None:
-    assert [set(group) for group in group_gradients(chain(3, 1, 2).split, 0, limit)] == groups
+    assert [set(group) for group in group_gradients(dense_chain(3, 1, 2).split, 0, limit)] == groups
 
 
 @pytest.mark.parametrize(
@@ -92,7 +76,7 @@ def test_buckets_begin_with_the_last_gradients_and_have_a_limit(limit: int, grou
 def test_a_bucket_is_complete_behind_the_last_task_that_adds_to_it(
     schedule: str, stage: int, after: list[str], inside: list[int]
 ) -> None:
-    step = chain(4, 2, 4, schedule)
+    step = dense_chain(4, 2, 4, schedule)
     program = program_of(step, stage, KERNEL + BIAS)
     assert [str(program.tasks[bucket.after]) for bucket in program.buckets] == after
     found = program.last[1].reductions if program.last is not None else None
@@ -100,7 +84,7 @@ def test_a_bucket_is_complete_behind_the_last_task_that_adds_to_it(
 
 
 def test_replicas_that_run_fewer_microbatches_have_the_same_buckets() -> None:
-    many, few = (chain(4, 2, count, "zb_h1") for count in (4, 1))
+    many, few = (dense_chain(4, 2, count, "zb_h1") for count in (4, 1))
     for stage in range(2):
         groups = group_gradients(many.split, stage, KERNEL + BIAS)
         assert group_gradients(few.split, stage, KERNEL + BIAS) == groups
@@ -114,7 +98,7 @@ def test_replicas_that_run_fewer_microbatches_have_the_same_buckets() -> None:
 def test_what_comes_of_it_is_the_sum_over_the_replicas(
     microbatches: int, weights: list[int] | None, limit: int, within: bool
 ) -> None:
-    step = chain(3, 1, microbatches)
+    step = dense_chain(3, 1, microbatches)
     weights = weights[:microbatches] if weights else None
     # What XLA compiles cannot average within.
     replicas = Replicas()
@@ -142,13 +126,13 @@ def test_what_comes_of_it_is_the_sum_over_the_replicas(
 
 
 def test_one_replica_averages_nothing() -> None:
-    step = chain(2, 1, 2)
+    step = dense_chain(2, 1, 2)
     program = build_stage_program(step.split, 0, [0], step.program, 1, step.variables[0])
     assert (program.reduction, program.buckets, program.last) == (None, (), None)
 
 
 def test_a_bucket_within_the_last_task_is_marked_there_and_waits_for_its_own_gradients_alone() -> None:
-    program = program_of(chain(3, 1, 2), 0, KERNEL + BIAS)
+    program = program_of(dense_chain(3, 1, 2), 0, KERNEL + BIAS)
     assert program.last is not None
     task, function = program.last
     operations = function.function.graph.get_operations()  # type: ignore[attr-defined]
