@@ -1,6 +1,7 @@
 """Place the units of a step: the best cut of one order, or a placement that is better, and how much better any can be.
 
-    units in one order ──▶ solve_chain: the best cut ──▶ is no other order possible, or no placement much better? done
+    units in one order ──▶ solve_chain: the best cut ──▶ is no other order possible? done
+                                                    ├──▶ stage_limits: is no placement much better? done
                                                     └──▶ solve_dag: the best placement in any order, or a bound
 
 A model whose layers follow one another has one order only, and its best cut is the best placement. Where a model has
@@ -17,6 +18,7 @@ from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks, in_fligh
 from smp_tf.partition.solve_chain import MOST_SHARED_GROUPS, TOLERANCE, solve_chain
 from smp_tf.partition.solve_chunks import solve_chunks
 from smp_tf.partition.solve_dag import MOST_CHOICES, DagProblem, solve_dag
+from smp_tf.partition.stage_limits import MOST_UNITS, StageLimits
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,16 @@ def place(
     if given:
         # What is given leaves the question open of what would be better without it.
         return Placed(cut, None)
+    enough = max(worth, TOLERANCE * score)
+    within = None
+    if score - bound > enough and len(chain.names) <= MOST_UNITS:
+        tight = _Tight(chain, pairs, held, ranks, objective, microbatches)
+        bound = max(bound, tight.bound(bound, score, enough))
+        within = tight.within(score)
     few = len(chain.names) * stages <= most_choices
-    if score - bound <= max(worth, TOLERANCE * score) or seconds <= 0 or not few:
+    if score - bound <= enough or seconds <= 0 or not few:
         return Placed(cut, _gap(score, bound))
-    problem = DagProblem(chain, tuple(pairs), stages, objective, microbatches, held, ranks, cut.chunk_of)
+    problem = DagProblem(chain, tuple(pairs), stages, objective, microbatches, held, ranks, cut.chunk_of, within)
     try:
         found = solve_dag(problem, seconds)
     except PlacementError as error:
@@ -106,6 +114,43 @@ def place(
     if better < score * (1 - TOLERANCE):
         return Placed(found, _gap(better, bound))
     return Placed(cut, _gap(score, bound))
+
+
+class _Tight:
+    """`StageLimits` of a score: bytes of the fullest stage, or seconds of a step, by those of the slowest stage.
+
+    Args:
+        chain, needs, in_flight, ranks, objective: see `StageLimits`.
+        microbatches: per step.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        needs: Sequence[tuple[int, int]],
+        in_flight: Sequence[int],
+        ranks: Ranks,
+        objective: str,
+        microbatches: int,
+    ) -> None:
+        self._limits = StageLimits(chain, needs, in_flight, ranks, objective)
+        # A step takes what all stages do for one microbatch, and what the slowest does for the others.
+        self._others = microbatches - 1 if objective == "speed" else 1
+        self._once = sum(chain.times) / max(ranks.speed) if objective == "speed" else 0.0
+
+    def bound(self, low: float, score: float, worth: float) -> float:
+        """A score that no placement is below: `low`, or a greater one; within `worth` of `score` is near enough."""
+        if not self._others:
+            return low
+        least = self._limits.least(max(0.0, self._largest(low)), self._largest(score), worth / self._others)
+        return self._others * least + self._once
+
+    def within(self, score: float) -> tuple[list[int], list[int]] | None:
+        """The first and last stages of units in any placement that is no worse than one with this score."""
+        return self._limits.within(self._largest(score)) if self._others else None
+
+    def _largest(self, score: float) -> float:
+        return (score - self._once) / self._others
 
 
 def _gap(score: float, bound: float) -> float:

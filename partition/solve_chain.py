@@ -425,9 +425,13 @@ class _Search:
             times, _ = self.of_cuts(cuts)
             if self.step_time(cuts) < self.step_time(best):
                 best = cuts
-            if sum(times) + (self._microbatches - 1) * floor >= self.step_time(best) * (1 - 1e-12):
+            least, others = self.step_time(best) * (1 - 1e-12), self._microbatches - 1
+            if sum(times) + others * floor >= least:
                 return best
+            # What is more even has no smaller sum: to be better its longest time must make up for that.
             bound = np.nextafter(max(times) * (1 - 1e-12), 0.0)
+            if others:
+                bound = min(bound, (least - sum(times)) / others)
 
     def _minimise(
         self,

@@ -50,6 +50,7 @@ class DagProblem:
         in_flight: microbatches whose stash a stage holds at once; None for what 1F1B keeps.
         ranks: how these differ, and what they may need; None where they are alike and may need anything.
         hint: a placement to begin with, such as the best cut of a chain.
+        within: the first and the last stage of every unit, in placements that are wanted; None for any.
     """
 
     chain: Chain
@@ -60,6 +61,7 @@ class DagProblem:
     in_flight: tuple[int, ...] | None = None
     ranks: Ranks | None = None
     hint: tuple[int, ...] | None = None
+    within: tuple[list[int], list[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ def _record(problem: DagProblem) -> dict[str, Any]:
         "link": ranks.link,
         "limits": ranks.memory,
         "hint": problem.hint,
+        "within": problem.within,
     }
 
 

@@ -1,11 +1,13 @@
-"""Chains of units for the tests of both solvers: random ones, public ones, and what a placement of them costs."""
+"""Chains and graphs of units for the tests of the solvers: random and public ones, and what placements of them cost."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -13,6 +15,9 @@ from hypothesis import strategies as st
 
 from smp_tf.partition.cost import Flow, Stash, Weight
 from smp_tf.partition.placement import Chain
+from smp_tf.partition.solve_dag import DagProblem
+
+Needs = Sequence[tuple[int, int]]
 
 
 def names(count: int) -> tuple[str, ...]:
@@ -112,3 +117,46 @@ def workload(name: str) -> tuple[Chain, int]:
     )
     ordered = sorted(position, key=position.__getitem__)
     return Chain(tuple(map(str, ordered)), tuple(times), flows, seconds_per_byte=1.0), data["maxFPGAs"]
+
+
+def problem(chain: Chain, needs: Needs, stages: int, **options: Any) -> DagProblem:
+    """A problem with its defaults."""
+    return DagProblem(chain, tuple(needs), stages, **options)
+
+
+def placements(count: int, needs: Needs, stages: int) -> Iterator[tuple[int, ...]]:
+    """All that leave no stage empty."""
+    for stage_of in product(range(stages), repeat=count):
+        if len(set(stage_of)) == stages and all(stage_of[a] <= stage_of[b] for a, b in needs):
+            yield stage_of
+
+
+def fullest(chain: Chain, stage_of: Sequence[int], in_flight: Sequence[int]) -> float:
+    """Bytes of the fullest stage, with the best owners."""
+    light = Chain(
+        chain.names,
+        chain.times,
+        chain.flows,
+        chain.stashes,
+        tuple(Weight(w.variable, w.users, w.value, w.gradient, 0.0) for w in chain.weights),
+    )
+    _, memory = slow_costs(light, stage_of, frozenset(), in_flight, 1)
+    choices = [sorted({stage_of[user] for user in weight.users}) for weight in chain.weights]
+    found = []
+    for owners in product(*choices):
+        whole = list(memory)
+        for weight, owner in zip(chain.weights, owners, strict=True):
+            whole[owner] += weight.slots
+        found.append(max(whole))
+    return min(found)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> DagProblem:
+    """A random graph to place."""
+    chain = draw(chains(most=6))
+    stages = min(draw(st.integers(1, 3)), len(chain.names))
+    microbatches = draw(st.sampled_from([1, 4]))
+    needs = [(f.producer, c) for f in chain.flows for c in f.consumers if c > f.producer]
+    in_flight = tuple(min(stages - r, microbatches) for r in range(stages))
+    return problem(chain, needs, stages, microbatches=microbatches, in_flight=in_flight)

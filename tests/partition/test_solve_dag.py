@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -19,15 +17,10 @@ from smp_tf.partition.placement import Chain, Ranks, step_time
 from smp_tf.partition.solve_chain import solve_chain
 from smp_tf.partition.solve_dag import DagProblem, DagSolution, solve_dag, solve_dags
 
-from .chains import chains, names, slow_costs, workload
+from .chains import Needs, fullest, graphs, names, placements, problem, slow_costs, workload
 
 #: Microbatches of which only the slowest stage counts.
 MANY = 10**9
-Needs = Sequence[tuple[int, int]]
-
-
-def problem(chain: Chain, needs: Needs, stages: int, **options: Any) -> DagProblem:
-    return DagProblem(chain, tuple(needs), stages, **options)
 
 
 def solved(chain: Chain, needs: Needs, stages: int, **options: Any) -> DagSolution:
@@ -138,43 +131,6 @@ def test_public_workloads_are_solved_and_proved(name: str, proved: float) -> Non
     found = solved(chain, needs, stages, objective="speed", microbatches=MANY, hint=start.stage_of)
     assert max(found.times) == pytest.approx(proved, abs=6e-4)
     assert found.bound == pytest.approx(found.score("speed", MANY), rel=1e-5)
-
-
-def placements(count: int, needs: Needs, stages: int) -> Iterator[tuple[int, ...]]:
-    for stage_of in product(range(stages), repeat=count):
-        if len(set(stage_of)) == stages and all(stage_of[a] <= stage_of[b] for a, b in needs):
-            yield stage_of
-
-
-def fullest(chain: Chain, stage_of: Sequence[int], in_flight: Sequence[int]) -> float:
-    """Bytes of the fullest stage, with the best owners."""
-    light = Chain(
-        chain.names,
-        chain.times,
-        chain.flows,
-        chain.stashes,
-        tuple(Weight(w.variable, w.users, w.value, w.gradient, 0.0) for w in chain.weights),
-    )
-    _, memory = slow_costs(light, stage_of, frozenset(), in_flight, 1)
-    choices = [sorted({stage_of[user] for user in weight.users}) for weight in chain.weights]
-    found = []
-    for owners in product(*choices):
-        whole = list(memory)
-        for weight, owner in zip(chain.weights, owners, strict=True):
-            whole[owner] += weight.slots
-        found.append(max(whole))
-    return min(found)
-
-
-@st.composite
-def graphs(draw: st.DrawFn) -> DagProblem:
-    """A random graph to place."""
-    chain = draw(chains(most=6))
-    stages = min(draw(st.integers(1, 3)), len(chain.names))
-    microbatches = draw(st.sampled_from([1, 4]))
-    needs = [(f.producer, c) for f in chain.flows for c in f.consumers if c > f.producer]
-    in_flight = tuple(min(stages - r, microbatches) for r in range(stages))
-    return problem(chain, needs, stages, microbatches=microbatches, in_flight=in_flight)
 
 
 # Many at a time, since the solver's start takes longer than all of them.
