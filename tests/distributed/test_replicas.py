@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -74,16 +76,50 @@ def test_weights_are_those_of_one_process(launches: Launches, partitions: int, r
     Replicas once had to have batches of the same size.
     """
     for case in cases(partitions, replicas):
-        tolerance = TOLERANCE[case.arguments["model"]]
-        wanted = launches.of(1, 1)[case.name].values()[0]["variables"]
-        ranks = launches.of(partitions, replicas)[case.name].values()
-        for replica in range(replicas):
-            got: dict[str, np.ndarray] = {}
-            for rank in ranks:
-                got |= rank["variables"] if rank["replica"] == replica else {}
-            assert got.keys() == wanted.keys()
-            for name, value in wanted.items():
-                np.testing.assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=case.name + name)
+        [wanted] = launches.of(1, 1)[case.name].values()
+        compare(launches.of(partitions, replicas)[case.name], wanted, TOLERANCE[case.arguments["model"]])
+
+
+def compare(found: CaseResult, wanted: dict[str, Any], tolerance: float) -> None:
+    """Every replica has the weights of one process, and their losses, by samples, are those of its batches."""
+    ranks = found.values()
+    replicas = [[rank for rank in ranks if rank["replica"] == number] for number in {rank["replica"] for rank in ranks}]
+    for replica in replicas:
+        got: dict[str, np.ndarray] = {}
+        for rank in replica:
+            got |= rank["variables"]
+            assert rank["losses"] == replica[0]["losses"]
+        assert got.keys() == wanted["variables"].keys()
+        for name, value in wanted["variables"].items():
+            where = f"{found.case.name}, {name}"
+            np.testing.assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=where)
+    for step, (loss, samples) in enumerate(wanted["losses"]):
+        told = [replica[0]["losses"][step] for replica in replicas]
+        assert sum(count for _, count in told) == samples
+        np.testing.assert_allclose(sum(one * count for one, count in told) / samples, loss, rtol=max(tolerance, 1e-9))
+
+
+#: Partitions and replicas on which every schedule is tried.
+GRIDS = [(1, 2), (1, 4), (2, 2), (2, 3), (3, 2), (4, 2)]
+
+
+def scheduled_case(partitions: int, schedule: str) -> Case:
+    # A multiple of the partitions, as interleaved_1f1b wants it.
+    config = {"partitions": partitions, "microbatches": max(2, partitions), "pipeline": schedule, "seed": 1}
+    return Case(schedule, "train_on_shares", {"model": "gpt", "eager": True}, config)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("partitions", "replicas"), GRIDS)
+def test_every_schedule_on_shares_of_any_size(partitions: int, replicas: int) -> None:
+    from smp_tf.pipeline.schedule import SCHEDULES
+
+    alone = launch(1, CASES, [scheduled_case(1, "simple")])
+    [wanted] = alone["simple"].values()
+    cases = [scheduled_case(partitions, schedule) for schedule in SCHEDULES]
+    for result in launch(partitions * replicas, CASES, cases, deadline=240.0).values():
+        compare(result, wanted, 1e-9)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

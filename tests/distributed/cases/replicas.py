@@ -12,9 +12,14 @@ from tests.distributed.cases.equality import make_model, own_variables
 from tests.distributed.cases.training import training_step
 from tests.distributed.models import MODELS, STEPS
 
-#: Samples of replica 0 and of replica 1 in each step, out of the 16 of a batch of the zoo. With two microbatches: sizes
-#: that they divide and others, a size that only one replica has had before, and a batch of one sample.
-SHARES = [(10, 6), (10, 5), (4, 12), (1, 9), (10, 6), (7, 7)]
+#: Samples of every replica in each step, out of the 16 of a batch of the zoo, by the number of replicas. With two
+#: microbatches: sizes that they divide and others, one that only one replica has had before, and a batch of one sample.
+SHARES = {
+    1: [(16,), (15,), (16,), (10,), (16,), (14,)],
+    2: [(10, 6), (10, 5), (4, 12), (1, 9), (10, 6), (7, 7)],
+    3: [(6, 4, 6), (6, 4, 5), (4, 8, 4), (1, 2, 7), (6, 4, 6), (5, 5, 4)],
+    4: [(4, 4, 4, 4), (4, 4, 4, 3), (2, 8, 2, 4), (1, 5, 2, 2), (4, 4, 4, 4), (4, 3, 4, 3)],
+}
 
 
 def train(model: str) -> dict[str, Any]:
@@ -27,7 +32,7 @@ def train(model: str) -> dict[str, Any]:
 
 
 def train_on_shares(model: str, eager: bool) -> dict[str, Any]:
-    """The same on shares of different sizes, which change; one process has those of both replicas.
+    """The same on shares of different sizes, which change; one process has those of all replicas.
 
     Args:
         model: its name in the zoo.
@@ -35,9 +40,9 @@ def train_on_shares(model: str, eager: bool) -> dict[str, Any]:
     """
 
     def part(arrays: Any, step: int) -> Any:
-        first, second = SHARES[step]
-        begin, end = (0, first + second) if smp.dp_size() == 1 else [(0, first), (first, first + second)][smp.dp_rank()]
-        return [array[begin:end] for array in arrays]
+        sizes = SHARES[smp.dp_size()][step]
+        begin = sum(sizes[: smp.dp_rank()])
+        return [array[begin : begin + sizes[smp.dp_rank()]] for array in arrays]
 
     return _trained(model, part, eager, one_evaluates=True)
 
@@ -51,8 +56,10 @@ def _trained(
     optimizer = entry.optimizer()
     step = training_step(entry, net, optimizer)
     train_step = step if eager else tf.function(step)
+    losses = []
     for number in range(STEPS):
-        train_step(*map(tf.constant, part(entry.batch(number), number)))
+        batch = [tf.constant(array) for array in part(entry.batch(number), number)]
+        losses.append((float(train_step(*batch)), int(batch[0].shape[0])))
 
     @smp.step
     def evaluate(batch: Any) -> tf.Tensor:
@@ -62,7 +69,7 @@ def _trained(
         # Which concerns no other replica.
         for samples in (16, 12):
             evaluate(tuple(tf.constant(array[:samples]) for array in entry.batch(0)))
-    return {"variables": own_variables(net), "replica": smp.dp_rank(), "stage": smp.mp_rank()}
+    return {"variables": own_variables(net), "losses": losses, "replica": smp.dp_rank(), "stage": smp.mp_rank()}
 
 
 def places() -> dict[str, Any]:
