@@ -140,6 +140,12 @@ KEYS: dict[str, Key] = {
         "true or false",
         "compare the weights of the replicas before the second step and every 100th",
     ),
+    "gradient_compression": Key(
+        None,
+        optional(one_of("bf16", "fp16")),
+        '"bf16" or "fp16"',
+        "send gradients between replicas in two bytes an element, and add them up in float32 (default: as they are)",
+    ),
     "intra_op_threads": Key(
         None,
         optional(integer(1)),
@@ -189,6 +195,7 @@ class Config:
     stall_timeout: float = 1800.0
     check_inputs: bool = True
     check_replicas: bool = True
+    gradient_compression: str | None = None
     intra_op_threads: int | None = None
     xla: bool = False
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from smp_tf import runtime, tf_internals
 from smp_tf.gradient_marks import is_averaged, mark_averaged
 from smp_tf.topology import CommGroup
+from smp_tf.wire_compression import COMPRESSED, Exchange, compressed_sums
 
 #: Horovod reduces no bfloat16; such sums travel as float32.
 _WIRE_TYPE = {tf.bfloat16: tf.float32}
@@ -28,19 +29,47 @@ def reduction_name(known_as: str) -> str:
     return f"smp_gradients_{re.sub('[^A-Za-z0-9_.]', '_', known_as)}"
 
 
-def sum_over_replicas(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+def sum_over_replicas(tensors: Sequence[tf.Tensor], name: str, *, compression: str | None = None) -> list[tf.Tensor]:
     """The sums over the replicas of tensors that every rank of this stage's group has.
 
     Args:
         tensors: dense tensors, the same number, shapes and types on every rank of the group.
         name: unique name of the operation, equal on those ranks.
+        compression: how those of a type in `wire_compression.COMPRESSED` are sent; None: as they are.
 
     Returns:
         The sums; the tensors themselves where there is one replica.
     """
-    running = runtime.current()
-    if not tensors or running.topology.group_size(CommGroup.DP_GROUP) == 1:
+    replicas = runtime.current().topology.group_size(CommGroup.DP_GROUP)
+    if not tensors or replicas == 1:
         return list(tensors)
+    small = [i for i, t in enumerate(tensors) if compression is not None and t.dtype in COMPRESSED]
+    others = [i for i in range(len(tensors)) if i not in small]
+    sums: dict[int, tf.Tensor] = {}
+    if small:
+        found = compressed_sums([tensors[i] for i in small], str(compression), _exchange(replicas, name))
+        sums.update(zip(small, found, strict=True))
+    sums.update(zip(others, _sums([tensors[i] for i in others], name), strict=True))
+    return [sums[i] for i in range(len(tensors))]
+
+
+def _exchange(replicas: int, name: str) -> Exchange:
+    import horovod.tensorflow as hvd
+
+    # For the names see `_sums`.
+    told = {"process_set": runtime.current().process_sets.dp, "ignore_name_scope": True}
+
+    def alltoall(rows: tf.Tensor) -> tf.Tensor:
+        return hvd.alltoall(rows, name=f"{name}_parts", **told)
+
+    def allgather(row: tf.Tensor) -> tf.Tensor:
+        return hvd.allgather(row, name=f"{name}_sums", **told)
+
+    return Exchange(replicas, alltoall, allgather)
+
+
+def _sums(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    """The sums of tensors that are sent as they are."""
     import horovod.tensorflow as hvd
 
     sent = [tf.cast(t, _WIRE_TYPE.get(t.dtype, t.dtype)) for t in tensors]
@@ -52,7 +81,7 @@ def sum_over_replicas(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor
             [sent[index] for index in of_type],
             op=hvd.Sum,
             name=f"{name}_{dtype.name}",
-            process_set=running.process_sets.dp,
+            process_set=runtime.current().process_sets.dp,
             # One replica may reduce within a function of a task, another one outside it.
             ignore_name_scope=True,
         )
@@ -110,7 +139,8 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
         return results
     name = _next_name()
     dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
-    sums = sum_over_replicas([tf.convert_to_tensor(results[i]) for i in dense], name)
+    compression = runtime.current().config.gradient_compression
+    sums = sum_over_replicas([tf.convert_to_tensor(results[i]) for i in dense], name, compression=compression)
     for i, total in zip(dense, sums, strict=True):
         results[i] = scaled(total, 1.0 / replicas)
     for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):

@@ -354,7 +354,8 @@ class Step:
         )
 
     def _sum_bucket(self, sums: Sequence[tf.Tensor], bucket: int) -> list[tf.Tensor]:
-        return sum_over_replicas(sums, f"{reduction_name(self._known_as)}_{bucket}")
+        compression = runtime.current().config.gradient_compression
+        return sum_over_replicas(sums, f"{reduction_name(self._known_as)}_{bucket}", compression=compression)
 
     def _run_hooks(self) -> None:
         with tf.init_scope():

@@ -43,6 +43,14 @@ def place_cases() -> list[Case]:
 
 OWN_GRADIENTS = Case("own gradients", "own_gradients", {}, {"partitions": 2, "microbatches": 2})
 TWICE = Case("called twice", "called_twice", {}, {"partitions": 1, "microbatches": 2})
+COMPRESSED = {
+    kind: Case(f"compressed as {kind}", "gradients", {}, {"partitions": 2, "microbatches": 2, "seed": 1} | more)
+    for kind, more in {
+        "none": {},
+        "bf16": {"gradient_compression": "bf16"},
+        "fp16": {"gradient_compression": "fp16"},
+    }.items()
+}
 SHUFFLED = Case("shuffled shares", "shuffled_shares", {}, {"partitions": 2, "microbatches": 2})
 
 
@@ -57,7 +65,11 @@ class Launches:
         key = partitions, replicas
         if key not in self._made:
             strategy = "PDT" if key == (3, 2) else "cluster"
-            more = {(3, 2): place_cases(), (2, 2): [SHUFFLED, OWN_GRADIENTS], (1, 2): [TWICE]}.get(key, [])
+            more = {
+                (3, 2): place_cases(),
+                (2, 2): [SHUFFLED, OWN_GRADIENTS, *COMPRESSED.values()],
+                (1, 2): [TWICE],
+            }.get(key, [])
             listed = [*cases(partitions, replicas, strategy), *more]
             self._made[key] = launch(partitions * replicas, CASES, listed)
         return self._made[key]
@@ -153,6 +165,20 @@ def test_a_shuffled_data_set_is_shared_out_alike_in_a_replica_and_wholly_among_t
 def test_an_optimizer_averages_gradients_that_no_step_has_made(launches: Launches) -> None:
     for rank in launches.of(2, 2)["own gradients"].values():
         np.testing.assert_array_equal(rank["variable"], [-3.0, 4.0])
+
+
+@pytest.mark.parametrize(("kind", "rounding"), [("bf16", 2.0**-7), ("fp16", 2.0**-10)])
+def test_compressed_gradients_are_nearly_the_same_and_equal_on_all_replicas(
+    launches: Launches, kind: str, rounding: float
+) -> None:
+    whole, small = (launches.of(2, 2)[COMPRESSED[name].name].values() for name in ("none", kind))
+    for stage in range(2):
+        [wanted, _], [first, second] = ([rank for rank in ranks if rank["stage"] == stage] for ranks in (whole, small))
+        for name, value in wanted["gradients"].items():
+            np.testing.assert_array_equal(first["gradients"][name], second["gradients"][name])
+            assert not np.array_equal(first["gradients"][name], value), "nothing was rounded"
+            np.testing.assert_allclose(first["gradients"][name], value, rtol=0, atol=rounding * 2 * abs(value).max())
+        np.testing.assert_allclose(first["own"], wanted["own"], rtol=0, atol=rounding * 2 * abs(wanted["own"]).max())
 
 
 def test_averages_of_one_name_in_a_graph_come_one_after_the_other(launches: Launches) -> None:

@@ -36,6 +36,7 @@ def test_defaults():
         "stall_timeout": 1800.0,
         "check_inputs": True,
         "check_replicas": True,
+        "gradient_compression": None,
         "intra_op_threads": None,
         "xla": False,
     }
@@ -172,6 +173,7 @@ def test_a_key_of_pytorch():
         ("stall_timeout", True),
         ("check_inputs", "no"),
         ("check_replicas", 1),
+        ("gradient_compression", "int8"),
         ("intra_op_threads", 0),
         ("xla", "auto"),
     ],

@@ -123,3 +123,23 @@ def called_twice() -> dict[str, Any]:
 
     x = tf.ones([4, 2]) * (smp.dp_rank() + 1)
     return {"sums": [both(x).numpy().ravel().tolist() for _ in range(20)]}
+
+
+def gradients() -> dict[str, Any]:
+    """The gradients of a float32 model on batches of this replica, from a step and from the script, as accumulated."""
+    model = smp.DistributedModel(lambda: tf.keras.Sequential([tf.keras.layers.Dense(16) for _ in range(4)]))
+
+    @smp.step
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    x = tf.random.stateless_normal([8, 16], [1, smp.dp_rank()])
+    sums = [gradient.accumulate() for gradient in step(x)]
+    [own] = smp.average_gradients([x])
+    return {
+        "gradients": {str(i): value.numpy() for i, value in enumerate(sums) if value is not None},
+        "own": own.numpy(),
+        "stage": smp.mp_rank(),
+    }

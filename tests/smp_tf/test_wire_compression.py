@@ -1,0 +1,108 @@
+"""Sums in two bytes an element: of replicas that are threads of one process, against sums in float32."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from smp_tf.wire_compression import Exchange, compressed_sums
+
+#: What a value can be off by, as a share of the largest one: of what is sent, and again of the sum.
+ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
+
+
+class Replicas:
+    """Threads that exchange rows, and the bytes of each."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._barrier = threading.Barrier(count, timeout=60.0)
+        self._rows: list[tf.Tensor] = [tf.constant(0)] * count
+        self.bytes = [0] * count
+
+    def _exchange(self, replica: int) -> Exchange:
+        def told(rows: tf.Tensor) -> list[tf.Tensor]:
+            assert rows.dtype == tf.uint16
+            self.bytes[replica] += rows.dtype.size * int(tf.size(rows))
+            self._rows[replica] = rows
+            self._barrier.wait()
+            found = list(self._rows)
+            self._barrier.wait()
+            return found
+
+        return Exchange(
+            self._count,
+            lambda rows: tf.stack([of[replica] for of in told(rows)]),
+            lambda row: tf.concat(told(row), axis=0),
+        )
+
+    def sums(self, kind: str, of: Callable[[int], Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        """What each replica gets, of the tensors that it has."""
+        with ThreadPoolExecutor(self._count) as threads:
+            return list(threads.map(lambda r: compressed_sums(of(r), kind, self._exchange(r)), range(self._count)))
+
+
+def drawn(replica: int, scale: float = 1.0) -> list[tf.Tensor]:
+    random = np.random.default_rng(replica)
+    shapes = [(7, 5), (), (11,), (0, 3)]
+    return [tf.constant(scale * random.standard_normal(shape), tf.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("kind", ROUNDING)
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("scale", [1.0, 1e30, 1e-30])
+def test_sums_are_those_of_float32_but_for_rounding_and_equal_on_all(kind: str, count: int, scale: float) -> None:
+    found = Replicas(count).sums(kind, lambda replica: drawn(replica, scale))
+    wanted = [np.sum([drawn(r, scale)[i].numpy() for r in range(count)], axis=0) for i in range(4)]
+    off = 2 * count * ROUNDING[kind] * scale * 3.0
+    for tensor, one in zip(wanted, found[0], strict=True):
+        assert (one.dtype, one.shape) == (tf.float32, tensor.shape)
+        np.testing.assert_allclose(one, tensor, rtol=0.0, atol=off)
+    for other in found[1:]:
+        for one, again in zip(found[0], other, strict=True):
+            assert one.numpy().tobytes() == again.numpy().tobytes()
+
+
+@pytest.mark.parametrize("kind", ROUNDING)
+def test_every_replica_sends_as_much_whatever_the_sizes_of_tensors(kind: str) -> None:
+    replicas = Replicas(4)
+    replicas.sums(kind, lambda replica: [tf.ones(10_001), tf.ones(3), tf.ones([2, 5])])
+    # Of 10,014 elements in four parts, once all of them and once the own one.
+    part = 2504 + (kind == "fp16")
+    assert replicas.bytes == [2 * 5 * part] * 4
+
+
+@pytest.mark.parametrize("kind", ROUNDING)
+def test_zeros_stay_zeros_and_what_is_not_finite_is_seen_on_all(kind: str) -> None:
+    given = tf.constant([0.0, np.inf, np.nan, 0.0])
+    for [zeros, odd] in Replicas(2).sums(kind, lambda replica: [tf.zeros(4), given if replica else tf.zeros(4)]):
+        assert not np.isfinite(odd.numpy()[1:3]).any()
+        assert zeros.numpy().tolist() == [0.0] * 4
+    for [zeros] in Replicas(2).sums(kind, lambda replica: [tf.zeros(5)]):
+        assert zeros.numpy().tolist() == [0.0] * 5
+
+
+def test_large_sums_do_not_become_infinite_in_halves() -> None:
+    """Gradients are summed with the numbers of samples as weights: beyond 65,504 there is nothing in float16."""
+    [[total], _] = Replicas(2).sums("fp16", lambda replica: [tf.constant([60_000.0, 1.0])])
+    np.testing.assert_allclose(total, [120_000.0, 2.0], rtol=1e-2)
+
+
+def test_gradients_of_bfloat16_stay_of_their_type() -> None:
+    [[total], _] = Replicas(2).sums("bf16", lambda replica: [tf.constant([1.5, 2.0], tf.bfloat16)])
+    assert total.dtype == tf.bfloat16
+    assert total.numpy().tolist() == [3.0, 4.0]
+
+
+def test_shapes_may_be_known_only_when_the_step_runs() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, 3]), tf.TensorSpec([2])])
+    def sums(first: tf.Tensor, second: tf.Tensor) -> list[tf.Tensor]:
+        return compressed_sums([first, second], "bf16", Exchange(1, lambda rows: rows, lambda row: row))
+
+    first, second = sums(tf.ones([4, 3]), tf.ones([2]))
+    assert (first.shape, second.shape) == ((4, 3), (2,))
