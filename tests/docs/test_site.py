@@ -121,10 +121,10 @@ def test_the_table_of_bubbles() -> None:
 def test_every_example_is_in_the_table() -> None:
     table = page("docs/getting_started.md").split("| example | shows |")[1]
     assert re.findall(r"^\| \[(\w+)\.py\]\(\.\./examples/\1\.py\)", table, re.MULTILINE) == [
-        "digits", "fit", "wrapped", "language_model", "resume", "pretrained_pair", "finetune", "transformer",
-        "load_digits",
+        "digits", "fit", "wrapped", "language_model", "replicas", "resume", "pretrained_pair", "finetune",
+        "transformer", "load_digits",
     ]  # fmt: skip
-    assert len(list((ROOT / "examples").glob("*.py"))) == 9
+    assert len(list((ROOT / "examples").glob("*.py"))) == 10
 
 
 def test_the_plan_shown_is_that_of_the_readme() -> None:

@@ -70,6 +70,19 @@ def test_the_language_model_falls_well_below_the_unigram_entropy() -> None:
     assert float(found[1]) < 0.8 * float(found[2])
 
 
+def test_replicas_of_two_stages_train_as_one_process() -> None:
+    arguments = ["--epochs", "2", "--steps", "20", "--depth", "1"]
+    four = launch_script(4, "examples/replicas.py", arguments, deadline=240).expect_clean()
+    one = launch_script(1, "examples/replicas.py", arguments, deadline=240, launched=False).expect_clean()
+    for rank, (replica, stage) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        assert f"rank {rank}: stage {stage} of replica {replica}" in four.output(rank)
+    told = [re.search(r"replicas of . stages: loss ([\d.]+) nats .* text ([\d.]+)", o.output(0)) for o in (four, one)]
+    assert told[0] is not None
+    assert told[1] is not None
+    assert told[0].groups() == told[1].groups()
+    assert float(told[0][1]) < float(told[0][2])
+
+
 def test_a_resumed_training_prints_what_an_uninterrupted_one_prints(tmp_path: Path) -> None:
     def run(processes: int, epochs: int, folder: str) -> list[str]:
         arguments = ["--epochs", str(epochs), "--partitions", str(processes), "--checkpoints", str(tmp_path / folder)]

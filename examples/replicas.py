@@ -1,0 +1,66 @@
+"""Train the small GPT of language_model.py with fit, on replicas that are each split over processes.
+
+    horovodrun -np 4 python examples/replicas.py
+
+Of four processes two are the stages of one replica, and two those of the other. Each replica trains on its half of
+every batch; the gradients of a stage are averaged over the two processes that have it, while others still compute.
+With plain `python` it trains in one process, on whole batches, to the same losses.
+"""
+
+import argparse
+
+import smp_tf as smp  # before TensorFlow: it says that tf.keras is to be tf_keras
+
+# isort: split
+import numpy as np
+import tensorflow as tf
+from language_model import GPT, batch_of, manual, unigram_entropy
+
+
+def main():
+    """Trains, and prints how well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=50, help="batches of an epoch")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples of all replicas together")
+    parser.add_argument("--length", type=int, default=64, help="characters seen at a time")
+    parser.add_argument("--depth", type=int, default=4, help="number of blocks")
+    parser.add_argument(
+        "--partitions", type=int, default=2, help="stages of a replica; there is one for so many processes"
+    )
+    parser.add_argument(
+        "--microbatches", type=int, default=4, help="parts that a replica cuts its share of a batch into"
+    )
+    parser.add_argument("--compression", choices=["bf16", "fp16"], help="send gradients in two bytes an element")
+    args = parser.parse_args()
+
+    smp.init(
+        {
+            "partitions": args.partitions,
+            "microbatches": args.microbatches,
+            "gradient_compression": args.compression,
+            "seed": 1,
+        }
+    )
+    print(f"rank {smp.rank()}: stage {smp.mp_rank()} of replica {smp.dp_rank()}", flush=True)
+
+    numbers, characters = manual()
+    tokens, following = batch_of(numbers, np.random.default_rng(1), args.steps * args.batch_size, args.length)
+    batches = tf.data.Dataset.from_tensor_slices((tokens, following)).batch(args.batch_size)
+
+    model = GPT(len(characters), args.length, width=96, depth=args.depth, heads=4)
+    model.compile(
+        optimizer=tf.keras.optimizers.Adam(3e-3),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    # Every replica gets its part of each batch.
+    history = model.fit(smp.shard_dataset(batches), epochs=args.epochs, verbose=2)
+    if smp.rank() == 0:
+        print(
+            f"{smp.dp_size()} replicas of {smp.mp_size()} stages: loss {history.history['loss'][-1]:.3f} nats per "
+            f"character; unigram entropy of the text {unigram_entropy(numbers):.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
