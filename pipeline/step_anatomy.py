@@ -171,6 +171,29 @@ class StepAnatomy:
             spent[piece.part] += piece.end - piece.begin
         return spent
 
+    def averaging(self, stage: int) -> tuple[int, int]:
+        """How long a rank averages gradients over replicas, and how much of that is hidden.
+
+        Args:
+            stage: of the rank, on which the step was recorded.
+
+        Returns:
+            Nanoseconds in which at least one bucket was on its way, and those of them before the last compute task of
+            all stages ended, by which the step is no longer.
+        """
+        step = self.stages[stage]
+        assert step is not None
+        _, last = self.span
+        whole = hidden = 0
+        at = step.begin
+        for run in step.updates:
+            if run.task.bucket is not None and run.end > at:
+                begin = max(at, run.begin)
+                whole += run.end - begin
+                hidden += max(0, min(run.end, last) - begin)
+                at = run.end
+        return whole, hidden
+
     def _pieces(self, stage: int) -> Iterator[Piece]:
         step = self.stages[stage]
         assert step is not None

@@ -62,6 +62,19 @@ class RecordedReplica:
                 f"{step.bubble_ratio:.1%}; by the plan with these times of tasks "
                 f"{in_seconds(forecast.step_time / 1e9)}, {forecast.bubble_ratio:.1%}"
             )
+        yield from self._averaging()
+
+    def _averaging(self) -> Iterator[str]:
+        """How much of the averaging of gradients is hidden, on average over steps and ranks."""
+        found = [
+            step.averaging(stage) for step in self.steps.values() if step.is_whole for stage in range(len(self.ranks))
+        ]
+        whole, hidden = (sum(times) for times in zip(*found, strict=True)) if found else (0, 0)
+        if whole:
+            yield (
+                f"gradients were averaged over replicas for {in_seconds(whole / len(found) / 1e9)} of a step, "
+                f"{hidden / whole:.0%} of it hidden: before the last task ended"
+            )
 
     def _order(self) -> Iterator[str]:
         found = False

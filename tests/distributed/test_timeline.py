@@ -129,6 +129,7 @@ def test_replicas_reduce(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "smp_tf.command_line", "timeline", str(tmp_path), "--html", str(page)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "replica 1:" in told.stdout
+    assert "gradients were averaged over replicas for" in told.stdout
     assert "Replica 1" in page.read_text()
 
 
@@ -149,6 +150,8 @@ def test_gradients_are_averaged_while_others_are_computed(tmp_path: Path, partit
                 ]
                 # On the first stage while this rank computes, on the last one while the first stage does.
                 assert reduced[0].begin < stages[0].compute[-1].end
+                whole, hidden = step.averaging(number)
+                assert 0 < hidden <= whole
                 if number == 0:
                     assert reduced[0].begin < reduced[-1].begin
                 if number > 0:

@@ -84,6 +84,24 @@ def test_what_comes_after_the_pipeline() -> None:
     }  # fmt: skip
 
 
+def test_what_is_averaged_before_the_last_task_ends_is_hidden() -> None:
+    planned = program(2, 1)
+    (first, second), _ = recorded(planned, [EQUAL, EQUAL])
+    last = 60
+    assert (first.end, second.compute[-1].end) == (last, 40)
+    # On the second stage one bucket while the first still computes, and two that overlap and go on behind it.
+    buckets = (
+        TaskRun(parse("1REDUCE0"), 42, 46),
+        TaskRun(parse("1REDUCE1"), 50, 65),
+        TaskRun(parse("1REDUCE2"), 55, 70),
+        TaskRun(parse("1REDUCE"), 70, 99),
+        TaskRun(parse("1APPLY"), 70, 90),
+    )
+    anatomy = StepAnatomy(planned, [first, replace(second, tasks=(*second.tasks, *buckets), until=100)])
+    assert anatomy.averaging(1) == (4 + 20, 4 + 10)
+    assert anatomy.averaging(0) == (0, 0)
+
+
 def test_pieces_leave_no_hole() -> None:
     planned = program(3, 4)
     steps, _ = recorded(planned, [EQUAL, ChunkTimes(5, 7, 9), EQUAL], comm=3, begins={0: -20, 1: -1, 2: -30})

@@ -1,0 +1,192 @@
+"""How much of the time that replicas take to average gradients is hidden behind the rest of a step.
+
+    horovodrun -np 2 python benchmarks/overlap.py --partitions 1 --size medium --json overlap.json
+
+trains a GPT on replicas in four ways, which take turns in the same processes:
+
+    beside      gradients are averaged in buckets while the rest is computed, as smp_tf does it
+    behind      the same buckets behind the last task
+    without     nothing is averaged: what a step would take if all of it were hidden (its results are wrong)
+    horovod     the model in one tf.function with hvd.DistributedGradientTape, the whole share of a batch at once;
+                with one partition only
+
+"hidden" is (behind - beside) / (behind - without), and what the timelines of "beside" say: how much of the averaging
+was done before the last task had ended. Seconds are medians, with the quartiles, of interleaved repetitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import smp_tf as smp  # isort: split
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+import tf_keras
+from gpt import SIZES, Size, batch_of, build, forward_backward
+from rich.console import Console
+from rich.table import Table
+
+WAYS = ("beside", "behind", "without", "horovod")
+SEED = 1
+
+
+@contextlib.contextmanager
+def patched(way: str) -> Iterator[None]:
+    """Within this context a step is traced to average its gradients in that way."""
+    step, program = (importlib.import_module(f"smp_tf.{name}") for name in ("step", "pipeline.stage_program"))
+    plan = program.plan_buckets
+
+    def last(split: Any, stage: int, tasks: Sequence[Any], groups: Any) -> Any:
+        return tuple(replace(bucket, after=len(tasks) - 1) for bucket in plan(split, stage, tasks, groups))
+
+    with contextlib.ExitStack() as stack:
+        if way == "behind":
+            stack.enter_context(mock.patch.object(program, "plan_buckets", last))
+            stack.enter_context(mock.patch.object(program, "reductions_within", return_value=None))
+        if way == "without":
+            stack.enter_context(mock.patch.object(step, "sum_over_replicas", lambda sums, *_, **__: list(sums)))
+        yield
+
+
+def split_way(size: Size) -> Callable[..., Any]:
+    """A training step of a split model."""
+    model = build(smp.DistributedModel, size)
+    optimizer = tf_keras.optimizers.SGD(0.01)
+
+    @smp.step
+    def step(tokens: tf.Tensor, following: tf.Tensor) -> Any:
+        return forward_backward(model, tokens, following)
+
+    @tf.function
+    def train_step(tokens: tf.Tensor, following: tf.Tensor) -> tf.Tensor:
+        gradients, loss = step(tokens, following)
+        sums = [gradient.accumulate() for gradient in gradients]
+        optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
+        return loss.reduce_mean()
+
+    return train_step
+
+
+def horovod_way(size: Size) -> Callable[..., Any]:
+    """A training step of plain Keras and Horovod."""
+    model = build(tf_keras.Model, size)
+    optimizer = tf_keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def train_step(tokens: tf.Tensor, following: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(following, model(tokens)))
+        gradients = hvd.DistributedGradientTape(tape, sparse_as_dense=True).gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return train_step
+
+
+def hidden_by_timeline(step: Callable[[], Any], steps: int) -> float:
+    """The share of the averaging, on all ranks, that was done before the last task had ended."""
+    from smp_tf import timeline_file
+    from smp_tf.timeline_report import replicas_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        at = smp.allgather(folder, smp.WORLD)[0]
+        with smp.timeline(at):
+            for _ in range(steps):
+                step()
+        smp.barrier()
+        found = [
+            anatomy.averaging(stage)
+            for replica in replicas_of(timeline_file.read([Path(at)]))
+            for anatomy in replica.steps.values()
+            for stage in range(len(anatomy.stages))
+        ]
+        smp.barrier()
+    whole, hidden = (sum(times) for times in zip(*found, strict=True))
+    return hidden / whole
+
+
+def main() -> None:
+    """Measures, and prints on rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="medium")
+    parser.add_argument("--partitions", type=int, default=1)
+    parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--compression", choices=["bf16", "fp16"])
+    parser.add_argument("--json", type=Path, help="write the times")
+    args = parser.parse_args()
+    smp.init(
+        {
+            "partitions": args.partitions,
+            "microbatches": args.microbatches,
+            "gradient_compression": args.compression,
+            "check_replicas": False,
+            "seed": SEED,
+        }
+    )
+    if smp.dp_size() == 1:
+        parser.error(
+            f"one replica averages nothing: start {2 * args.partitions} processes, or more partitions' multiples"
+        )
+    size = SIZES[args.size]
+    tokens, following = batch_of(size)
+    # Another order of the samples on every replica: equal batches are told as a mistake.
+    batch = tf.roll(tokens, smp.dp_rank(), axis=0), tf.roll(following, smp.dp_rank(), axis=0)
+    ways = WAYS if args.partitions == 1 else WAYS[:-1]
+    steps = {}
+    for way in ways:
+        steps[way] = horovod_way(size) if way == "horovod" else split_way(size)
+        with patched(way):
+            # Traced, and run once more with all that TensorFlow and Horovod make ready on the way.
+            for _ in range(2):
+                float(steps[way](*batch))
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(args.repetitions):
+        for way in ways:
+            smp.barrier()
+            began = time.perf_counter()
+            float(steps[way](*batch))
+            smp.barrier()
+            seconds[way].append(time.perf_counter() - began)
+    by_timeline = hidden_by_timeline(lambda: float(steps["beside"](*batch)), 5)
+    if smp.rank() == 0:
+        report(args, seconds, by_timeline)
+
+
+def report(args: argparse.Namespace, seconds: dict[str, list[float]], by_timeline: float) -> None:
+    """Prints a table, and writes the times."""
+    replicas = smp.dp_size()
+    table = Table("way", "ms a step", "quartiles", "against behind")
+    medians = {way: statistics.median(times) for way, times in seconds.items()}
+    for way, times in seconds.items():
+        low, _, high = statistics.quantiles(times, n=4)
+        ratio = statistics.median(a / b for a, b in zip(times, seconds["behind"], strict=True))
+        table.add_row(way, f"{1e3 * medians[way]:.1f}", f"{1e3 * low:.1f} to {1e3 * high:.1f}", f"{ratio:.3f}")
+    exposed = medians["behind"] - medians["without"]
+    Console(width=100).print(table)
+    if exposed > 0:
+        print(
+            f"hidden of {1e3 * exposed:.1f} ms: {(medians['behind'] - medians['beside']) / exposed:.0%} by steps, ",
+            end="",
+        )
+    print(f"{by_timeline:.0%} by timelines; {args.partitions} partitions, {replicas} replicas, GPT {args.size}")
+    if args.json is not None:
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+        told = {"settings": settings | {"replicas": replicas}, "seconds": seconds, "hidden_by_timelines": by_timeline}
+        args.json.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
