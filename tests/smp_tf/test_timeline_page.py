@@ -24,13 +24,13 @@ TIMES = [ChunkTimes(10 * MILLISECOND, 10 * MILLISECOND, 10 * MILLISECOND)] * 2
 
 
 def records(replicas: int = 1) -> list[RankRecord]:
-    """Of each rank a step of 100 ms, and the same time again until the next one; a message takes 5 ms."""
+    """Of each rank a step of 100 ms, and 150 ms more until the next one; a message takes 5 ms."""
     found = []
     for replica in range(replicas):
         steps, _ = recorded(PLANNED, TIMES, comm=5 * MILLISECOND)
         for stage, step in enumerate(steps):
             end = 100 * MILLISECOND
-            step = replace(step, end=end, until=2 * end)
+            step = replace(step, end=end, until=5 * end // 2)
             ranks = (2 * replica, 2 * replica + 1)
             found.append(RankRecord(ranks[stage], stage, ranks, "host 1", {5: PLANNED}, (step,)))
     return found
@@ -41,8 +41,8 @@ def test_the_report_says_where_the_time_went() -> None:
     rows = [re.findall(r"[\d.]+ ?(?:ms|s|%)?", line) for line in said.splitlines() if line.startswith("│")]
     # rank, stage, step, compute, bubble, message, reduce, apply, input, other
     assert [[cell.strip() for cell in row] for row in rows] == [
-        ["0", "0", "200 ms", "30%", "15%", "5%", "0%", "0%", "50%", "0%"],
-        ["1", "1", "200 ms", "30%", "5%", "2%", "0%", "0%", "50%", "13%"],
+        ["0", "0", "250 ms", "24%", "12%", "4%", "0%", "0%", "60%", "0%"],
+        ["1", "1", "250 ms", "24%", "4%", "2%", "0%", "0%", "60%", "10%"],
     ]
     assert "all tasks ran one after the other, in the order of the plan" in said
     assert "step 10 of train: pipeline 100 ms, bubble 40.0%; by the plan with these times of tasks 90 ms, 33.3%" in said
