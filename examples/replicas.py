@@ -4,7 +4,7 @@
 
 Of four processes two are the stages of one replica, and two those of the other. Each replica trains on its half of
 every batch; the gradients of a stage are averaged over the two processes that have it, while others still compute.
-With plain `python` it trains in one process, on whole batches, to the same losses.
+With plain `python` it trains in one process, on whole batches, to the same losses (with --compression, nearly).
 """
 
 import argparse
@@ -25,9 +25,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=32, help="samples of all replicas together")
     parser.add_argument("--length", type=int, default=64, help="characters seen at a time")
     parser.add_argument("--depth", type=int, default=4, help="number of blocks")
-    parser.add_argument(
-        "--partitions", type=int, default=2, help="stages of a replica; there is one for so many processes"
-    )
+    parser.add_argument("--partitions", type=int, default=2, help="stages of a replica; so many processes make one")
     parser.add_argument(
         "--microbatches", type=int, default=4, help="parts that a replica cuts its share of a batch into"
     )

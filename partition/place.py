@@ -94,14 +94,16 @@ def place(
         # What is given leaves the question open of what would be better without it.
         return Placed(cut, None)
     enough = max(worth, TOLERANCE * score)
-    within = None
-    if score - bound > enough and len(chain.names) <= MOST_UNITS:
-        tight = _Tight(chain, pairs, held, ranks, objective, microbatches)
-        bound = max(bound, tight.bound(bound, score, enough))
-        within = tight.within(score)
     few = len(chain.names) * stages <= most_choices
     if score - bound <= enough or seconds <= 0 or not few:
         return Placed(cut, _gap(score, bound))
+    within = None
+    if len(chain.names) <= MOST_UNITS:
+        tight = _Tight(chain, pairs, held, ranks, objective, microbatches)
+        bound = max(bound, tight.bound(bound, score, enough))
+        if score - bound <= enough:
+            return Placed(cut, _gap(score, bound))
+        within = tight.within(score)
     problem = DagProblem(chain, tuple(pairs), stages, objective, microbatches, held, ranks, cut.chunk_of, within)
     try:
         found = solve_dag(problem, seconds)

@@ -35,7 +35,7 @@ _STEPS = 8
 #: Rounding of sums does not make a unit too large.
 _SLACK = 1e-9
 #: Rows of the table that are looked at together.
-_ROWS = 512
+_ROWS = 128
 
 _Flags = NDArray[np.bool_]
 _Stages = NDArray[np.int64]
@@ -64,15 +64,11 @@ class _Load:
         given = [most for most in (self.most[stage], limit) if most is not None]
         if not given:
             return np.ones(len(units), bool)
-        found = [self._fit(stage, units[at : at + _ROWS], min(given)) for at in range(0, len(units), _ROWS)]
-        return np.concatenate(found) if found else np.zeros(0, bool)
-
-    def _fit(self, stage: int, units: _Flags, most: float) -> _Flags:
         brought = units @ self.alone[stage]
         if len(self.begins):
             some = np.logical_or.reduceat(units[:, self.members], self.begins, axis=1)
             brought = brought + some @ self.together[stage]
-        return np.asarray(brought <= most * (1 + _SLACK))
+        return np.asarray(brought <= min(given) * (1 + _SLACK))
 
 
 class StageLimits:
@@ -105,6 +101,8 @@ class StageLimits:
         self._stages = len(in_flight)
         self._is_speed = objective == "speed"
         self._before = _closure(len(chain.names), needs)
+        # The same from the other end, where the last unit is the first.
+        self._behind = np.ascontiguousarray(self._before.T[::-1, ::-1])
         held = _held(chain, in_flight, ranks.memory)
         self._loads = [_computed(chain, ranks.speed), held] if self._is_speed else [held]
 
@@ -122,15 +120,15 @@ class StageLimits:
         last = first + self._stages - 1
         # What one end leaves is less for the other.
         for _ in range(2):
-            found = self._earliest(self._before, self._stages - 1 - last, forwards, limit)
+            found = self._earliest(self._before, forwards, self._stages - 1 - last, limit)
             if found is None:
                 return None
             first = found
-            # From the other end stages are counted backwards.
-            found = self._earliest(self._before.T, first, forwards[::-1], limit)
+            # From the other end units and stages are counted backwards.
+            found = self._earliest(self._behind, forwards[::-1], first[::-1], limit)
             if found is None:
                 return None
-            last = self._stages - 1 - found
+            last = self._stages - 1 - found[::-1]
             if (first > last).any():
                 return None
         return first.tolist(), last.tolist()
@@ -146,6 +144,8 @@ class StageLimits:
         if self._is_too_little(high - worth):
             return high - worth
         for _ in range(_STEPS):
+            if high - low <= worth:
+                break
             middle = (low + high) / 2
             if self._is_too_little(middle):
                 low = middle
@@ -156,27 +156,32 @@ class StageLimits:
     def _is_too_little(self, limit: float) -> bool:
         return self.within(limit) is None
 
-    def _earliest(self, before: _Flags, from_end: _Stages, stages: Sequence[int], limit: float) -> _Stages | None:
+    def _earliest(self, before: _Flags, stages: Sequence[int], from_end: _Stages, limit: float) -> _Stages | None:
         """For every unit, how many stages come before the first that it can be on.
 
         Args:
-            before: for each unit, itself and all that must come before it.
+            before: for each unit, itself and all that must come before it, which have smaller numbers.
+            stages: in the order in which they are filled; where that is backwards, so are the units.
             from_end: for each unit, how many stages come behind the last that it can be on.
-            stages: in the order in which they are filled.
-            limit: of each.
+            limit: of each stage.
         """
-        count = len(before)
+        count, backwards = len(before), stages[0] > stages[-1]
         found: _Stages = np.full(count, len(stages), np.int64)
         for at, stage in enumerate(stages):
             left = found == len(stages)
-            rows = np.flatnonzero(left)
             # What cannot be on an earlier stage, nor on a later one.
             surely = left & (len(stages) - 1 - from_end <= at)
-            units = (before[rows] & left) | surely
-            fits = np.ones(len(rows), bool)
-            for load, most in zip(self._loads, (limit, None), strict=False):
-                fits &= load.fit(stage, units, most)
-            found[rows[fits]] = at
+            too_much = np.zeros(count, bool)
+            rows = np.flatnonzero(left)
+            for block in (rows[begin : begin + _ROWS] for begin in range(0, len(rows), _ROWS)):
+                # Where something before a unit does not fit, neither does the unit.
+                open_rows = block[~(before[block] & too_much).any(axis=1)]
+                units = (before[open_rows] & left) | surely
+                fits = np.ones(len(open_rows), bool)
+                for load, most in zip(self._loads, (limit, None), strict=False):
+                    fits &= load.fit(stage, units[:, ::-1] if backwards else units, most)
+                found[open_rows[fits]] = at
+                too_much[open_rows[~fits]] = True
         return None if (found == len(stages)).any() else found
 
 

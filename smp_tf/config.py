@@ -144,7 +144,7 @@ KEYS: dict[str, Key] = {
         None,
         optional(one_of("bf16", "fp16")),
         '"bf16" or "fp16"',
-        "send gradients between replicas in two bytes an element, and add them up in float32 (default: as they are)",
+        "send dense gradients to other replicas in two bytes an element, and add them up in float32 (default: whole)",
     ),
     "intra_op_threads": Key(
         None,

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-#: Types of gradients that are sent in half of their size, or that Horovod would send as float32.
-COMPRESSED = (tf.float32, tf.bfloat16)
+#: Types of gradients that are sent so; Horovod sends bfloat16 as float32, and adds float16 up as it is.
+COMPRESSED = (tf.float32, tf.bfloat16, tf.float16)
+#: A prime below 2^16, for the code of sizes.
+_CODES = 65521
 #: Scaled, the largest value of a part is at most 2 to this power; float16 ends below 2^16.
 _MOST = 15.0
 #: No exponent is smaller: 2 to the opposite of it is a float32.
@@ -47,15 +49,30 @@ def compressed_sums(tensors: Sequence[tf.Tensor], kind: str, exchange: Exchange)
         exchange: sends.
 
     Returns:
-        The sums, of the same types; equal to the last bit on all replicas.
+        The sums, of the same types; equal to the last bit on all replicas. An error of TensorFlow where the tensors of
+        another replica are known to have other sizes.
     """
     flat = [tf.reshape(tf.cast(tensor, tf.float32), [-1]) for tensor in tensors]
     sizes = tf.stack([tf.size(one) for one in flat])
     whole = tf.concat(flat, axis=0)
     missing = -tf.size(whole) % exchange.replicas
     parts = tf.reshape(tf.pad(whole, [[0, missing]]), [exchange.replicas, -1])
-    received = _decoded(exchange.alltoall(_encoded(parts, kind)), kind)
-    part = tf.reduce_sum(received, axis=0, keepdims=True)
+    # Shifted against each other, parts would be added up without a word.
+    code = tf.cast(_code_of(sizes), tf.uint16)
+    sent = tf.concat([_encoded(parts, kind), tf.fill([exchange.replicas, 1], code)], axis=1)
+    received = exchange.alltoall(sent)
+    alike = tf.debugging.Assert(
+        tf.reduce_all(tf.equal(received[:, -1], code)),
+        [
+            "smp_tf: gradients that replicas average must have the same shapes on all; on another replica they have "
+            "others. This one has tensors of these numbers of elements:",
+            sizes,
+            "A gradient by an input has the size of the batch: leave it out, or give all replicas batches of one size.",
+        ],
+        summarize=20,
+    )
+    with tf.control_dependencies([alike] if alike is not None else []):
+        part = tf.reduce_sum(_decoded(received[:, :-1], kind), axis=0, keepdims=True)
     gathered = tf.reshape(_decoded(exchange.allgather(_encoded(part, kind)), kind), [-1])
     sums = tf.split(gathered[: tf.size(whole)], sizes, num=len(tensors))
     return [
@@ -64,13 +81,20 @@ def compressed_sums(tensors: Sequence[tf.Tensor], kind: str, exchange: Exchange)
     ]
 
 
+def _code_of(sizes: tf.Tensor) -> tf.Tensor:
+    """A number below `_CODES` that other sizes hardly have."""
+    places = tf.range(1, tf.size(sizes) + 1, dtype=tf.int64)
+    return tf.reduce_sum((tf.cast(sizes, tf.int64) % _CODES) * (places * 7919 % _CODES) % _CODES) % _CODES
+
+
 def _encoded(rows: tf.Tensor, kind: str) -> tf.Tensor:
     """Rows of float32 as rows of uint16, which Horovod sends whatever they mean."""
     if kind == "bf16":
         return tf.bitcast(tf.cast(rows, tf.bfloat16), tf.uint16)
-    largest = tf.reduce_max(tf.abs(rows), axis=1, keepdims=True)
-    # Of zeros, and of what is not finite, which stays so.
-    usual = tf.where(tf.math.is_finite(largest) & (largest > 0.0), largest, 1.0)
+    # What is not finite stays so, and leaves the scale of the others alone; zeros have any.
+    finite = tf.where(tf.math.is_finite(rows), tf.abs(rows), 0.0)
+    largest = tf.reduce_max(finite, axis=1, keepdims=True)
+    usual = tf.where(largest > 0.0, largest, 1.0)
     exponents = tf.maximum(tf.math.ceil(tf.math.log(usual) / tf.math.log(2.0)) - _MOST, _LEAST)
     halves = tf.cast(tf.concat([rows * tf.pow(2.0, -exponents), exponents], axis=1), tf.float16)
     return tf.bitcast(halves, tf.uint16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smp_tf.partition.cost import Stash, Weight
-from smp_tf.partition.placement import Chain, Ranks
+from smp_tf.partition.place import _Tight
+from smp_tf.partition.placement import Chain, Chunks, Ranks, costed
 from smp_tf.partition.solve_dag import DagProblem, solve_dag
 from smp_tf.partition.stage_limits import StageLimits
 
@@ -73,6 +75,36 @@ def test_solvers_look_at_no_other_stages() -> None:
     assert worse.times == (6.0, 1.0)
 
 
+some_speed = st.sampled_from([0.5, 1.0, 2.0])
+
+
+@st.composite
+def ranks_of(draw: st.DrawFn, stages: int) -> Ranks:
+    """Ranks that differ, some with a limit."""
+    each = st.tuples(some_speed, some_speed, st.sampled_from([None, 60.0, 120.0]))
+    return Ranks(*zip(*(draw(each) for _ in range(stages)), strict=True))
+
+
+@given(graphs(), st.data(), st.sampled_from(["memory", "speed"]))
+def test_what_is_proved_holds_for_every_placement(asked: DagProblem, data: st.DataObject, objective: str) -> None:
+    ranks, held = data.draw(ranks_of(asked.stages)), asked.in_flight or ()
+    chunks = Chunks.one_each(held)
+    scores = []
+    for at in placements(len(asked.chain.names), asked.needs, asked.stages):
+        choices = [{at[user] for user in weight.users} for weight in asked.chain.weights]
+        for owners in product(*choices):
+            decided = {w.variable: owner for w, owner in zip(asked.chain.weights, owners, strict=True)}
+            found = costed(asked.chain, at, decided, asked.microbatches, chunks, ranks)
+            if all(most is None or has <= most for has, most in zip(found.memory, ranks.memory, strict=True)):
+                scores.append(found.score(objective, asked.microbatches))
+    if not scores:
+        return
+    tight = _Tight(asked.chain, asked.needs, held, ranks, objective, asked.microbatches)
+    best, worst = min(scores), max(scores)
+    assert tight.bound(0.0, worst, 0.0) <= best * (1 + 1e-9)
+    assert tight.bound(0.0, 2 * worst + 1.0, 0.0) <= best * (1 + 1e-9)
+
+
 @given(graphs(), st.data())
 def test_no_placement_within_a_limit_is_elsewhere(asked: DagProblem, data: st.DataObject) -> None:
     held = asked.in_flight or ()
@@ -92,4 +124,4 @@ def test_no_placement_within_a_limit_is_elsewhere(asked: DagProblem, data: st.Da
         there = every[needed <= limit]
         assert (there >= first).all()
         assert (there <= last).all()
-        assert limits.least(0.0, float(needed.min()), 0.0) <= needed.min()
+        assert limits.least(0.0, 2.0 * float(needed.max()) + 1.0, 0.0) <= needed.min() * (1 + 1e-9)

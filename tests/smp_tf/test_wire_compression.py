@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from smp_tf.wire_compression import Exchange, compressed_sums
+from smp_tf.wire_compression import COMPRESSED, Exchange, compressed_sums
 
 #: What a value can be off by, as a share of the largest one: of what is sent, and again of the sum.
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
@@ -72,19 +72,27 @@ def test_sums_are_those_of_float32_but_for_rounding_and_equal_on_all(kind: str, 
 def test_every_replica_sends_as_much_whatever_the_sizes_of_tensors(kind: str) -> None:
     replicas = Replicas(4)
     replicas.sums(kind, lambda replica: [tf.ones(10_001), tf.ones(3), tf.ones([2, 5])])
-    # Of 10,014 elements in four parts, once all of them and once the own one.
+    # Of 10,014 elements in four parts, once all of them, each with a code of the sizes, and once the own one.
     part = 2504 + (kind == "fp16")
-    assert replicas.bytes == [2 * 5 * part] * 4
+    assert replicas.bytes == [2 * (4 * (part + 1) + part)] * 4
 
 
 @pytest.mark.parametrize("kind", ROUNDING)
-def test_zeros_stay_zeros_and_what_is_not_finite_is_seen_on_all(kind: str) -> None:
-    given = tf.constant([0.0, np.inf, np.nan, 0.0])
+def test_what_is_not_finite_is_seen_on_all_and_spares_the_others(kind: str) -> None:
+    """In float16 the scale of a part came of its largest value, and that of one with an infinite one was wrong."""
+    given = tf.constant([3.0, np.inf, np.nan, -7.0])
     for [zeros, odd] in Replicas(2).sums(kind, lambda replica: [tf.zeros(4), given if replica else tf.zeros(4)]):
-        assert not np.isfinite(odd.numpy()[1:3]).any()
         assert zeros.numpy().tolist() == [0.0] * 4
+        np.testing.assert_array_equal(odd, [3.0, np.inf, np.nan, -7.0])
     for [zeros] in Replicas(2).sums(kind, lambda replica: [tf.zeros(5)]):
         assert zeros.numpy().tolist() == [0.0] * 5
+
+
+@pytest.mark.parametrize("kind", ROUNDING)
+def test_replicas_with_other_shapes_are_told(kind: str) -> None:
+    """Of 8 and 3 and of 9 and 3 elements, parts are equally long: they were added up shifted."""
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)must have the same shapes on all.*[89],? 3"):
+        Replicas(2).sums(kind, lambda replica: [tf.ones(8 + replica), tf.fill([3], 100.0)])
 
 
 def test_large_sums_do_not_become_infinite_in_halves() -> None:
@@ -93,9 +101,10 @@ def test_large_sums_do_not_become_infinite_in_halves() -> None:
     np.testing.assert_allclose(total, [120_000.0, 2.0], rtol=1e-2)
 
 
-def test_gradients_of_bfloat16_stay_of_their_type() -> None:
-    [[total], _] = Replicas(2).sums("bf16", lambda replica: [tf.constant([1.5, 2.0], tf.bfloat16)])
-    assert total.dtype == tf.bfloat16
+@pytest.mark.parametrize("dtype", COMPRESSED)
+def test_gradients_stay_of_their_type(dtype: tf.DType) -> None:
+    [[total], _] = Replicas(2).sums("bf16", lambda replica: [tf.constant([1.5, 2.0], dtype)])
+    assert total.dtype == dtype
     assert total.numpy().tolist() == [3.0, 4.0]
 
 
