@@ -51,6 +51,10 @@ COMPRESSED = {
         "fp16": {"gradient_compression": "fp16"},
     }.items()
 }
+UNEQUAL = [
+    Case(f"unequal shapes, {kind}", "unequal_shapes", {}, {"partitions": 1, "gradient_compression": kind})
+    for kind in (None, "bf16")
+]
 SHUFFLED = Case("shuffled shares", "shuffled_shares", {}, {"partitions": 2, "microbatches": 2})
 
 
@@ -68,7 +72,7 @@ class Launches:
             more = {
                 (3, 2): place_cases(),
                 (2, 2): [SHUFFLED, OWN_GRADIENTS, *COMPRESSED.values()],
-                (1, 2): [TWICE],
+                (1, 2): [TWICE, *UNEQUAL],
             }.get(key, [])
             listed = [*cases(partitions, replicas, strategy), *more]
             self._made[key] = launch(partitions * replicas, CASES, listed)
@@ -179,6 +183,14 @@ def test_compressed_gradients_are_nearly_the_same_and_equal_on_all_replicas(
             assert not np.array_equal(first["gradients"][name], value), "nothing was rounded"
             np.testing.assert_allclose(first["gradients"][name], value, rtol=0, atol=rounding * 2 * abs(value).max())
         np.testing.assert_allclose(first["own"], wanted["own"], rtol=0, atol=rounding * 2 * abs(wanted["own"]).max())
+
+
+@pytest.mark.parametrize("case", UNEQUAL, ids=lambda case: case.name)
+def test_gradients_of_other_shapes_are_told(launches: Launches, case: Case) -> None:
+    """In parts that are equally long they were added up shifted; of others, Horovod tells before we do."""
+    ours = "gradients that replicas average must have the same shapes on all"
+    for rank in launches.of(1, 2)[case.name].values():
+        assert ours in rank["said"] or (case == UNEQUAL[0] and "Mismatched ALLREDUCE tensor shapes" in rank["said"])
 
 
 def test_averages_of_one_name_in_a_graph_come_one_after_the_other(launches: Launches) -> None:

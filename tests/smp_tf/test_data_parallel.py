@@ -32,6 +32,7 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     running = SimpleNamespace(
         topology=SimpleNamespace(group_size=lambda kind: {"dp": 3}[kind.value], dp_size=3),
         process_sets=SimpleNamespace(dp="the set of this stage"),
+        config=SimpleNamespace(gradient_compression=None),
     )
     monkeypatch.setattr(data_parallel.runtime, "current", lambda: running)
     monkeypatch.setattr(hvd, "grouped_allreduce", grouped_allreduce)
@@ -81,7 +82,7 @@ def test_averages_leave_out_what_is_none_or_averaged_already(reduced: list[dict[
     done = gradient_marks.mark_averaged(tf.constant([7.0]))
     first, none, same, other = data_parallel.average_gradients([tf.constant([1.0, 2.0]), None, done, tf.constant(4.0)])
     assert (first.numpy().tolist(), none, same is done, float(other)) == ([1.0, 2.0], None, True, 4.0)
-    assert [(asked["types"], asked["name"]) for asked in reduced] == [([tf.float32] * 2, "smp_average_float32")]
+    assert [(asked["types"], asked["name"]) for asked in reduced] == [([tf.float32] * 3, "smp_average_float32")]
     assert all(map(gradient_marks.is_averaged, (first, same, other)))
     again = data_parallel.average_gradients([first, same])
     assert (again[0] is first, again[1] is same, len(reduced)) == (True, True, 1)

@@ -143,3 +143,12 @@ def gradients() -> dict[str, Any]:
         "own": own.numpy(),
         "stage": smp.mp_rank(),
     }
+
+
+def unequal_shapes() -> dict[str, Any]:
+    """What is said of gradients, of the script's own, that have another shape on every replica."""
+    try:
+        smp.average_gradients([tf.ones([8 + smp.dp_rank()]), tf.fill([3], 100.0)])
+    except tf.errors.OpError as error:
+        return {"said": error.message}
+    return {"said": ""}
