@@ -57,14 +57,14 @@ def sum_over_replicas(tensors: Sequence[tf.Tensor], name: str, *, compression: s
 def _exchange(replicas: int, name: str) -> Exchange:
     import horovod.tensorflow as hvd
 
-    # For the names see `_sums`.
-    told = {"process_set": runtime.current().process_sets.dp, "ignore_name_scope": True}
+    # Why scopes are ignored, see `_sums`.
+    group = runtime.current().process_sets.dp
 
     def alltoall(rows: tf.Tensor) -> tf.Tensor:
-        return hvd.alltoall(rows, name=f"{name}_parts", **told)
+        return hvd.alltoall(rows, name=f"{name}_parts", ignore_name_scope=True, process_set=group)
 
     def allgather(row: tf.Tensor) -> tf.Tensor:
-        return hvd.allgather(row, name=f"{name}_sums", **told)
+        return hvd.allgather(row, name=f"{name}_sums", ignore_name_scope=True, process_set=group)
 
     return Exchange(replicas, alltoall, allgather)
 
