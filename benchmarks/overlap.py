@@ -106,12 +106,7 @@ def hidden_by_timeline(step: Callable[[], Any], steps: int) -> float:
             for _ in range(steps):
                 step()
         smp.barrier()
-        found = [
-            anatomy.averaging(stage)
-            for replica in replicas_of(timeline_file.read([Path(at)]))
-            for anatomy in replica.steps.values()
-            for stage in range(len(anatomy.stages))
-        ]
+        found = [replica.averaging() for replica in replicas_of(timeline_file.read([Path(at)]))]
         smp.barrier()
     whole, hidden = (sum(times) for times in zip(*found, strict=True))
     return hidden / whole
@@ -138,7 +133,7 @@ def main() -> None:
     )
     if smp.dp_size() == 1:
         parser.error(
-            f"one replica averages nothing: start {2 * args.partitions} processes, or more partitions' multiples"
+            f"one replica averages nothing: start {2 * args.partitions} processes, or more that the partitions divide"
         )
     size = SIZES[args.size]
     tokens, following = batch_of(size)

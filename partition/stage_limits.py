@@ -13,7 +13,7 @@ placements, proved without looking for one; and a solver that looks has less to 
 
 Source:
     Earliest and latest stations of assembly lines: Scholl and Becker, "State-of-the-art exact and heuristic solution
-    procedures for simple assembly line balancing" (European Journal of Operational Research 168, 2006), section 2.2;
+    procedures for simple assembly line balancing" (European Journal of Operational Research 168, 2006);
     here with loads that depend on the stage, and what several units share.
 """
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from smp_tf import runtime, tf_internals
 from smp_tf.gradient_marks import is_averaged, mark_averaged
-from smp_tf.shape_code import code_of, require_alike
 from smp_tf.topology import CommGroup
 from smp_tf.wire_compression import COMPRESSED, Exchange, compressed_sums
 
@@ -140,7 +139,8 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
         return results
     name = _next_name()
     dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
-    sums = _sums_of_equal_shapes([tf.convert_to_tensor(results[i]) for i in dense], name)
+    compression = runtime.current().config.gradient_compression
+    sums = sum_over_replicas([tf.convert_to_tensor(results[i]) for i in dense], name, compression=compression)
     for i, total in zip(dense, sums, strict=True):
         results[i] = scaled(total, 1.0 / replicas)
     for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
@@ -148,20 +148,6 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     for i in todo:
         mark_averaged(results[i])
     return results
-
-
-def _sums_of_equal_shapes(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-    """`sum_over_replicas` of tensors whose shapes no plan has seen, and Horovod not always compares."""
-    compression = runtime.current().config.gradient_compression
-    if not tensors or compression is not None:
-        return sum_over_replicas(tensors, name, compression=compression)
-    sizes = tf.stack([tf.size(tensor) for tensor in tensors])
-    code = tf.cast(code_of(sizes), tf.float32)
-    # First, so that it is where it should be whatever comes behind it.
-    [codes, *sums] = sum_over_replicas([code, *tensors], name)
-    replicas = runtime.current().topology.group_size(CommGroup.DP_GROUP)
-    with tf.control_dependencies(require_alike(tf.equal(codes, replicas * code), sizes)):
-        return [tf.identity(total) for total in sums]
 
 
 def gathered(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:

@@ -64,16 +64,23 @@ class RecordedReplica:
             )
         yield from self._averaging()
 
+    def averaging(self) -> tuple[float, float]:
+        """For how long gradients are averaged, and how much of that is hidden, as `StepAnatomy.averaging` has it.
+
+        Returns:
+            Seconds on average over ranks and over the steps that are known on all of them; 0 where there are none.
+        """
+        whole = [step for step in self.steps.values() if step.is_whole]
+        found = [step.averaging(stage) for step in whole for stage in range(len(self.ranks))] or [(0, 0)]
+        taken, hidden = (sum(times) / len(found) / 1e9 for times in zip(*found, strict=True))
+        return taken, hidden
+
     def _averaging(self) -> Iterator[str]:
-        """How much of the averaging of gradients is hidden, on average over steps and ranks."""
-        found = [
-            step.averaging(stage) for step in self.steps.values() if step.is_whole for stage in range(len(self.ranks))
-        ]
-        whole, hidden = (sum(times) for times in zip(*found, strict=True)) if found else (0, 0)
-        if whole:
+        taken, hidden = self.averaging()
+        if taken:
             yield (
-                f"gradients were averaged over replicas for {in_seconds(whole / len(found) / 1e9)} of a step, "
-                f"{hidden / whole:.0%} of it hidden: before the last task ended"
+                f"gradients were averaged over replicas for {in_seconds(taken)} of a step, {hidden / taken:.0%} of it "
+                f"hidden: before the last task ended"
             )
 
     def _order(self) -> Iterator[str]:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from smp_tf.shape_code import code_of, require_alike
-
 #: Types of gradients that are sent so; Horovod sends bfloat16 as float32, and adds float16 up as it is.
 COMPRESSED = (tf.float32, tf.bfloat16, tf.float16)
 #: Scaled, the largest value of a part is at most 2 to this power; float16 ends below 2^16.
 _MOST = 15.0
 #: No exponent is smaller: 2 to the opposite of it is a float32.
 _LEAST = -100.0
+#: A prime below 2^16, for the code of sizes.
+_CODES = 65521
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def compressed_sums(tensors: Sequence[tf.Tensor], kind: str, exchange: Exchange)
     missing = -tf.size(whole) % exchange.replicas
     parts = tf.reshape(tf.pad(whole, [[0, missing]]), [exchange.replicas, -1])
     # Shifted against each other, parts would be added up without a word.
-    code = tf.cast(code_of(sizes), tf.uint16)
+    code = _code_of(sizes)
     sent = tf.concat([_encoded(parts, kind), tf.fill([exchange.replicas, 1], code)], axis=1)
     received = exchange.alltoall(sent)
-    with tf.control_dependencies(require_alike(tf.reduce_all(tf.equal(received[:, -1], code)), sizes)):
+    with tf.control_dependencies(_require_alike(tf.reduce_all(tf.equal(received[:, -1], code)), sizes)):
         part = tf.reduce_sum(_decoded(received[:, :-1], kind), axis=0, keepdims=True)
     gathered = tf.reshape(_decoded(exchange.allgather(_encoded(part, kind)), kind), [-1])
     sums = tf.split(gathered[: tf.size(whole)], sizes, num=len(tensors))
@@ -69,6 +69,28 @@ def compressed_sums(tensors: Sequence[tf.Tensor], kind: str, exchange: Exchange)
         tf.cast(tf.ensure_shape(tf.reshape(one, tf.shape(tensor)), tensor.shape), tensor.dtype)
         for one, tensor in zip(sums, tensors, strict=True)
     ]
+
+
+def _code_of(sizes: tf.Tensor) -> tf.Tensor:
+    """A uint16 that tensors of other sizes hardly have."""
+    places = tf.range(1, tf.size(sizes) + 1, dtype=tf.int64)
+    code = tf.reduce_sum((tf.cast(sizes, tf.int64) % _CODES) * (places * 7919 % _CODES) % _CODES) % _CODES
+    return tf.cast(code, tf.uint16)
+
+
+def _require_alike(alike: tf.Tensor, sizes: tf.Tensor) -> list[tf.Operation]:
+    """Makes it an error that replicas have tensors of other sizes; what has to be waited for."""
+    checked = tf.debugging.Assert(
+        alike,
+        [
+            "smp_tf: gradients that replicas average must have the same shapes on all; on another replica they have "
+            "others. This one has tensors of these numbers of elements:",
+            sizes,
+            "A gradient by an input has the size of the batch: leave it out, or give all replicas batches of one size.",
+        ],
+        summarize=20,
+    )
+    return [] if checked is None else [checked]
 
 
 def _encoded(rows: tf.Tensor, kind: str) -> tf.Tensor:

@@ -95,6 +95,12 @@ def test_replicas_with_other_shapes_are_told(kind: str) -> None:
         Replicas(2).sums(kind, lambda replica: [tf.ones(8 + replica), tf.fill([3], 100.0)])
 
 
+@pytest.mark.parametrize("largest", [1.0, 1.5, 1e-6, 3e8])
+def test_halves_keep_what_is_much_smaller_than_the_largest(largest: float) -> None:
+    [[total], _] = Replicas(2).sums("fp16", lambda replica: [tf.constant([largest, largest * 2.0**-38, 0.0, 0.0])])
+    assert total.numpy()[1] > 0.0
+
+
 def test_large_sums_do_not_become_infinite_in_halves() -> None:
     """Gradients are summed with the numbers of samples as weights: beyond 65,504 there is nothing in float16."""
     [[total], _] = Replicas(2).sums("fp16", lambda replica: [tf.constant([60_000.0, 1.0])])
