@@ -27,7 +27,11 @@ from smp_tf.pipeline.marks import begin_reduce, end_reduce, end_task_within
 from smp_tf.pipeline.task import Kind, Task
 
 #: What a bucket has at most, as measured best by the source; one larger gradient is a bucket of its own.
-BUCKET_BYTES = 25 << 20
+MOST_BYTES = 25 << 20
+#: A smaller bucket costs more in waiting for the replicas than it sends.
+LEAST_BYTES = 1 << 20
+#: Of the gradients of a stage, a bucket has no more than this share: the last one is there only when all are.
+SHARE = 1 / 8
 
 #: Sums tensors over the replicas, given with the number of their bucket.
 Reduce = Callable[[Sequence[tf.Tensor], int], list[tf.Tensor]]
@@ -48,37 +52,45 @@ class Bucket:
     after: int
 
 
-def group_gradients(split: Split, stage: int, limit: int = BUCKET_BYTES) -> tuple[tuple[int, ...], ...]:
+def limit_of_buckets(total: int) -> int:
+    """How large a bucket may be.
+
+    Args:
+        total: bytes of all gradients of a stage.
+
+    Returns:
+        Bytes.
+    """
+    return min(MOST_BYTES, max(LEAST_BYTES, int(total * SHARE)))
+
+
+def group_gradients(split: Split, stage: int, limit: int | None = None) -> tuple[tuple[int, ...], ...]:
     """Put the gradients that a stage has into groups of so many bytes.
 
     Args:
         split: the cut step.
         stage: which stage.
-        limit: bytes of a group.
+        limit: bytes of a group; None for `limit_of_buckets`.
 
     Returns:
         The groups: of positions among the outputs of the step, from the last to the first; one that is returned twice
         is in one group.
     """
-    size_of = {t: split.graph.variables[g.variable].type.nbytes() for g in split.graph.gradients for t in g.tensors}
-    groups: list[list[int]] = []
-    group_of: dict[tuple[Tensor, ...], list[int]] = {}
-    filled = 0
+    nbytes = {t: split.graph.variables[g.variable].type.nbytes() for g in split.graph.gradients for t in g.tensors}
+    positions_of: dict[tuple[Tensor, ...], list[int]] = {}
     for position in reversed(range(len(split.outputs))):
-        output = split.outputs[position]
-        if not output.gets_sum(stage, split.placement):
-            continue
-        parts = parts_of(output)
-        if parts in group_of:
-            group_of[parts].append(position)
-            continue
-        # Of a gradient whose shape depends on the batch other replicas may know another size.
-        size = size_of.get(output.tensor, 0)
+        if split.outputs[position].gets_sum(stage, split.placement):
+            positions_of.setdefault(parts_of(split.outputs[position]), []).append(position)
+    # Of a gradient whose shape depends on the batch other replicas may know another size.
+    sizes = [nbytes.get(split.outputs[positions[0]].tensor, 0) for positions in positions_of.values()]
+    limit = limit_of_buckets(sum(sizes)) if limit is None else limit
+    groups: list[list[int]] = []
+    filled = 0
+    for positions, size in zip(positions_of.values(), sizes, strict=True):
         if not groups or filled + size > limit:
             groups.append([])
             filled = 0
-        groups[-1].append(position)
-        group_of[parts] = groups[-1]
+        groups[-1] += positions
         filled += size
     return tuple(map(tuple, groups))
 

@@ -15,7 +15,6 @@ from smp_tf.partition.split import Segment, Split
 from smp_tf.pipeline.accumulator import Accumulator, fits
 from smp_tf.pipeline.check import check
 from smp_tf.pipeline.reduction import (
-    BUCKET_BYTES,
     Bucket,
     Reduce,
     Reduction,
@@ -119,7 +118,7 @@ def build_stage_program(
     xla: bool = False,
     samples: int = 1,
     reduce: Reduce | None = None,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
 ) -> StageProgram:
     """Trace the functions of one stage.
 
@@ -135,7 +134,7 @@ def build_stage_program(
         xla: compile the functions with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open.
         reduce: sums tensors over the replicas; None where there is one replica.
-        bucket_bytes: of gradients that are summed over the replicas together.
+        bucket_bytes: of gradients that are summed over the replicas together, at most; None for what is usual.
 
     Returns:
         The program of this rank.

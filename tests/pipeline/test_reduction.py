@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.pipeline.executor import emit
-from smp_tf.pipeline.reduction import group_gradients, plan_buckets
+from smp_tf.pipeline.reduction import group_gradients, limit_of_buckets, plan_buckets
 from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
 from tests.pipeline.all_stages import BATCH, WIDTH, CutStep, dense_chain
 
@@ -58,6 +58,18 @@ def program_of(
 )
 def test_buckets_begin_with_the_last_gradients_and_have_a_limit(limit: int, groups: list[set[int]]) -> None:
     assert [set(group) for group in group_gradients(dense_chain(3, 1, 2).split, 0, limit)] == groups
+
+
+@pytest.mark.parametrize(
+    ("total", "limit"), [(0, 1 << 20), (5 << 20, 1 << 20), (24 << 20, 3 << 20), (1 << 40, 25 << 20)]
+)
+def test_a_bucket_has_an_eighth_of_the_gradients_within_limits(total: int, limit: int) -> None:
+    assert limit_of_buckets(total) == limit
+
+
+def test_buckets_of_few_gradients_are_not_tiny() -> None:
+    step = dense_chain(3, 1, 2)
+    assert len(group_gradients(step.split, 0)) == 1
 
 
 @pytest.mark.parametrize(
