@@ -26,11 +26,11 @@ from smp_tf.partition.split import Split, StepOutputPlan
 from smp_tf.pipeline.marks import begin_reduce, end_reduce, end_task_within
 from smp_tf.pipeline.task import Kind, Task
 
-#: What a bucket has at most, as measured best by the source; one larger gradient is a bucket of its own.
+#: A bucket is full with this, as measured best by the source.
 MOST_BYTES = 25 << 20
 #: A smaller bucket costs more in waiting for the replicas than it sends.
 LEAST_BYTES = 1 << 20
-#: Of the gradients of a stage, a bucket has no more than this share: the last one is there only when all are.
+#: Or with this share of a stage's gradients: the last bucket is there only when all are.
 SHARE = 1 / 8
 
 #: Sums tensors over the replicas, given with the number of their bucket.
@@ -53,7 +53,7 @@ class Bucket:
 
 
 def limit_of_buckets(total: int) -> int:
-    """How large a bucket may be.
+    """What makes a bucket full.
 
     Args:
         total: bytes of all gradients of a stage.
@@ -70,7 +70,7 @@ def group_gradients(split: Split, stage: int, limit: int | None = None) -> tuple
     Args:
         split: the cut step.
         stage: which stage.
-        limit: bytes of a group; None for `limit_of_buckets`.
+        limit: bytes with which a group is full; None for `limit_of_buckets`.
 
     Returns:
         The groups: of positions among the outputs of the step, from the last to the first; one that is returned twice
@@ -85,9 +85,10 @@ def group_gradients(split: Split, stage: int, limit: int | None = None) -> tuple
     sizes = [nbytes.get(split.outputs[positions[0]].tensor, 0) for positions in positions_of.values()]
     limit = limit_of_buckets(sum(sizes)) if limit is None else limit
     groups: list[list[int]] = []
-    filled = 0
+    filled = limit
     for positions, size in zip(positions_of.values(), sizes, strict=True):
-        if not groups or filled + size > limit:
+        # Full once it has that much: a bias travels with its kernel, however large that is.
+        if filled >= limit:
             groups.append([])
             filled = 0
         groups[-1] += positions

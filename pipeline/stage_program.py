@@ -134,7 +134,8 @@ def build_stage_program(
         xla: compile the functions with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open.
         reduce: sums tensors over the replicas; None where there is one replica.
-        bucket_bytes: of gradients that are summed over the replicas together, at most; None for what is usual.
+        bucket_bytes: with so many, gradients that are summed over the replicas together are enough; None for what is
+            usual.
 
     Returns:
         The program of this rank.

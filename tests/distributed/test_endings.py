@@ -85,9 +85,13 @@ def test_signals_end_all(way: str, number: signal.Signals, target: int) -> None:
                 job.kill(target, number)
 
     outcome = run(way, on_line=send_when_all_wait)
-    assert outcome.returncode != 0
     assert waiting == {0, 1}
-    if target != LAUNCHER:
+    if target == LAUNCHER:
+        # What it then returns itself is Horovod's, and depends on who is faster: now and then 0.
+        for rank in range(2):
+            assert "was ended by SIGTERM" in last_words(outcome, rank), outcome.report()
+    else:
+        assert outcome.returncode != 0
         assert f"rank {target} " in last_words(outcome, 1 - target), outcome.report()
 
 

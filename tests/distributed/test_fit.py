@@ -16,16 +16,21 @@ CASES = "tests.distributed.cases.fit"
 KINDS = ("two", "masked", "own", "dropout")
 # Partitions x replicas, microbatches of one replica: four in all, so that every one has the same samples.
 SETTINGS = {"1x1": (1, 1, 4), "2x1": (2, 1, 4), "2x2": (2, 2, 2)}
-# Replicas draw masks of their own, so no single process has the same.
-COMPARED = [(kind, "2x1") for kind in KINDS] + [(kind, "2x2") for kind in KINDS if kind != "dropout"]
+# Replicas draw masks of their own, so no single process has the same. Four processes take longest.
+REPLICAS = {"two": (), "masked": pytest.mark.full, "own": pytest.mark.full}
+COMPARED = [
+    *((kind, "2x1") for kind in KINDS),
+    *(pytest.param(kind, "2x2", marks=marks) for kind, marks in REPLICAS.items()),
+]
 
 
 @pytest.fixture(scope="module")
-def histories() -> dict[str, dict[str, CaseResult]]:
+def histories(request: pytest.FixtureRequest) -> dict[str, dict[str, CaseResult]]:
     found = {}
+    of_replicas = list(REPLICAS) if request.config.getoption("--full") else ["two"]
     for name, (partitions, replicas, microbatches) in SETTINGS.items():
         config = {"partitions": partitions, "microbatches": microbatches, "seed": 5}
-        kinds = [kind for kind in KINDS if replicas == 1 or (kind, name) in COMPARED]
+        kinds = KINDS if replicas == 1 else of_replicas
         cases = [Case(kind, "history", {"kind": kind}, config) for kind in kinds]
         found[name] = launch(partitions * replicas, CASES, cases, deadline=120.0)
     return found

@@ -137,7 +137,7 @@ def test_replicas_reduce(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("partitions", "microbatches"), [pytest.param(1, 1, marks=pytest.mark.full), (1, 2), (2, 2)])
 def test_gradients_are_averaged_while_others_are_computed(tmp_path: Path, partitions: int, microbatches: int) -> None:
     config = {"partitions": partitions, "microbatches": microbatches, "seed": 1}
-    # Kernels of 16 MiB: a bucket each.
+    # Kernels of 16 MiB: a bucket each, with its bias.
     arguments = {"folder": str(tmp_path), "width": 2048, "batch": 64, "count": 2, "steps": None}
     launched(2 * partitions, Case("overlap", "recorded", arguments, config)).values()
     for replica in replicas_of(timeline_file.read([tmp_path])):

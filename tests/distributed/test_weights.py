@@ -11,10 +11,10 @@ from tests.distributed.harness import Case, CaseResult
 CASES = "tests.distributed.cases.weights"
 
 
-def launched(size: int, function: str, **arguments: object) -> object:
+def launched(size: int, function: str, *marks: pytest.MarkDecorator, **arguments: object) -> object:
     """A case with two partitions: on two processes, or with a second replica on four."""
     case = Case("-".join([function, *map(str, arguments.values())]), function, arguments, {"partitions": 2})
-    return pytest.param(LaunchedCase(size, CASES, case, deadline=120.0), id=f"{case.name}-2x{size // 2}")
+    return pytest.param(LaunchedCase(size, CASES, case, deadline=120.0), id=f"{case.name}-2x{size // 2}", marks=marks)
 
 
 def close(value: np.ndarray, wanted: np.ndarray) -> bool:
@@ -22,7 +22,9 @@ def close(value: np.ndarray, wanted: np.ndarray) -> bool:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("launched", [launched(2, "files", kind="subclass"), launched(4, "files", kind="builder")])
+@pytest.mark.parametrize(
+    "launched", [launched(2, "files", kind="subclass"), launched(4, "files", pytest.mark.full, kind="builder")]
+)
 def test_files_go_to_plain_keras_and_come_from_there(launched: LaunchedCase, case_result: CaseResult) -> None:
     ranks = case_result.values()
     ours, changed = ranks[0]["ours"], ranks[0]["changed"]

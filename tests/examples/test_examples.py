@@ -83,6 +83,7 @@ def test_replicas_of_two_stages_train_as_one_process() -> None:
     assert float(told[0][1]) < float(told[0][2])
 
 
+@pytest.mark.full
 def test_a_resumed_training_prints_what_an_uninterrupted_one_prints(tmp_path: Path) -> None:
     def run(processes: int, epochs: int, folder: str) -> list[str]:
         arguments = ["--epochs", str(epochs), "--partitions", str(processes), "--checkpoints", str(tmp_path / folder)]
@@ -100,6 +101,7 @@ def test_a_resumed_training_prints_what_an_uninterrupted_one_prints(tmp_path: Pa
     assert [line for line in resumed if "restored" not in line] == whole
 
 
+@pytest.mark.full
 def test_a_wrapped_model_is_trained_and_becomes_a_file_of_keras(tmp_path: Path) -> None:
     file = tmp_path / "tumours.keras"
     arguments = ["--save", str(file), "--epochs", "6"]
@@ -176,6 +178,7 @@ def logged(file: Path) -> list[list[float]]:
     return [[float(word) for word in line.split(",")] for line in file.read_text().splitlines()[1:]]
 
 
+@pytest.mark.full
 def test_a_transformer_learns_split_and_is_read_by_transformers(tmp_path: Path) -> None:
     split = launch_script(2, "examples/transformer.py", ["--epochs", "2", "--save", str(tmp_path)], deadline=240)
     split.expect_clean()

@@ -570,6 +570,7 @@ def test_same_bits_as_uncut(make: Any, stages: int, microbatches: int, schedule:
     run(make, stages, microbatches, schedule)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("make", "stages", "microbatches", "schedule"),
     LARGE,

@@ -52,7 +52,8 @@ def program_of(
         (1 << 20, [{1, 2, 3, 4, 5, 6}]),
         (KERNEL + BIAS, [{5, 6}, {3, 4}, {1, 2}]),
         (2 * (KERNEL + BIAS), [{3, 4, 5, 6}, {1, 2}]),
-        # One that is larger than a bucket is one of its own.
+        # Kernels are larger than a bucket, and take the biases with them.
+        (BIAS + 1, [{5, 6}, {3, 4}, {1, 2}]),
         (1, [{6}, {5}, {4}, {3}, {2}, {1}]),
     ],
 )
@@ -63,7 +64,7 @@ def test_buckets_begin_with_the_last_gradients_and_have_a_limit(limit: int, grou
 @pytest.mark.parametrize(
     ("total", "limit"), [(0, 1 << 20), (5 << 20, 1 << 20), (24 << 20, 3 << 20), (1 << 40, 25 << 20)]
 )
-def test_a_bucket_has_an_eighth_of_the_gradients_within_limits(total: int, limit: int) -> None:
+def test_a_bucket_is_full_with_an_eighth_of_the_gradients_within_limits(total: int, limit: int) -> None:
     assert limit_of_buckets(total) == limit
 
 
