@@ -1,8 +1,8 @@
 # The commands of this project; `make help` lists them. Everything runs in .venv, which `make setup` makes.
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
-IN_VENV := PATH="$(VENV)/bin:$$PATH" VIRTUAL_ENV="$(VENV)"
-PYTEST := $(IN_VENV) python -m pytest
+IN_VENV = PATH="$(VENV)/bin:$$PATH" VIRTUAL_ENV="$(VENV)"
+PYTEST = $(IN_VENV) python -m pytest
 # Unit tests first, then those that start several processes.
 LAST := tests/examples/ tests/distributed/
 FOLDERS := $(sort $(dir $(wildcard tests/*/test_*.py)))
@@ -21,6 +21,13 @@ AT_ONCE := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Launches of several processes often wait, for one rank's imports or for a rank to be missed: three files at a time.
 IN_THREES := -n 3 --dist loadfile --no-loadscope-reorder
 part = $(PYTEST) $(1) $(TESTS) $(ARGS) || { status=$$?; [ $$status -ne 2 ] || exit 2; [ $$status -eq 5 ] || failed=1; }
+define all_parts
+failed=0; \
+$(call part,$(AT_ONCE) -m "not distributed" $(1)); \
+$(call part,$(IN_THREES) -m "distributed and not alone" $(1) $(2)); \
+$(call part,-m "distributed and alone" $(1)); \
+exit $$failed
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo docs pictures test test-quick test-all test-oldest bazel lint format clean
@@ -49,35 +56,26 @@ pictures: setup ## Draw the pictures of the documentation anew
 	$(IN_VENV) python $(PICTURES)/draw_plan.py build/pictures/plan.json $(PICTURES)/plan.svg
 
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
-	failed=0; \
-	$(call part,$(AT_ONCE) -m "not distributed"); \
-	$(call part,$(IN_THREES) -m "distributed and not alone"); \
-	$(call part,-m "distributed and alone"); \
-	exit $$failed
+	$(call all_parts)
 
 test-quick: setup ## Run the unit tests, under 3 minutes
 	$(PYTEST) $(AT_ONCE) -m "not distributed and not large" $(TESTS) $(ARGS) || [ $$? -eq 5 ]
 
 test-all: setup ## Run all tests, the whole grid of models and settings included
-	failed=0; \
-	$(call part,$(AT_ONCE) -m "not distributed" --full); \
-	$(call part,$(IN_THREES) -m "distributed and not alone" --full --results=$(CURDIR)/tests/distributed/RESULTS.md); \
-	$(call part,-m "distributed and alone" --full); \
-	exit $$failed
+	$(call all_parts,--full,--results=$(CURDIR)/tests/distributed/RESULTS.md)
 
 # TensorFlow's oldest supported version, in an environment and a copy of the sources of its own: the
 # ops that are compiled in a source tree fit one TensorFlow only.
 OLDEST := .setup/oldest
-OLDEST_VENV := $(CURDIR)/.venv-oldest
+test-oldest: VENV := $(CURDIR)/.venv-oldest
 test-oldest: ## Run the tests on the oldest supported TensorFlow (in .venv-oldest)
 	@mkdir -p $(OLDEST)
 	@find $(OLDEST) -name '*.py' -delete
 	@tar $(addprefix --exclude=,./.git './.venv*' ./.setup './.*_cache' ./.hypothesis ./build './bazel-*' \
 		'*.so' _build.json __pycache__) -cf - . \
 		| tar -xf - -C $(OLDEST)
-	@$(PYTHON) $(OLDEST)/tools/setup_env.py --tensorflow=oldest --venv=$(OLDEST_VENV)
-	cd $(OLDEST) && PATH="$(OLDEST_VENV)/bin:$$PATH" VIRTUAL_ENV="$(OLDEST_VENV)" \
-		python -m pytest $(TESTS) $(ARGS)
+	@$(PYTHON) $(OLDEST)/tools/setup_env.py --tensorflow=oldest --venv=$(VENV)
+	cd $(OLDEST) || exit; $(call all_parts)
 
 # As checked with Debian's bazel-bootstrap. That is Bazel 4, which has the rules built in and asks for
 # these repositories only to find the same rules in them; this way it downloads nothing. For another

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,23 @@ SIZES = {
     "medium": Size(depth=6, width=256, heads=8, length=128, vocabulary=4000, batch=32),
     "large": Size(depth=8, width=512, heads=8, length=128, vocabulary=8000, batch=32),
 }
+
+
+def size_of(name: str) -> Size:
+    """A size by its name, or one that differs from it.
+
+    Args:
+        name: of `SIZES`, and what is to be otherwise, such as "tiny+depth=24+batch=64".
+
+    Raises:
+        ValueError: there is no such size, or a size has nothing of that name.
+    """
+    base, *changes = name.split("+")
+    given = dict(change.split("=", 1) for change in changes)
+    known = [field.name for field in fields(Size)]
+    if base not in SIZES or not given.keys() <= set(known):
+        raise ValueError(f"A size is one of {', '.join(SIZES)}, changed by {', '.join(known)}. Received: {name}")
+    return replace(SIZES[base], **{key: int(value) for key, value in given.items()})
 
 
 class Block(layers.Layer):

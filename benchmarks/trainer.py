@@ -313,7 +313,7 @@ def main() -> None:
         rank = 0
     import gpt
 
-    trainer = WAYS[way](gpt.SIZES[size_name], int(microbatches))
+    trainer = WAYS[way](gpt.size_of(size_name), int(microbatches))
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         lines = connection.makefile("rw")

@@ -43,13 +43,16 @@ def commands_of(root: Path, target: str) -> str:
     return done.stdout
 
 
-def test_unit_tests_come_first_and_all_folders_are_run(root: Path) -> None:
-    lines = [line for line in commands_of(root, "test").splitlines() if " pytest " in line]
-    marked = [re.search(r'-m "(.*?)"', line) for line in lines]
+@pytest.mark.parametrize(("target", "environment"), [("test", ".venv"), ("test-oldest", ".venv-oldest")])
+def test_unit_tests_come_first_and_all_folders_are_run(root: Path, target: str, environment: str) -> None:
+    told = commands_of(root, target)
+    parts = told.split(" python -m pytest ")[1:]
+    marked = [re.search(r'-m "(.*?)"', part) for part in parts]
     expected = ["not distributed", "distributed and not alone", "distributed and alone"]
     assert [found.group(1) for found in marked if found] == expected
-    for line in lines:
-        folders = [word.rstrip("/") for word in line.split() if word.startswith("tests/")]
+    assert told.count(f'VIRTUAL_ENV="{root / environment}" python -m pytest ') == len(parts)
+    for part in parts:
+        folders = [word.rstrip("/") for word in part.split() if word.startswith("tests/")]
         expected = {f"tests/{path.parent.name}" for path in (root / "tests").glob("*/test_*.py")}
         last = [name for name in ("tests/examples", "tests/distributed") if name in expected]
         assert folders == sorted(expected - set(last)) + last

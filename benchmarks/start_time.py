@@ -1,0 +1,214 @@
+"""Measures how long the first step of a GPT takes, and how that grows with layers, microbatches and partitions.
+
+    python benchmarks/start_time.py --axes layers,microbatches,partitions --json out.json
+
+Every point is measured in processes of its own, one point after the other and all again in every repetition, so that
+what slows the machine for a while slows several points a little. What does not grow is 8 layers, 8 microbatches and 2
+partitions. The first step is that from the first call of the training function to its loss; what comes before it
+(imports, smp.init) is not in it:
+
+    trace    the step, for one microbatch
+    plan     placing, agreeing, cutting
+    build    this rank's functions, its initial weights
+    graph    writing the program and the optimizer into the training function
+    run      the first execution, TensorFlow's passes over the graph included
+
+Of several ranks the slowest is told. "against plain" is the ratio to plain Keras with the same model and batch, in one
+process and at once. "grows as" is the exponent from the first point to the last: 1 is linear, 0 is not at all. "a step"
+is the median of the steps that follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fleet import Crew, TrainerError
+from rich.console import Console
+from rich.table import Table
+from step_time import machine
+
+PARTS = {"trace": "trace", "plan": "plan", "build": "build", "graph": "graph", "run": "first execution"}
+#: What grows, and what it grows to by default.
+AXES = {"layers": "6,12,24,48,96", "microbatches": "1,2,4,8,16,32,64,128", "partitions": "1,2,4,8"}
+#: Steps that are timed after the first, one by one.
+STEPS = 9
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting whose start is measured.
+
+    Args:
+        layers: blocks of the GPT.
+        microbatches: parts of a batch.
+        partitions: processes.
+    """
+
+    layers: int
+    microbatches: int
+    partitions: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one start took, in seconds.
+
+    Args:
+        parts: of the first step, by name; of the slowest rank.
+        plain: first step of plain Keras.
+        step: the median of the steps that follow.
+    """
+
+    parts: dict[str, float]
+    plain: float
+    step: float
+
+    @property
+    def first(self) -> float:
+        """The first step, in seconds."""
+        return sum(self.parts.values())
+
+
+def counts(text: str) -> list[int]:
+    """Numbers between commas, each larger than the one before."""
+    found = [int(word) for word in text.split(",")]
+    if found != sorted(set(found)) or found[0] < 1:
+        raise argparse.ArgumentTypeError(f"expected rising numbers from 1 on, such as 1,2,4. Received: {text}")
+    return found
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--axes", default=",".join(AXES), help=f"what grows, of {', '.join(AXES)}")
+    for axis, values in AXES.items():
+        parser.add_argument(f"--{axis}", type=counts, default=counts(values), help=f"default: {values}")
+    parser.add_argument("--size", default="tiny", help="of the GPT, but for its layers and its batch")
+    parser.add_argument("--repetitions", type=int, default=3, help="of every point")
+    parser.add_argument("--threads", type=int, default=1, help="per operation of every process")
+    parser.add_argument("--patience", type=float, default=600.0, help="seconds for one answer")
+    parser.add_argument("--json", type=Path, help="file to write all measurements to")
+    given = parser.parse_args()
+    given.axes = given.axes.split(",")
+    if unknown := [axis for axis in given.axes if axis not in AXES]:
+        parser.error(f"axes are {', '.join(AXES)}. Received: {', '.join(unknown)}")
+    if given.repetitions < 1:
+        parser.error(f"every point is measured once or more often. Received: {given.repetitions}")
+    return given
+
+
+def points(given: argparse.Namespace, axis: str) -> list[Point]:
+    """The points of an axis."""
+    others = {"layers": 8, "microbatches": 8, "partitions": 2}
+    return [Point(**{**others, axis: value}) for value in getattr(given, axis)]
+
+
+def measure(given: argparse.Namespace, point: Point) -> Start:
+    """Starts processes for one point, and plain Keras for the same model; each has the machine to itself."""
+    # The same batch for all, so that more microbatches are smaller ones.
+    size = f"{given.size}+depth={point.layers}+batch={max(*given.microbatches, point.microbatches)}"
+    asked = [size, str(point.microbatches), str(given.threads), "memory"]
+    with Crew("a", asked, 1, given.patience) as plain:
+        [alone] = plain.ask("prepare")
+    with Crew("c", asked, point.partitions, given.patience) as crew:
+        slowest = max(crew.ask("prepare"), key=lambda answer: sum(answer["seconds"].values()))
+        turns = [crew.ask("steps", count=1) for _ in range(STEPS)]
+    steps = [max(one["ended"] for one in turn) - min(one["began"] for one in turn) for turn in turns]
+    parts = {part: slowest["seconds"][name] for part, name in PARTS.items()}
+    return Start(parts, sum(alone["seconds"].values()), statistics.median(steps))
+
+
+def middle(starts: Sequence[Start]) -> Start:
+    """The start whose first step is the median."""
+    return sorted(starts, key=lambda start: start.first)[len(starts) // 2]
+
+
+def exponent(first: tuple[float, float], last: tuple[float, float]) -> float:
+    """How something grows between two points.
+
+    Args:
+        first: size and seconds.
+        last: size and seconds.
+
+    Returns:
+        The power of the size: 1 is linear.
+    """
+    return math.log(last[1] / first[1]) / math.log(last[0] / first[0])
+
+
+def table_of(axis: str, measured: dict[int, list[Start]], about: str) -> Table:
+    """One line a point, and how the first step grows from the first point to the last."""
+    table = Table(title=about, title_justify="left")
+    for name in (axis, *PARTS, "first step, s", "lowest – highest", "against plain", "a step, ms"):
+        table.add_column(name, justify="right")
+    for value, starts in measured.items():
+        chosen = middle(starts)
+        firsts = [start.first for start in starts]
+        table.add_row(
+            str(value),
+            *(f"{seconds:.2f}" for seconds in chosen.parts.values()),
+            f"{chosen.first:.2f}",
+            f"{min(firsts):.2f} – {max(firsts):.2f}",
+            f"{statistics.median(start.first / start.plain for start in starts):.2f}",
+            f"{1e3 * statistics.median(start.step for start in starts):.1f}",
+        )
+    chosen = {value: middle(starts) for value, starts in measured.items()}
+    if len(chosen) > 1:
+        first, last = min(chosen), max(chosen)
+        grows = [
+            exponent((first, of(chosen[first])), (last, of(chosen[last])))
+            for of in (*(lambda start, part=part: start.parts[part] for part in PARTS), lambda start: start.first)
+        ]
+        table.add_row("grows as", *(f"{power:.2f}" for power in grows), "", "", "")
+    return table
+
+
+def run(given: argparse.Namespace, axis: str, say: Callable[[str], None]) -> dict[int, list[Start]]:
+    """Measures all points of an axis, again and again."""
+    found: dict[int, list[Start]] = {getattr(point, axis): [] for point in points(given, axis)}
+    for repetition in range(given.repetitions):
+        for point in points(given, axis):
+            say(f"{axis}, repetition {repetition + 1} of {given.repetitions}: {point}")
+            found[getattr(point, axis)].append(measure(given, point))
+    return found
+
+
+def main() -> None:
+    given = arguments()
+    progress = Console(stderr=True)
+    result: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": machine(),
+        "settings": {"size": given.size, "threads": given.threads, "repetitions": given.repetitions, "axes": {}},
+    }
+    tables = []
+    try:
+        for axis in given.axes:
+            measured = run(given, axis, lambda text: progress.print(text))
+            others = ", ".join(
+                f"{value} {name}" for name, value in asdict(points(given, axis)[0]).items() if name != axis
+            )
+            tables.append(table_of(axis, measured, f"First step by {axis}: GPT {given.size}, {others}"))
+            result["settings"]["axes"][axis] = {
+                value: [asdict(start) for start in starts] for value, starts in measured.items()
+            }
+    except TrainerError as error:
+        raise SystemExit(f"start_time: {error}") from None
+    result["machine"]["load_after"] = os.getloadavg()[0]
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    console = Console(width=max(120, Console().width))
+    for table in tables:
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
