@@ -63,7 +63,7 @@ def test_digits_in_one_process_prints_the_same_losses(digits: tuple[Outcome, Pat
 
 
 def test_the_language_model_falls_well_below_the_unigram_entropy() -> None:
-    outcome = launch_script(2, "examples/language_model.py", ["--steps", "100"], deadline=240)
+    outcome = launch_script(2, "examples/language_model.py", ["--steps", "70"], deadline=240)
     outcome.expect_clean()
     found = re.search(r"loss ([\d.]+) nats .* entropy of the text ([\d.]+)", outcome.output(0))
     assert found, outcome.report()
@@ -71,7 +71,7 @@ def test_the_language_model_falls_well_below_the_unigram_entropy() -> None:
 
 
 def test_replicas_of_two_stages_train_as_one_process() -> None:
-    arguments = ["--epochs", "2", "--steps", "20", "--depth", "1"]
+    arguments = ["--epochs", "2", "--steps", "12", "--depth", "1"]
     four = launch_script(4, "examples/replicas.py", arguments, deadline=240).expect_clean()
     one = launch_script(1, "examples/replicas.py", arguments, deadline=240, launched=False).expect_clean()
     for rank, (replica, stage) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):

@@ -19,6 +19,8 @@ from tests.pipeline.all_stages import (
     assert_same,
 )
 
+pytestmark = pytest.mark.large
+
 BATCH = 8
 
 

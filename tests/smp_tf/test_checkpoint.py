@@ -19,6 +19,8 @@ from smp_tf import checkpoint as checkpointing
 from smp_tf import checkpoint_files, checkpoint_writing, restore
 from smp_tf.errors import CheckpointError, RankMismatchError
 
+pytestmark = pytest.mark.large
+
 X = np.arange(24, dtype=np.float32).reshape(8, 3) / 10.0
 
 

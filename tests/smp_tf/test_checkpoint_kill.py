@@ -18,6 +18,8 @@ import pytest
 
 from smp_tf import checkpoint_files as files
 
+pytestmark = pytest.mark.large
+
 # What a save calls to change what is on disk.
 CALLS = ("makedirs", "fsync", "replace", "remove")
 

@@ -16,6 +16,8 @@ import smp_tf as smp
 from smp_tf import optimizer_state
 from smp_tf.checkpoint_keys import Kind, survey
 
+pytestmark = pytest.mark.large
+
 X = np.arange(24, dtype=np.float32).reshape(8, 3) / 10.0
 new, legacy = tf_keras.optimizers, tf_keras.optimizers.legacy
 scaled = tf_keras.mixed_precision.LossScaleOptimizer

@@ -14,6 +14,8 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf.errors import StepError
 
+pytestmark = pytest.mark.large
+
 RANDOM = np.random.RandomState(0)
 X = RANDOM.randn(22, 6).astype(np.float32)
 CLASSES = RANDOM.randint(0, 3, 22)
