@@ -58,7 +58,7 @@ pictures: setup ## Draw the pictures of the documentation anew
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
 	$(call all_parts)
 
-test-quick: setup ## Run the unit tests, under 3 minutes
+test-quick: setup ## Run the unit tests but for the longest, under 3 minutes
 	$(PYTEST) $(AT_ONCE) -m "not distributed and not large" $(TESTS) $(ARGS) || [ $$? -eq 5 ]
 
 test-all: setup ## Run all tests, the whole grid of models and settings included
@@ -67,7 +67,8 @@ test-all: setup ## Run all tests, the whole grid of models and settings included
 # TensorFlow's oldest supported version, in an environment and a copy of the sources of its own: the
 # ops that are compiled in a source tree fit one TensorFlow only.
 OLDEST := .setup/oldest
-test-oldest: VENV := $(CURDIR)/.venv-oldest
+# Also where the command line names another: that one has another TensorFlow.
+test-oldest: override VENV := $(CURDIR)/.venv-oldest
 test-oldest: ## Run the tests on the oldest supported TensorFlow (in .venv-oldest)
 	@mkdir -p $(OLDEST)
 	@find $(OLDEST) -name '*.py' -delete

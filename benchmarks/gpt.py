@@ -55,11 +55,14 @@ def size_of(name: str) -> Size:
         ValueError: there is no such size, or a size has nothing of that name.
     """
     base, *changes = name.split("+")
-    given = dict(change.split("=", 1) for change in changes)
     known = [field.name for field in fields(Size)]
-    if base not in SIZES or not given.keys() <= set(known):
-        raise ValueError(f"A size is one of {', '.join(SIZES)}, changed by {', '.join(known)}. Received: {name}")
-    return replace(SIZES[base], **{key: int(value) for key, value in given.items()})
+    given = [change.partition("=") for change in changes]
+    if base not in SIZES or any(key not in known or not value.isdecimal() for key, _, value in given):
+        raise ValueError(
+            f"A size is one of {', '.join(SIZES)}, or one with other numbers, of {', '.join(known)}, such as "
+            f"tiny+depth=24. Received: {name}"
+        )
+    return replace(SIZES[base], **{key: int(value) for key, _, value in given})
 
 
 class Block(layers.Layer):

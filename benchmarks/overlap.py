@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -109,7 +110,7 @@ def hidden_by_timeline(step: Callable[[], Any], steps: int) -> float:
         found = [replica.averaging() for replica in replicas_of(timeline_file.read([Path(at)]))]
         smp.barrier()
     whole, hidden = (sum(times) for times in zip(*found, strict=True))
-    return hidden / whole
+    return hidden / whole if whole else math.nan
 
 
 def main() -> None:

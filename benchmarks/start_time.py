@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import Crew, TrainerError
+from gpt import size_of
 from rich.console import Console
 from rich.table import Table
 from step_time import machine
@@ -39,6 +40,8 @@ from step_time import machine
 PARTS = {"trace": "trace", "plan": "plan", "build": "build", "graph": "graph", "run": "first execution"}
 #: What grows, and what it grows to by default.
 AXES = {"layers": "6,12,24,48,96", "microbatches": "1,2,4,8,16,32,64,128", "partitions": "1,2,4,8"}
+#: What does not grow.
+OTHERS = {"layers": 8, "microbatches": 8, "partitions": 2}
 #: Steps that are timed after the first, one by one.
 STEPS = 9
 
@@ -77,6 +80,11 @@ class Start:
         """The first step, in seconds."""
         return sum(self.parts.values())
 
+    @property
+    def of_plain(self) -> float:
+        """The first step in first steps of plain Keras."""
+        return self.first / self.plain
+
 
 def counts(text: str) -> list[int]:
     """Numbers between commas, each larger than the one before."""
@@ -102,19 +110,29 @@ def arguments() -> argparse.Namespace:
         parser.error(f"axes are {', '.join(AXES)}. Received: {', '.join(unknown)}")
     if given.repetitions < 1:
         parser.error(f"every point is measured once or more often. Received: {given.repetitions}")
+    if any(given.microbatches[-1] % number for number in (*given.microbatches, OTHERS["microbatches"])):
+        parser.error(
+            f"the batch has as many samples as the most microbatches; all numbers of microbatches, and "
+            f"{OTHERS['microbatches']}, have to divide it. Received: {given.microbatches}"
+        )
+    try:
+        size_of(given.size)
+    except ValueError as error:
+        parser.error(str(error))
+    if given.json and not given.json.parent.is_dir():
+        parser.error(f"--json is a file in a folder that is there. Received: {given.json}")
     return given
 
 
 def points(given: argparse.Namespace, axis: str) -> list[Point]:
     """The points of an axis."""
-    others = {"layers": 8, "microbatches": 8, "partitions": 2}
-    return [Point(**{**others, axis: value}) for value in getattr(given, axis)]
+    return [Point(**{**OTHERS, axis: value}) for value in getattr(given, axis)]
 
 
 def measure(given: argparse.Namespace, point: Point) -> Start:
     """Starts processes for one point, and plain Keras for the same model; each has the machine to itself."""
     # The same batch for all, so that more microbatches are smaller ones.
-    size = f"{given.size}+depth={point.layers}+batch={max(*given.microbatches, point.microbatches)}"
+    size = f"{given.size}+depth={point.layers}+batch={given.microbatches[-1]}"
     asked = [size, str(point.microbatches), str(given.threads), "memory"]
     with Crew("a", asked, 1, given.patience) as plain:
         [alone] = plain.ask("prepare")
@@ -127,8 +145,8 @@ def measure(given: argparse.Namespace, point: Point) -> Start:
 
 
 def middle(starts: Sequence[Start]) -> Start:
-    """The start whose first step is the median."""
-    return sorted(starts, key=lambda start: start.first)[len(starts) // 2]
+    """The start whose first step is the median; of the two in the middle the shorter one."""
+    return sorted(starts, key=lambda start: start.first)[(len(starts) - 1) // 2]
 
 
 def exponent(first: tuple[float, float], last: tuple[float, float]) -> float:
@@ -139,8 +157,10 @@ def exponent(first: tuple[float, float], last: tuple[float, float]) -> float:
         last: size and seconds.
 
     Returns:
-        The power of the size: 1 is linear.
+        The power of the size: 1 is linear. NaN where something took no time.
     """
+    if min(first[1], last[1]) <= 0.0:
+        return math.nan
     return math.log(last[1] / first[1]) / math.log(last[0] / first[0])
 
 
@@ -157,8 +177,8 @@ def table_of(axis: str, measured: dict[int, list[Start]], about: str) -> Table:
             *(f"{seconds:.2f}" for seconds in chosen.parts.values()),
             f"{chosen.first:.2f}",
             f"{min(firsts):.2f} – {max(firsts):.2f}",
-            f"{statistics.median(start.first / start.plain for start in starts):.2f}",
-            f"{1e3 * statistics.median(start.step for start in starts):.1f}",
+            f"{chosen.of_plain:.2f}",
+            f"{1e3 * chosen.step:.1f}",
         )
     chosen = {value: middle(starts) for value, starts in measured.items()}
     if len(chosen) > 1:
@@ -181,33 +201,39 @@ def run(given: argparse.Namespace, axis: str, say: Callable[[str], None]) -> dic
     return found
 
 
+def title(given: argparse.Namespace, axis: str) -> str:
+    """What is in the table of an axis."""
+    others = ", ".join(f"{value} {name}" for name, value in OTHERS.items() if name != axis)
+    return f"First step by {axis}: GPT {given.size}, {given.microbatches[-1]} samples, {others}, balanced by memory"
+
+
 def main() -> None:
     given = arguments()
-    progress = Console(stderr=True)
+    progress, console = Console(stderr=True), Console(width=max(120, Console().width))
     result: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
         "machine": machine(),
-        "settings": {"size": given.size, "threads": given.threads, "repetitions": given.repetitions, "axes": {}},
+        "settings": {
+            "size": given.size,
+            "batch": given.microbatches[-1],
+            "threads": given.threads,
+            "repetitions": given.repetitions,
+            "others": OTHERS,
+            "optimize": "memory",
+        },
+        "starts": {},
     }
-    tables = []
-    try:
-        for axis in given.axes:
+    for axis in given.axes:
+        try:
             measured = run(given, axis, lambda text: progress.print(text))
-            others = ", ".join(
-                f"{value} {name}" for name, value in asdict(points(given, axis)[0]).items() if name != axis
-            )
-            tables.append(table_of(axis, measured, f"First step by {axis}: GPT {given.size}, {others}"))
-            result["settings"]["axes"][axis] = {
-                value: [asdict(start) for start in starts] for value, starts in measured.items()
-            }
-    except TrainerError as error:
-        raise SystemExit(f"start_time: {error}") from None
-    result["machine"]["load_after"] = os.getloadavg()[0]
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
-    console = Console(width=max(120, Console().width))
-    for table in tables:
-        console.print(table)
+        except TrainerError as error:
+            raise SystemExit(f"start_time: {error}") from None
+        console.print(table_of(axis, measured, title(given, axis)))
+        result["starts"][axis] = {value: [asdict(start) for start in starts] for value, starts in measured.items()}
+        result["machine"]["load_after"] = os.getloadavg()[0]
+        # After every axis: the next one may take an hour, or fail.
+        if given.json:
+            given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -43,11 +43,15 @@ def count_tensor_memory() -> None:
 
 
 class Stopwatch:
-    """Adds up the time that named functions of a module take, and keeps what they return."""
+    """Adds up the time that named functions of a module take, and keeps what they return.
+
+    A function that another one of them calls is in the time of that one.
+    """
 
     def __init__(self, module: Any, phases: dict[str, tuple[str, ...]]) -> None:
         self.seconds = dict.fromkeys(phases, 0.0)
         self.returned: dict[str, Any] = {}
+        self._runs = False
         for phase, names in phases.items():
             for name in names:
                 owner_path, _, attribute = name.rpartition(".")
@@ -57,11 +61,14 @@ class Stopwatch:
     def _timed(self, phase: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
+            outermost, self._runs = not self._runs, True
             began = time.monotonic()
             try:
                 self.returned[name] = function(*args, **kwargs)
             finally:
-                self.seconds[phase] += time.monotonic() - began
+                if outermost:
+                    self.seconds[phase] += time.monotonic() - began
+                    self._runs = False
             return self.returned[name]
 
         return timed

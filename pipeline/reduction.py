@@ -28,7 +28,7 @@ from smp_tf.pipeline.task import Kind, Task
 
 #: A bucket is full with this, as measured best by the source.
 MOST_BYTES = 25 << 20
-#: A smaller bucket costs more in waiting for the replicas than it sends.
+#: All replicas have to agree on every bucket, so small ones are put together.
 LEAST_BYTES = 1 << 20
 #: Or with this share of a stage's gradients: the last bucket is there only when all are.
 SHARE = 1 / 8
@@ -73,25 +73,23 @@ def group_gradients(split: Split, stage: int, limit: int | None = None) -> tuple
         limit: bytes with which a group is full; None for `limit_of_buckets`.
 
     Returns:
-        The groups: of positions among the outputs of the step, from the last to the first; one that is returned twice
-        is in one group.
+        The groups: of positions among the outputs of the step, from the last to the first. A gradient that is returned
+        twice is summed twice.
     """
     nbytes = {t: split.graph.variables[g.variable].type.nbytes() for g in split.graph.gradients for t in g.tensors}
-    positions_of: dict[tuple[Tensor, ...], list[int]] = {}
-    for position in reversed(range(len(split.outputs))):
-        if split.outputs[position].gets_sum(stage, split.placement):
-            positions_of.setdefault(parts_of(split.outputs[position]), []).append(position)
+    # By the positions alone: which gradients are one tensor may depend on the batch, which differs between replicas.
+    positions = [i for i in reversed(range(len(split.outputs))) if split.outputs[i].gets_sum(stage, split.placement)]
     # Of a gradient whose shape depends on the batch other replicas may know another size.
-    sizes = [nbytes.get(split.outputs[positions[0]].tensor, 0) for positions in positions_of.values()]
+    sizes = [nbytes.get(split.outputs[position].tensor, 0) for position in positions]
     limit = limit_of_buckets(sum(sizes)) if limit is None else limit
     groups: list[list[int]] = []
     filled = limit
-    for positions, size in zip(positions_of.values(), sizes, strict=True):
-        # Full once it has that much: a bias travels with its kernel, however large that is.
+    for position, size in zip(positions, sizes, strict=True):
+        # Closed once it is full: a small bias travels with its kernel, however large that is.
         if filled >= limit:
             groups.append([])
             filled = 0
-        groups[-1] += positions
+        groups[-1].append(position)
         filled += size
     return tuple(map(tuple, groups))
 

@@ -100,8 +100,9 @@ class CheckpointManager(tf.train.CheckpointManager):
             step_counter=step_counter,
             checkpoint_interval=checkpoint_interval,
             init_fn=init_fn,
-            last_checkpoint_step=last_checkpoint_step,
         )
+        # The constructor of TensorFlow 2.16 does not take it.
+        self._last_checkpoint_step = last_checkpoint_step
         self._name = checkpoint_name
         self._rotation = Rotation(max_to_keep, keep_checkpoint_every_n_hours, time.time())
 

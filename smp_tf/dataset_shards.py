@@ -15,6 +15,8 @@ import tensorflow as tf
 from smp_tf import runtime
 from smp_tf.microbatching import count_samples, cut_out, sizes_of
 
+#: Older versions of TensorFlow have no public name for it.
+_NONE = type(tf.type_spec_from_value(None))
 _SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
@@ -91,7 +93,7 @@ def _batch_size(element: Any, replicas: int) -> int | None:
     specs = tf.nest.flatten(element)
     for number, spec in enumerate(specs, start=1):
         name = "its element" if len(specs) == 1 else f"tensor {number} of {len(specs)}"
-        if isinstance(spec, tf.NoneTensorSpec):
+        if isinstance(spec, _NONE):
             continue
         if not isinstance(spec, _SPECS):
             raise TypeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ def test_growth_is_an_exponent() -> None:
     assert exponent((2, 3.0), (8, 12.0)) == pytest.approx(1.0)
     assert exponent((2, 3.0), (8, 48.0)) == pytest.approx(2.0)
     assert exponent((2, 3.0), (8, 3.0)) == 0.0
+    assert math.isnan(exponent((2, 0.0), (8, 3.0)))
 
 
 def test_the_table_has_medians_the_spread_and_how_each_part_grows() -> None:
@@ -55,13 +57,19 @@ def test_a_size_may_differ_from_one_that_has_a_name() -> None:
 
     assert size_of("tiny") == SIZES["tiny"]
     assert (size_of("tiny+depth=24+batch=64").depth, size_of("tiny+depth=24+batch=64").width) == (24, 16)
-    for name in ("huge", "tiny+deep=3"):
+    for name in ("huge", "tiny+deep=3", "tiny+depth", "tiny+depth=many"):
         with pytest.raises(ValueError, match="A size is one of tiny"):
             size_of(name)
 
 
 def test_bad_options_are_told() -> None:
-    for options, words in ((["--axes", "width"], "axes are layers"), (["--layers", "4,2"], "expected rising numbers")):
+    for options, words in (
+        (["--axes", "width"], "axes are layers"),
+        (["--layers", "4,2"], "expected rising numbers"),
+        (["--microbatches", "3,8"], "have to divide it"),
+        (["--size", "huge"], "A size is one of tiny"),
+        (["--json", "no/such/folder/file"], "in a folder that is there"),
+    ):
         command = [sys.executable, str(BENCHMARKS / "start_time.py"), *options]
         told = subprocess.run(command, capture_output=True, text=True)
         assert (told.returncode, words in told.stderr) == (2, True), told.stderr
@@ -70,12 +78,12 @@ def test_bad_options_are_told() -> None:
 @pytest.mark.distributed
 @pytest.mark.full
 def test_a_run_writes_every_start_down(tmp_path: Path) -> None:
-    options = ["--axes", "microbatches", "--microbatches", "1,2", "--repetitions", "1", "--json", str(tmp_path / "out")]
+    options = ["--axes", "microbatches", "--microbatches", "1,8", "--repetitions", "1", "--json", str(tmp_path / "out")]
     command = [sys.executable, str(BENCHMARKS / "start_time.py"), *options]
     told = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert told.returncode == 0, told.stderr
     assert "grows as" in told.stdout
-    found = json.loads((tmp_path / "out").read_text())["settings"]["axes"]["microbatches"]
-    assert {value: len(starts) for value, starts in found.items()} == {"1": 1, "2": 1}
+    found = json.loads((tmp_path / "out").read_text())["starts"]["microbatches"]
+    assert {value: len(starts) for value, starts in found.items()} == {"1": 1, "8": 1}
     for [start] in found.values():
         assert start["step"] < start["parts"]["trace"] < sum(start["parts"].values())

@@ -254,10 +254,11 @@ class Job:
             "TF_USE_LEGACY_KERAS": "1",
             "TF_ENABLE_ONEDNN_OPTS": "0",
             "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        if not self.as_installed:
             # Ranks look for work every millisecond else, also those that wait for cases: a third of the cores. At 20 ms
             # a waiting one still takes 3 % of a core.
-            "HOROVOD_CYCLE_TIME": "60",
-        }
+            environment["HOROVOD_CYCLE_TIME"] = "60"
         if not (self.cold or self.as_installed) and may_be_forked(self.environment):
             environment.update(WARM.environment(environment))
         environment.update(

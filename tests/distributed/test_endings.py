@@ -87,7 +87,7 @@ def test_signals_end_all(way: str, number: signal.Signals, target: int) -> None:
     outcome = run(way, on_line=send_when_all_wait)
     assert waiting == {0, 1}
     if target == LAUNCHER:
-        # What it then returns itself is Horovod's, and depends on who is faster: now and then 0.
+        # What the launcher then returns itself depends on who is faster: now and then 0.
         for rank in range(2):
             assert "was ended by SIGTERM" in last_words(outcome, rank), outcome.report()
     else:

@@ -1,10 +1,11 @@
 """Training split over processes gives what one plain Keras process gives.
 
 Every model of the zoo is trained for six steps with P partitions, M microbatches and both
-schedules, and its losses, weights and predictions are compared with a process that never imports
-smp_tf. The MLP and the GPT run with all settings; every other model runs with four, one per P,
-chosen such that each model meets each P, each M and each schedule, and all models together meet
-every combination of two. One of the largest, and the settings left out, run with `--full`.
+schedules, and its losses and weights are compared with a process that never imports smp_tf; its
+predictions in one setting or more. The MLP and the GPT run with all settings; every other model
+runs with four, one per P, chosen such that each model meets each P, each M and each schedule, and
+all models together meet every combination of two. One of the largest, and the settings left out,
+run with `--full`.
 """
 
 from __future__ import annotations

@@ -55,20 +55,17 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "legacy SGD": lambda: legacy.SGD(0.05),
     "legacy SGD, momentum": lambda: legacy.SGD(0.05, momentum=0.9),
 }
-#: As others, but for their formula.
+#: As others, but for their formula: slots of the same number and shapes.
 ONLY_FULL = (
     "Adadelta",
     "Adagrad",
     "AdamW",
     "Adamax",
     "Ftrl",
-    "RMSprop",
-    "SGD",
     "legacy Adadelta",
     "legacy Adagrad",
     "legacy Adamax",
     "legacy Ftrl",
-    "legacy SGD",
     "legacy RMSprop",
 )
 
