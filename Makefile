@@ -58,7 +58,7 @@ pictures: setup ## Draw the pictures of the documentation anew
 test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
 	$(call all_parts)
 
-test-quick: setup ## Run the unit tests but for the longest, under 3 minutes
+test-quick: setup ## Run the unit tests but for the longest, about 3 minutes
 	$(PYTEST) $(AT_ONCE) -m "not distributed and not large" $(TESTS) $(ARGS) || [ $$? -eq 5 ]
 
 test-all: setup ## Run all tests, the whole grid of models and settings included

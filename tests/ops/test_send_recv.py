@@ -12,6 +12,8 @@ import pytest
 
 from tests.ops.rank_fleet import RankFleet
 
+pytestmark = pytest.mark.large
+
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[RankFleet]:

@@ -15,6 +15,8 @@ import pytest
 
 from tests.ops.rank_fleet import ROOT, RankFleet
 
+pytestmark = pytest.mark.large
+
 
 def test_kill_9_ends_every_rank_with_one_message_that_names_it() -> None:
     with RankFleet("wait_in_step", 3, grace_s=1.0) as ranks:
