@@ -226,6 +226,12 @@ def attributes_of_call(call: tf.Operation) -> dict[str, Any]:
     return {**call.node_def.attr, attributes_lib.DISABLE_CALL_SHAPE_INFERENCE: attr_value_pb2.AttrValue(b=True)}
 
 
+def optimizer_config() -> bytes:
+    """What TensorFlow gives to every call in a graph: how its optimizer treats the function."""
+    config: bytes = eager_context.context().function_call_options.config_proto_serialized
+    return config
+
+
 def register_function(definition: function_pb2.FunctionDef) -> None:
     """Make a function that was written by hand known to the runtime; importing a graph does not do it."""
     runtime = eager_context.context()

@@ -22,12 +22,10 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.ops import send_recv
-from smp_tf.ops.graph_op import add_op
-from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
-from smp_tf.partition.op_kinds import CALL_OPS
 from smp_tf.partition.segment_graph import tensor_name
 from smp_tf.partition.split import StepOutputPlan, Transfer
+from smp_tf.pipeline.function_calls import FunctionCalls
 from smp_tf.pipeline.marks import begin_task, end_task
 from smp_tf.pipeline.reduction import Bucket, ReductionWithin, parts_of
 from smp_tf.pipeline.stage_program import StageProgram
@@ -90,9 +88,8 @@ class _Emitter:
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)
     accumulated: dict[Tensor, tf.Tensor] = field(default_factory=dict)
     reduced: dict[int, tf.Tensor] = field(default_factory=dict)
-    #: By the function's identity.
-    first_calls: dict[int, _Call] = field(default_factory=dict)
-    calls: set[str] = field(default_factory=set)
+    calls: FunctionCalls = field(default_factory=FunctionCalls)
+    called: set[str] = field(default_factory=set)
     all_ops: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
 
@@ -183,20 +180,15 @@ class _Emitter:
         with tf.name_scope(str(task)):
             begun = begin_task(task, self.step, number, [*self._after(), *self._not_computed(inputs)])
             with tf.control_dependencies([begun]):
-                first = self.first_calls.get(id(function))
-                results = function.function(*inputs) if first is None else first.again(inputs)
-            call = _call_op(results)
-            tf_internals.run_independently(call)
+                call = self.calls.add(function, inputs)
             # One that averages gradients marks itself when it has done the rest.
             self.last_compute = call if function.reductions else end_task(task, self.step, number, call)
-        if first is None:
-            self.first_calls[id(function)] = _Call.of(call)
-        self.calls.add(call.name)
+        self.called.add(call.name)
         self.all_ops.append(self.last_compute)
         if function.reductions is not None:
-            self._take_reduced(function.reductions, results[len(function.outputs) :])
-        for tensor, result in zip(function.outputs, results, strict=False):
-            result.set_shape(self.program.split.graph.type_of(tensor).shape)
+            self._take_reduced(function.reductions, call.outputs[len(function.outputs) :])
+        for tensor, result in zip(function.outputs, call.outputs, strict=False):
+            self._set_shape(result, tensor)
             self.values[tensor, microbatch] = result
             if tensor in self.program.summed - self.program.accumulators.keys():
                 self._accumulate(tensor, microbatch, result)
@@ -205,13 +197,18 @@ class _Emitter:
         """What a task has averaged, by its position among the outputs of the step."""
         left = iter(results)
         for bucket in self.program.buckets:
-            if bucket.number in reductions.buckets:
-                self.reduced.update((position, next(left)) for position in bucket.positions)
+            for position, tensor in zip(bucket.positions, reductions.buckets.get(bucket.number, ()), strict=False):
+                self.reduced[position] = next(left)
+                self._set_shape(self.reduced[position], tensor)
+
+    def _set_shape(self, result: tf.Tensor, tensor: Tensor) -> None:
+        """Say what is known of a result, of which its call says nothing."""
+        result.set_shape(self.program.split.graph.type_of(tensor).shape)
 
     def _not_computed(self, inputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
         """What makes these inputs, other than the tasks, which come after one another, and what is there already."""
         makers = {tensor.op.name: tensor.op for tensor in inputs if tf.is_symbolic_tensor(tensor)}
-        return [op for name, op in makers.items() if name not in self.calls]
+        return [op for name, op in makers.items() if name not in self.called]
 
     def _after(self) -> list[tf.Operation]:
         return [self.last_compute] if self.last_compute is not None else [self.step.op]
@@ -305,30 +302,3 @@ class _Emitter:
         else:
             assert transfer.variable is not None
             self.remote[transfer.variable] = value
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of a function that is in the graph, for others like it: to copy one is much quicker than to make it."""
-
-    op: tf.Operation
-    attributes: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, op: tf.Operation) -> _Call:
-        return cls(op, tf_internals.attributes_of_call(op))
-
-    def again(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The function's results for other arguments; what it captures stays."""
-        captured = list(self.op.inputs)[len(inputs) :]
-        dtypes = [tensor.dtype for tensor in self.op.outputs]
-        made = add_op(self.op.graph, self.op.type, [*inputs, *captured], dtypes, self.attributes)
-        return list(made.outputs)
-
-
-def _call_op(results: Any) -> tf.Operation:
-    """The op of a function call that was just made: the maker of its results, or the newest op where it has none."""
-    if results:
-        return results[0].op
-    made = reversed(tf_internals.current_graph().get_operations())
-    return next(op for op in made if op.type in CALL_OPS)

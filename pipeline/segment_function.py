@@ -35,6 +35,7 @@ class SegmentFunction:
         reductions: the gradients that it averages over the replicas and returns after its outputs; it takes the number
             of the step last. None: it averages none.
         function: the traced function.
+        compiled: whether XLA compiles it.
         uncompiled: why XLA does not compile it although that was asked for; else None.
     """
 
@@ -46,6 +47,7 @@ class SegmentFunction:
     weighted: bool
     reductions: ReductionWithin | None
     function: Callable[..., Sequence[tf.Tensor]]
+    compiled: bool = False
     uncompiled: str | None = None
 
 
@@ -145,7 +147,7 @@ def build_segment_function(
         return computed(tensors, wanted_inside)
 
     uncompiled = tf_internals.why_xla_cannot(traced(run_without_sums, True), specs, samples) if xla else None
-    compiled = True if xla and uncompiled is None else None
+    compiled = xla and uncompiled is None
     return SegmentFunction(
         segment=segment,
         arguments=arguments,
@@ -154,7 +156,8 @@ def build_segment_function(
         outputs=outputs,
         weighted=weighted,
         reductions=reductions,
-        function=traced(run, compiled).get_concrete_function(*specs),
+        function=traced(run, compiled or None).get_concrete_function(*specs),
+        compiled=compiled,
         uncompiled=uncompiled,
     )
 

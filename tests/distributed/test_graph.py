@@ -26,7 +26,7 @@ def results() -> dict[str, CaseResult]:
         Case("program-4", "program", {}, config(4)),
         Case("program-8", "program", {}, config(8)),
         Case("idle", "idle", {"seconds": 3.0}, config(4)),
-        *(Case(f"start-{m}-{n}", "start_time", {"blocks": 4}, config(m)) for n in range(3) for m in (8, 64)),
+        *(Case(f"start-{m}-{n}", "start_time", {"blocks": 1}, config(m)) for n in range(3) for m in (8, 64)),
         *(
             Case(f"peak-{schedule}", "peak_of_a_step", big, config(8, schedule))
             for schedule in ("simple", "interleaved")

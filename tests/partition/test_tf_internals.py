@@ -326,6 +326,18 @@ def test_a_call_with_the_attributes_of_another_gives_results_whose_shapes_nobody
     assert second.numpy().tolist() == [4.0, 5.0, 6.0] * 2
 
 
+def test_the_optimizer_s_config_is_what_tensorflow_gives_to_a_call() -> None:
+    function = tf.function(lambda x: x + 1.0).get_concrete_function(FLOATS)
+
+    @tf.function
+    def call(x: tf.Tensor) -> tf.Tensor:
+        result = function(x)
+        assert result.op.get_attr("config_proto") == tf_internals.optimizer_config()
+        return result
+
+    call.get_concrete_function(FLOATS)
+
+
 def test_a_function_written_by_hand_can_be_called_after_it_was_registered() -> None:
     original = tf.function(lambda x: x * 3.0, autograph=False).get_concrete_function(tf.TensorSpec([], tf.float32))
     definition = function_pb2.FunctionDef()

@@ -54,7 +54,7 @@ def order_of(graph: tf.Graph) -> dict[str, frozenset[str]]:
 
 
 def calls_of(graph: tf.Graph) -> list[str]:
-    return [op.name for op in graph.get_operations() if "PartitionedCall" in op.type]
+    return [op.name for op in graph.get_operations() if op.type == "SmpCall"]
 
 
 def test_tasks_run_in_the_order_of_the_list() -> None:

@@ -1,0 +1,76 @@
+"""Calls of a function in a graph, by an op of whose function TensorFlow's graph passes see the name only.
+
+    call(f, inputs, config, is_first=True)       0F0      SmpCall  function="f" functions=[f]
+    call(f, inputs, config, is_first=False)      0F1      SmpCall  function="f" functions=[]
+
+TensorFlow copies the body of a function several times for each of its own call ops when a graph runs for the first
+time: of a body that is called 64 times that was three quarters of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.ops.graph_op import add_op
+from smp_tf.ops.library import tf_ops_library
+
+__all__ = ["call", "calls_by_name"]
+
+
+def calls_by_name() -> bool:
+    """Whether functions are called so in this process: not beside a GPU, where the op was never tried."""
+    return not tf.config.list_logical_devices("GPU")
+
+
+def call(function: Any, inputs: Sequence[tf.Tensor], config: bytes, *, is_first: bool) -> tf.Operation:
+    """Calls a function in the graph that is being traced.
+
+    The op is exempt from automatic control dependencies, as `send_recv.send` is; order it by control dependencies. It
+    runs once per execution of the graph.
+
+    Args:
+        function: A concrete function (`tf.types.experimental.ConcreteFunction`) of tensors, returning a list of
+            tensors; XLA does not compile what is called so.
+        inputs: Its arguments.
+        config: How TensorFlow's optimizer treats the function: a serialized `tf.compat.v1.ConfigProto`.
+        is_first: Whether this is the first call of the function in the graph.
+
+    Returns:
+        The op; its outputs are the function's, of unknown shapes.
+    """
+    tf_ops_library()
+    graph = tf.compat.v1.get_default_graph()
+    if is_first:
+        function.add_to_graph(graph)
+    operation = add_op(
+        graph,
+        "SmpCall",
+        [*inputs, *function.captured_inputs],
+        [output.dtype for output in function.outputs],
+        _attributes(function, config, is_first),
+    )
+    manager = getattr(graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)
+    return operation
+
+
+def _attributes(function: Any, config: bytes, is_first: bool) -> dict[str, Any]:
+    value = tf.compat.v1.AttrValue
+    name = tf.compat.as_bytes(function.name)
+    named = value.ListValue(func=[tf.compat.v1.NameAttrList(name=name)] if is_first else [])
+    return {
+        "Tin": _types(function.inputs),
+        "Tout": _types(function.outputs),
+        "function": value(s=name),
+        "functions": value(list=named),
+        "config_proto": value(s=config),
+    }
+
+
+def _types(tensors: Sequence[tf.Tensor]) -> Any:
+    value = tf.compat.v1.AttrValue
+    return value(list=value.ListValue(type=[tensor.dtype.as_datatype_enum for tensor in tensors]))
