@@ -14,8 +14,8 @@ partitions. The first step is that from the first call of the training function 
     run      the first execution, TensorFlow's passes over the graph included
 
 Of several ranks the slowest is told. "against plain" is the ratio to plain Keras with the same model and batch, in one
-process and at once. "grows as" is the exponent from the first point to the last: 1 is linear, 0 is not at all. "a step"
-is the median of the steps that follow.
+process and at once, which is measured once a repetition. "grows as" is the exponent from the first point to the last:
+1 is linear, 0 is not at all. "a step" is the median of the steps that follow.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def counts(text: str) -> list[int]:
     return found
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--axes", default=",".join(AXES), help=f"what grows, of {', '.join(AXES)}")
     for axis, values in AXES.items():
@@ -104,7 +104,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="per operation of every process")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds for one answer")
     parser.add_argument("--json", type=Path, help="file to write all measurements to")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     given.axes = given.axes.split(",")
     if unknown := [axis for axis in given.axes if axis not in AXES]:
         parser.error(f"axes are {', '.join(AXES)}. Received: {', '.join(unknown)}")
@@ -129,19 +129,26 @@ def points(given: argparse.Namespace, axis: str) -> list[Point]:
     return [Point(**{**OTHERS, axis: value}) for value in getattr(given, axis)]
 
 
-def measure(given: argparse.Namespace, point: Point) -> Start:
-    """Starts processes for one point, and plain Keras for the same model; each has the machine to itself."""
-    # The same batch for all, so that more microbatches are smaller ones.
-    size = f"{given.size}+depth={point.layers}+batch={given.microbatches[-1]}"
-    asked = [size, str(point.microbatches), str(given.threads), "memory"]
-    with Crew("a", asked, 1, given.patience) as plain:
-        [alone] = plain.ask("prepare")
-    with Crew("c", asked, point.partitions, given.patience) as crew:
+def first_step(
+    way: str, size: str, microbatches: int, processes: int, given: argparse.Namespace
+) -> tuple[dict[str, float], float]:
+    """Starts processes, which have the machine to themselves.
+
+    Args:
+        way: as `trainer.py` takes it.
+        size: of the GPT.
+        microbatches: parts of a batch.
+        processes: how many.
+        given: the options.
+
+    Returns:
+        Seconds of the parts of the first step, of the slowest process, and of a step that follows.
+    """
+    with Crew(way, [size, str(microbatches), str(given.threads), "memory"], processes, given.patience) as crew:
         slowest = max(crew.ask("prepare"), key=lambda answer: sum(answer["seconds"].values()))
         turns = [crew.ask("steps", count=1) for _ in range(STEPS)]
     steps = [max(one["ended"] for one in turn) - min(one["began"] for one in turn) for turn in turns]
-    parts = {part: slowest["seconds"][name] for part, name in PARTS.items()}
-    return Start(parts, sum(alone["seconds"].values()), statistics.median(steps))
+    return slowest["seconds"], statistics.median(steps)
 
 
 def middle(starts: Sequence[Start]) -> Start:
@@ -195,9 +202,16 @@ def run(given: argparse.Namespace, axis: str, say: Callable[[str], None]) -> dic
     """Measures all points of an axis, again and again."""
     found: dict[int, list[Start]] = {getattr(point, axis): [] for point in points(given, axis)}
     for repetition in range(given.repetitions):
+        plain: dict[str, float] = {}
         for point in points(given, axis):
             say(f"{axis}, repetition {repetition + 1} of {given.repetitions}: {point}")
-            found[getattr(point, axis)].append(measure(given, point))
+            # The same batch for all, so that more microbatches are smaller ones.
+            size = f"{given.size}+depth={point.layers}+batch={given.microbatches[-1]}"
+            if size not in plain:
+                plain[size] = sum(first_step("a", size, 1, 1, given)[0].values())
+            seconds, step = first_step("c", size, point.microbatches, point.partitions, given)
+            parts = {part: seconds[name] for part, name in PARTS.items()}
+            found[getattr(point, axis)].append(Start(parts, plain[size], step))
     return found
 
 

@@ -244,8 +244,11 @@ def reductions_within(
                 and all(not split.outputs[i].summands for i in bucket.positions)
                 and made.issuperset(gradients[bucket.number])
             }
-            # What is also summed up outside must be taken there.
-            outside = {t for number, tensors in gradients.items() if number not in found for t in tensors}
-            found = {number: tensors for number, tensors in found.items() if outside.isdisjoint(tensors)}
+            # A gradient that is in two buckets is taken in one place: within for both, or for neither.
+            while outside := {t for n, tensors in gradients.items() if n not in found for t in tensors}:
+                kept = {number: tensors for number, tensors in found.items() if outside.isdisjoint(tensors)}
+                if len(kept) == len(found):
+                    break
+                found = kept
             return ReductionWithin(reduction, task, found) if found else None
     return None

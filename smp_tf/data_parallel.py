@@ -124,6 +124,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
 
     Raises:
         NotInitializedError: `smp.init` was not called.
+        tf.errors.OpError: the gradients of another replica have other shapes.
 
     Example:
         >>> scale = tf.Variable(2.0)

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.distributed.harness import launch_script
+from tests.partition.test_report import cells
+
 PARTS = {"trace": 1.0, "plan": 0.5, "build": 0.25, "graph": 0.125, "run": 0.125}
-
-
-@pytest.fixture(autouse=True)
-def beside_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules of a script are found as when it runs."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
 def printed(table: Any) -> list[list[str]]:
     console = Console(width=160, no_color=True)
     with console.capture() as capture:
         console.print(table)
-    rows = [line.strip("│").split("│") for line in capture.get().splitlines() if line.startswith("│")]
-    return [[cell.strip() for cell in row] for row in rows]
+    return cells(capture.get())
 
 
 def test_growth_is_an_exponent() -> None:
@@ -62,28 +55,53 @@ def test_a_size_may_differ_from_one_that_has_a_name() -> None:
             size_of(name)
 
 
-def test_bad_options_are_told() -> None:
-    for options, words in (
-        (["--axes", "width"], "axes are layers"),
-        (["--layers", "4,2"], "expected rising numbers"),
-        (["--microbatches", "3,8"], "have to divide it"),
-        (["--size", "huge"], "A size is one of tiny"),
-        (["--json", "no/such/folder/file"], "in a folder that is there"),
-    ):
-        command = [sys.executable, str(BENCHMARKS / "start_time.py"), *options]
-        told = subprocess.run(command, capture_output=True, text=True)
-        assert (told.returncode, words in told.stderr) == (2, True), told.stderr
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--axes width", "axes are layers"),
+        ("--layers 4,2", "expected rising numbers"),
+        ("--microbatches 3,8", "have to divide it"),
+        ("--size huge", "A size is one of tiny"),
+        ("--json no/such/folder/file", "in a folder that is there"),
+    ],
+)
+def test_bad_options_are_told(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from start_time import arguments
+
+    with pytest.raises(SystemExit) as ended:
+        arguments(options.split())
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_plain_keras_is_started_once_for_all_points_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    import start_time
+
+    asked: list[str] = []
+
+    def first(way: str, size: str, microbatches: int, processes: int, given: object) -> tuple[dict[str, float], float]:
+        asked.append(f"{way} {size} {microbatches} {processes}")
+        return dict.fromkeys(start_time.PARTS.values(), 0.5), 0.01
+
+    monkeypatch.setattr(start_time, "first_step", first)
+    given = start_time.arguments(["--microbatches", "1,8", "--layers", "2,4", "--repetitions", "2"])
+    found = start_time.run(given, "microbatches", lambda text: None)
+    once = ["a tiny+depth=8+batch=8 1 1", "c tiny+depth=8+batch=8 1 2", "c tiny+depth=8+batch=8 8 2"]
+    assert asked == once * 2
+    assert {value: [start.of_plain for start in starts] for value, starts in found.items()} == {1: [1, 1], 8: [1, 1]}
+    del asked[:]
+    start_time.run(given, "layers", lambda text: None)
+    assert [line.split("+")[1] for line in asked if line.startswith("a")] == ["depth=2", "depth=4"] * 2
 
 
 @pytest.mark.distributed
 @pytest.mark.full
 def test_a_run_writes_every_start_down(tmp_path: Path) -> None:
-    options = ["--axes", "microbatches", "--microbatches", "1,8", "--repetitions", "1", "--json", str(tmp_path / "out")]
-    command = [sys.executable, str(BENCHMARKS / "start_time.py"), *options]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert told.returncode == 0, told.stderr
-    assert "grows as" in told.stdout
-    found = json.loads((tmp_path / "out").read_text())["starts"]["microbatches"]
+    out = tmp_path / "out"
+    options = f"--axes microbatches --microbatches 1,8 --repetitions 1 --json {out}".split()
+    ran = launch_script(1, "benchmarks/start_time.py", options, deadline=300.0, launched=False).expect_clean()
+    assert "grows as" in ran.output(0)
+    found = json.loads(out.read_text())["starts"]["microbatches"]
     assert {value: len(starts) for value, starts in found.items()} == {"1": 1, "8": 1}
     for [start] in found.values():
         assert start["step"] < start["parts"]["trace"] < sum(start["parts"].values())

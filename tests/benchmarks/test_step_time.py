@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def beside_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules of a script are found as when it runs."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+from tests.distributed.harness import launch_script
 
 
 def test_figures_come_from_pairs_of_one_repetition() -> None:
@@ -56,15 +48,9 @@ def test_a_process_that_ends_is_an_error_with_its_last_words() -> None:
 @pytest.mark.distributed
 def test_a_run_writes_everything_down(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    options = "--sizes tiny --repetitions 2 --microbatches 2 --turn 0.05 --threads 2 --patience 120"
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "step_time.py"), *options.split(), "--json", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "(c) pipeline" in done.stdout
+    options = f"--sizes tiny --repetitions 2 --microbatches 2 --turn 0.05 --threads 2 --patience 120 --json {out}"
+    ran = launch_script(1, "benchmarks/step_time.py", options.split(), deadline=300.0, launched=False)
+    assert "(c) pipeline" in ran.expect_clean().output(0)
     result = json.loads(out.read_text())
     assert result["settings"]["intra_op_threads"] == {"a": 2, "b": 2, "c": 1}
     assert result["machine"]["packages"].keys() >= {"tf-keras", "horovod", "numpy"}

@@ -12,6 +12,7 @@ import pytest
 
 from smp_tf import checkpoint_files
 from tests.distributed.harness import Case, CaseResult, launch, launch_script
+from tests.full_only import params
 
 CASES = "tests.distributed.cases.checkpoints"
 
@@ -93,7 +94,7 @@ RESUMED = {
 }
 #: "1 to 2" is also what Nadam does.
 ONLY_FULL = ("2 to 2, after evaluation", "1 to 2", "adafactor")
-WAYS = [pytest.param(way, marks=[pytest.mark.full] if way in ONLY_FULL else []) for way in RESUMED]
+WAYS = params(RESUMED, ONLY_FULL)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -177,15 +177,18 @@ def cut_step(
 BATCH, WIDTH = 8, 4
 
 
-def dense_chain(layers: int, stages: int, microbatches: int, schedule: str = "interleaved") -> CutStep:
-    """A training step of dense layers; its outputs are the loss, and gradients of every kernel and bias."""
+def dense_chain(
+    layers: int, stages: int, microbatches: int, schedule: str = "interleaved", *, returned: Sequence[int] | None = None
+) -> CutStep:
+    """A training step of dense layers; its outputs are the loss, and gradients of every kernel and bias, or which."""
     model = tf_keras.Sequential([tf_keras.layers.Dense(WIDTH, activation="tanh") for _ in range(layers)])
     model.build((None, WIDTH))
 
     def step(x: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(model(x) ** 2)
-        return loss, tape.gradient(loss, model.trainable_variables)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        return loss, gradients if returned is None else [gradients[number] for number in returned]
 
     spec = tf.TensorSpec((BATCH // microbatches, WIDTH))
     return cut_step(step, [model], [spec], stages, microbatches, schedule)

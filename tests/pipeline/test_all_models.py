@@ -538,7 +538,7 @@ SMALL = [
     trainable_variable_of_the_script, script_variable_on_both_sides, attacked_inputs, evaluation, unknown_batch_size,
 ]  # fmt: skip
 
-#: Whose graphs are large, each with a few settings that cover schedules and numbers of stages.
+#: Whose graphs are large: two by default; with `--full` all, with settings that cover schedules and numbers of stages.
 LARGE = [
     (masked_lstm, 3, 2, "interleaved"), (cond_and_while, 2, 4, "interleaved"),
     *(pytest.param(*setting, marks=pytest.mark.full) for setting in (

@@ -104,14 +104,45 @@ def test_replicas_that_run_fewer_microbatches_have_the_same_buckets() -> None:
         assert [b.positions for b in plan_buckets(few.split, stage, few.program.ranks[stage], groups)] == list(groups)
 
 
+def test_groups_go_by_positions_alone() -> None:
+    """Which gradients are one tensor may differ between replicas."""
+    step = dense_chain(3, 1, 2, returned=[*range(6)] * 2)
+    groups = group_gradients(step.split, 0, KERNEL + BIAS)
+    assert [position for group in groups for position in group] == list(range(12, 0, -1))
+    assert [len(group) for group in groups] == [2] * 6
+
+
+#: Gradients of four layers: of stage 0's, the first one's are complete within its last task, the third one's before.
+FIRST, FIRST_BIAS, THIRD = 0, 1, 4
+
+
+@pytest.mark.parametrize(
+    ("returned", "limit", "buckets", "inside"),
+    [
+        ([*range(8), *range(8)], KERNEL + BIAS, [{13, 14}, {9, 10}, {5, 6}, {1, 2}], [1, 3]),
+        # The second pair of the first layer is with one of the third, behind the task; so its first pair is too.
+        ([*range(8), *range(8)], 3 * (KERNEL + BIAS), [{13, 14, 9, 10, 5, 6}, {1, 2}], []),
+        # The first bucket has the kernel, so the second is behind the task, with the bias, and so is the third.
+        ([FIRST_BIAS, FIRST, FIRST_BIAS, FIRST, FIRST, THIRD], 2 * KERNEL, [{6, 5}, {4, 3, 2}, {1}], []),
+    ],
+)
+def test_a_gradient_in_two_buckets_is_taken_in_one_place(
+    returned: list[int], limit: int, buckets: list[set[int]], inside: list[int]
+) -> None:
+    program = program_of(dense_chain(4, 2, 4, "interleaved_1f1b", returned=returned), 0, limit)
+    assert [set(bucket.positions) for bucket in program.buckets] == buckets
+    found = program.last[1].reductions if program.last is not None else None
+    assert sorted(found.buckets if found is not None else []) == inside
+
+
 @pytest.mark.parametrize("limit", [1 << 20, KERNEL + BIAS, 1], ids=["one bucket", "a bucket per layer", "one each"])
 @pytest.mark.parametrize("weights", [None, [3, 2, 2, 1]])
-@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize(("microbatches", "times"), [(1, 1), (4, 1), (4, 2)])
 @pytest.mark.parametrize("within", [True, False], ids=["within the last task", "behind it"])
 def test_what_comes_of_it_is_the_sum_over_the_replicas(
-    microbatches: int, weights: list[int] | None, limit: int, within: bool
+    microbatches: int, times: int, weights: list[int] | None, limit: int, within: bool
 ) -> None:
-    step = dense_chain(3, 1, microbatches)
+    step = dense_chain(3, 1, microbatches, returned=[*range(6)] * times)
     weights = weights[:microbatches] if weights else None
     # What XLA compiles cannot average within.
     replicas = Replicas()
@@ -135,7 +166,7 @@ def test_what_comes_of_it_is_the_sum_over_the_replicas(
     for _ in range(2):
         for got, total in zip(run(tf.constant(x)), wanted, strict=True):
             np.testing.assert_allclose(got, 3 * total, rtol=1e-5, atol=1e-6)
-    assert sum(count for _, count in replicas.buckets) >= 6
+    assert sum(count for _, count in replicas.buckets) >= 6 * times
 
 
 def test_one_replica_averages_nothing() -> None:

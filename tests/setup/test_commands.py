@@ -35,10 +35,11 @@ def test_continuous_integration(tmp_path: Path, root: Path, printed: str, status
     assert done.stdout.splitlines() == ["make test", printed]
 
 
-def commands_of(root: Path, target: str) -> str:
+def commands_of(root: Path, target: str, *variables: str) -> str:
     """What `make target` would run."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    done = subprocess.run(["make", "--dry-run", target], cwd=root, env=env, capture_output=True, text=True, timeout=60)
+    command = ["make", "--dry-run", target, *variables]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -56,6 +57,12 @@ def test_unit_tests_come_first_and_all_folders_are_run(root: Path, target: str, 
         expected = {f"tests/{path.parent.name}" for path in (root / "tests").glob("*/test_*.py")}
         last = [name for name in ("tests/examples", "tests/distributed") if name in expected]
         assert folders == sorted(expected - set(last)) + last
+
+
+def test_the_oldest_tensorflow_is_never_put_into_another_environment(root: Path) -> None:
+    told = commands_of(root, "test-oldest", "VENV=/elsewhere")
+    assert "/elsewhere" not in told
+    assert f"--venv={root / '.venv-oldest'}" in told
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf import optimizer_state
 from smp_tf.checkpoint_keys import Kind, survey
+from tests.full_only import params
 
 pytestmark = pytest.mark.large
 
@@ -108,9 +109,7 @@ class Training:
         return {item.key: item.target.numpy() for item in items if item.kind is not Kind.STATE}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if name in ONLY_FULL else []) for name in OPTIMIZERS]
-)
+@pytest.mark.parametrize("name", params(OPTIMIZERS, ONLY_FULL))
 def test_training_goes_on_as_if_it_had_not_been_interrupted(
     name: str, init: Callable[..., None], tmp_path: Path
 ) -> None:

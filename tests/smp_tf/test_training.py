@@ -13,6 +13,7 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf.errors import StepError
+from tests.full_only import params
 
 pytestmark = pytest.mark.large
 
@@ -270,9 +271,7 @@ OPTIMIZERS = {
 ONLY_FULL = ("adadelta", "adagrad", "ftrl", "rmsprop")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if name in ONLY_FULL else []) for name in OPTIMIZERS]
-)
+@pytest.mark.parametrize("name", params(OPTIMIZERS, ONLY_FULL))
 def test_every_optimizer_is_applied_once_a_batch(init: Callable[..., None], name: str) -> None:
     init(microbatches=2)
     compare(classifier, PLAIN, EVEN, optimizer=OPTIMIZERS[name])

@@ -1,0 +1,20 @@
+"""Parameters of a test of which some run only with `--full`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import pytest
+
+
+def params(values: Iterable[str], only_full: Collection[str]) -> list[object]:
+    """Parameters for `pytest.mark.parametrize`.
+
+    Args:
+        values: all of them.
+        only_full: those that run only with `--full`.
+
+    Returns:
+        One per value, in order.
+    """
+    return [pytest.param(value, marks=[pytest.mark.full] if value in only_full else []) for value in values]
