@@ -130,7 +130,7 @@ def points(given: argparse.Namespace, axis: str) -> list[Point]:
 
 
 def first_step(
-    way: str, size: str, microbatches: int, processes: int, given: argparse.Namespace
+    way: str, size: str, microbatches: int, processes: int, given: argparse.Namespace, *, steps: int
 ) -> tuple[dict[str, float], float]:
     """Starts processes, which have the machine to themselves.
 
@@ -140,15 +140,16 @@ def first_step(
         microbatches: parts of a batch.
         processes: how many.
         given: the options.
+        steps: how many more to run.
 
     Returns:
-        Seconds of the parts of the first step, of the slowest process, and of a step that follows.
+        Seconds of the parts of the first step, of the slowest process, and of a step that follows (NaN for none).
     """
     with Crew(way, [size, str(microbatches), str(given.threads), "memory"], processes, given.patience) as crew:
         slowest = max(crew.ask("prepare"), key=lambda answer: sum(answer["seconds"].values()))
-        turns = [crew.ask("steps", count=1) for _ in range(STEPS)]
-    steps = [max(one["ended"] for one in turn) - min(one["began"] for one in turn) for turn in turns]
-    return slowest["seconds"], statistics.median(steps)
+        turns = [crew.ask("steps", count=1) for _ in range(steps)]
+    later = [max(one["ended"] for one in turn) - min(one["began"] for one in turn) for turn in turns]
+    return slowest["seconds"], statistics.median(later) if later else math.nan
 
 
 def middle(starts: Sequence[Start]) -> Start:
@@ -208,8 +209,8 @@ def run(given: argparse.Namespace, axis: str, say: Callable[[str], None]) -> dic
             # The same batch for all, so that more microbatches are smaller ones.
             size = f"{given.size}+depth={point.layers}+batch={given.microbatches[-1]}"
             if size not in plain:
-                plain[size] = sum(first_step("a", size, 1, 1, given)[0].values())
-            seconds, step = first_step("c", size, point.microbatches, point.partitions, given)
+                plain[size] = sum(first_step("a", size, 1, 1, given, steps=0)[0].values())
+            seconds, step = first_step("c", size, point.microbatches, point.partitions, given, steps=STEPS)
             parts = {part: seconds[name] for part, name in PARTS.items()}
             found[getattr(point, axis)].append(Start(parts, plain[size], step))
     return found

@@ -1,31 +1,32 @@
 """Calls of a function in a graph, by an op of whose function TensorFlow's graph passes see the name only.
 
-    call(f, inputs, config, is_first=True)       0F0      SmpCall  function="f" functions=[f]
-    call(f, inputs, config, is_first=False)      0F1      SmpCall  function="f" functions=[]
+    call(f, inputs, options, is_first=True)       0F0      SmpCall  function="f" functions=[f]
+    call(f, inputs, options, is_first=False)      0F1      SmpCall  function="f" functions=[]
 
-TensorFlow copies the body of a function several times for each of its own call ops when a graph runs for the first
-time: of a body that is called 64 times that was three quarters of it.
+When a graph runs for the first time, TensorFlow copies the body of a function several times for each of its own call
+ops. For 64 calls of a function that was three quarters of the first run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.ops.graph_op import add_op
+from smp_tf.ops.errors import NotDifferentiableError
+from smp_tf.ops.graph_op import add_op, run_independently
 from smp_tf.ops.library import tf_ops_library
 
 __all__ = ["call", "calls_by_name"]
 
 
 def calls_by_name() -> bool:
-    """Whether functions are called so in this process: not beside a GPU, where the op was never tried."""
-    return not tf.config.list_logical_devices("GPU")
+    """Whether functions are called so in this process: not beside a GPU or its like, where the op was never tried."""
+    return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
 
 
-def call(function: Any, inputs: Sequence[tf.Tensor], config: bytes, *, is_first: bool) -> tf.Operation:
+def call(function: Any, inputs: Sequence[tf.Tensor], options: Mapping[str, bytes], *, is_first: bool) -> tf.Operation:
     """Calls a function in the graph that is being traced.
 
     The op is exempt from automatic control dependencies, as `send_recv.send` is; order it by control dependencies. It
@@ -34,9 +35,10 @@ def call(function: Any, inputs: Sequence[tf.Tensor], config: bytes, *, is_first:
     Args:
         function: A concrete function (`tf.types.experimental.ConcreteFunction`) of tensors, returning a list of
             tensors; XLA does not compile what is called so.
-        inputs: Its arguments.
-        config: How TensorFlow's optimizer treats the function: a serialized `tf.compat.v1.ConfigProto`.
-        is_first: Whether this is the first call of the function in the graph.
+        inputs: Its arguments, without what it captures.
+        options: As TensorFlow gives them to its own calls: `config_proto`, by which its optimizer treats the function,
+            and `executor_type`.
+        is_first: Whether this is the first call of the function in the graph. All others have to be on its device.
 
     Returns:
         The op; its outputs are the function's, of unknown shapes.
@@ -50,15 +52,13 @@ def call(function: Any, inputs: Sequence[tf.Tensor], config: bytes, *, is_first:
         "SmpCall",
         [*inputs, *function.captured_inputs],
         [output.dtype for output in function.outputs],
-        _attributes(function, config, is_first),
+        _attributes(function, options, is_first),
     )
-    manager = getattr(graph, "experimental_acd_manager", None)
-    if manager is not None:
-        manager.run_independently(operation)
+    run_independently(operation)
     return operation
 
 
-def _attributes(function: Any, config: bytes, is_first: bool) -> dict[str, Any]:
+def _attributes(function: Any, options: Mapping[str, bytes], is_first: bool) -> dict[str, Any]:
     value = tf.compat.v1.AttrValue
     name = tf.compat.as_bytes(function.name)
     named = value.ListValue(func=[tf.compat.v1.NameAttrList(name=name)] if is_first else [])
@@ -67,10 +67,20 @@ def _attributes(function: Any, config: bytes, is_first: bool) -> dict[str, Any]:
         "Tout": _types(function.outputs),
         "function": value(s=name),
         "functions": value(list=named),
-        "config_proto": value(s=config),
+        **{name: value(s=text) for name, text in options.items()},
     }
 
 
 def _types(tensors: Sequence[tf.Tensor]) -> Any:
     value = tf.compat.v1.AttrValue
     return value(list=value.ListValue(type=[tensor.dtype.as_datatype_enum for tensor in tensors]))
+
+
+def _refuse_gradient(operation: tf.Operation, *_: Any) -> Any:
+    raise NotDifferentiableError(
+        f"{operation.type} {operation.name!r} has no gradient: what a step returns cannot be differentiated outside of "
+        f"it. Take the gradients within the step function, and return them."
+    )
+
+
+tf.RegisterGradient("SmpCall")(_refuse_gradient)

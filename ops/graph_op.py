@@ -1,4 +1,4 @@
-"""Adds an op to a graph by its node, without the checks of the public ways to do so.
+"""Adds an op to a graph by its node, without the checks of the public ways to do so, and exempts ops from an order.
 
 `tf.Graph.create_op` looks at its own signature on every call, for an argument that is deprecated, which takes a third
 of its time. A step has an op or more for each microbatch, and users wait for its first run.
@@ -30,3 +30,13 @@ def add_op(
         The op.
     """
     return graph._create_op_internal(kind, list(inputs), list(dtypes), attrs=dict(attributes))
+
+
+def run_independently(operation: tf.Operation) -> None:
+    """Exempts an op from the automatic control dependencies of the function that is being traced.
+
+    It still runs once per execution of the function; its order against others is what its own edges say.
+    """
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)

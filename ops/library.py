@@ -19,6 +19,7 @@ __all__ = ["tf_ops_library", "transport_library"]
 
 HERE = Path(__file__).resolve().parent
 TRANSPORT_ABI = 1
+OPS = ("smp_begin", "smp_end", "smp_send", "smp_recv", "smp_mark", "smp_call")
 REBUILD = "Build them again: python ops/build.py (in a checkout), or reinstall smp_tf."
 
 # Read by UCX once, when it is loaded. A crash is left to Python's faulthandler, and a lost peer is
@@ -72,7 +73,23 @@ def tf_ops_library() -> ModuleType:
         module: ModuleType = tf.load_op_library(str(path))
     except (OSError, tf.errors.OpError) as error:
         raise LibraryError(f"{path} could not be loaded: {error}. {REBUILD}") from error
+    check_ops(module, path)
     return module
+
+
+def check_ops(module: ModuleType, path: Path) -> None:
+    """Looks for all ops in a library, which may be older than these sources.
+
+    Args:
+        module: Wrappers of what was loaded.
+        path: Where from.
+
+    Raises:
+        LibraryError: It lacks some.
+    """
+    lacking = [name for name in OPS if not hasattr(module, name)]
+    if lacking:
+        raise LibraryError(f"{path} is older than smp_tf: it has no {', '.join(lacking)}. {REBUILD}")
 
 
 def check_tensorflow_version(running: str, stamp: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.ops.graph_op import add_op
+from smp_tf.ops.graph_op import add_op, run_independently
 from smp_tf.ops.library import tf_ops_library
 
 __all__ = ["mark"]
@@ -49,9 +49,7 @@ def mark(task: str, step: Any, *, program: int, ends: bool, handles: Sequence[An
     # There are four for each microbatch: the wrapper of the library, which checks its arguments, takes several times
     # as long as this.
     operation = add_op(graph, "SmpMark", [step], [], _attributes(program, task, ends))
-    manager = getattr(graph, "experimental_acd_manager", None)
-    if manager is not None:
-        manager.run_independently(operation)
+    run_independently(operation)
     return operation
 
 

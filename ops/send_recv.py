@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.ops.errors import NotDifferentiableError
+from smp_tf.ops.graph_op import run_independently
 from smp_tf.ops.library import tf_ops_library
 
 __all__ = ["begin_step", "end_step", "recv", "send"]
@@ -77,7 +78,7 @@ def send(
     )
     if tf.executing_eagerly():
         return None
-    _run_independently(operation)
+    run_independently(operation)
     return operation
 
 
@@ -125,7 +126,7 @@ def recv(
         label=label,
     )
     if not tf.executing_eagerly():
-        _run_independently(tensor.op)
+        run_independently(tensor.op)
     return tensor
 
 
@@ -178,12 +179,6 @@ def _check_dtype(dtype: tf.DType, verb: str, label: str) -> None:
             f"Only numbers and bools can be {verb} between ranks. Received: {label!r} of dtype "
             f"{dtype.name}. Keep the ops that make and use it on one rank."
         )
-
-
-def _run_independently(operation: tf.Operation) -> None:
-    manager = getattr(operation.graph, "experimental_acd_manager", None)
-    if manager is not None:
-        manager.run_independently(operation)
 
 
 def _refuse_gradient(operation: tf.Operation, *_: Any) -> Any:

@@ -226,10 +226,10 @@ def attributes_of_call(call: tf.Operation) -> dict[str, Any]:
     return {**call.node_def.attr, attributes_lib.DISABLE_CALL_SHAPE_INFERENCE: attr_value_pb2.AttrValue(b=True)}
 
 
-def optimizer_config() -> bytes:
-    """What TensorFlow gives to every call in a graph: how its optimizer treats the function."""
-    config: bytes = eager_context.context().function_call_options.config_proto_serialized
-    return config
+def call_options() -> dict[str, bytes]:
+    """What TensorFlow gives to every call in a graph: how its optimizer treats the function, and what executes it."""
+    options = eager_context.context().function_call_options.as_attrs()
+    return {name: tf.compat.as_bytes(value) for name, value in options.items()}
 
 
 def register_function(definition: function_pb2.FunctionDef) -> None:

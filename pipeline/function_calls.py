@@ -20,11 +20,11 @@ class FunctionCalls:
     """The calls in one graph.
 
     They are made by smp_tf's own op, which costs next to nothing to add to, and to the first run of the graph; by
-    TensorFlow's where XLA is to compile the function, which it does for no other, and beside a GPU.
+    TensorFlow's where XLA is to compile the function, which it does for no other, and beside a GPU or its like.
     """
 
     by_name: bool = field(default_factory=calls_by_name)
-    _config: bytes = field(default_factory=tf_internals.optimizer_config)
+    _options: dict[str, bytes] = field(default_factory=tf_internals.call_options)
     #: Of each function, by its identity.
     _first: dict[int, tf.Operation] = field(default_factory=dict)
 
@@ -40,7 +40,7 @@ class FunctionCalls:
         """
         first = self._first.get(id(function))
         if self.by_name and not function.compiled:
-            made = call(function.function, inputs, self._config, is_first=first is None)
+            made = call(function.function, inputs, self._options, is_first=first is None)
         else:
             made = _call_op(function.function(*inputs)) if first is None else _copy(first, inputs)
             tf_internals.run_independently(made)

@@ -79,7 +79,9 @@ def test_plain_keras_is_started_once_for_all_points_of_a_model(monkeypatch: pyte
 
     asked: list[str] = []
 
-    def first(way: str, size: str, microbatches: int, processes: int, given: object) -> tuple[dict[str, float], float]:
+    def first(
+        way: str, size: str, microbatches: int, processes: int, given: object, *, steps: int
+    ) -> tuple[dict[str, float], float]:
         asked.append(f"{way} {size} {microbatches} {processes}")
         return dict.fromkeys(start_time.PARTS.values(), 0.5), 0.01
 

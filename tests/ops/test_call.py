@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.ops.call import call
-from smp_tf.partition.tf_internals import optimizer_config
+from smp_tf.ops.errors import NotDifferentiableError
+from smp_tf.partition.tf_internals import call_options
 
 
 def concrete(body: Callable[..., Any], *shape: int) -> Any:
@@ -25,7 +29,7 @@ def chained(function: Any, times: int) -> Any:
         made: tf.Operation | None = None
         for _ in range(times):
             with tf.control_dependencies([made] if made is not None else []):
-                made = call(function, [x], optimizer_config(), is_first=made is None)
+                made = call(function, [x], call_options(), is_first=made is None)
             x = made.outputs[0]
         return [x]
 
@@ -56,9 +60,9 @@ def test_a_function_without_arguments_and_results_runs() -> None:
 
     @tf.function
     def run() -> None:
-        first = call(function, [], optimizer_config(), is_first=True)
+        first = call(function, [], call_options(), is_first=True)
         with tf.control_dependencies([first]):
-            call(function, [], optimizer_config(), is_first=False)
+            call(function, [], call_options(), is_first=False)
 
     run()
     assert count.numpy() == 2
@@ -96,9 +100,72 @@ def test_the_function_is_optimized_as_tensorflow_does(optimized: bool) -> None:
 def test_a_function_that_the_graph_does_not_have_is_an_error() -> None:
     @tf.function
     def run(x: tf.Tensor) -> list[tf.Tensor]:
-        made = call(function, [x], optimizer_config(), is_first=False)
+        made = call(function, [x], call_options(), is_first=False)
         return list(made.outputs)
 
     function = concrete(lambda x: [x + 1.0], 2)
     with pytest.raises(tf.errors.OpError, match="Failed to find definition for function"):
         run(tf.constant([3.0, 0.0]))
+
+
+def test_its_gradient_is_an_error_with_words() -> None:
+    run = chained(concrete(lambda x: [x + 1.0], 2), times=1)
+    x = tf.constant([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with pytest.raises(NotDifferentiableError, match="gradients within the step function"):
+            run(x)
+
+
+def test_what_is_stored_on_another_device_is_no_reason_to_run_there() -> None:
+    """TensorFlow colocates an op with the variables that it takes, unless it is told not to."""
+    code = """
+import tensorflow as tf
+from smp_tf.ops.call import call
+from smp_tf.ops.errors import NotDifferentiableError
+from smp_tf.partition.tf_internals import call_options
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+stored = []
+for number in range(2):
+    with tf.device(f"CPU:{number}"):
+        stored.append(tf.Variable(float(number + 1)))
+
+@tf.function(autograph=False)
+def body(x):
+    return [x * stored[0] + stored[1]]
+
+function = body.get_concrete_function(tf.TensorSpec([]))
+
+@tf.function(autograph=False)
+def run(x):
+    return [call(function, [x], call_options(), is_first=first).outputs[0] for first in (True, False)]
+
+with tf.device("CPU:1"):
+    print([float(result) for result in run(tf.constant(3.0))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["[5.0, 5.0]"], done.stderr
+
+
+def test_the_body_is_not_copied_for_every_call() -> None:
+    """64 calls by TensorFlow's own op take some ten times as much to begin as one."""
+    weights = [tf.Variable(tf.eye(2)) for _ in range(100)]
+
+    def body(x: tf.Tensor) -> list[tf.Tensor]:
+        for weight in weights:
+            x = tf.tanh(x @ weight) + tf.reduce_mean(x)
+        return [x]
+
+    function = concrete(body, 2, 2)
+
+    def first_run(times: int) -> float:
+        run = chained(function, times).get_concrete_function(tf.TensorSpec([2, 2]))
+        began = time.process_time()
+        run(tf.ones([2, 2]))
+        return time.process_time() - began
+
+    first_run(1)
+    one, many = (min(first_run(times) for _ in range(2)) for times in (1, 64))
+    assert many < 3 * one, (one, many)

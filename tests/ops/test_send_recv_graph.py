@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
 from smp_tf.ops.errors import LibraryError, NotDifferentiableError
-from smp_tf.ops.library import check_tensorflow_version
+from smp_tf.ops.library import OPS, check_ops, check_tensorflow_version, tf_ops_library
 from smp_tf.ops.send_recv import begin_step, recv, send
 
 NAMES = {"program": 1, "edge": 0, "microbatch": 0, "label": "tokens"}
@@ -61,3 +62,12 @@ def test_ops_of_another_tensorflow_are_refused(tmp_path: Path) -> None:
         check_tensorflow_version("2.21.0", stamp)
     with pytest.raises(LibraryError, match="does not say what the ops were built against"):
         check_tensorflow_version("2.21.0", tmp_path / "missing.json")
+
+
+def test_an_older_build_is_refused() -> None:
+    """A checkout that is newer than its libraries failed with an op type that was not registered."""
+    check_ops(tf_ops_library(), Path("_tf_ops.so"))
+    old = ModuleType("old")
+    vars(old).update(dict.fromkeys(OPS[:-2]))
+    with pytest.raises(LibraryError, match=r"older than smp_tf: it has no smp_mark, smp_call\. Build them"):
+        check_ops(old, Path("_tf_ops.so"))

@@ -326,13 +326,15 @@ def test_a_call_with_the_attributes_of_another_gives_results_whose_shapes_nobody
     assert second.numpy().tolist() == [4.0, 5.0, 6.0] * 2
 
 
-def test_the_optimizer_s_config_is_what_tensorflow_gives_to_a_call() -> None:
+def test_the_options_of_a_call_are_those_that_tensorflow_gives_to_its_own() -> None:
     function = tf.function(lambda x: x + 1.0).get_concrete_function(FLOATS)
 
     @tf.function
     def call(x: tf.Tensor) -> tf.Tensor:
         result = function(x)
-        assert result.op.get_attr("config_proto") == tf_internals.optimizer_config()
+        options = tf_internals.call_options()
+        assert sorted(options) == ["config_proto", "executor_type"]
+        assert {name: result.op.get_attr(name) for name in options} == options
         return result
 
     call.get_concrete_function(FLOATS)

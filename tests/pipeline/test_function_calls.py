@@ -23,7 +23,7 @@ def test_what_xla_compiles_is_called_by_tensorflow() -> None:
 
     @tf.function
     def run(x: tf.Tensor) -> list[list[tf.Tensor]]:
-        calls = FunctionCalls()
+        calls = FunctionCalls(by_name=True)
         made = [calls.add(functions[xla], [x]) for xla in (True, False, True, False)]
         ops.update(op.type for op in made)
         return [list(op.outputs) for op in made]
@@ -53,7 +53,7 @@ def test_a_function_without_results_is_found_again(by_name: bool) -> None:
 
     @tf.function
     def run(x: tf.Tensor) -> None:
-        calls, made = FunctionCalls(by_name), []
+        calls, made = FunctionCalls(by_name=by_name), []
         for _ in range(3):
             with tf.control_dependencies(made):
                 made = [calls.add(function, [x])]

@@ -5,15 +5,25 @@
 // make a copy of its body for every call, before they leave it as it is: for 64 microbatches most
 // of the first step. Here the name is text, and TensorFlow's kernel is given the function when the
 // graph is done. The first call of a function has it in `functions` too: a graph brings what its
-// ops hold along to where it runs.
+// ops hold along to where it runs. (What nobody reads of a function's results is computed all the
+// same; TensorFlow's passes leave that out where they see the function.)
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+
+namespace tensorflow {
+
+// As TensorFlow's own call ops: what a function does with a variable may run where the variable is,
+// which need not be where it is called.
+REGISTER_INPUT_COLOCATION_EXEMPTION("SmpCall");
+
+}  // namespace tensorflow
 
 namespace smp {
 namespace {
@@ -29,6 +39,7 @@ REGISTER_OP("SmpCall")
     .Attr("function: string")
     .Attr("functions: list(func)")
     .Attr("config_proto: string")
+    .Attr("executor_type: string")
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       for (int i = 0; i < context->num_outputs(); ++i) {
@@ -36,7 +47,7 @@ REGISTER_OP("SmpCall")
       }
       return absl::OkStatus();
     })
-    .Doc("Calls the function of a name, which this or another op of the graph has in functions.");
+    .Doc("Calls the function of a name, which this or another op on its device has in functions.");
 
 class SmpCallOp : public tf::AsyncOpKernel {
  public:
@@ -46,12 +57,11 @@ class SmpCallOp : public tf::AsyncOpKernel {
     node.set_op("StatefulPartitionedCall");
     *node.mutable_input() = context->def().input();
     auto& attributes = *node.mutable_attr();
-    for (const char* same : {"Tin", "Tout", "config_proto"}) {
+    for (const char* same : {"Tin", "Tout", "config_proto", "executor_type"}) {
       attributes[same] = context->def().attr().at(same);
     }
     attributes["f"].mutable_func()->set_name(context->def().attr().at("function").s());
     attributes["config"].set_s("");
-    attributes["executor_type"].set_s("");
     absl::Status status;
     call_ = tf::CreateOpKernel(context->device_type(), context->device(),
                                context->device()->GetAllocator(tf::AllocatorAttributes()), node,
