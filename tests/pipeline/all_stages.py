@@ -173,6 +173,8 @@ def cut_step(
     return CutStep(traced, lowered, split, program, variables, functions, notes)
 
 
+#: Number of a program that is of no step of other tests: all steps of a number are counted together, in one process.
+PROGRAM = 1 << 31
 #: Of the batch and of every layer of `dense_chain`.
 BATCH, WIDTH = 8, 4
 

@@ -14,11 +14,12 @@ import tensorflow as tf
 
 from smp_tf.pipeline.executor import StepResults, emit
 from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
-from tests.pipeline.all_stages import BATCH, WIDTH, CutStep, dense_chain
+from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, dense_chain
 
 
 def program_of(step: CutStep, stage: int, **options: Any) -> StageProgram:
-    return build_stage_program(step.split, stage, range(step.stages), step.program, 1, step.variables[stage], **options)
+    ranks = range(step.stages)
+    return build_stage_program(step.split, stage, ranks, step.program, PROGRAM, step.variables[stage], **options)
 
 
 def emitted(step: CutStep, program: StageProgram, weights: Sequence[Any] | None = None) -> tuple[Any, StepResults]:

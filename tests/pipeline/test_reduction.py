@@ -12,7 +12,7 @@ import tensorflow as tf
 from smp_tf.pipeline.executor import emit
 from smp_tf.pipeline.reduction import group_gradients, limit_of_buckets, plan_buckets
 from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
-from tests.pipeline.all_stages import BATCH, WIDTH, CutStep, dense_chain
+from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, dense_chain
 
 #: Of a kernel and of a bias.
 KERNEL, BIAS = 4 * WIDTH * WIDTH, 4 * WIDTH
@@ -37,7 +37,7 @@ def program_of(
         stage,
         range(step.stages),
         step.program,
-        1,
+        PROGRAM,
         step.variables[stage],
         reduce=replicas or Replicas(),
         bucket_bytes=limit,
@@ -171,7 +171,7 @@ def test_what_comes_of_it_is_the_sum_over_the_replicas(
 
 def test_one_replica_averages_nothing() -> None:
     step = dense_chain(2, 1, 2)
-    program = build_stage_program(step.split, 0, [0], step.program, 1, step.variables[0])
+    program = build_stage_program(step.split, 0, [0], step.program, PROGRAM, step.variables[0])
     assert (program.reduction, program.buckets, program.last) == (None, (), None)
 
 
