@@ -4,7 +4,7 @@
     call(f, inputs, options, is_first=False)      0F1      SmpCall  function="f" functions=[]
 
 When a graph runs for the first time, TensorFlow copies the body of a function several times for each of its own call
-ops. For 64 calls of a function that was three quarters of the first run.
+ops. For 64 calls of a function that was most of the first run.
 """
 
 from __future__ import annotations

@@ -189,32 +189,6 @@ def leave_unconverted(module: str) -> None:
         autograph_config.CONVERSION_RULES = (rule, *autograph_config.CONVERSION_RULES)
 
 
-def run_independently(op: tf.Operation) -> None:
-    """Exempt an op from the automatic control dependencies of the function being traced.
-
-    It still runs before the function returns; its order against others is what its own edges say.
-    """
-    manager = op.graph.experimental_acd_manager
-    if manager is not None:
-        manager.run_independently(op)
-
-
-def cond_independently(due: tf.Tensor, then: Callable[[], tf.Tensor], otherwise: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """A `tf.cond` that is exempt from automatic control dependencies.
-
-    Args:
-        due: a scalar truth value.
-        then: makes the result where it is true.
-        otherwise: makes the result where it is not.
-
-    Returns:
-        The result.
-    """
-    result = tf.cond(due, then, otherwise)
-    run_independently(result.op if result.op.type != "Identity" else result.op.inputs[0].op)
-    return result
-
-
 def attributes_of_call(call: tf.Operation) -> dict[str, Any]:
     """Attributes for other calls of the function that an op calls, which leave its body alone.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from smp_tf.ops.graph_op import run_independently
 from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import TensorType
 
@@ -44,7 +45,7 @@ class Accumulator:
         with tf.control_dependencies([after]):
             # Not tf.zeros, which would be folded into constants: see `_nothing`.
             zeros = tf.raw_ops.Empty(shape=shape, dtype=self._dtype, init=True)
-        tf_internals.run_independently(zeros.op)
+        run_independently(zeros.op)
         return self._assign(zeros, after)
 
     def add(self, value: tf.Tensor) -> tf.Operation:
@@ -67,7 +68,7 @@ class Accumulator:
         with tf.control_dependencies([after]):
             value = tf.raw_ops.ReadVariableOp(resource=self._handle(), dtype=self._dtype)
         value.set_shape(self._shape)
-        tf_internals.run_independently(value.op)
+        run_independently(value.op)
         return value, self._assign(self._nothing(), value.op)
 
     def _assign(self, value: tf.Tensor, after: tf.Operation) -> tf.Operation:
@@ -75,7 +76,7 @@ class Accumulator:
         # drops it when it folds constants.
         with tf.control_dependencies([after]):
             op = tf.raw_ops.AssignVariableOp(resource=self._handle(), value=value)
-        tf_internals.run_independently(op)
+        run_independently(op)
         return op
 
     def _nothing(self) -> tf.Tensor:

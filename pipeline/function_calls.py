@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
 from smp_tf.ops.call import call, calls_by_name
-from smp_tf.ops.graph_op import add_op
+from smp_tf.ops.graph_op import add_op, run_independently
 from smp_tf.partition import tf_internals
 from smp_tf.partition.op_kinds import CALL_OPS
 from smp_tf.pipeline.segment_function import SegmentFunction
@@ -25,8 +25,9 @@ class FunctionCalls:
 
     by_name: bool = field(default_factory=calls_by_name)
     _options: dict[str, bytes] = field(default_factory=tf_internals.call_options)
-    #: Of each function, by its identity.
-    _first: dict[int, tf.Operation] = field(default_factory=dict)
+    #: Those that have a call by name, and TensorFlow's first calls of the others, all by the function's identity.
+    _named: set[int] = field(default_factory=set)
+    _first: dict[int, _Call] = field(default_factory=dict)
 
     def add(self, function: SegmentFunction, inputs: Sequence[tf.Tensor]) -> tf.Operation:
         """Call a function in the graph that is being traced.
@@ -38,21 +39,32 @@ class FunctionCalls:
         Returns:
             The op, exempt from automatic control dependencies; its outputs are the function's, of unknown shapes.
         """
-        first = self._first.get(id(function))
+        key = id(function)
         if self.by_name and not function.compiled:
-            made = call(function.function, inputs, self._options, is_first=first is None)
+            made = call(function.function, inputs, self._options, is_first=key not in self._named)
+            self._named.add(key)
+            return made
+        if key in self._first:
+            made = self._first[key].again(inputs)
         else:
-            made = _call_op(function.function(*inputs)) if first is None else _copy(first, inputs)
-            tf_internals.run_independently(made)
-        self._first.setdefault(id(function), made)
+            made = _call_op(function.function(*inputs))
+            self._first[key] = _Call(made, tf_internals.attributes_of_call(made))
+        run_independently(made)
         return made
 
 
-def _copy(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
-    """Another call of the function that an op calls, which captures the same: much quicker than to make it anew."""
-    captured = list(op.inputs)[len(inputs) :]
-    dtypes = [tensor.dtype for tensor in op.outputs]
-    return add_op(op.graph, op.type, [*inputs, *captured], dtypes, tf_internals.attributes_of_call(op))
+@dataclass(frozen=True)
+class _Call:
+    """A call of a function that is in the graph, for others like it: to copy one is much quicker than to make it."""
+
+    op: tf.Operation
+    attributes: Mapping[str, Any]
+
+    def again(self, inputs: Sequence[tf.Tensor]) -> tf.Operation:
+        """The function's call for other arguments; what it captures stays."""
+        captured = list(self.op.inputs)[len(inputs) :]
+        dtypes = [tensor.dtype for tensor in self.op.outputs]
+        return add_op(self.op.graph, self.op.type, [*inputs, *captured], dtypes, self.attributes)
 
 
 def _call_op(results: Any) -> tf.Operation:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from smp_tf.content_hash import content_hashes
 from smp_tf.microbatching import SplitArgument
 from smp_tf.ops import send_recv
-from smp_tf.partition import tf_internals
+from smp_tf.tf_internals import cond_independently
 
 _FIRST_STEPS = 10
 _EVERY = 100
@@ -74,4 +74,4 @@ def add_input_check(
             return tf.constant(True)
 
     due = tf.logical_or(step < _FIRST_STEPS, tf.equal(step % _EVERY, 0))
-    tf_internals.cond_independently(due, compare, lambda: tf.constant(True))
+    cond_independently(due, compare, lambda: tf.constant(True))

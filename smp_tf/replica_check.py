@@ -21,7 +21,8 @@ import tensorflow as tf
 from smp_tf import variables
 from smp_tf.content_hash import content_hash, content_hashes
 from smp_tf.lifecycle import on_shutdown
-from smp_tf.partition.tf_internals import cond_independently, run_independently
+from smp_tf.ops.graph_op import run_independently
+from smp_tf.tf_internals import cond_independently
 
 #: The step before which weights that differ are an error. Not the first: a broadcast of what one replica has loaded,
 #: as that of `smp.callbacks`, comes behind it.

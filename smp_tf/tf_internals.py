@@ -31,6 +31,7 @@ from tf_keras.src.saving import saving_lib
 from tf_keras.src.saving.legacy import hdf5_format
 from tf_keras.src.utils import data_utils, losses_utils
 
+from smp_tf.ops.graph_op import run_independently
 from smp_tf.partition import tf_internals as partition_internals
 
 UninitializedVariable: type[Any] = resource_variable_ops.UninitializedVariable
@@ -396,3 +397,19 @@ def outermost_graph() -> tf.Graph:
     while isinstance(graph, function_graph) and isinstance(graph.outer_graph, function_graph):
         graph = graph.outer_graph
     return graph
+
+
+def cond_independently(due: tf.Tensor, then: Callable[[], tf.Tensor], otherwise: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """A `tf.cond` that is exempt from automatic control dependencies.
+
+    Args:
+        due: a scalar truth value.
+        then: makes the result where it is true.
+        otherwise: makes the result where it is not.
+
+    Returns:
+        The result.
+    """
+    result = tf.cond(due, then, otherwise)
+    run_independently(result.op if result.op.type != "Identity" else result.op.inputs[0].op)
+    return result

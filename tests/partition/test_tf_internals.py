@@ -279,35 +279,6 @@ def test_a_module_left_unconverted_is_called_as_it_is() -> None:
         autograph_config.CONVERSION_RULES = rules
 
 
-@pytest.mark.parametrize("independent", [False, True])
-def test_an_independent_op_gets_no_automatic_control_dependencies_but_still_runs(independent: bool) -> None:
-    def step(x: tf.Tensor) -> tf.Tensor:
-        tf.raw_ops.PrintV2(input="a")
-        second = tf.raw_ops.PrintV2(input="b")
-        third = tf.raw_ops.PrintV2(input="c")
-        if independent:
-            tf_internals.run_independently(second)
-        assert third.type == "PrintV2"
-        return x
-
-    graph = tf.function(step, autograph=False).get_concrete_function(FLOATS).graph
-    first, second, third = (op for op in graph.get_operations() if op.type == "PrintV2")
-    assert (first in second.control_inputs) is not independent
-    assert (second in third.control_inputs) is not independent
-    assert second in graph.control_outputs
-
-
-def test_independence_needs_no_manager() -> None:
-    """A graph without automatic control dependencies has none."""
-
-    def step(x: tf.Tensor) -> tf.Tensor:
-        tf_internals.run_independently(tf.raw_ops.PrintV2(input="a"))
-        return x
-
-    function = tf.function(step, autograph=False, experimental_attributes={"_disable_acd": True})
-    assert function.get_concrete_function(FLOATS).graph.experimental_acd_manager is None
-
-
 def test_a_call_with_the_attributes_of_another_gives_results_whose_shapes_nobody_looked_for() -> None:
     double = tf.function(lambda x: tf.concat([x, x], 0)).get_concrete_function(tf.TensorSpec([3]))
 

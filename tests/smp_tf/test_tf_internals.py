@@ -516,3 +516,19 @@ def test_the_graph_around_branches_and_loops() -> None:
     graph = outer.get_concrete_function(tf.TensorSpec([])).graph
     assert len(seen) >= 4
     assert all(found is graph for found in seen)
+
+
+def test_a_condition_that_is_independent_waits_for_nothing_and_runs() -> None:
+    stored = tf.Variable(1.0)
+
+    @tf.function
+    def run(due: tf.Tensor) -> tf.Tensor:
+        stored.assign_add(1.0)
+        result = tf_internals.cond_independently(due, lambda: stored.read_value() * 0.0, lambda: tf.constant(5.0))
+        stored.assign_add(1.0)
+        return result
+
+    function = run.get_concrete_function(tf.TensorSpec([], tf.bool))
+    [condition] = [op for op in function.graph.get_operations() if op.type in ("If", "StatelessIf")]
+    assert condition.control_inputs == []
+    assert [float(function(tf.constant(due))) for due in (True, False)] == [0.0, 5.0]
