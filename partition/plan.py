@@ -19,6 +19,7 @@ from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.json_record import record_from
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Chunks, Placement
+from smp_tf.partition.slot_shares import largest_share
 from smp_tf.partition.units import Unit
 
 VERSION = 2
@@ -35,10 +36,11 @@ class StageForecast:
         parameters: numbers in the trainable and other variables it owns.
         weight_bytes: bytes of those, and of its copies of other stages' variables.
         gradient_bytes: bytes in which gradients are accumulated.
-        slot_bytes: bytes of optimizer slots.
+        slot_bytes: bytes of optimizer slots; where replicas share them, of the largest share.
         in_flight: microbatches whose stash it holds at once, of each of its chunks.
         stash_bytes: bytes of all of these.
-        transport_bytes: bytes of what was received and is not read yet, and of what is not sent yet; 0 before the cut.
+        transport_bytes: bytes of what was received and is not read yet, of what is not sent yet, and of what gradients
+            are averaged through; 0 before the cut.
         working_bytes: bytes of the batch and of tensors that live within one task only; 0 before the cut.
         time_share: its share of the compute time of all stages, 0 to 1.
         sent_forward, sent_backward: bytes per microbatch to later and to earlier chunks.
@@ -228,6 +230,7 @@ def make_plan(
     owners: Mapping[int, int] | None = None,
     gap: float | None = None,
     speed: Sequence[float] | None = None,
+    slot_shares: int = 1,
 ) -> Plan:
     """Write down a placement with its forecast.
 
@@ -245,6 +248,7 @@ def make_plan(
             cuts, such as those of variables that no unit uses.
         gap: by how much other placements are better at most; see `Plan`.
         speed: of the ranks of all stages, in times of that of the costs; None where they are alike.
+        slot_shares: among how many replicas the slots of a stage are shared; the costs are of equal shares.
 
     Returns:
         The plan; its forecast is estimated from op types and shapes.
@@ -258,7 +262,8 @@ def make_plan(
             name = graph.variables[weight.variable].name
             shared.append(SharedVariable(name, owner, tuple(sorted(used_on - {owner})), int(weight.value)))
     largest = _largest(units, costs, solution, chunks, objective)
-    forecast = _forecast(graph, costs, solution, owner_of, chunks, largest, speed or (1.0,) * chunks.stages)
+    equal = speed or (1.0,) * chunks.stages
+    forecast = _forecast(graph, costs, solution, owner_of, chunks, largest, equal, slot_shares)
     return Plan(
         stages=chunks.stages,
         microbatches=microbatches,
@@ -283,13 +288,15 @@ def _forecast(
     chunks: Chunks,
     largest: Sequence[tuple[str, float]],
     speed: Sequence[float],
+    slot_shares: int,
 ) -> tuple[StageForecast, ...]:
     """Costs summed per stage; a tensor counts once for each stage that receives or keeps it."""
     stages, in_flight = chunks.stages, chunks.in_flight
     stage_of, chunk_of = solution.stage_of, solution.chunk_of
     sums: dict[str, list[float]] = {
-        name: [0.0] * stages for name in ("weight", "gradient", "slot", "time", "parameter", "unit")
+        name: [0.0] * stages for name in ("weight", "gradient", "time", "parameter", "unit")
     }
+    slots: list[list[float]] = [[] for _ in range(stages)]
     stash_of = [0.0] * len(chunks.placement)
     sent = {True: [[0, 0.0] for _ in range(stages)], False: [[0, 0.0] for _ in range(stages)]}
     for unit, cost in enumerate(costs.units):
@@ -302,7 +309,7 @@ def _forecast(
         for dim in shape:
             count *= dim or 1
         sums["parameter"][owner] += count
-        sums["slot"][owner] += weight.slots
+        slots[owner].append(weight.slots * slot_shares)
         for stage in {owner} | {stage_of[u] for u in weight.users}:
             sums["weight"][stage] += weight.value
             sums["gradient"][stage] += weight.gradient
@@ -324,7 +331,7 @@ def _forecast(
             parameters=int(sums["parameter"][r]),
             weight_bytes=int(sums["weight"][r]),
             gradient_bytes=int(sums["gradient"][r]),
-            slot_bytes=int(sums["slot"][r]),
+            slot_bytes=round(largest_share(slots[r], slot_shares)),
             in_flight=in_flight[r],
             stash_bytes=int(held[r]),
             transport_bytes=0,

@@ -19,7 +19,7 @@ import tf_keras
 from rich.console import Console
 from rich.table import Table
 
-from smp_tf import control, recording, replica_logs, runtime
+from smp_tf import control, recording, replica_logs, runtime, sharded_slots
 from smp_tf.checkpoint import CheckpointManager
 from smp_tf.data_parallel import broadcast_over_replicas
 from smp_tf.gather import WRITER
@@ -33,7 +33,8 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
     """Gives all replicas the weights and optimizer state of one of them, after the first batch.
 
     Replicas start alike, since they have the same seed. This makes sure of it where a script has changed weights on one
-    replica only, or has restored something on one of them. `fit` adds it when there are replicas.
+    replica only, or has restored something on one of them. Slots that replicas share are left as they are: each is on
+    one replica only. `fit` adds it when there are replicas.
 
     Args:
         replica: the number of the replica whose state all take over.
@@ -54,7 +55,6 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
         if self._done:
             return
         self._done = True
-        variables = self.model.optimizer.variables
         # Those of metrics count what each replica has seen.
         metrics = {
             id(variable.handle)
@@ -63,7 +63,10 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
             for variable in module.variables
         }
         weights = [variable for variable in self.model.local_variables if id(variable.handle) not in metrics]
-        state = [*weights, *(variables() if callable(variables) else variables)]
+        variables = self.model.optimizer.variables
+        of_optimizer = variables() if callable(variables) else variables
+        shares = sharded_slots.of_shares()
+        state = [*weights, *(variable for variable in of_optimizer if id(variable.handle) not in shares)]
         root = runtime.current().topology.members(CommGroup.DP_GROUP)[self._replica]
         broadcast_over_replicas(state, root, "smp_initial_state")
 

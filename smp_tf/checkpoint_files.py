@@ -5,6 +5,7 @@
       mp_rank_0/ckpt-3-5f0c9a1e.index              a tensor bundle of TensorFlow, a crc32c per tensor
       mp_rank_0/ckpt-3-5f0c9a1e.data-00000-of-00001
       mp_rank_1/ckpt-3-5f0c9a1e.index ...
+      mp_rank_0/ckpt-3-5f0c9a1e-1.index ...        of replica 1, where replicas share the optimizer's slots
 
     parts written, fsynced ──▶ all ranks have come ──▶ manifest written beside its place, fsynced, renamed ──▶ fsync
 
@@ -231,7 +232,7 @@ def clean(directory: str, name: str) -> None:
     found = listing(directory, name)
     if found.damaged:
         return
-    ours = re.compile(rf"({re.escape(name)}-\d+-[0-9a-f]{{8}})\.(index|data-)")
+    ours = re.compile(rf"({re.escape(name)}-\d+-[0-9a-f]{{8}}(?:-\d+)?)\.(index|data-)")
     for folder in sorted(filter(_PART_FOLDER.match, os.listdir(directory))):
         for file in sorted(os.listdir(os.path.join(directory, folder))):
             match = ours.match(file)

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import optimizer_state, tf_internals, variables
+from smp_tf import optimizer_state, sharded_slots, tf_internals, variables
 from smp_tf.model import DistributedModel
 
 _SLOT = "/.OPTIMIZER_SLOT/"
@@ -34,7 +34,7 @@ class Kind(str, enum.Enum):
     MODEL = "model"
     """A variable of a distributed model, which its owner stores."""
     SLOT = "slot"
-    """An optimizer's slot, which the owner of its variable stores."""
+    """An optimizer's slot, which the owner of its variable stores, or one replica of it."""
     OPTIMIZER = "optimizer"
     """Another variable of an optimizer, such as its step counter."""
     SCRIPT = "script"
@@ -54,6 +54,7 @@ class Item:
         stage: the stage that owns it; None for what every rank has, and for what is not decided yet.
         is_here: whether this rank stores it.
         optimizer: path of the optimizer it belongs to, or "".
+        is_share: whether this replica alone of its stage has it, a slot of its share.
         part: for Kind.STATE: which part of the object's state.
     """
 
@@ -63,6 +64,7 @@ class Item:
     stage: int | None = None
     is_here: bool = True
     optimizer: str = ""
+    is_share: bool = False
     part: str = ""
 
 
@@ -192,7 +194,8 @@ class _Walk:
                 of = item_of[id(variable)]
                 with_slots.add(id(variable))
                 key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"
-                self.found.items[key] = Item(key, Kind.SLOT, slot, of.stage, True, path)
+                is_share = sharded_slots.replica_of(variable) is not None
+                self.found.items[key] = Item(key, Kind.SLOT, slot, of.stage, True, path, is_share)
             count = optimizer_state.count_of_variables(optimizer)
             if count is not None and optimizer_state.has_slot_lists(optimizer) and len(with_slots) < count:
                 self.found.orphans.append((path, count - len(with_slots)))

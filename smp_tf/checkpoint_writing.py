@@ -32,7 +32,7 @@ class Writing:
     def __init__(self, directory: str, series: str, name: str, found: Survey) -> None:
         self._directory, self._series, self._name, self._found = directory, series, name, found
         topology = self._topology = runtime.current().topology
-        #: World ranks of the replica that writes, by stage.
+        #: World ranks of the replica that writes all but shares of slots, by stage.
         self._writers = topology.grid.members(CommGroup.PP_GROUP, 0)
         mine = {
             "must agree": {
@@ -68,18 +68,18 @@ class Writing:
             CheckpointError: some rank could not write.
         """
         told: dict[str, Any] = {"error": "", "part": None, "tensors": {}}
-        if self._topology.rank in self._writers:
-            stage = self._topology.mp_rank
-            prefix = f"mp_rank_{stage}/{self._stem}"
-            mine = [i for i in self._found.items.values() if i.is_here and self._writer_of(i) == stage]
-            try:
-                if mine:
-                    tensors = {item.key: _value(item) for item in mine}
-                    part = checkpoint_files.write_part(self._directory, prefix, tensors)
-                    told["part"] = [part.prefix, dict(part.sizes), part.index_hash]
-                    told["tensors"] = {item.key: self._described(item, tensors[item.key]) for item in mine}
-            except (OSError, tf.errors.OpError) as error:
-                told["error"] = f"{type(error).__name__}: {error}"
+        prefix = f"mp_rank_{self._topology.mp_rank}/{self._stem}"
+        if self._topology.dp_rank:
+            prefix += f"-{self._topology.dp_rank}"
+        mine = [i for i in self._found.items.values() if i.is_here and self._is_written_here(i)]
+        try:
+            if mine:
+                tensors = {item.key: _value(item) for item in mine}
+                part = checkpoint_files.write_part(self._directory, prefix, tensors)
+                told["part"] = [part.prefix, dict(part.sizes), part.index_hash]
+                told["tensors"] = {item.key: self._described(item, tensors[item.key]) for item in mine}
+        except (OSError, tf.errors.OpError) as error:
+            told["error"] = f"{type(error).__name__}: {error}"
         self._told = control.allgather_json(told, name=f"the parts of checkpoint {self._name!r} being written")
         self._raise_errors([words["error"] for words in self._told], "be written")
 
@@ -105,7 +105,8 @@ class Writing:
     def _commit(self, begun: float) -> None:
         parts: list[Part] = []
         tensors: dict[str, StoredTensor] = {}
-        for rank in self._writers:
+        others = [rank for rank in range(self._topology.size) if rank not in self._writers]
+        for rank in (*self._writers, *others):
             words = self._told[rank]
             if words["part"] is None:
                 continue
@@ -139,8 +140,11 @@ class Writing:
                     f"CheckpointManager must be one that all ranks share. Received: directory={self._directory!r}"
                 )
 
-    def _writer_of(self, item: Item) -> int | None:
-        return item.stage if _is_owned(item) else self._stage_of[item.key]
+    def _is_written_here(self, item: Item) -> bool:
+        if item.is_share:
+            return True
+        stage = item.stage if _is_owned(item) else self._stage_of[item.key]
+        return stage is not None and self._topology.rank == self._writers[stage]
 
     def _described(self, item: Item, value: tf.Tensor) -> list[Any]:
         return [value.dtype.name, value.shape.as_list(), item.kind.value, item.stage, item.optimizer]

@@ -107,6 +107,9 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory-limit", metavar="SIZE", help='the most bytes a rank may need, such as "16GiB"')
     plan.add_argument("--optimizer", default="adam", help="its slots are stored too (default: adam)")
     plan.add_argument(
+        "--shard-optimizer-state", action="store_true", help="replicas share the slots (shard_optimizer_state = true)"
+    )
+    plan.add_argument(
         "--proof",
         type=float,
         default=5.0,
@@ -203,6 +206,8 @@ def run_plan(given: argparse.Namespace) -> None:
             wanted[name] = getattr(given, name)
     if given.not_contiguous:
         wanted["contiguous"] = False
+    if given.shard_optimizer_state:
+        wanted["shard_optimizer_state"] = True
     config = check_config(wanted, "smp-tf plan")
     if is_auto and not is_named(config.pipeline):
         raise UsageError("--partitions auto and --microbatches auto try schedules that have a name. Received: a file.")

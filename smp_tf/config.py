@@ -146,6 +146,12 @@ KEYS: dict[str, Key] = {
         '"bf16" or "fp16"',
         "send dense gradients to other replicas in two bytes an element, and add them up in float32 (default: whole)",
     ),
+    "shard_optimizer_state": Key(
+        False,
+        boolean,
+        "true or false",
+        "each replica keeps the optimizer's slots of a share of its stage's weights, updates these, and hands them out",
+    ),
     "intra_op_threads": Key(
         None,
         optional(integer(1)),
@@ -196,6 +202,7 @@ class Config:
     check_inputs: bool = True
     check_replicas: bool = True
     gradient_compression: str | None = None
+    shard_optimizer_state: bool = False
     intra_op_threads: int | None = None
     xla: bool = False
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
@@ -254,6 +261,10 @@ class Config:
             pipeline, chunks_per_rank = "interleaved", None
         _require_schedule_for(pipeline, partitions, self.microbatches, chunks_per_rank)
         replicas = world_size // partitions
+        shares_slots = self.shard_optimizer_state
+        if shares_slots and replicas == 1:
+            notes.append("With one replica there is nobody to share slots with: shard_optimizer_state is not used.")
+            shares_slots = False
         if self.horovod is False and replicas > 1:
             raise ConfigError(
                 f"horovod is false, but {world_size} processes and {partitions} partitions make "
@@ -267,6 +278,7 @@ class Config:
             pipeline=pipeline,
             chunks_per_rank=chunks_per_rank,
             horovod=replicas > 1,
+            shard_optimizer_state=shares_slots,
             notes=tuple(notes),
         )
 

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import re
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from smp_tf import runtime, tf_internals
 from smp_tf.gradient_marks import is_averaged, mark_averaged
+from smp_tf.ops.at_run_time import at_run_time
+from smp_tf.ops.graph_op import run_independently
 from smp_tf.topology import CommGroup
 from smp_tf.wire_compression import COMPRESSED, Exchange, compressed_sums
 
+#: Bytes of Horovod's buffer, where its environment variable does not say it.
+_FUSION_BUFFER = 128 << 20
 #: Horovod reduces no bfloat16; such sums travel as float32.
 _WIRE_TYPE = {tf.bfloat16: tf.float32}
+
+
+def averaging_bytes(replicas: int) -> int:
+    """The memory through which Horovod averages gradients on every rank: its buffer for tensors that travel together.
+
+    Horovod takes all of it for the first two that do, from TensorFlow.
+
+    Args:
+        replicas: their number.
+
+    Returns:
+        Bytes.
+    """
+    return int(os.environ.get("HOROVOD_FUSION_THRESHOLD", _FUSION_BUFFER)) if replicas > 1 else 0
 
 
 def reduction_name(known_as: str) -> str:
@@ -60,10 +80,10 @@ def _exchange(replicas: int, name: str) -> Exchange:
     group = runtime.current().process_sets.dp
 
     def alltoall(rows: tf.Tensor) -> tf.Tensor:
-        return hvd.alltoall(rows, name=f"{name}_parts", ignore_name_scope=True, process_set=group)
+        return collective(hvd.alltoall, rows, name=f"{name}_parts", ignore_name_scope=True, process_set=group)
 
     def allgather(row: tf.Tensor) -> tf.Tensor:
-        return hvd.allgather(row, name=f"{name}_sums", ignore_name_scope=True, process_set=group)
+        return collective(hvd.allgather, row, name=f"{name}_sums", ignore_name_scope=True, process_set=group)
 
     return Exchange(replicas, alltoall, allgather)
 
@@ -77,7 +97,8 @@ def _sums(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     # Horovod's op takes tensors of one dtype.
     for dtype in sorted({t.dtype for t in sent}, key=lambda dtype: dtype.name):
         of_type = [index for index, t in enumerate(sent) if t.dtype == dtype]
-        reduced = hvd.grouped_allreduce(
+        reduced = collective(
+            hvd.grouped_allreduce,
             [sent[index] for index in of_type],
             op=hvd.Sum,
             name=f"{name}_{dtype.name}",
@@ -138,7 +159,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
     if not todo:
         return results
-    name = _next_name()
+    name = next_name("smp_average")
     dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
     compression = runtime.current().config.gradient_compression
     sums = sum_over_replicas([tf.convert_to_tensor(results[i]) for i in dense], name, compression=compression)
@@ -168,25 +189,49 @@ def gathered(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
 
     dtype = slices.values.dtype
     sent = tf.cast(slices.values, _WIRE_TYPE.get(dtype, dtype))
-    values = tf.cast(hvd.allgather(sent, name=f"{name}_values", process_set=group), dtype)
-    indices = hvd.allgather(slices.indices, name=f"{name}_indices", process_set=group)
+    values = tf.cast(collective(hvd.allgather, sent, name=f"{name}_values", process_set=group), dtype)
+    indices = collective(hvd.allgather, slices.indices, name=f"{name}_indices", process_set=group)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-#: Averages in a graph so far.
-_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+def collective(function: Callable[..., Any], given: Any, **options: Any) -> Any:
+    """Call a function of Horovod so that its op runs once whenever the graph does, since other replicas wait for it.
+
+    TensorFlow takes Horovod's ops for pure functions: it leaves them out where nobody reads what they give, and of
+    constants it computes them while it prepares the graph.
+
+    Args:
+        function: such as `hvd.allgather`.
+        given: a tensor or a list of them.
+        options: further arguments.
+
+    Returns:
+        What the function gives.
+    """
+    if tf.executing_eagerly():
+        return function(given, **options)
+    result = function(tf.nest.map_structure(at_run_time, given), **options)
+    run_independently(tf.nest.flatten(result)[0].op)
+    return result
 
 
-def _next_name() -> str:
+#: Names given in a graph so far, by their stem.
+_counts: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def next_name(stem: str) -> str:
     """A name that no other operation of the graph being written has; replicas write the same graphs.
 
     Not all of them write as many: a replica with batches of another size may trace a function once more.
+
+    Args:
+        stem: what it begins with.
     """
     if tf.executing_eagerly():
-        return "smp_average"
-    graph = tf_internals.outermost_graph()
-    count = _counts[graph] = _counts.get(graph, 0) + 1
-    return f"smp_average_{count}"
+        return stem
+    counts = _counts.setdefault(tf_internals.outermost_graph(), Counter())
+    counts[stem] += 1
+    return f"{stem}_{counts[stem]}"
 
 
 def scaled(value: Any, factor: float) -> Any:

@@ -267,7 +267,10 @@ def _over_replicas(name: str, original: Callable[..., Any], bound: inspect.Bound
         return original(*bound.args, **bound.kwargs)
 
     if name in ("broadcast_variables", "broadcast_"):
-        return call([v for v in given if not _is_elsewhere(v)])
+        from smp_tf import sharded_slots
+
+        shares = sharded_slots.of_shares()
+        return call([v for v in given if not _is_elsewhere(v) and id(v.handle) not in shares])
     if "allreduce" in name:
         return _allreduce(name, given, bound.arguments, call)
     return _skipping(given, call)

@@ -20,6 +20,7 @@ from smp_tf import (
     pending_restore,
     recorded_apply,
     runtime,
+    sharded_slots,
     tf_internals,
     variables,
 )
@@ -119,7 +120,8 @@ class OptimizerPatch(Patch):
 
     Pairs of a gradient and a variable of another rank are dropped before an optimizer builds its slots, so no slot is
     made for them and no warning is printed; the iteration counter advances all the same. What an optimizer decides by
-    all gradients, the norm to clip by and whether they are finite, is reduced over the stages.
+    all gradients, the norm to clip by and whether they are finite, is reduced over the stages. Where replicas share the
+    slots, pairs of other shares are dropped too, and the new weights are gathered.
     """
 
     def _replace(self) -> None:
@@ -205,15 +207,20 @@ def _stored_here(variable: Any) -> bool:
     return not variables.is_remote(variable)
 
 
+def _updated_here(variable: Any) -> bool:
+    return _stored_here(variable) and not sharded_slots.is_updated_elsewhere(variable)
+
+
 def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
     def build(optimizer: Any, var_list: Iterable[Any]) -> Any:
         wanted = list(var_list)
         _refuse_what_is_undecided(wanted)
+        _require_the_same_shares(optimizer, wanted)
         # A class's `build` calls that of its base first, when not all slots are there.
         outermost = optimizer not in _being_built
         _being_built.add(optimizer)
         try:
-            result = original(optimizer, [v for v in wanted if _stored_here(v)])
+            result = original(optimizer, [v for v in wanted if _updated_here(v)])
         finally:
             if outermost:
                 _being_built.discard(optimizer)
@@ -230,7 +237,9 @@ _being_built: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def _create_all_weights(optimizer: Any, var_list: Iterable[Any]) -> Any:
-        result = original(optimizer, var_list)
+        wanted = list(var_list)
+        _require_the_same_shares(optimizer, wanted)
+        result = original(optimizer, wanted)
         with tf.init_scope():
             pending_restore.optimizer_ready(optimizer)
         return result
@@ -238,10 +247,32 @@ def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     return _create_all_weights
 
 
+#: Among how many replicas the slots of an optimizer are shared.
+_shares_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _require_the_same_shares(optimizer: Any, wanted: Iterable[Any]) -> None:
+    """Raise where an optimizer has slots for another share of the variables than this rank updates now."""
+    if runtime.current_or_none() is None or all(variables.store_of(variable) is None for variable in wanted):
+        return
+    then, now = _shares_of.setdefault(optimizer, sharded_slots.count()), sharded_slots.count()
+    if then != now:
+        raise StepError(
+            f"Before smp.shutdown this {type(optimizer).__name__} was used where {_in_words(then)}; now "
+            f"{_in_words(now)}. "
+            f"Make a new optimizer. To keep the slots, save them with smp.CheckpointManager before smp.shutdown, and "
+            f"restore them into the new one."
+        )
+
+
+def _in_words(shares: int) -> str:
+    return f"{shares} replicas share slots" if shares > 1 else "every replica has all slots"
+
+
 def _refuse_what_is_undecided(wanted: Iterable[Any]) -> None:
     """Raise where an optimizer would make slots on every rank, since it is not decided who stores the variables."""
     running = runtime.current_or_none()
-    if running is None or running.topology.mp_size == 1:
+    if running is None or not _is_divided(running):
         return
     for variable in wanted:
         store = variables.store_of(variable)
@@ -249,30 +280,40 @@ def _refuse_what_is_undecided(wanted: Iterable[Any]) -> None:
         if state is not None and state.owner is None:
             raise StepError(
                 f"An optimizer was to be built for variable {state.name!r} before the first step of its model. Which "
-                f"of the {running.topology.mp_size} partitions stores the variable is not decided yet, so every rank "
-                f"would make slots for it. Build the optimizer after the first step, or not at all: apply_gradients "
-                f"does it."
+                f"of the {running.topology.size} ranks has slots for the variable is not decided yet, so every rank "
+                f"would make them. Build the optimizer after the first step, or not at all: apply_gradients does it."
             )
+
+
+def _is_divided(running: runtime.Runtime) -> bool:
+    """Whether ranks apply gradients of different variables."""
+    return running.topology.mp_size > 1 or sharded_slots.are_shared()
 
 
 def _filtered_finalize(original: Callable[..., Any]) -> Callable[..., Any]:
     def finalize_variable_values(optimizer: Any, var_list: Iterable[Any]) -> Any:
-        return original(optimizer, [v for v in var_list if _stored_here(v)])
+        stored = [v for v in var_list if _stored_here(v)]
+        result = original(optimizer, [v for v in stored if _updated_here(v)])
+        if getattr(optimizer, "use_ema", False):
+            sharded_slots.gather(stored)
+        return result
 
     return finalize_variable_values
 
 
 class _Spread(threading.local):
-    """Whether an optimizer that another one wraps is given gradients that are spread over partitions."""
+    """Whether an optimizer that another one wraps is given gradients that are spread over ranks."""
 
     wrapped: bool = False
+    #: Whether gradients are being applied: a class's `apply_gradients` may call that of its base.
+    inside: bool = False
 
 
 _spread = _Spread()
 
 
 @contextlib.contextmanager
-def _applying_over_partitions() -> Iterator[None]:
+def _applying_over_ranks() -> Iterator[None]:
     before, _spread.wrapped = _spread.wrapped, True
     try:
         yield
@@ -280,10 +321,28 @@ def _applying_over_partitions() -> Iterator[None]:
         _spread.wrapped = before
 
 
+@contextlib.contextmanager
+def _gathered(stored: Iterable[Any]) -> Iterator[None]:
+    """A context in which gradients are applied, at the end of which every replica has the new weights.
+
+    Args:
+        stored: variables of this rank that gradients are given for.
+    """
+    if _spread.inside:
+        yield
+        return
+    _spread.inside = True
+    try:
+        yield
+    finally:
+        _spread.inside = False
+    sharded_slots.gather(stored)
+
+
 def _is_spread(pairs: Iterable[Any]) -> bool:
-    """Whether other ranks of the replica apply gradients of other variables of the same list."""
+    """Whether other ranks apply gradients of other variables of the same list."""
     running = runtime.current_or_none()
-    if running is None or running.topology.mp_size == 1:
+    if running is None or not _is_divided(running):
         return False
     return _spread.wrapped or any(variables.store_of(variable) is not None for _, variable in pairs)
 
@@ -296,17 +355,19 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is not None:
             options = dict(zip(("name",), args, strict=False)) | kwargs
             return recorder.record(optimizer, pairs, options)
-        kept = [(gradient, variable) for gradient, variable in pairs if _stored_here(variable)]
+        kept = [(gradient, variable) for gradient, variable in pairs if _updated_here(variable)]
         is_spread = _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
-        with applying(kept), _when_all_are_there(kept) if is_spread else contextlib.nullcontext():
+        stored = [variable for _, variable in pairs if _stored_here(variable)]
+        waiting = _when_all_are_there(kept) if is_spread else contextlib.nullcontext()
+        with _gathered(stored), applying(kept), waiting:
             return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)
 
     def apply_kept(
         optimizer: Any, kept: list[Any], is_spread: bool, nothing: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
-            with _applying_over_partitions() if is_spread else contextlib.nullcontext():
+            with _applying_over_ranks() if is_spread else contextlib.nullcontext():
                 return _skip_scaled(optimizer) if nothing else original(optimizer, kept, *args, **kwargs)
         if not is_spread or not _clips_by_all(optimizer):
             return _only_count(optimizer) if nothing else original(optimizer, kept, *args, **kwargs)
@@ -344,8 +405,12 @@ def _clips_by_all(optimizer: Any) -> bool:
 
 
 def _is_counted(variable: Any) -> bool:
-    """Whether this rank counts a gradient: that of a variable it owns; of one that all have, the first stage does."""
-    return variables.store_of(variable) is not None or runtime.current().topology.mp_rank == 0
+    """Whether this rank counts a gradient: that of a variable it owns; of one that all have, the first rank does."""
+    topology = runtime.current().topology
+    is_first = topology.dp_rank == 0 or not sharded_slots.are_shared()
+    if variables.store_of(variable) is None:
+        return topology.mp_rank == 0 and is_first
+    return is_first or sharded_slots.replica_of(variable) is not None
 
 
 def _only_count(optimizer: Any) -> Any:

@@ -70,14 +70,19 @@ def _in_keras_loop() -> bool:
     return getattr(_in_step, "loop", False)
 
 
+def patch_keras() -> None:
+    """Make Keras and TensorFlow see all ranks, until `smp.shutdown`. Doing it twice is doing it once."""
+    for patch in (optimizer_patch, state_patch, norm_patch):
+        if patch.install():
+            on_shutdown(patch.remove)
+
+
 class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
     """Metaclass: variables made while a distributed model is constructed get no storage yet."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         runtime.current()  # an error that says so where smp.init was forgotten
-        for patch in (optimizer_patch, state_patch, norm_patch):
-            if patch.install():
-                on_shutdown(patch.remove)
+        patch_keras()
         if cls is DistributedModel:
             return _wrap(*args, **kwargs)
         store = VariableStore(cls.__name__)

@@ -19,7 +19,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import runtime, tf_internals
+from smp_tf import runtime, sharded_slots, tf_internals
+from smp_tf.data_parallel import next_name, sum_over_replicas
 from smp_tf.gradient_marks import comes_from_a_step
 from smp_tf.stage_reduction import Reduction, over_stages
 from smp_tf.step_output import StepOutput
@@ -53,10 +54,21 @@ def _by_entry(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 _NORM_BY_ENTRY = Reduction(1, "the norm of all gradients", _by_entry)
-_NORM_OF_OWN = Reduction(2, "the norm that an optimizer clips by", lambda parts: tf.reduce_sum(tf.stack(parts), axis=0))
-_FINITE = Reduction(
-    3, "the check for gradients that are not finite", lambda parts: tf.reduce_min(tf.stack(parts), axis=0)
-)
+
+
+def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_sum(tf.stack(parts), axis=0)
+
+
+_NORM_OF_OWN = Reduction(2, "the norm that an optimizer clips by", _sum)
+_NOT_FINITE = Reduction(3, "the check for gradients that are not finite", _sum)
+
+
+def _over_optimizers(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
+    """Sum what optimizers have that apply parts of the same gradients: those of all stages, and of all shares."""
+    if sharded_slots.are_shared():
+        [own] = sum_over_replicas([own], next_name("smp_norm"))
+    return over_stages(own, reduction)
 
 
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
@@ -117,25 +129,26 @@ def clip_by_global_norm(gradients: Sequence[Any], clip_norm: Any, use_norm: Any 
 
 
 def all_finite(here: tf.Tensor) -> tf.Tensor:
-    """Whether all gradients of all stages are finite; every rank of the replica must call it.
+    """Whether all gradients of all stages are finite; every rank must call it.
 
     Args:
-        here: whether those of this rank are, a bool scalar.
+        here: whether those that this rank applies are, a bool scalar.
 
     Returns:
         A bool scalar, the same on every rank.
     """
-    return over_stages(tf.reshape(tf.cast(here, tf.float64), [1]), _FINITE)[0] > 0
+    not_finite = tf.reshape(tf.cast(tf.logical_not(here), tf.float64), [1])
+    return _over_optimizers(not_finite, _NOT_FINITE)[0] < 0.5
 
 
 def norm_of_own(gradients: Sequence[Any]) -> tf.Tensor:
-    """The norm over all stages of gradients that no two ranks give; every rank of the replica must call it.
+    """The norm over all stages of gradients that no two ranks give; every rank must call it.
 
     Args:
         gradients: those that this rank counts, none of them None; none at all is fine.
     """
     own = tf.add_n([_half_square(g) for g in gradients]) if gradients else tf.constant(0.0, tf.float64)
-    return _norm(over_stages(tf.reshape(own, [1]), _NORM_OF_OWN), gradients)
+    return _norm(_over_optimizers(tf.reshape(own, [1]), _NORM_OF_OWN), gradients)
 
 
 def _entries(gradients: Sequence[Any]) -> list[Any]:

@@ -20,6 +20,7 @@ import tf_keras
 from smp_tf import lifecycle, planning, proposal
 from smp_tf.cluster import Cluster, one_host
 from smp_tf.config import Config
+from smp_tf.data_parallel import averaging_bytes
 from smp_tf.errors import OfflinePlanError, StepError
 from smp_tf.model import DistributedModel
 from smp_tf.optimizer_state import slots_of
@@ -188,7 +189,7 @@ class OfflineModel:
         """The plan for some settings.
 
         Args:
-            config: as given to `smp.init`: partitions, microbatches, pipeline, optimize and memory_limit count.
+            config: as given to `smp.init`: what says how stages are made and what they store counts.
             replicas: number of replicas.
             cluster: what they run on; None for processes like this one, on one host.
             proof_seconds: how long to look for a better placement, or a proof that there is none.
@@ -220,11 +221,13 @@ class OfflineModel:
             advise=advise,
             chunks_per_rank=config.chunks_per_rank,
             contiguous=config.contiguous,
+            slot_shares=replicas if config.shard_optimizer_state else 1,
+            averaging_bytes=averaging_bytes(replicas),
         )
         plan = proposal.propose(made.graph, request, {})
         units, costs = planning.costs_of(made.graph, request)
         split = planning.cut(made.graph, plan)
-        plan = planning.with_exact_transfers(plan, split, made.samples)
+        plan = planning.with_exact_transfers(plan, split, request)
         return OfflinePlan(
             plan,
             made.graph,

@@ -87,10 +87,15 @@ def slots_of(optimizer: Any) -> float | None:
 def slot_bytes_here() -> int:
     """Bytes of the slots that the optimizers which were built for variables of this rank have there."""
     found = 0
-    for optimizer in [optimizer for optimizer, built in _reported.items() if built]:
+    for optimizer in in_use():
         variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
         found += sum(v.shape.num_elements() * v.dtype.size for v in variables if v.shape.rank)
     return found
+
+
+def in_use() -> list[Any]:
+    """The optimizers that were built for variables of this rank."""
+    return [optimizer for optimizer, built in _reported.items() if built]
 
 
 def is_ready(optimizer: Any) -> bool:

@@ -60,6 +60,8 @@ class PlacementRequest:
         chunks_per_rank: how many chunks of the model each rank has; None for as few as the schedule takes.
         placement: the stage of every chunk, where that is not the schedule's; else None.
         contiguous: whether every stage is one run of the units, where the schedule has one chunk on each.
+        slot_shares: among how many replicas the slots of a stage are shared.
+        averaging_bytes: memory through which every rank averages gradients; see `data_parallel.averaging_bytes`.
     """
 
     stages: int
@@ -81,6 +83,8 @@ class PlacementRequest:
     chunks_per_rank: int | None = None
     placement: tuple[int, ...] | None = None
     contiguous: bool = True
+    slot_shares: int = 1
+    averaging_bytes: int = 0
 
     @property
     def chunks(self) -> Chunks:
@@ -226,6 +230,7 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         owners=owners,
         gap=gap,
         speed=request.ranks.speed if request.ranks is not None else None,
+        slot_shares=request.slot_shares,
     )
     if without is not None:
         said = f"no more is proved of this placement: {without}"
@@ -254,7 +259,8 @@ def _costs_of(graph: OpGraph, units: Sequence[Unit], request: PlacementRequest) 
     costs = estimate(
         graph,
         units,
-        slots=request.slots,
+        # While it is open which variables a stage gets, shares count as equal.
+        slots=request.slots / request.slot_shares,
         microbatches=request.microbatches,
         machine=request.machine,
         unknown=request.samples,
@@ -490,14 +496,15 @@ def cut(
     return split(assignment, local_outputs, composites, cut_backward=in_two)
 
 
-def with_exact_transfers(plan: Plan, done: Split, samples: int = 1) -> Plan:
+def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> Plan:
     """The plan with the stash, transfers and working sets that its cut really has in place of the estimates.
 
     Args:
         plan: the plan.
         done: the step, cut by it.
-        samples: samples of a microbatch, where the graph leaves that length open.
+        request: what it was made for.
     """
+    samples = request.samples
     program, edges = plan_program(done, plan.schedule, plan.microbatches), edges_of(done)
     # A backward pass takes about twice the time of the forward pass; a stage whose time nobody knows takes some, and of
     # the chunks of a stage each takes as long.
@@ -507,7 +514,10 @@ def with_exact_transfers(plan: Plan, done: Split, samples: int = 1) -> Plan:
     batch = plan.microbatches * sum(
         kind.nbytes(samples) for node in done.graph.nodes if node.op == ARGUMENT for kind in node.outputs
     )
-    forecast = tuple(_exact(stage, row, done, held[stage], batch, samples) for stage, row in enumerate(plan.forecast))
+    # Where nothing is averaged, as in an evaluation, nothing is taken for it.
+    averaging = request.averaging_bytes if done.graph.gradients else 0
+    exact = [_exact(stage, row, done, held[stage], batch, samples) for stage, row in enumerate(plan.forecast)]
+    forecast = tuple(dataclasses.replace(row, transport_bytes=row.transport_bytes + averaging) for row in exact)
     return dataclasses.replace(plan, forecast=forecast)
 
 

@@ -214,7 +214,7 @@ def _without_limits(request: PlacementRequest) -> PlacementRequest:
 
 def _as_cut(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Plan:
     done = cut(graph, plan, request.local_outputs, request.composites)
-    return with_exact_transfers(plan, done, request.samples)
+    return with_exact_transfers(plan, done, request)
 
 
 def _with_price(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], plan: Plan) -> Plan:

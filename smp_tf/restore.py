@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import control, last_given, runtime, step_random, tf_internals, variables
+from smp_tf import control, last_given, runtime, sharded_slots, step_random, tf_internals, variables
 from smp_tf.announce import announce
 from smp_tf.checkpoint_files import Manifest, StoredTensor, check_files, read_tensors
 from smp_tf.checkpoint_keys import Item, Kind, Survey, survey, variable_of_slot
@@ -81,7 +81,8 @@ class Restore:
             return lambda variable: None
         own = {key: Item(key, Kind.MODEL, variable, owner) for key, variable, owner in known if owner == stage}
         problems = self._misfits(own.values())
-        slots = [k for k, s in self._manifest.tensors.items() if s.kind == Kind.SLOT and variable_of_slot(k) in own]
+        updated = {key for key, item in own.items() if not sharded_slots.is_updated_elsewhere(item.target)}
+        slots = [k for k, s in self._manifest.tensors.items() if s.kind == Kind.SLOT and variable_of_slot(k) in updated]
         with tf.init_scope():
             problems += [] if problems else self._damage([*own, *slots])
         self._agree(problems, f"restoring the model's variables from checkpoint {self.name!r}")
@@ -255,6 +256,8 @@ class Restore:
         """Whether another rank has what a key belongs to."""
         item = found.items.get(variable_of_slot(key))
         if item is not None and not item.is_here:
+            return True
+        if item is not None and stored.kind == Kind.SLOT and sharded_slots.is_updated_elsewhere(item.target):
             return True
         # An optimizer that has nothing to do on this rank makes nothing.
         return stored.optimizer in found.optimizers and not found.optimizers[stored.optimizer]

@@ -14,11 +14,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import first_steps, partition_file, pending_restore, planning, proposal, runtime, step_random, variables
+from smp_tf import (
+    first_steps,
+    partition_file,
+    pending_restore,
+    planning,
+    proposal,
+    runtime,
+    sharded_slots,
+    step_random,
+    variables,
+)
 from smp_tf.announce import announce
 from smp_tf.argument_structure import fill
 from smp_tf.config import Config
-from smp_tf.data_parallel import reduction_name, sum_over_replicas
+from smp_tf.data_parallel import averaging_bytes, reduction_name, sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.gather import WRITER
 from smp_tf.lifecycle import on_shutdown
@@ -266,6 +276,8 @@ class Step:
             chunks_per_rank=config.chunks_per_rank,
             placement=placement,
             contiguous=config.contiguous,
+            slot_shares=sharded_slots.count(),
+            averaging_bytes=averaging_bytes(running.topology.dp_size),
         )
 
         def propose(owners: Mapping[int, int], like: Plan | None = None) -> Plan:
@@ -287,7 +299,7 @@ class Step:
             plan, number = agree_on_plan(self.name, planned, graph, propose, owners, everywhere=everywhere)
         cut = planning.cut(graph, plan, request.local_outputs, request.composites)
         if decides or any(model._smp_store.is_new for model in models):
-            plan = planning.with_exact_transfers(plan, cut, samples)
+            plan = planning.with_exact_transfers(plan, cut, request)
             show_plan(plan)
         if decides:
             partition_file.keep(self.name, plan, graph)
@@ -491,9 +503,11 @@ def _settle(
             if owner is not None and state is not None:
                 by_position[state.position] = owner
         to_place.append((store, by_position))
-    restored = pending_restore.values_for(
-        (variable, owner) for store, owned in to_place for variable, owner in store.to_settle(owned, chunks)
-    )
+    placed = [pair for store, owned in to_place for pair in store.to_settle(owned, chunks)]
+    # Those that were placed before smp.shutdown are shared out anew.
+    known = [(v, state.owner) for store, _ in to_place for v in store if (state := store.state(v)) is not None]
+    sharded_slots.share(variable for variable, owner in [*known, *placed] if owner == stage)
+    restored = pending_restore.values_for(placed)
     for store, by_position in to_place:
         store.settle(by_position, stage, seed, restored, chunks)
     pending_restore.take_what_exists()

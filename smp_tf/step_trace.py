@@ -12,7 +12,7 @@ import tensorflow as tf
 from smp_tf import keras_adapter, planning, runtime, variables
 from smp_tf.announce import announce
 from smp_tf.errors import StepError
-from smp_tf.model import DistributedModel, model_with, set_step_being_traced
+from smp_tf.model import DistributedModel, model_with, patch_keras, set_step_being_traced
 from smp_tf.partition.lower import Lowered, lower
 from smp_tf.partition.measurements import leave_the_model
 from smp_tf.partition.op_graph import OpGraph
@@ -107,6 +107,8 @@ def trace_step(
     Raises:
         StepError: it calls no distributed model.
     """
+    # Its models may have been made before smp.shutdown.
+    patch_keras()
     open_traces: list[_OpenTrace] = []
 
     def no_summaries() -> bool:

@@ -35,6 +35,8 @@ class Placement:
         chunks: the stage of every chunk, in the plan that has decided this.
         is_local: whether this rank stores it; meaningful once owner is known.
         is_filled: whether it has a value here.
+        replica: the replica that keeps the optimizer's slots for it, where this rank's stage stores it and replicas
+            share them; None where all keep them.
     """
 
     owner: int | None = None
@@ -42,6 +44,7 @@ class Placement:
     chunks: tuple[int, ...] | None = None
     is_local: bool = False
     is_filled: bool = False
+    replica: int | None = None
 
 
 @dataclasses.dataclass
@@ -477,6 +480,12 @@ class VariableStore:
 
 #: The stores of a variable, by its handle: that of the model it was made in first.
 _stores_of: dict[int, tuple[weakref.ref[VariableStore], ...]] = {}
+
+
+def of_models() -> list[tf.Variable]:
+    """The variables of all distributed models."""
+    stores = {id(store): store for found in _stores_of.values() for ref in found if (store := ref()) is not None}
+    return [variable for store in stores.values() for variable in store]
 
 
 def store_of(variable: Any) -> VariableStore | None:

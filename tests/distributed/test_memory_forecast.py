@@ -20,6 +20,13 @@ def case(model: str, pipeline: str) -> LaunchedCase:
     return LaunchedCase(2, CASES, Case(name, "forecast_and_measured", {"model": model}, config), COUNTED, 180.0)
 
 
+def shared() -> LaunchedCase:
+    config = {"partitions": 2, "microbatches": 4, "pipeline": "simple", "seed": 1, "shard_optimizer_state": True}
+    made = Case("shared", "forecast_and_measured", {"model": "gpt"}, config)
+    # In fresh processes: Horovod takes its buffer once.
+    return LaunchedCase(4, CASES, made, COUNTED, 240.0, fresh=True)
+
+
 def cases() -> list[object]:
     return [
         pytest.param(case(model, pipeline), id=f"{model}-{pipeline}", marks=marks)
@@ -35,7 +42,7 @@ def cases() -> list[object]:
             ("lstm", "simple", [pytest.mark.full]),
             ("lstm", "interleaved", [pytest.mark.full]),
         )
-    ]
+    ] + [pytest.param(shared(), id="shared", marks=[pytest.mark.full])]
 
 
 @pytest.mark.parametrize("launched", cases())
@@ -50,9 +57,21 @@ def test_the_forecast_is_near_what_the_allocator_counts(
         assert forecast["stored_bytes"] == pytest.approx(found["peak"], rel=within)
         # Between steps there are weights and slots, and the batch; not the copies of other ranks' weights.
         stored = forecast["weight_bytes"] - found["copied"] + forecast["slot_bytes"] + found["batch"]
+        stored += found["averaging"]
         # The allocator may give a slot a piece that was freed, and is up to twice as large.
         assert 0.85 * stored < found["between"] < 2.0 * stored
     # After its fourth step the training says so itself, on rank 0 alone, and once.
     said = [output.count("memory after the first steps") for output in case_result.output]
-    assert said == [1, 0]
+    assert said == [1] + [0] * (launched.size - 1)
     assert "not counted" not in case_result.output[0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launched", [pytest.param(shared(), id="shared")])
+def test_slots_that_replicas_share_are_those_of_the_forecast(launched: LaunchedCase, case_result: CaseResult) -> None:
+    ranks = case_result.values()
+    for stage in range(2):
+        own = [rank for rank in ranks if rank["place"][0] == stage]
+        shares = [rank["forecast"]["slot_bytes"] for rank in own]
+        assert max(shares) == own[0]["planned slots"]
+        assert sum(shares) == 2 * own[0]["forecast"]["weight_bytes"] - 2 * own[0]["copied"]

@@ -92,10 +92,16 @@ def test_what_is_no_plan_is_refused() -> None:
         Plan.from_json("[" * 100000)
 
 
-def made(stages: int = 2, layers: int = 4, objective: str = "memory", speed: tuple[float, ...] | None = None) -> Plan:
+def made(
+    stages: int = 2,
+    layers: int = 4,
+    objective: str = "memory",
+    speed: tuple[float, ...] | None = None,
+    slot_shares: int = 1,
+) -> Plan:
     graph = chain_of_dense(layers)
     units = build_units(graph)
-    costs = estimate(graph, units, slots=2.0, microbatches=4)
+    costs = estimate(graph, units, slots=2.0 / slot_shares, microbatches=4)
     chain = Chain.of([u.name for u in units], costs, manual=[u.stage for u in units])
     in_flight = [min(stages - r, 4) for r in range(stages)]
     solution = solve_chain(chain, stages, objective=objective, microbatches=4, in_flight=in_flight)
@@ -110,7 +116,16 @@ def made(stages: int = 2, layers: int = 4, objective: str = "memory", speed: tup
         objective=objective,
         fingerprint="f",
         speed=speed,
+        slot_shares=slot_shares,
     )
+
+
+@pytest.mark.parametrize(
+    ("shares", "slots"), [(1, 3 * 512), (2, 2 * 512), (3, 512), (4, 512)], ids=["all", "unequal", "one each", "none"]
+)
+def test_shared_slots_count_as_those_of_the_largest_share(shares: int, slots: int) -> None:
+    [only] = made(stages=1, layers=3, slot_shares=shares).forecast
+    assert (only.weight_bytes, only.slot_bytes) == (3 * 256, slots)
 
 
 def test_the_time_of_a_stage_is_that_of_its_rank() -> None:

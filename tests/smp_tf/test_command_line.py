@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -144,8 +145,10 @@ def test_what_does_not_fit_is_told_with_what_would_help(script: str, capsys: pyt
 
 
 def test_auto_recommends_and_writes_what_it_takes(
-    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # With Horovod's usual buffer nothing fits that has replicas.
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
     path = tmp_path / "plan.json"
     sizes = ["--partitions", "auto", "--ranks", "4", "--batch-size", "8"]
     assert run(f"{script}:build", *sizes, "--memory-limit", "4KiB", "--json", str(path)) == 0
@@ -173,6 +176,15 @@ def test_a_cluster_is_filled_with_replicas(script: str, tmp_path: Path, capsys: 
     assert "replicas" not in capsys.readouterr().out
     assert run(f"{script}:build", *sizes, "--memory-limit", "1KiB") == 1
     assert "memory_limit is 1.0 KiB" in capsys.readouterr().err
+
+
+def test_replicas_that_share_slots_have_fewer_each(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    slots = []
+    for more in ([], ["--shard-optimizer-state"]):
+        assert run(f"{script}:build", "--partitions", "1", "--replicas", "2", "--batch-size", "8", *more) == 0
+        [told] = re.findall(r"\+ ([\d.]+) KiB", capsys.readouterr().out)
+        slots.append(float(told))
+    assert 0.5 * slots[0] <= slots[1] < 0.7 * slots[0]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def test_defaults():
         "check_inputs": True,
         "check_replicas": True,
         "gradient_compression": None,
+        "shard_optimizer_state": False,
         "intra_op_threads": None,
         "xla": False,
     }
@@ -48,6 +49,15 @@ def test_the_table_and_the_fields_have_the_same_defaults():
     assert fields == {name: key.default for name, key in KEYS.items()}
     for name, key in KEYS.items():
         assert key.check(key.default) == key.default, name
+
+
+def test_one_replica_has_nobody_to_share_slots_with():
+    shared = Config(partitions=2, shard_optimizer_state=True)
+    assert shared.for_world(4).shard_optimizer_state
+    assert shared.for_world(4).notes == ()
+    alone = shared.for_world(2)
+    assert not alone.shard_optimizer_state
+    assert alone.notes == ("With one replica there is nobody to share slots with: shard_optimizer_state is not used.",)
 
 
 def test_a_config_cannot_be_changed():

@@ -141,3 +141,10 @@ def test_names_do_not_depend_on_how_many_functions_were_traced(reduced: list[dic
         data_parallel.average_gradients([None])
     names = [asked["name"] for asked in reduced]
     assert names == ["smp_average_1_float32", "smp_average_2_float32"] * 2
+
+
+def test_the_buffer_of_horovod_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
+    assert [data_parallel.averaging_bytes(replicas) for replicas in (1, 2, 8)] == [0, 128 << 20, 128 << 20]
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1048576")
+    assert data_parallel.averaging_bytes(2) == 1 << 20

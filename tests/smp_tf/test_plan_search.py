@@ -26,7 +26,9 @@ def chain() -> tf_keras.Model:
 
 
 @pytest.fixture
-def model(keras_defaults: None) -> Iterator[OfflineModel]:
+def model(keras_defaults: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[OfflineModel]:
+    # Horovod's usual buffer is much larger than these models.
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
     with offline():
         yield OfflineModel(chain, batch_size=32)
 
@@ -68,6 +70,16 @@ def test_the_table_says_what_other_settings_cost(model: OfflineModel) -> None:
     assert any("does not fit" in line for line in lines)
     assert sum("taken" in line for line in lines) == 1
     assert any("-" in line and "%" in line.split("│")[-2] for line in lines[4:])
+
+
+def test_replicas_take_a_buffer_of_horovod_more(model: OfflineModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def needed() -> list[float]:
+        tried = found(model, "100MiB", partitions=[2], microbatches=[4], pipelines=["simple"])
+        return [candidate.needed or 0 for candidate in tried.candidates]
+
+    [without] = needed()
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1000000")
+    assert needed() == [without + 1_000_000]
 
 
 def test_where_nothing_fits_the_nearest_is_named(model: OfflineModel) -> None:

@@ -17,15 +17,19 @@ from tests.partition.op_graph_builder import chain_of_dense
 GRAPH = chain_of_dense(8, batch=16)
 
 
-def proposed(graph: OpGraph, schedule: str, stages: int, microbatches: int, limit: float | None = None) -> Plan:
+def request(schedule: str, stages: int, microbatches: int, limit: float | None = None) -> planning.PlacementRequest:
     ranks = Ranks.alike(stages, limit)
-    request = planning.PlacementRequest(stages, microbatches, schedule, "memory", 0.0, ranks=ranks)
-    return proposal.propose(graph, request, {})
+    return planning.PlacementRequest(stages, microbatches, schedule, "memory", 0.0, ranks=ranks)
+
+
+def proposed(graph: OpGraph, schedule: str, stages: int, microbatches: int, limit: float | None = None) -> Plan:
+    return proposal.propose(graph, request(schedule, stages, microbatches, limit), {})
 
 
 def needed(schedule: str, stages: int, microbatches: int) -> int:
     plan = proposed(GRAPH, schedule, stages, microbatches)
-    exact = planning.with_exact_transfers(plan, planning.cut(GRAPH, plan))
+    asked = request(schedule, stages, microbatches)
+    exact = planning.with_exact_transfers(plan, planning.cut(GRAPH, plan), asked)
     return max(row.stored_bytes for row in exact.forecast)
 
 

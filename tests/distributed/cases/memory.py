@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import smp_tf as smp
 from smp_tf import first_steps
+from smp_tf.data_parallel import averaging_bytes
 from smp_tf.optimizer_state import slot_bytes_here
 from tests.distributed.cases.equality import make_model
 from tests.distributed.memory_models import MODELS
@@ -60,11 +61,15 @@ def forecast_and_measured(model: str) -> dict[str, Any]:
     # In the fourth step the training says the same.
     train(*batch)
     (program,) = step._programs.values()
-    row = first_steps.with_slots(program.plan.forecast[smp.mp_rank()], slot_bytes_here())
+    planned = program.plan.forecast[smp.mp_rank()]
+    row = first_steps.with_slots(planned, slot_bytes_here())
     return {
         "forecast": {**dataclasses.asdict(row), "stored_bytes": row.stored_bytes},
         "copied": sum(shared.nbytes for shared in program.plan.shared if smp.mp_rank() in shared.copies),
         "batch": sum(part.dtype.size * part.shape.num_elements() for part in batch),
+        "planned slots": planned.slot_bytes,
+        "place": [smp.mp_rank(), smp.dp_rank()],
+        "averaging": averaging_bytes(smp.dp_size()),
         "between": between - before,
         "peak": peak - before,
     }

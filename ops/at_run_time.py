@@ -1,0 +1,29 @@
+"""Passes a tensor on when the graph runs, so that nothing is computed of it while the graph is prepared."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from smp_tf.ops.graph_op import run_independently
+from smp_tf.ops.library import tf_ops_library
+
+__all__ = ["at_run_time"]
+
+
+def at_run_time(value: tf.Tensor) -> tf.Tensor:
+    """Gives a tensor whose value TensorFlow does not know before the graph runs.
+
+    TensorFlow computes what depends on constants alone when it prepares a graph, also with ops that other processes
+    take part in. The op is exempt from automatic control dependencies.
+
+    Args:
+        value: A tensor of any type.
+
+    Returns:
+        The same tensor; the very object in eager mode.
+    """
+    if tf.executing_eagerly():
+        return value
+    same = tf_ops_library().smp_at_run_time(value=value)
+    run_independently(same.op)
+    return same

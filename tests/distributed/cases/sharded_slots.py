@@ -1,0 +1,178 @@
+"""Trainings whose replicas share the optimizer's slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+import smp_tf as smp
+from smp_tf import sharded_slots
+from smp_tf.optimizer_state import slots
+
+ROWS = 12
+#: What may differ between optimizers: slots of other shapes, or none; averages of weights; weights of two bytes.
+OPTIMIZERS = {
+    "adam": lambda: tf_keras.optimizers.Adam(0.01, weight_decay=0.1),
+    "clipped": lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.05),
+    "averages": lambda: tf_keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+    "finalized": lambda: tf_keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5),
+    "adafactor": lambda: tf_keras.optimizers.Adafactor(0.1),
+    "legacy": lambda: tf_keras.optimizers.legacy.Adam(0.01),
+    "nadam": lambda: tf_keras.optimizers.Nadam(0.01),
+}
+
+
+class Net(smp.DistributedModel):
+    """Layers of very different sizes."""
+
+    def __init__(self, widths: tuple[int, ...] = (40, 3, 30, 7)) -> None:
+        super().__init__(name="net")
+        start = tf_keras.initializers.RandomNormal(seed=7)
+        self.hidden = [layers.Dense(width, activation="tanh", kernel_initializer=start) for width in widths]
+        self.head = layers.Dense(2, kernel_initializer=start)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        for layer in self.hidden:
+            x = layer(x)
+        return self.head(x)
+
+
+def batch(step: int) -> np.ndarray:
+    """This replica's part of a batch."""
+    whole = np.random.RandomState(step).standard_normal((ROWS, 5)).astype(tf_keras.backend.floatx())
+    return whole[smp.dp_rank() :: smp.dp_size()]
+
+
+def trained(optimizer: str, eager: bool = False) -> dict[str, Any]:
+    """Four steps of an optimizer over the model and a weight of the script's own.
+
+    Args:
+        optimizer: a key of `OPTIMIZERS`.
+        eager: apply gradients outside a tf.function.
+    """
+    tf_keras.backend.set_floatx("float64")
+    tf_keras.mixed_precision.set_global_policy("float64")
+    net, scale, made = Net(), tf.Variable(2.0, dtype=tf.float64), OPTIMIZERS[optimizer]()
+
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((scale * net(x) - 1.0) ** 2)
+        return tape.gradient(loss, [*net.trainable_variables, scale]), loss
+
+    def train(x: tf.Tensor) -> tf.Tensor:
+        gradients, loss = step(x)
+        sums = [gradient.accumulate() for gradient in gradients]
+        made.apply_gradients(zip(sums, [*net.trainable_variables, scale], strict=True))
+        return loss.reduce_mean()
+
+    run = train if eager else tf.function(train)
+    for number in range(4):
+        run(tf.constant(batch(number)))
+    if optimizer == "finalized":
+        made.finalize_variable_values(net.trainable_variables)
+    kept = {v.name: s.numpy().nbytes for v, _, s in slots(made, net.local_trainable_variables)}
+    return {
+        "weights": {v.name: v.numpy() for v in [*net.local_trainable_variables, scale]},
+        "slots": kept,
+        "sizes": {v.name: v.numpy().nbytes for v in net.local_trainable_variables},
+        "iterations": int(made.iterations),
+        "place": [smp.mp_rank(), smp.dp_rank()],
+    }
+
+
+def fitted() -> dict[str, Any]:
+    """An epoch of `fit` in mixed precision with a loss scale, whose weights are float32."""
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    net = smp.DistributedModel(
+        lambda: tf_keras.Sequential([layers.Dense(32, activation="tanh"), layers.Dense(16), layers.Dense(1)])
+    )
+    net.compile(optimizer=tf_keras.optimizers.Adam(0.01, global_clipnorm=0.1), loss="mse")
+    x = np.random.RandomState(0).standard_normal((48, 8)).astype(np.float32)
+    y = x[:, :1] * 3.0 - x[:, 1:2]
+    own = slice(smp.dp_rank(), None, smp.dp_size())
+    history = net.fit(x[own], y[own], batch_size=8 // smp.dp_size(), epochs=2, shuffle=False, verbose=0)
+    return {
+        "losses": history.history["loss"],
+        "weights": {v.name: v.numpy() for v in net.local_trainable_variables},
+        "slots": sum(1 for _ in slots(net.optimizer, net.local_trainable_variables)),
+    }
+
+
+def several_buckets() -> dict[str, Any]:
+    """Weights that take five buckets, one of them larger than a bucket."""
+    usual, sharded_slots.MOST_BYTES = sharded_slots.MOST_BYTES, 2000
+    try:
+        return weights_after_two_steps()
+    finally:
+        sharded_slots.MOST_BYTES = usual
+
+
+def weights_after_two_steps() -> dict[str, Any]:
+    net = Net((40, 20, 40, 20, 40))
+    optimizer = tf_keras.optimizers.SGD(0.1, momentum=0.9)
+
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - 1.0) ** 2)
+        return tape.gradient(loss, net.trainable_variables)
+
+    @tf.function
+    def train(x: tf.Tensor) -> None:
+        sums = [gradient.accumulate() for gradient in step(x)]
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+
+    for number in range(2):
+        train(tf.constant(batch(number)))
+    return {v.name: v.numpy().tolist() for v in net.trainable_variables}
+
+
+def started_twice() -> dict[str, Any]:
+    """A training that goes on after `smp.shutdown`, as it was and without shares."""
+    config = {"partitions": 1, "microbatches": 2, "seed": 1, "shard_optimizer_state": True}
+    smp.init(config)
+    net, made = Net(), tf_keras.optimizers.SGD(0.1, momentum=0.9)
+
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - 1.0) ** 2)
+        return tape.gradient(loss, net.trainable_variables)
+
+    def train(number: int) -> None:
+        sums = [gradient.accumulate() for gradient in step(tf.constant(batch(number)))]
+        made.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+
+    def held() -> list[str]:
+        return [v.name for v, _, _ in slots(made, net.trainable_variables)]
+
+    train(0)
+    train(1)
+    first = held()
+    smp.shutdown()
+    smp.init(config)
+    train(2)
+    weights = {v.name: v.numpy() for v in net.trainable_variables}
+    second = held()
+    smp.shutdown()
+    smp.init({**config, "shard_optimizer_state": False})
+    try:
+        train(3)
+    except Exception as error:
+        return {"weights": weights, "first": first, "second": second, "error": str(error)}
+    finally:
+        smp.shutdown()
+    return {"error": ""}
+
+
+def built_too_early() -> dict[str, Any]:
+    """An optimizer that is built before it is decided which replica has which slots."""
+    net = Net()
+    net.build((None, 5))
+    tf_keras.optimizers.Adam().build(net.trainable_variables)
+    return {}

@@ -1,0 +1,250 @@
+"""Replicas that share the optimizer's slots train as those that all keep all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smp_tf import checkpoint_files
+from smp_tf.partition.slot_shares import share_out
+from tests.distributed.cases.sharded_slots import OPTIMIZERS
+from tests.distributed.harness import Case, CaseResult, launch
+from tests.distributed.test_replicas import compare
+
+CASES = "tests.distributed.cases.sharded_slots"
+REPLICAS = "tests.distributed.cases.replicas"
+CHECKPOINTS = "tests.distributed.cases.checkpoints"
+NORMS = "tests.distributed.cases.norms"
+GRIDS = [(1, 2), (2, 2)]
+#: What an optimizer does over stages too; the others do the same with what each stage has.
+OVER_STAGES = ("adam", "clipped", "averages", "legacy")
+ZOO = {"mlp_adam_float32": 1e-4, "sparse_embedding": 1e-9}
+
+
+def config(partitions: int, shared: bool = True, **more: Any) -> dict[str, Any]:
+    return {"partitions": partitions, "microbatches": 2, "seed": 1, "shard_optimizer_state": shared, **more}
+
+
+def cases(partitions: int, shared: bool = True) -> list[Case]:
+    names = [name for name in OPTIMIZERS if partitions == 1 or name in OVER_STAGES]
+    listed = [Case(name, "trained", {"optimizer": name}, config(partitions, shared)) for name in names]
+    listed.append(Case("eager", "trained", {"optimizer": "adam", "eager": True}, config(partitions, shared)))
+    return listed
+
+
+def zoo(partitions: int, shared: bool = True) -> list[Case]:
+    return [Case(name, "train", {"model": name}, config(partitions, shared)) for name in ZOO]
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, CaseResult]:
+    """One process, which has all slots."""
+    return launch(1, CASES, cases(1, False)) | launch(1, REPLICAS, zoo(1, False))
+
+
+@pytest.fixture(scope="module")
+def shared() -> dict[tuple[int, int], dict[str, CaseResult]]:
+    """The same where replicas share them, by partitions and replicas."""
+    buckets = [Case(f"buckets {on}", "several_buckets", {}, config(1, on)) for on in (True, False)]
+    early = Case("early", "built_too_early", {}, config(1))
+
+    def more(partitions: int) -> list[Case]:
+        fit = [Case(f"fit {on}", "fitted", {}, config(partitions, on)) for on in (True, False)]
+        return [*fit, *buckets, early] if partitions == 1 else fit
+
+    return {(p, d): launch(p * d, CASES, [*cases(p), *more(p)]) | launch(p * d, REPLICAS, zoo(p)) for p, d in GRIDS}
+
+
+Shared = dict[tuple[int, int], dict[str, CaseResult]]
+
+
+@pytest.mark.parametrize(
+    ("grid", "name"),
+    [*(((1, 2), name) for name in [*OPTIMIZERS, "eager"]), *(((2, 2), name) for name in [*OVER_STAGES, "eager"])],
+)
+def test_every_optimizer_gives_the_weights_of_one_process(
+    whole: dict[str, CaseResult], shared: Shared, grid: tuple[int, int], name: str
+) -> None:
+    [alone] = whole[name].values()
+    ranks = shared[grid][name].values()
+    for rank in ranks:
+        assert rank["iterations"] == 4
+        for weight, value in rank["weights"].items():
+            np.testing.assert_allclose(value, alone["weights"][weight], rtol=1e-9, atol=1e-12, err_msg=weight)
+    assert {weight for rank in ranks for weight in rank["weights"]} == alone["weights"].keys()
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("name", ["adam", "legacy", "averages"])
+def test_every_slot_is_on_one_replica_and_shares_are_about_equal(
+    shared: Shared, grid: tuple[int, int], name: str
+) -> None:
+    partitions, replicas = grid
+    ranks = shared[grid][name].values()
+    for stage in range(partitions):
+        own = sorted((r for r in ranks if r["place"][0] == stage), key=lambda r: r["place"][1])
+        sizes = own[0]["sizes"]
+        wanted = share_out(list(sizes.values()), [0] * replicas)
+        for replica, rank in enumerate(own):
+            assert rank["sizes"] == sizes
+            assert set(rank["slots"]) == {w for w, r in zip(sizes, wanted, strict=True) if r == replica}
+        shares = [sum(rank["slots"].values()) for rank in own]
+        assert max(shares) < 0.8 * sum(shares)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("name", ZOO)
+def test_models_of_the_zoo(whole: dict[str, CaseResult], shared: Shared, grid: tuple[int, int], name: str) -> None:
+    [alone] = whole[name].values()
+    compare(shared[grid][name], alone, ZOO[name])
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_fit_with_a_loss_scale_and_a_clipped_norm(shared: Shared, grid: tuple[int, int]) -> None:
+    # Not beside one process: what is too large for float16 depends on how samples are divided.
+    ranks, whole = (shared[grid][f"fit {on}"].values() for on in (True, False))
+    for rank, alone in zip(ranks, whole, strict=True):
+        np.testing.assert_allclose(rank["losses"], alone["losses"], rtol=1e-5)
+        assert rank["weights"].keys() == alone["weights"].keys()
+        for weight, value in rank["weights"].items():
+            np.testing.assert_allclose(value, alone["weights"][weight], rtol=1e-5, atol=1e-6, err_msg=weight)
+    assert 2 * sum(rank["slots"] for rank in ranks) == sum(alone["slots"] for alone in whole)
+
+
+def test_weights_that_take_several_buckets_are_those_without_shares(shared: Shared) -> None:
+    found, wanted = (shared[1, 2][f"buckets {on}"].values() for on in (True, False))
+    assert found == wanted
+
+
+def test_shares_are_the_same_after_another_start() -> None:
+    """Optimizers knew nothing of ranks any more where a model from before smp.shutdown was trained on."""
+    ranks = launch(2, CASES, [Case("twice", "started_twice", {}, None)])["twice"].values()
+    assert sorted(ranks[0]["first"] + ranks[1]["first"]) == sorted(ranks[0]["weights"])
+    for rank in ranks:
+        assert rank["first"] == rank["second"]
+        for weight, value in rank["weights"].items():
+            np.testing.assert_array_equal(value, ranks[0]["weights"][weight], err_msg=weight)
+        assert rank["error"].startswith(
+            "Before smp.shutdown this SGD was used where 2 replicas share slots; now every replica has all slots. Make "
+            "a new optimizer."
+        )
+
+
+def test_an_optimizer_built_before_the_first_step_is_an_error_in_words(shared: Shared) -> None:
+    for rank in shared[1, 2]["early"].ranks:
+        assert rank.error is not None
+        assert "Which of the 2 ranks has slots for the variable is not decided yet" in rank.error
+
+
+def test_norms_count_every_gradient_once() -> None:
+    listed = [
+        Case(f"{kind}{' scaled' if scaled else ''}", "optimizers", {"kind": kind, "optimizer": "SGD", "scaled": scaled})
+        for kind in ("optimizers", "legacy")
+        for scaled in (False, True)
+    ]
+    listed.append(Case("nothing", "nothing_of_its_own"))
+
+    def on(shared: bool) -> dict[str, CaseResult]:
+        # All replicas have the same batch.
+        given = config(2, shared, check_inputs=False)
+        return launch(4, NORMS, [Case(c.name, c.function, c.arguments, given) for c in listed])
+
+    # Not beside one process, which has other slices of the sparse gradient: they are squared as they are.
+    whole, found = on(False), on(True)
+    for case in listed[:-1]:
+        for rank, wanted in zip(found[case.name].values(), whole[case.name].values(), strict=True):
+            assert rank["scales"] == wanted["scales"]
+            assert rank["iterations"] == 3
+            assert rank["weights"].keys() == wanted["weights"].keys()
+            for position, value in rank["weights"].items():
+                np.testing.assert_allclose(value, wanted["weights"][position], rtol=1e-5, atol=1e-7, err_msg=position)
+    for rank, wanted in zip(found["nothing"].values(), whole["nothing"].values(), strict=True):
+        for way in ("plain", "scaled"):
+            assert rank[way]["norm"] == pytest.approx(wanted[way]["norm"], rel=1e-5)
+            assert rank[way]["iterations"] == 1
+
+
+#: From and to how many partitions and replicas, and whether these share slots.
+RESUMED = {
+    "shared to shared": ((2, 2, True), (2, 2, True)),
+    "shared to other numbers of both": ((2, 2, True), (1, 4, True)),
+    "shared to one replica": ((2, 2, True), (2, 1, False)),
+    "shared to one process": ((2, 2, True), (1, 1, False)),
+    "whole to shared": ((2, 2, False), (2, 2, True)),
+}
+
+
+#: Those that differ most, and when.
+QUICKLY = [
+    ("shared to shared", "after"),
+    ("shared to other numbers of both", "before"),
+    ("shared to one process", "before"),
+    ("whole to shared", "before"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shares")
+
+
+@pytest.fixture(scope="module")
+def saved(folder: Path) -> dict[tuple[int, int, bool], CaseResult]:
+    """Uninterrupted trainings that save on their way."""
+    wanted = {source: name for source, name in ((s, "_".join(map(str, s))) for s, _ in RESUMED.values())}
+    listed = [
+        Case(name, "whole", {"folder": str(folder / name)}, config(source[0], source[2], microbatches=4))
+        for source, name in wanted.items()
+    ]
+    found = launch(4, CHECKPOINTS, listed)
+    return {source: found[name] for source, name in wanted.items()}
+
+
+@pytest.mark.parametrize(
+    ("way", "when"),
+    [
+        pytest.param(way, when, marks=[] if (way, when) in QUICKLY else pytest.mark.full)
+        for way in RESUMED
+        for when in ("before", "after")
+    ],
+)
+def test_checkpoints_restore_on_other_numbers_of_replicas(
+    way: str, when: str, saved: dict[tuple[int, int, bool], CaseResult], folder: Path
+) -> None:
+    source, (partitions, replicas, shared) = RESUMED[way]
+    losses = {rank["replica"]: rank["losses"] for rank in saved[source].values()}
+    arguments = {"folder": str(folder / "_".join(map(str, source))), "when": when}
+    given = config(partitions, shared, microbatches=4 if replicas < 4 else 2, seed=99)
+    [result] = launch(partitions * replicas, CHECKPOINTS, [Case("resumed", "resumed", arguments, given)]).values()
+    ranks = result.values()
+    for rank in ranks:
+        assert rank["read of stages"] == rank["held of stages"]
+    if replicas == source[1]:
+        for rank in ranks:
+            np.testing.assert_allclose(rank["losses"], losses[rank["replica"]], rtol=1e-9)
+    # Whatever the masks, which differ between replicas: all that was saved is taken up, by one rank of the stage each.
+    slots = [key for rank in ranks for key in rank["held of stages"] if ".OPTIMIZER_SLOT" in key]
+    assert len(slots) == len(set(slots)) * (replicas if not shared else 1)
+    manifest = checkpoint_files.read_manifest(str(folder / "_".join(map(str, source))), "ckpt-1")
+    assert set(slots) == {key for key in manifest.tensors if ".OPTIMIZER_SLOT" in key}
+
+
+def test_parts_of_shares_are_beside_those_of_their_stage(
+    saved: dict[tuple[int, int, bool], CaseResult], folder: Path
+) -> None:
+    saved[2, 2, True].values()
+    manifest = checkpoint_files.read_manifest(str(folder / "2_2_True"), "ckpt-1")
+    nonce = manifest.parts[0].prefix.rpartition("-")[2]
+    assert [part.prefix for part in manifest.parts] == [
+        f"mp_rank_0/ckpt-1-{nonce}",
+        f"mp_rank_1/ckpt-1-{nonce}",
+        f"mp_rank_0/ckpt-1-{nonce}-1",
+        f"mp_rank_1/ckpt-1-{nonce}-1",
+    ]
+    held = {part: {key for key, t in manifest.tensors.items() if t.part == part} for part in range(4)}
+    assert all(".OPTIMIZER_SLOT" in key for part in (2, 3) for key in held[part])
+    whole = checkpoint_files.read_manifest(str(folder / "2_2_False"), "ckpt-1")
+    assert manifest.tensors.keys() == whole.tensors.keys()
