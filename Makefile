@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 IN_VENV = PATH="$(VENV)/bin:$$PATH" VIRTUAL_ENV="$(VENV)"
 PYTEST = $(IN_VENV) python -m pytest
-# Unit tests first, then those that start several processes.
-LAST := tests/examples/ tests/distributed/
 FOLDERS := $(sort $(dir $(wildcard tests/*/test_*.py)))
-TESTS := $(filter-out $(LAST),$(FOLDERS)) $(foreach folder,$(LAST),$(filter $(folder),$(FOLDERS)))
+# Where all tests start several processes, and where some do (tests/conftest.py holds others to that): every part of a
+# run imports only what it may run.
+ALL_SEVERAL := tests/examples/ tests/distributed/
+SOME_SEVERAL := tests/benchmarks/ tests/docs/
+UNITS := $(filter-out $(ALL_SEVERAL),$(FOLDERS))
+SEVERAL := $(SOME_SEVERAL) $(ALL_SEVERAL)
 SOURCES := $(wildcard smp_tf smdistributed ops partition pipeline docs examples benchmarks tests tools setup.py)
 # mypy looks at folders, not at setup.py: links give it the package as it is installed.
 TYPED := .setup/typed
@@ -15,17 +18,17 @@ CXX_SOURCES = $(shell find $(wildcard ops tests tools) -name '*.cc' -o -name '*.
 ARGS ?=
 # Tests of one process share the cores; those that start several have them to themselves. Every part runs, also after one
 # that failed, so that one run tells all; an interrupt, or -x in ARGS, ends it (pytest's exit status 2). That ARGS leaves
-# nothing to a part (5) is no failure. Files begin in the order of their names: by numbers of tests, as pytest-xdist would
-# have it, long ones with few tests came last, and a core was idle.
+# nothing to a part (5) is no failure. Files begin in the order of their names, the longest before (tests/conftest.py): by
+# numbers of tests, as pytest-xdist would have it, long ones with few tests came last, and a core was idle.
 AT_ONCE := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Launches of several processes often wait, for one rank's imports or for a rank to be missed: three files at a time.
 IN_THREES := -n 3 --dist loadfile --no-loadscope-reorder
-part = $(PYTEST) $(1) $(TESTS) $(ARGS) || { status=$$?; [ $$status -ne 2 ] || exit 2; [ $$status -eq 5 ] || failed=1; }
+part = $(PYTEST) $(1) $(ARGS) || { status=$$?; [ $$status -ne 2 ] || exit 2; [ $$status -eq 5 ] || failed=1; }
 define all_parts
 failed=0; \
-$(call part,$(AT_ONCE) -m "not distributed" $(1)); \
-$(call part,$(IN_THREES) -m "distributed and not alone" $(1) $(2)); \
-$(call part,-m "distributed and alone" $(1)); \
+$(call part,$(AT_ONCE) -m "not distributed" $(1) $(UNITS)); \
+$(call part,$(IN_THREES) -m "distributed and not alone" $(1) $(2) $(SEVERAL)); \
+$(call part,-m "distributed and alone" $(1) $(SEVERAL)); \
 exit $$failed
 endef
 
@@ -59,7 +62,7 @@ test: setup ## Run the tests (ARGS="-k name" hands options to pytest)
 	$(call all_parts)
 
 test-quick: setup ## Run the unit tests but for the longest, about 3 minutes
-	$(PYTEST) $(AT_ONCE) -m "not distributed and not large" $(TESTS) $(ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) $(AT_ONCE) -m "not distributed and not large" $(UNITS) $(ARGS) || [ $$? -eq 5 ]
 
 test-all: setup ## Run all tests, the whole grid of models and settings included
 	$(call all_parts,--full,--results=$(CURDIR)/tests/distributed/RESULTS.md)

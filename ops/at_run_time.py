@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
 from smp_tf.ops.graph_op import run_independently
@@ -10,20 +13,23 @@ from smp_tf.ops.library import tf_ops_library
 __all__ = ["at_run_time"]
 
 
-def at_run_time(value: tf.Tensor) -> tf.Tensor:
+def at_run_time(value: tf.Tensor, handles: Sequence[Any] = ()) -> tf.Tensor:
     """Gives a tensor whose value TensorFlow does not know before the graph runs.
 
     TensorFlow computes what depends on constants alone when it prepares a graph, also with ops that other processes
-    take part in. The op is exempt from automatic control dependencies.
+    take part in. Without handles the op is exempt from automatic control dependencies.
 
     Args:
         value: A tensor of any type.
+        handles: Resource tensors of variables: automatic control dependencies then put the op behind their earlier and
+            in front of their later uses.
 
     Returns:
         The same tensor; the very object in eager mode.
     """
     if tf.executing_eagerly():
         return value
-    same = tf_ops_library().smp_at_run_time(value=value)
-    run_independently(same.op)
+    same = tf_ops_library().smp_at_run_time(value=value, handles=list(handles))
+    if not handles:
+        run_independently(same.op)
     return same

@@ -33,8 +33,9 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
     """Gives all replicas the weights and optimizer state of one of them, after the first batch.
 
     Replicas start alike, since they have the same seed. This makes sure of it where a script has changed weights on one
-    replica only, or has restored something on one of them. Slots that replicas share are left as they are: each is on
-    one replica only. `fit` adds it when there are replicas.
+    replica only, or has restored something on one of them. `fit` adds it when there are replicas. Where these share the
+    optimizer's slots (`shard_optimizer_state`), each of which is on one replica only, weights that differ before the
+    first step are an error, and the state of the optimizer is left as it is.
 
     Args:
         replica: the number of the replica whose state all take over.
@@ -64,9 +65,9 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
         }
         weights = [variable for variable in self.model.local_variables if id(variable.handle) not in metrics]
         variables = self.model.optimizer.variables
+        # Which of them only some replicas have, an optimizer of the script's own does not say.
         of_optimizer = variables() if callable(variables) else variables
-        shares = sharded_slots.of_shares()
-        state = [*weights, *(variable for variable in of_optimizer if id(variable.handle) not in shares)]
+        state = [*weights, *([] if sharded_slots.are_shared() else of_optimizer)]
         root = runtime.current().topology.members(CommGroup.DP_GROUP)[self._replica]
         broadcast_over_replicas(state, root, "smp_initial_state")
 

@@ -193,6 +193,9 @@ class _Walk:
             for variable, name, slot in optimizer_state.slots(optimizer, [item.target for item in reachable]):
                 of = item_of[id(variable)]
                 with_slots.add(id(variable))
+                if sharded_slots.is_updated_elsewhere(variable):
+                    # An optimizer that was built before the model was wrapped; nothing changes them here.
+                    continue
                 key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"
                 is_share = sharded_slots.replica_of(variable) is not None
                 self.found.items[key] = Item(key, Kind.SLOT, slot, of.stage, True, path, is_share)

@@ -56,10 +56,12 @@ class Writing:
         self._built = {
             path: any(words["built"].get(path, False) for words in said) for words in said for path in words["built"]
         }
-        #: The stage that writes what is not a stage's own: the first that has it.
-        self._stage_of: dict[str, int] = {}
-        for stage, rank in reversed(list(enumerate(self._writers))):
-            self._stage_of.update(dict.fromkeys(said[rank]["has"], stage))
+        #: The ranks in the order in which they are asked: those of replica 0 first.
+        self._order = (*self._writers, *(rank for rank in range(topology.size) if rank not in self._writers))
+        #: The rank that writes what is not a stage's own: the first that has it.
+        self._writer_of: dict[str, int] = {}
+        for rank in reversed(self._order):
+            self._writer_of.update(dict.fromkeys(said[rank]["has"], rank))
 
     def write_parts(self) -> None:
         """Write what this rank is to write, and wait for all others.
@@ -105,8 +107,7 @@ class Writing:
     def _commit(self, begun: float) -> None:
         parts: list[Part] = []
         tensors: dict[str, StoredTensor] = {}
-        others = [rank for rank in range(self._topology.size) if rank not in self._writers]
-        for rank in (*self._writers, *others):
+        for rank in self._order:
             words = self._told[rank]
             if words["part"] is None:
                 continue
@@ -143,8 +144,8 @@ class Writing:
     def _is_written_here(self, item: Item) -> bool:
         if item.is_share:
             return True
-        stage = item.stage if _is_owned(item) else self._stage_of[item.key]
-        return stage is not None and self._topology.rank == self._writers[stage]
+        writer = self._writers[item.stage] if item.stage is not None else self._writer_of[item.key]
+        return self._topology.rank == writer
 
     def _described(self, item: Item, value: tf.Tensor) -> list[Any]:
         return [value.dtype.name, value.shape.as_list(), item.kind.value, item.stage, item.optimizer]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +34,10 @@ def averaging_bytes(replicas: int) -> int:
     Returns:
         Bytes.
     """
-    return int(os.environ.get("HOROVOD_FUSION_THRESHOLD", _FUSION_BUFFER)) if replicas > 1 else 0
+    if replicas == 1:
+        return 0
+    given = os.environ.get("HOROVOD_FUSION_THRESHOLD", "")
+    return int(given) if given.isdecimal() else _FUSION_BUFFER
 
 
 def reduction_name(known_as: str) -> str:
@@ -49,13 +51,16 @@ def reduction_name(known_as: str) -> str:
     return f"smp_gradients_{re.sub('[^A-Za-z0-9_.]', '_', known_as)}"
 
 
-def sum_over_replicas(tensors: Sequence[tf.Tensor], name: str, *, compression: str | None = None) -> list[tf.Tensor]:
+def sum_over_replicas(
+    tensors: Sequence[tf.Tensor], name: str, *, compression: str | None = None, handles: Sequence[Any] = ()
+) -> list[tf.Tensor]:
     """The sums over the replicas of tensors that every rank of this stage's group has.
 
     Args:
         tensors: dense tensors, the same number, shapes and types on every rank of the group.
         name: unique name of the operation, equal on those ranks.
         compression: how those of a type in `wire_compression.COMPRESSED` are sent; None: as they are.
+        handles: see `collective`; for what is sent as it is.
 
     Returns:
         The sums; the tensors themselves where there is one replica.
@@ -69,7 +74,7 @@ def sum_over_replicas(tensors: Sequence[tf.Tensor], name: str, *, compression: s
     if small:
         found = compressed_sums([tensors[i] for i in small], str(compression), _exchange(replicas, name))
         sums.update(zip(small, found, strict=True))
-    sums.update(zip(others, _sums([tensors[i] for i in others], name), strict=True))
+    sums.update(zip(others, _sums([tensors[i] for i in others], name, handles), strict=True))
     return [sums[i] for i in range(len(tensors))]
 
 
@@ -88,7 +93,7 @@ def _exchange(replicas: int, name: str) -> Exchange:
     return Exchange(replicas, alltoall, allgather)
 
 
-def _sums(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+def _sums(tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any] = ()) -> list[tf.Tensor]:
     """The sums of tensors that are sent as they are."""
     import horovod.tensorflow as hvd
 
@@ -100,6 +105,7 @@ def _sums(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         reduced = collective(
             hvd.grouped_allreduce,
             [sent[index] for index in of_type],
+            handles=handles,
             op=hvd.Sum,
             name=f"{name}_{dtype.name}",
             process_set=runtime.current().process_sets.dp,
@@ -159,7 +165,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
     if not todo:
         return results
-    name = next_name("smp_average")
+    name = _next_name()
     dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
     compression = runtime.current().config.gradient_compression
     sums = sum_over_replicas([tf.convert_to_tensor(results[i]) for i in dense], name, compression=compression)
@@ -194,7 +200,7 @@ def gathered(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def collective(function: Callable[..., Any], given: Any, **options: Any) -> Any:
+def collective(function: Callable[..., Any], given: Any, *, handles: Sequence[Any] = (), **options: Any) -> Any:
     """Call a function of Horovod so that its op runs once whenever the graph does, since other replicas wait for it.
 
     TensorFlow takes Horovod's ops for pure functions: it leaves them out where nobody reads what they give, and of
@@ -203,6 +209,8 @@ def collective(function: Callable[..., Any], given: Any, **options: Any) -> Any:
     Args:
         function: such as `hvd.allgather`.
         given: a tensor or a list of them.
+        handles: resource tensors of variables. The op comes behind their earlier uses, and all of it is done before
+            later ones, wherever these are: so one name may stand for all of them.
         options: further arguments.
 
     Returns:
@@ -210,28 +218,27 @@ def collective(function: Callable[..., Any], given: Any, **options: Any) -> Any:
     """
     if tf.executing_eagerly():
         return function(given, **options)
-    result = function(tf.nest.map_structure(at_run_time, given), **options)
+    result = function(tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), given), **options)
+    if handles:
+        return tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), result)
     run_independently(tf.nest.flatten(result)[0].op)
     return result
 
 
-#: Names given in a graph so far, by their stem.
-_counts: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+#: Averages in a graph so far.
+_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-def next_name(stem: str) -> str:
+def _next_name() -> str:
     """A name that no other operation of the graph being written has; replicas write the same graphs.
 
     Not all of them write as many: a replica with batches of another size may trace a function once more.
-
-    Args:
-        stem: what it begins with.
     """
     if tf.executing_eagerly():
-        return stem
-    counts = _counts.setdefault(tf_internals.outermost_graph(), Counter())
-    counts[stem] += 1
-    return f"{stem}_{counts[stem]}"
+        return "smp_average"
+    graph = tf_internals.outermost_graph()
+    count = _counts[graph] = _counts.get(graph, 0) + 1
+    return f"smp_average_{count}"
 
 
 def scaled(value: Any, factor: float) -> Any:

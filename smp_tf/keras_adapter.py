@@ -19,6 +19,7 @@ from smp_tf import (
     norms,
     pending_restore,
     recorded_apply,
+    replica_check,
     runtime,
     sharded_slots,
     tf_internals,
@@ -219,14 +220,16 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
         # A class's `build` calls that of its base first, when not all slots are there.
         outermost = optimizer not in _being_built
         _being_built.add(optimizer)
+        kept = [v for v in wanted if _updated_here(v)]
         try:
-            result = original(optimizer, [v for v in wanted if _updated_here(v)])
+            # Some look at the first variable.
+            result = original(optimizer, kept) if kept or not wanted else None
         finally:
             if outermost:
                 _being_built.discard(optimizer)
         if outermost:
             momentum_product.begin_step(optimizer)
-            pending_restore.optimizer_ready(optimizer)
+            pending_restore.optimizer_ready(optimizer, built=bool(kept) or not wanted)
         return result
 
     return build
@@ -348,6 +351,10 @@ def _is_spread(pairs: Iterable[Any]) -> bool:
 
 
 def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    # A class of the script's may compute something of all gradients. It is given those of all replicas' shares, and
+    # calls Keras's, which applies those of this one.
+    is_kept = _updated_here if original.__module__.startswith("tf_keras.") else _stored_here
+
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         momentum_product.begin_step(optimizer)
         pairs = list(grads_and_vars)
@@ -355,10 +362,12 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is not None:
             options = dict(zip(("name",), args, strict=False)) | kwargs
             return recorder.record(optimizer, pairs, options)
-        kept = [(gradient, variable) for gradient, variable in pairs if _updated_here(variable)]
+        kept = [(gradient, variable) for gradient, variable in pairs if is_kept(variable)]
         is_spread = _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
         stored = [variable for _, variable in pairs if _stored_here(variable)]
+        if not _spread.inside and sharded_slots.are_shared() and runtime.current().config.check_replicas:
+            replica_check.note_applied(optimizer, [pair for pair in pairs if _stored_here(pair[1])])
         waiting = _when_all_are_there(kept) if is_spread else contextlib.nullcontext()
         with _gathered(stored), applying(kept), waiting:
             return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)

@@ -14,24 +14,29 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import data_parallel, optimizer_state, runtime, variables
+from smp_tf import data_parallel, optimizer_state, runtime, tf_internals, variables
+from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.slot_shares import share_out
 from smp_tf.pipeline.reduction import MOST_BYTES
 
-#: So many buckets are on their way at the same time: each needs memory for its bytes.
-_AT_ONCE = 2
+#: Bytes travel as the widest of these that fits: Horovod counts elements.
+_WIRE_TYPES = {8: tf.int64, 4: tf.int32, 2: tf.uint16, 1: tf.uint8}
 
 
-class _Loads:
-    """Bytes of weights whose slots each replica of this rank's stage keeps."""
+class _State:
+    """What is kept while there are shares."""
 
-    by_replica: list[int] = []  # noqa: RUF012
+    #: What orders the collectives of one name.
+    order: tf.Variable | None = None
+    #: Bytes whose slots each replica was to keep so far: counted, since models end when Python finds the time for it.
+    loads: list[int] = []  # noqa: RUF012
 
 
 def are_shared() -> bool:
@@ -46,29 +51,25 @@ def count() -> int:
 
 
 def share(placed: Iterable[Any]) -> None:
-    """Decide which replica keeps the slots of variables that this rank stores from now on.
+    """Decide which replica keeps the slots of variables that this rank stores, and that a step has gradients of.
+
+    What was decided for as many replicas stays, also after `smp.shutdown`: optimizers have slots by it.
 
     Args:
         placed: variables of models, the same in the same order on every replica.
     """
     if not are_shared():
         return
-    if not _Loads.by_replica:
-        _Loads.by_replica = [0] * runtime.current().topology.dp_size
-        on_shutdown(_forget)
-    new = {id(variable.handle): variable for variable in placed if variable.trainable}
+    replicas = count()
     # Several models may use one.
-    todo = [variable for variable in new.values() if _placement(variable).replica is None]
-    sizes = [_nbytes(variable) for variable in todo]
-    for variable, size, replica in zip(todo, sizes, share_out(sizes, _Loads.by_replica), strict=True):
-        _placement(variable).replica = replica
-        _Loads.by_replica[replica] += size
-
-
-def _forget() -> None:
-    _Loads.by_replica = []
-    for variable in variables.of_models():
-        _placement(variable).replica = None
+    todo = [v for v in {id(v.handle): v for v in placed}.values() if _placement(v).replicas != replicas]
+    if not _State.loads:
+        _State.loads = [0] * replicas
+        on_shutdown(_State.loads.clear)
+    for variable, replica in zip(todo, share_out([_nbytes(v) for v in todo], _State.loads), strict=True):
+        placement = _placement(variable)
+        placement.replica, placement.replicas = replica, replicas
+        _State.loads[replica] += _nbytes(variable)
 
 
 def is_updated_elsewhere(variable: Any) -> bool:
@@ -81,7 +82,20 @@ def replica_of(variable: Any) -> int | None:
     """The replica that keeps the slots of a variable which this rank stores; None where all replicas do."""
     if not are_shared() or variables.store_of(variable) is None:
         return None
-    return _placement(variable).replica
+    placement = _placement(variable)
+    return placement.replica if placement.replicas == count() else None
+
+
+def order() -> tf.Variable:
+    """A variable whose uses have an order: a collective that is given its handle is done before the next one begins."""
+    if _State.order is None:
+        _State.order = variables.make_script_variable(initial_value=0, trainable=False, name="smp_order")
+        on_shutdown(_forget_order)
+    return _State.order
+
+
+def _forget_order() -> None:
+    _State.order = None
 
 
 def of_shares() -> set[int]:
@@ -102,16 +116,23 @@ def gather(changed: Iterable[Any]) -> None:
     Args:
         changed: variables, the same in the same order on every replica; those that no replica updates alone are left
             as they are.
+
+    Raises:
+        StepError: XLA is to compile this.
     """
     shared = list({id(v.handle): v for v in changed if replica_of(v) is not None}.values())
     if not shared:
         return
-    name = data_parallel.next_name("smp_weights")
-    done: list[list[tf.Operation]] = []
+    if tf_internals.is_compiled_by_xla():
+        raise StepError(
+            "Gradients are applied inside a tf.function with jit_compile=True, and replicas share the optimizer's "
+            "slots (shard_optimizer_state): XLA cannot compile what passes between them. Leave jit_compile out of the "
+            "function that applies gradients; xla=True in the configuration compiles the step."
+        )
+    # By what is gathered, not by how many gathers there are: a replica may trace a function once more than another.
+    code = zlib.crc32("\n".join(f"{v.name} {v.shape} {v.dtype.name} {replica_of(v)}" for v in shared).encode())
     for number, bucket in enumerate(_buckets(shared)):
-        before = done[number - _AT_ONCE] if number >= _AT_ONCE else []
-        with tf.control_dependencies(before):
-            done.append(_gather_bucket(bucket, f"{name}_{number}"))
+        _gather_bucket(bucket, f"smp_weights_{code:08x}_{number}")
 
 
 def _buckets(shared: Sequence[Any]) -> list[list[Any]]:
@@ -132,33 +153,36 @@ def _buckets(shared: Sequence[Any]) -> list[list[Any]]:
     return buckets
 
 
-def _gather_bucket(bucket: Sequence[Any], name: str) -> list[tf.Operation]:
-    """Exchange the values of variables; gives ops that have run when all have them."""
+def _gather_bucket(bucket: Sequence[Any], name: str) -> None:
+    """Exchange the values of variables."""
     import horovod.tensorflow as hvd
 
     running = runtime.current()
+    wire = _WIRE_TYPES[min(int(variable.dtype.size) for variable in bucket)]
     own = [variable for variable in bucket if replica_of(variable) == running.topology.dp_rank]
     # In the order of the replicas, as they come.
     ordered = sorted(bucket, key=lambda variable: replica_of(variable) or 0)
-    sent = tf.concat([_as_bytes(v.read_value()) for v in own], axis=0) if own else tf.zeros([0], tf.uint8)
-    group = running.process_sets.dp
-    received = data_parallel.collective(hvd.allgather, sent, name=name, process_set=group, ignore_name_scope=True)
-    parts = tf.split(received, [_nbytes(variable) for variable in ordered])
-    assigned = []
-    for variable, part in zip(ordered, parts, strict=True):
+    sent = tf.concat([_as_wire(v.read_value(), wire) for v in own], axis=0) if own else tf.zeros([0], wire)
+    received = data_parallel.collective(
+        hvd.allgather,
+        sent,
+        handles=[] if tf.executing_eagerly() else [variable.handle for variable in bucket],
+        name=name,
+        process_set=running.process_sets.dp,
+        ignore_name_scope=True,
+    )
+    for variable, part in zip(ordered, tf.split(received, [_nbytes(v) // wire.size for v in ordered]), strict=True):
         if is_updated_elsewhere(variable):
-            assigned.append(variable.assign(_from_bytes(part, variable), read_value=False))
-    return [op for op in assigned if op is not None] if not tf.executing_eagerly() else []
+            variable.assign(_from_wire(part, variable), read_value=False)
 
 
-def _as_bytes(value: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(tf.bitcast(value, tf.uint8), [-1])
+def _as_wire(value: tf.Tensor, wire: tf.DType) -> tf.Tensor:
+    return tf.reshape(tf.bitcast(value, wire), [-1])
 
 
-def _from_bytes(part: tf.Tensor, variable: Any) -> tf.Tensor:
-    shape = variable.shape.as_list()
-    size = variable.dtype.size
-    return tf.bitcast(tf.reshape(part, [*shape, size] if size > 1 else shape), variable.dtype)
+def _from_wire(part: tf.Tensor, variable: Any) -> tf.Tensor:
+    shape, parts = variable.shape.as_list(), variable.dtype.size // part.dtype.size
+    return tf.bitcast(tf.reshape(part, [*shape, parts] if parts > 1 else shape), variable.dtype)
 
 
 def _nbytes(variable: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -287,7 +287,7 @@ class Step:
         if stages == microbatches == running.topology.size == 1 and not (is_random or xla):
             if config.memory_limit is not None:
                 propose(owners)
-            _settle(models, lowered, [0] * len(lowered.variables), (0,), 0, running.seed)
+            _settle(models, lowered, [0] * len(lowered.variables), (0,), 0, running.seed, ())
             self._run_hooks()
             body = autograph_convert(self._function) if self._options.autograph else self._function
             return UnsplitProgram(
@@ -305,7 +305,8 @@ class Step:
             partition_file.keep(self.name, plan, graph)
             _remember(self.name, plan, graph, config)
         stage = running.topology.mp_rank
-        _settle(models, lowered, cut.assignment.owners, plan.placement, stage, running.seed)
+        trained = {gradient.variable for gradient in graph.gradients}
+        _settle(models, lowered, cut.assignment.owners, plan.placement, stage, running.seed, trained)
         ranks = running.topology.members(CommGroup.PP_GROUP)
         mine = {
             index: variable
@@ -490,8 +491,12 @@ def _settle(
     chunks: Sequence[int],
     stage: int,
     seed: int,
+    trained: Collection[int],
 ) -> None:
-    """Tell every model who owns its variables; this rank's get their initial values now."""
+    """Tell every model who owns its variables, and replicas who updates those that the step has gradients of.
+
+    This rank's get their initial values now.
+    """
     by_handle = {id(v.handle): owners[index] for index, v in enumerate(lowered.variables)}
     to_place: list[tuple[variables.VariableStore, dict[int, int]]] = []
     for model in models:
@@ -504,9 +509,9 @@ def _settle(
                 by_position[state.position] = owner
         to_place.append((store, by_position))
     placed = [pair for store, owned in to_place for pair in store.to_settle(owned, chunks)]
-    # Those that were placed before smp.shutdown are shared out anew.
     known = [(v, state.owner) for store, _ in to_place for v in store if (state := store.state(v)) is not None]
-    sharded_slots.share(variable for variable, owner in [*known, *placed] if owner == stage)
+    handles = {id(lowered.variables[index].handle) for index in trained}
+    sharded_slots.share(v for v, owner in [*known, *placed] if owner == stage and id(v.handle) in handles)
     restored = pending_restore.values_for(placed)
     for store, by_position in to_place:
         store.settle(by_position, stage, seed, restored, chunks)

@@ -37,6 +37,7 @@ class Placement:
         is_filled: whether it has a value here.
         replica: the replica that keeps the optimizer's slots for it, where this rank's stage stores it and replicas
             share them; None where all keep them.
+        replicas: among how many that was decided.
     """
 
     owner: int | None = None
@@ -45,6 +46,7 @@ class Placement:
     is_local: bool = False
     is_filled: bool = False
     replica: int | None = None
+    replicas: int = 1
 
 
 @dataclasses.dataclass

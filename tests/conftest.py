@@ -11,8 +11,11 @@ import pytest
 
 from tests import quick_import
 
-DISTRIBUTED = Path(__file__).parent / "distributed"
-EXAMPLES = Path(__file__).parent / "examples"
+#: Folders in which all tests start several processes, and those in which some do: the Makefile looks nowhere else.
+ALL_SEVERAL = ("distributed", "examples")
+SOME_SEVERAL = ("benchmarks", "docs")
+#: Files that take minutes: where several run at a time, the others fill up what is left beside them.
+LONGEST = ("test_equality.py", "test_examples.py", "test_errors.py", "test_packaging.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,8 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if DISTRIBUTED in item.path.parents or EXAMPLES in item.path.parents:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in ALL_SEVERAL:
             item.add_marker("distributed")
+        elif item.get_closest_marker("distributed") and folder not in SOME_SEVERAL:
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked distributed, and make test looks for such tests in "
+                f"{', '.join((*SOME_SEVERAL, *ALL_SEVERAL))} only. Move it, or add its folder to both lists."
+            )
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     if config.getoption("--full"):
         return
     left_out = [item for item in items if item.get_closest_marker("full")]

@@ -52,3 +52,21 @@ def test_it_is_the_same_tensor(dtype: type) -> None:
 
     np.testing.assert_array_equal(run(eager).numpy(), value)
     assert run(tf.constant("text")).numpy() == b"text"
+
+
+def test_with_handles_it_has_its_place_among_the_uses_of_variables() -> None:
+    variable, other = tf.Variable(1.0), tf.Variable(1.0)
+
+    @tf.function
+    def run(x: tf.Tensor) -> None:
+        variable.assign(2.0)
+        other.assign(2.0)
+        at_run_time(x, [variable.handle])
+        variable.assign(3.0)
+
+    graph = run.get_concrete_function(tf.TensorSpec([])).graph
+    first, beside, last = (op for op in graph.get_operations() if op.type == "AssignVariableOp")
+    [passes] = [op for op in graph.get_operations() if op.type == "SmpAtRunTime"]
+    assert first in passes.control_inputs
+    assert beside not in passes.control_inputs
+    assert passes in last.control_inputs

@@ -170,6 +170,149 @@ def started_twice() -> dict[str, Any]:
     return {"error": ""}
 
 
+class Chain(smp.DistributedModel):
+    """Dense layers without biases, as many as there are widths."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        start = tf_keras.initializers.RandomNormal(seed=7)
+        self.chain = [layers.Dense(width, use_bias=False, kernel_initializer=start) for width in widths]
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        for layer in self.chain:
+            x = layer(x)
+        return x
+
+
+def stepped(net: Any) -> Any:
+    """A step that gives the gradients of a model's weights."""
+
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - 1.0) ** 2)
+        return tape.gradient(loss, net.trainable_variables)
+
+    return step
+
+
+def two_models(folder: str) -> dict[str, Any]:
+    """The second model has one weight, so that a replica has nothing of it; applied in a function within a function."""
+    large, small = Chain(5, 40, 5), Chain(5)
+    first, second = tf_keras.optimizers.Nadam(0.01), tf_keras.optimizers.Nadam(0.01)
+    of_large, of_small = stepped(large), stepped(small)
+
+    @tf.function
+    def apply(gradients: Any) -> None:
+        second.apply_gradients(zip(gradients, small.trainable_variables, strict=True))
+
+    @tf.function
+    def train(x: tf.Tensor) -> None:
+        sums = [gradient.accumulate() for gradient in of_large(x)]
+        first.apply_gradients(zip(sums, large.trainable_variables, strict=True))
+        apply([gradient.accumulate() for gradient in of_small(x)])
+
+    for number in range(3):
+        train(tf.constant(batch(number)))
+    checkpoint = tf.train.Checkpoint(large=large, small=small, first=first, second=second)
+    smp.CheckpointManager(checkpoint, folder).save()
+    weights = [*large.trainable_variables, *small.trainable_variables]
+    return {
+        "weights": [v.numpy() for v in weights],
+        "iterations": [int(first.iterations), int(second.iterations)],
+        "slots of the small": len(list(slots(second, small.trainable_variables))),
+    }
+
+
+def unequal(what: str) -> dict[str, Any]:
+    """Replicas that differ in their weights before the first step, or in the gradients that they apply."""
+    net, optimizer = Chain(5, 5, 5), tf_keras.optimizers.SGD(0.1)
+    step = stepped(net)
+    if what == "weights":
+        net.build((None, 5))
+        net.set_weights([np.full((5, 5), 0.1 + smp.dp_rank(), np.float32)] * 3)
+    for number in range(4):
+        sums = [gradient.accumulate() for gradient in step(tf.constant(batch(number)))]
+        if what == "gradients":
+            sums = [gradient * (1.0 + smp.dp_rank()) for gradient in sums]
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+    return {}
+
+
+class Clipping(tf_keras.optimizers.SGD):
+    """Clips by the norm of all gradients, as users' classes do."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        gradients, weights = zip(*grads_and_vars, strict=True)
+        clipped, _ = tf.clip_by_global_norm(gradients, 0.01)
+        return super().apply_gradients(zip(clipped, weights, strict=True), *args, **kwargs)
+
+
+def own_optimizer() -> dict[str, Any]:
+    net, optimizer = Chain(5, 20, 5), Clipping(1.0)
+    step = stepped(net)
+    sums = [gradient.accumulate() for gradient in step(tf.constant(batch(0)))]
+    before = [v.numpy() for v in net.trainable_variables]
+    optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+    changes = [v.numpy() - b for v, b in zip(net.trainable_variables, before, strict=True)]
+    return {"norm": float(np.sqrt(sum(np.sum(change**2) for change in changes)))}
+
+
+def built_before_wrapping(folder: str) -> dict[str, Any]:
+    """An optimizer that has slots for all weights, since it was built for a model that was wrapped afterwards."""
+    plain = tf_keras.Sequential([tf_keras.Input((5,)), *(layers.Dense(5, use_bias=False) for _ in range(3))])
+    optimizer = tf_keras.optimizers.Adam(0.01)
+    optimizer.build(plain.trainable_variables)
+    net = smp.DistributedModel(plain)
+    step = stepped(net)
+    for number in range(2):
+        sums = [gradient.accumulate() for gradient in step(tf.constant(batch(number)))]
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+    smp.CheckpointManager(tf.train.Checkpoint(model=net, optimizer=optimizer), folder).save()
+    return {}
+
+
+def restored_after_another_start(folder: str) -> dict[str, Any]:
+    """A checkpoint that is saved, and one that is restored, after smp.shutdown and before another step."""
+    config = {"partitions": 1, "microbatches": 2, "seed": 1, "shard_optimizer_state": True}
+    smp.init(config)
+    net, optimizer = Chain(5, 20, 5), tf_keras.optimizers.Adam(0.01)
+    step = stepped(net)
+
+    def train(number: int) -> None:
+        sums = [gradient.accumulate() for gradient in step(tf.constant(batch(number)))]
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+
+    checkpoint = tf.train.Checkpoint(model=net, optimizer=optimizer)
+    train(0)
+    smp.shutdown()
+    smp.init(config)
+    manager = smp.CheckpointManager(checkpoint, folder)
+    manager.save()
+    train(1)
+    wanted = [v.numpy() for v in net.trainable_variables]
+    smp.shutdown()
+    smp.init(config)
+    smp.CheckpointManager(checkpoint, folder).restore()
+    train(1)
+    found = [v.numpy() for v in net.trainable_variables]
+    smp.shutdown()
+    return {"wanted": wanted, "found": found}
+
+
+def compiled() -> dict[str, Any]:
+    net, optimizer = Chain(5, 5), tf_keras.optimizers.SGD(0.1)
+    step = stepped(net)
+    sums = [gradient.accumulate() for gradient in step(tf.constant(batch(0)))]
+
+    @tf.function(jit_compile=True)
+    def apply(gradients: Any) -> None:
+        optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+
+    apply(sums)
+    return {}
+
+
 def built_too_early() -> dict[str, Any]:
     """An optimizer that is built before it is decided which replica has which slots."""
     net = Net()
