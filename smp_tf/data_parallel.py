@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import runtime, tf_internals
+from smp_tf import runtime, variables
 from smp_tf.gradient_marks import is_averaged, mark_averaged
+from smp_tf.lifecycle import on_shutdown
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.topology import CommGroup
@@ -60,7 +60,7 @@ def sum_over_replicas(
         tensors: dense tensors, the same number, shapes and types on every rank of the group.
         name: unique name of the operation, equal on those ranks.
         compression: how those of a type in `wire_compression.COMPRESSED` are sent; None: as they are.
-        handles: see `collective`; for what is sent as it is.
+        handles: see `collective`.
 
     Returns:
         The sums; the tensors themselves where there is one replica.
@@ -72,23 +72,24 @@ def sum_over_replicas(
     others = [i for i in range(len(tensors)) if i not in small]
     sums: dict[int, tf.Tensor] = {}
     if small:
-        found = compressed_sums([tensors[i] for i in small], str(compression), _exchange(replicas, name))
+        found = compressed_sums([tensors[i] for i in small], str(compression), _exchange(replicas, name, handles))
         sums.update(zip(small, found, strict=True))
     sums.update(zip(others, _sums([tensors[i] for i in others], name, handles), strict=True))
     return [sums[i] for i in range(len(tensors))]
 
 
-def _exchange(replicas: int, name: str) -> Exchange:
+def _exchange(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
     import horovod.tensorflow as hvd
 
     # Why scopes are ignored, see `_sums`.
     group = runtime.current().process_sets.dp
+    options: dict[str, Any] = {"handles": handles, "ignore_name_scope": True, "process_set": group}
 
     def alltoall(rows: tf.Tensor) -> tf.Tensor:
-        return collective(hvd.alltoall, rows, name=f"{name}_parts", ignore_name_scope=True, process_set=group)
+        return collective(hvd.alltoall, rows, name=f"{name}_parts", **options)
 
     def allgather(row: tf.Tensor) -> tf.Tensor:
-        return collective(hvd.allgather, row, name=f"{name}_sums", ignore_name_scope=True, process_set=group)
+        return collective(hvd.allgather, row, name=f"{name}_sums", **options)
 
     return Exchange(replicas, alltoall, allgather)
 
@@ -165,25 +166,29 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
     if not todo:
         return results
-    name = _next_name()
+    # One name for all: a replica with batches of another size may trace a function once more than others, so that
+    # counting would give the same average other names.
+    name, handles = "smp_average", [] if tf.executing_eagerly() else [order().handle]
     dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
     compression = runtime.current().config.gradient_compression
-    sums = sum_over_replicas([tf.convert_to_tensor(results[i]) for i in dense], name, compression=compression)
+    tensors = [tf.convert_to_tensor(results[i]) for i in dense]
+    sums = sum_over_replicas(tensors, name, compression=compression, handles=handles)
     for i, total in zip(dense, sums, strict=True):
         results[i] = scaled(total, 1.0 / replicas)
     for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
-        results[i] = scaled(gathered(results[i], f"{name}_{i}"), 1.0 / replicas)
+        results[i] = scaled(gathered(results[i], f"{name}_{i}", handles), 1.0 / replicas)
     for i in todo:
         mark_averaged(results[i])
     return results
 
 
-def gathered(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+def gathered(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = ()) -> tf.IndexedSlices:
     """The slices of all replicas, whose sum is that of the tensors they stand for.
 
     Args:
         slices: of this replica; any number of them.
         name: unique name of the operation, equal on the ranks of the group.
+        handles: see `collective`.
 
     Returns:
         Those of all replicas, in their order; the slices themselves where there is one replica.
@@ -195,8 +200,9 @@ def gathered(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
 
     dtype = slices.values.dtype
     sent = tf.cast(slices.values, _WIRE_TYPE.get(dtype, dtype))
-    values = tf.cast(collective(hvd.allgather, sent, name=f"{name}_values", process_set=group), dtype)
-    indices = collective(hvd.allgather, slices.indices, name=f"{name}_indices", process_set=group)
+    options: dict[str, Any] = {"handles": handles, "process_set": group}
+    values = tf.cast(collective(hvd.allgather, sent, name=f"{name}_values", **options), dtype)
+    indices = collective(hvd.allgather, slices.indices, name=f"{name}_indices", **options)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
@@ -225,20 +231,20 @@ def collective(function: Callable[..., Any], given: Any, *, handles: Sequence[An
     return result
 
 
-#: Averages in a graph so far.
-_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+class _Order:
+    variable: tf.Variable | None = None
 
 
-def _next_name() -> str:
-    """A name that no other operation of the graph being written has; replicas write the same graphs.
+def order() -> tf.Variable:
+    """A variable whose uses have an order: a collective that is given its handle is done before the next one begins."""
+    if _Order.variable is None:
+        _Order.variable = variables.make_script_variable(initial_value=0, trainable=False, name="smp_order")
+        on_shutdown(_forget_order)
+    return _Order.variable
 
-    Not all of them write as many: a replica with batches of another size may trace a function once more.
-    """
-    if tf.executing_eagerly():
-        return "smp_average"
-    graph = tf_internals.outermost_graph()
-    count = _counts[graph] = _counts.get(graph, 0) + 1
-    return f"smp_average_{count}"
+
+def _forget_order() -> None:
+    _Order.variable = None
 
 
 def scaled(value: Any, factor: float) -> Any:

@@ -20,7 +20,7 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import runtime, sharded_slots, tf_internals
-from smp_tf.data_parallel import sum_over_replicas
+from smp_tf.data_parallel import order, sum_over_replicas
 from smp_tf.gradient_marks import comes_from_a_step
 from smp_tf.stage_reduction import Reduction, over_stages
 from smp_tf.step_output import StepOutput
@@ -67,7 +67,7 @@ _NOT_FINITE = Reduction(3, "the check for gradients that are not finite", _sum)
 def _over_optimizers(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
     """Sum what optimizers have that apply parts of the same gradients: those of all stages, and of all shares."""
     if sharded_slots.are_shared():
-        [own] = sum_over_replicas([own], f"smp_norm_{reduction.code}", handles=[sharded_slots.order().handle])
+        [own] = sum_over_replicas([own], f"smp_norm_{reduction.code}", handles=[order().handle])
     return over_stages(own, reduction)
 
 

@@ -33,8 +33,6 @@ _WIRE_TYPES = {8: tf.int64, 4: tf.int32, 2: tf.uint16, 1: tf.uint8}
 class _State:
     """What is kept while there are shares."""
 
-    #: What orders the collectives of one name.
-    order: tf.Variable | None = None
     #: Bytes whose slots each replica was to keep so far: counted, since models end when Python finds the time for it.
     loads: list[int] = []  # noqa: RUF012
 
@@ -61,8 +59,9 @@ def share(placed: Iterable[Any]) -> None:
     if not are_shared():
         return
     replicas = count()
-    # Several models may use one.
-    todo = [v for v in {id(v.handle): v for v in placed}.values() if _placement(v).replicas != replicas]
+    # Several models may use one. One whose shape is open has no size by which to share it out: all replicas update it.
+    known = {id(v.handle): v for v in placed if v.shape.is_fully_defined()}
+    todo = [variable for variable in known.values() if _placement(variable).replicas != replicas]
     if not _State.loads:
         _State.loads = [0] * replicas
         on_shutdown(_State.loads.clear)
@@ -84,18 +83,6 @@ def replica_of(variable: Any) -> int | None:
         return None
     placement = _placement(variable)
     return placement.replica if placement.replicas == count() else None
-
-
-def order() -> tf.Variable:
-    """A variable whose uses have an order: a collective that is given its handle is done before the next one begins."""
-    if _State.order is None:
-        _State.order = variables.make_script_variable(initial_value=0, trainable=False, name="smp_order")
-        on_shutdown(_forget_order)
-    return _State.order
-
-
-def _forget_order() -> None:
-    _State.order = None
 
 
 def of_shares() -> set[int]:

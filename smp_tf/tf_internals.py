@@ -390,15 +390,6 @@ def tape_is_recording() -> bool:
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
-def outermost_graph() -> tf.Graph:
-    """The graph of the `tf.function` that is being traced, within which branches and loops have graphs of their own."""
-    graph = tf.compat.v1.get_default_graph()
-    function_graph = tf.__internal__.FuncGraph
-    while isinstance(graph, function_graph) and isinstance(graph.outer_graph, function_graph):
-        graph = graph.outer_graph
-    return graph
-
-
 def cond_independently(due: tf.Tensor, then: Callable[[], tf.Tensor], otherwise: Callable[[], tf.Tensor]) -> tf.Tensor:
     """A `tf.cond` that is exempt from automatic control dependencies.
 

@@ -43,6 +43,10 @@ def place_cases() -> list[Case]:
 
 OWN_GRADIENTS = Case("own gradients", "own_gradients", {}, {"partitions": 2, "microbatches": 2})
 TWICE = Case("called twice", "called_twice", {}, {"partitions": 1, "microbatches": 2})
+RETRACED = [
+    Case(f"retraced, {kind}", "traced_once_more", {}, {"partitions": 1, "gradient_compression": kind})
+    for kind in (None, "bf16")
+]
 COMPRESSED = {
     kind: Case(f"compressed as {kind}", "gradients", {}, {"partitions": 2, "microbatches": 2, "seed": 1} | more)
     for kind, more in {
@@ -72,7 +76,7 @@ class Launches:
             more = {
                 (3, 2): place_cases(),
                 (2, 2): [SHUFFLED, OWN_GRADIENTS, *COMPRESSED.values()],
-                (1, 2): [TWICE, *UNEQUAL],
+                (1, 2): [TWICE, *RETRACED, *UNEQUAL],
             }.get(key, [])
             listed = [*cases(partitions, replicas, strategy), *more]
             # Once as often as users have it: otherwise many buckets of a step come in one cycle.
@@ -194,6 +198,13 @@ def test_gradients_of_other_shapes_are_told(launches: Launches, case: Case) -> N
     ours, horovods = "gradients that replicas average must have the same shapes on all", "Mismatched ALLREDUCE tensor"
     for rank in launches.of(1, 2)[case.name].values():
         assert (ours if compressed else horovods) in rank["said"]
+
+
+@pytest.mark.parametrize("case", RETRACED, ids=["whole", "compressed"])
+def test_a_replica_may_trace_a_function_once_more(launches: Launches, case: Case) -> None:
+    """Averages were named by their number in the graph: a function that was traced before was not counted again."""
+    for rank in launches.of(1, 2)[case.name].values():
+        assert rank["averages"] == [[4.0, 8.0, 4.5], [3.5, 7.0, 4.5], [4.0, 8.0, 4.5]]
 
 
 def test_averages_of_one_name_in_a_graph_come_one_after_the_other(launches: Launches) -> None:

@@ -500,24 +500,6 @@ def test_a_graph_knows_whether_xla_compiles_it() -> None:
     assert not tf_internals.is_compiled_by_xla()
 
 
-def test_the_graph_around_branches_and_loops() -> None:
-    seen: list[tf.Graph] = []
-
-    @tf.function
-    def outer(x: tf.Tensor) -> tf.Tensor:
-        def branch() -> tf.Tensor:
-            seen.append(tf_internals.outermost_graph())
-            return x
-
-        seen.append(tf_internals.outermost_graph())
-        tf.cond(x > 0, lambda: tf.cond(x > 1, branch, branch), lambda: x)
-        return tf.while_loop(lambda i: i < 2.0, lambda i: i + branch(), [x])[0]
-
-    graph = outer.get_concrete_function(tf.TensorSpec([])).graph
-    assert len(seen) >= 4
-    assert all(found is graph for found in seen)
-
-
 def test_a_condition_that_is_independent_waits_for_nothing_and_runs() -> None:
     stored = tf.Variable(1.0)
 

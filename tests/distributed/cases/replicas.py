@@ -125,6 +125,25 @@ def called_twice() -> dict[str, Any]:
     return {"sums": [both(x).numpy().ravel().tolist() for _ in range(20)]}
 
 
+def traced_once_more() -> dict[str, Any]:
+    """Averages in a function within a function, of which one replica traces the outer one for two sizes of batches."""
+
+    @tf.function
+    def inner(gradient: tf.Tensor) -> tf.Tensor:
+        return smp.average_gradients([gradient])[0]
+
+    @tf.function
+    def outer(x: tf.Tensor) -> list[tf.Tensor]:
+        one = inner(tf.reduce_sum(x))
+        [two] = smp.average_gradients([tf.reduce_sum(2.0 * x)])
+        # TensorFlow would take the average of a constant for one.
+        [three] = smp.average_gradients([tf.constant(3.0) * (smp.dp_rank() + 1)])
+        return [one, two, three]
+
+    sizes = [(4, 4), (4, 3), (4, 4)]
+    return {"averages": [[float(t) for t in outer(tf.ones([own[smp.dp_rank()]]))] for own in sizes]}
+
+
 def gradients() -> dict[str, Any]:
     """The gradients of a float32 model on batches of this replica, from a step and from the script, as accumulated."""
     model = smp.DistributedModel(lambda: tf.keras.Sequential([tf.keras.layers.Dense(16) for _ in range(4)]))
