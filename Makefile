@@ -9,7 +9,7 @@ FOLDERS := $(sort $(dir $(wildcard tests/*/test_*.py)))
 ALL_SEVERAL := tests/examples/ tests/distributed/
 SOME_SEVERAL := tests/benchmarks/ tests/docs/
 UNITS := $(filter-out $(ALL_SEVERAL),$(FOLDERS))
-SEVERAL := $(SOME_SEVERAL) $(ALL_SEVERAL)
+SEVERAL := $(foreach folder,$(SOME_SEVERAL) $(ALL_SEVERAL),$(filter $(folder),$(FOLDERS)))
 SOURCES := $(wildcard smp_tf smdistributed ops partition pipeline docs examples benchmarks tests tools setup.py)
 # mypy looks at folders, not at setup.py: links give it the package as it is installed.
 TYPED := .setup/typed

@@ -292,6 +292,12 @@ class CheckpointManager(tf.train.CheckpointManager):
                 f"so they have no name in it. Give tf.train.Checkpoint the model too: "
                 f"tf.train.Checkpoint(optimizer=optimizer, model=model)."
             )
+        if found.other_shares:
+            raise CheckpointError(
+                f"Checkpoint {name!r} would lack slots of the optimizer at {found.other_shares[0]!r}: before "
+                f"smp.shutdown it was used with another shard_optimizer_state, or another number of replicas that "
+                f"shared them. Save before smp.shutdown."
+            )
         restoring = pending_restore.current()
         if isinstance(restoring, Restore):
             waiting = restoring.check()

@@ -79,6 +79,7 @@ class Survey:
         optimizers: path of every optimizer, and whether it has been built for variables of this rank.
         waiting: paths of optimizers that have not made their slots yet.
         orphans: (path of the optimizer, number of slots' variables that cannot be reached from the root).
+        other_shares: paths of optimizers that have slots of another share than this rank would have now.
     """
 
     items: dict[str, Item] = dataclasses.field(default_factory=dict)
@@ -87,6 +88,7 @@ class Survey:
     optimizers: dict[str, bool] = dataclasses.field(default_factory=dict)
     waiting: list[str] = dataclasses.field(default_factory=list)
     orphans: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    other_shares: list[str] = dataclasses.field(default_factory=list)
 
     def key_of(self) -> dict[int, str]:
         """The key of every variable, by `id` of its handle."""
@@ -199,6 +201,9 @@ class _Walk:
                 key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"
                 is_share = sharded_slots.replica_of(variable) is not None
                 self.found.items[key] = Item(key, Kind.SLOT, slot, of.stage, True, path, is_share)
+            of_model = any(item_of[found].kind is Kind.MODEL for found in with_slots)
+            if of_model and sharded_slots.shares_of(inner) != sharded_slots.count():
+                self.found.other_shares.append(path)
             count = optimizer_state.count_of_variables(optimizer)
             if count is not None and optimizer_state.has_slot_lists(optimizer) and len(with_slots) < count:
                 self.found.orphans.append((path, count - len(with_slots)))

@@ -138,7 +138,8 @@ KEYS: dict[str, Key] = {
         True,
         boolean,
         "true or false",
-        "compare the weights of the replicas before the second step and every 100th",
+        "compare the weights of the replicas before the second step and every 100th; with shard_optimizer_state before "
+        "the first, and then the gradients that were applied",
     ),
     "gradient_compression": Key(
         None,

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from smp_tf import runtime, variables
 from smp_tf.gradient_marks import is_averaged, mark_averaged
-from smp_tf.lifecycle import on_shutdown
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.topology import CommGroup
@@ -200,7 +199,8 @@ def gathered(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = ()) -
 
     dtype = slices.values.dtype
     sent = tf.cast(slices.values, _WIRE_TYPE.get(dtype, dtype))
-    options: dict[str, Any] = {"handles": handles, "process_set": group}
+    # Without an order of their own, those of two calls of a step are told apart by the scopes they are called in.
+    options: dict[str, Any] = {"handles": handles, "process_set": group, "ignore_name_scope": bool(handles)}
     values = tf.cast(collective(hvd.allgather, sent, name=f"{name}_values", **options), dtype)
     indices = collective(hvd.allgather, slices.indices, name=f"{name}_indices", **options)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
@@ -232,6 +232,7 @@ def collective(function: Callable[..., Any], given: Any, *, handles: Sequence[An
 
 
 class _Order:
+    #: Kept as long as the process: so long functions may live that were traced with it.
     variable: tf.Variable | None = None
 
 
@@ -239,12 +240,7 @@ def order() -> tf.Variable:
     """A variable whose uses have an order: a collective that is given its handle is done before the next one begins."""
     if _Order.variable is None:
         _Order.variable = variables.make_script_variable(initial_value=0, trainable=False, name="smp_order")
-        on_shutdown(_forget_order)
     return _Order.variable
-
-
-def _forget_order() -> None:
-    _Order.variable = None
 
 
 def scaled(value: Any, factor: float) -> Any:

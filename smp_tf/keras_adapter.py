@@ -250,15 +250,11 @@ def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     return _create_all_weights
 
 
-#: Among how many replicas the slots of an optimizer are shared.
-_shares_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-
 def _require_the_same_shares(optimizer: Any, wanted: Iterable[Any]) -> None:
     """Raise where an optimizer has slots for another share of the variables than this rank updates now."""
     if runtime.current_or_none() is None or all(variables.store_of(variable) is None for variable in wanted):
         return
-    then, now = _shares_of.setdefault(optimizer, sharded_slots.count()), sharded_slots.count()
+    then, now = sharded_slots.shares_of(optimizer), sharded_slots.count()
     if then != now:
         raise StepError(
             f"Before smp.shutdown this {type(optimizer).__name__} was used where {_in_words(then)}; now "
@@ -353,7 +349,7 @@ def _is_spread(pairs: Iterable[Any]) -> bool:
 def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     # A class of the script's may compute something of all gradients. It is given those of all replicas' shares, and
     # calls Keras's, which applies those of this one.
-    is_kept = _updated_here if original.__module__.startswith("tf_keras.") else _stored_here
+    of_keras = original.__module__.startswith("tf_keras.")
 
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         momentum_product.begin_step(optimizer)
@@ -362,6 +358,9 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is not None:
             options = dict(zip(("name",), args, strict=False)) | kwargs
             return recorder.record(optimizer, pairs, options)
+        # One that scales losses hands them on to the optimizer inside, which may be one of the script's.
+        takes_all = not of_keras or isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
+        is_kept = _stored_here if takes_all else _updated_here
         kept = [(gradient, variable) for gradient, variable in pairs if is_kept(variable)]
         is_spread = _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
@@ -419,7 +418,9 @@ def _is_counted(variable: Any) -> bool:
     is_first = topology.dp_rank == 0 or not sharded_slots.are_shared()
     if variables.store_of(variable) is None:
         return topology.mp_rank == 0 and is_first
-    return is_first or sharded_slots.replica_of(variable) is not None
+    if sharded_slots.replica_of(variable) is None:
+        return is_first
+    return not sharded_slots.is_updated_elsewhere(variable)
 
 
 def _only_count(optimizer: Any) -> Any:

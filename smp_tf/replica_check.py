@@ -75,9 +75,14 @@ def note_applied(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
     kept = [_applied(variable) for _, variable in shared]
 
     def note() -> tf.Tensor:
+        done: list[tf.Tensor] = []
         for (gradient, _), hashed in zip(shared, kept, strict=True):
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            hashed.assign(content_hash(tf.convert_to_tensor(values))[0], read_value=False)
+            # One after the other: from a GPU all of them would lie in the host's memory at once.
+            with tf.control_dependencies(done[-1:]):
+                own = content_hash(tf.convert_to_tensor(values))[0]
+            hashed.assign(own, read_value=False)
+            done.append(own)
         return tf.constant(True)
 
     tf.cond(tf.logical_or(tf.equal(steps, 0), tf.equal(steps % _EVERY, _EVERY - 1)), note, lambda: tf.constant(True))

@@ -42,6 +42,7 @@ class Runtime:
 
 
 _current: Runtime | None = None
+_starts = 0
 
 
 def current() -> Runtime:
@@ -65,5 +66,11 @@ def current_or_none() -> Runtime | None:
 
 def install(runtime: Runtime | None) -> None:
     """Puts a runtime in force, or none; only init and shutdown do this."""
-    global _current
+    global _current, _starts
     _current = runtime
+    _starts += runtime is not None
+
+
+def starts() -> int:
+    """How many times smp_tf was initialised in this process, the same on all ranks."""
+    return _starts

@@ -14,6 +14,7 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -30,9 +31,15 @@ from smp_tf.pipeline.reduction import MOST_BYTES
 _WIRE_TYPES = {8: tf.int64, 4: tf.int32, 2: tf.uint16, 1: tf.uint8}
 
 
-class _State:
-    """What is kept while there are shares."""
+#: Among how many replicas the slots of optimizers are shared, from when they were first built.
+_shares_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
+
+class _State:
+    """What is counted while variables are shared out."""
+
+    #: Variables that were shared out since `smp.init`: ranks that are replicas now may have been other stages before.
+    count: int = 0
     #: Bytes whose slots each replica was to keep so far: counted, since models end when Python finds the time for it.
     loads: list[int] = []  # noqa: RUF012
 
@@ -46,6 +53,11 @@ def are_shared() -> bool:
 def count() -> int:
     """Among how many replicas slots are shared; 1 where all keep them."""
     return runtime.current().topology.dp_size if are_shared() else 1
+
+
+def shares_of(optimizer: Any) -> int:
+    """Among how many replicas the slots of an optimizer are shared: as many as when this was first asked."""
+    return _shares_of.setdefault(optimizer, count())
 
 
 def share(placed: Iterable[Any]) -> None:
@@ -63,11 +75,13 @@ def share(placed: Iterable[Any]) -> None:
     known = {id(v.handle): v for v in placed if v.shape.is_fully_defined()}
     todo = [variable for variable in known.values() if _placement(variable).replicas != replicas]
     if not _State.loads:
-        _State.loads = [0] * replicas
+        _State.loads, _State.count = [0] * replicas, 0
         on_shutdown(_State.loads.clear)
     for variable, replica in zip(todo, share_out([_nbytes(v) for v in todo], _State.loads), strict=True):
         placement = _placement(variable)
         placement.replica, placement.replicas = replica, replicas
+        placement.number = runtime.starts(), _State.count
+        _State.count += 1
         _State.loads[replica] += _nbytes(variable)
 
 
@@ -117,9 +131,13 @@ def gather(changed: Iterable[Any]) -> None:
             "function that applies gradients; xla=True in the configuration compiles the step."
         )
     # By what is gathered, not by how many gathers there are: a replica may trace a function once more than another.
-    code = zlib.crc32("\n".join(f"{v.name} {v.shape} {v.dtype.name} {replica_of(v)}" for v in shared).encode())
-    for number, bucket in enumerate(_buckets(shared)):
-        _gather_bucket(bucket, f"smp_weights_{code:08x}_{number}")
+    code = zlib.crc32(" ".join(str(_placement(variable).number) for variable in shared).encode())
+    buckets = _buckets(shared)
+    for number, bucket in enumerate(buckets):
+        # Two at a time: each takes memory.
+        behind = buckets[number - 2] if number >= 2 else []
+        handles = [] if tf.executing_eagerly() else [variable.handle for variable in (*bucket, *behind)]
+        _gather_bucket(bucket, f"smp_weights_{code:08x}_{number}", handles)
 
 
 def _buckets(shared: Sequence[Any]) -> list[list[Any]]:
@@ -140,12 +158,12 @@ def _buckets(shared: Sequence[Any]) -> list[list[Any]]:
     return buckets
 
 
-def _gather_bucket(bucket: Sequence[Any], name: str) -> None:
+def _gather_bucket(bucket: Sequence[Any], name: str, handles: Sequence[Any]) -> None:
     """Exchange the values of variables."""
     import horovod.tensorflow as hvd
 
     running = runtime.current()
-    wire = _WIRE_TYPES[min(int(variable.dtype.size) for variable in bucket)]
+    wire = _WIRE_TYPES[min(8, *(int(variable.dtype.size) for variable in bucket))]
     own = [variable for variable in bucket if replica_of(variable) == running.topology.dp_rank]
     # In the order of the replicas, as they come.
     ordered = sorted(bucket, key=lambda variable: replica_of(variable) or 0)
@@ -153,7 +171,7 @@ def _gather_bucket(bucket: Sequence[Any], name: str) -> None:
     received = data_parallel.collective(
         hvd.allgather,
         sent,
-        handles=[] if tf.executing_eagerly() else [variable.handle for variable in bucket],
+        handles=handles,
         name=name,
         process_set=running.process_sets.dp,
         ignore_name_scope=True,

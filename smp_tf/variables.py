@@ -38,6 +38,7 @@ class Placement:
         replica: the replica that keeps the optimizer's slots for it, where this rank's stage stores it and replicas
             share them; None where all keep them.
         replicas: among how many that was decided.
+        number: the start of smp_tf in which that was decided, and of how many variables before.
     """
 
     owner: int | None = None
@@ -47,6 +48,7 @@ class Placement:
     is_filled: bool = False
     replica: int | None = None
     replicas: int = 1
+    number: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass

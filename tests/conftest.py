@@ -12,7 +12,7 @@ import pytest
 from tests import quick_import
 
 #: Folders in which all tests start several processes, and those in which some do: the Makefile looks nowhere else.
-ALL_SEVERAL = ("distributed", "examples")
+ALL_SEVERAL = ("examples", "distributed")
 SOME_SEVERAL = ("benchmarks", "docs")
 #: Files that take minutes: where several run at a time, the others fill up what is left beside them.
 LONGEST = ("test_equality.py", "test_examples.py", "test_errors.py", "test_packaging.py")

@@ -168,9 +168,17 @@ def test_replicas_that_differ_are_an_error_though_the_gather_makes_them_equal(wh
     assert any(words in (rank.error or "").replace("\\'", "'") for rank in ranks)
 
 
-def test_a_users_optimizer_sees_the_gradients_of_all_shares() -> None:
-    for rank in launch(2, CASES, [Case("own", "own_optimizer", {}, config(1))])["own"].values():
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_users_optimizer_sees_the_gradients_of_all_shares(scaled: bool) -> None:
+    for rank in launch(2, CASES, [Case("own", "own_optimizer", {"scaled": scaled}, config(1))])["own"].values():
         assert rank["norm"] == pytest.approx(0.01, rel=1e-4)
+
+
+def test_models_whose_weights_have_the_same_names_are_told_apart() -> None:
+    found = launch(2, CASES, [Case(f"members {on}", "members", {}, config(1, on)) for on in (True, False)])
+    for rank, wanted in zip(found["members True"].values(), found["members False"].values(), strict=True):
+        for value, expected in zip(rank["weights"], wanted["weights"], strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_slots_that_nobody_updates_are_not_saved(tmp_path: Path) -> None:
@@ -188,7 +196,9 @@ def test_checkpoints_know_the_shares_before_the_first_step_of_another_start(tmp_
     for rank in launch(2, CASES, [case])["again"].values():
         for found, wanted in zip(rank["found"], rank["wanted"], strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    keys = checkpoint_files.read_manifest(str(tmp_path), "ckpt-1").tensors
+        assert "would lack slots of the optimizer at 'optimizer'" in rank["error"]
+    # The first was not written.
+    keys = checkpoint_files.read_manifest(str(tmp_path), "ckpt-2").tensors
     assert sum(".OPTIMIZER_SLOT" in key for key in keys) == 6
 
 

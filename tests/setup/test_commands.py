@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ALL_SEVERAL, SOME_SEVERAL
+
 from .conftest import program
 
 
@@ -45,18 +47,20 @@ def commands_of(root: Path, target: str, *variables: str) -> str:
 
 
 @pytest.mark.parametrize(("target", "environment"), [("test", ".venv"), ("test-oldest", ".venv-oldest")])
-def test_unit_tests_come_first_and_all_folders_are_run(root: Path, target: str, environment: str) -> None:
+def test_unit_tests_come_first_and_every_part_looks_where_its_tests_are(
+    root: Path, target: str, environment: str
+) -> None:
     told = commands_of(root, target)
     parts = told.split(" python -m pytest ")[1:]
     marked = [re.search(r'-m "(.*?)"', part) for part in parts]
     expected = ["not distributed", "distributed and not alone", "distributed and alone"]
     assert [found.group(1) for found in marked if found] == expected
     assert told.count(f'VIRTUAL_ENV="{root / environment}" python -m pytest ') == len(parts)
-    for part in parts:
-        folders = [word.rstrip("/") for word in part.split() if word.startswith("tests/")]
-        expected = {f"tests/{path.parent.name}" for path in (root / "tests").glob("*/test_*.py")}
-        last = [name for name in ("tests/examples", "tests/distributed") if name in expected]
-        assert folders == sorted(expected - set(last)) + last
+    units, *several = [[word.rstrip("/") for word in part.split() if word.startswith("tests/")] for part in parts]
+    there = {f"tests/{path.parent.name}" for path in (root / "tests").glob("*/test_*.py")}
+    # tests/conftest.py refuses tests of several processes anywhere else.
+    assert units == sorted(there - {f"tests/{name}" for name in ALL_SEVERAL})
+    assert several == [[f"tests/{name}" for name in (*SOME_SEVERAL, *ALL_SEVERAL)]] * 2
 
 
 def test_the_oldest_tensorflow_is_never_put_into_another_environment(root: Path) -> None:

@@ -129,7 +129,7 @@ def test_sparse_gradients_of_all_microbatches_and_replicas_are_gathered(
     assert tf.cast(total.values, tf.float32).numpy().ravel().tolist() == [2.0, 4.0, 5.0] * 3
     assert total.indices.numpy().tolist() == [3, 1, 3] * 3
     assert total.dense_shape.numpy().tolist() == [4, 1]
-    common = {"process_set": "the set of this stage"}
+    common = {"process_set": "the set of this stage", "ignore_name_scope": False}
     assert reduced == [
         {"gathered": tf.float32, "name": "gradients_7_2_values", **common},
         {"gathered": tf.int32, "name": "gradients_7_2_indices", **common},

@@ -248,14 +248,49 @@ class Clipping(tf_keras.optimizers.SGD):
         return super().apply_gradients(zip(clipped, weights, strict=True), *args, **kwargs)
 
 
-def own_optimizer() -> dict[str, Any]:
+def own_optimizer(scaled: bool) -> dict[str, Any]:
     net, optimizer = Chain(5, 20, 5), Clipping(1.0)
+    if scaled:
+        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer, dynamic=False, initial_scale=1.0)
     step = stepped(net)
     sums = [gradient.accumulate() for gradient in step(tf.constant(batch(0)))]
     before = [v.numpy() for v in net.trainable_variables]
     optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
     changes = [v.numpy() - b for v, b in zip(net.trainable_variables, before, strict=True)]
     return {"norm": float(np.sqrt(sum(np.sum(change**2) for change in changes)))}
+
+
+def members() -> dict[str, Any]:
+    """Models whose weights have the same names and shares, each with an update of its own."""
+
+    def made() -> Any:
+        return smp.DistributedModel(
+            lambda: tf_keras.Sequential(
+                [tf_keras.Input((5,)), *(layers.Dense(5, use_bias=False, name=f"fc{i}") for i in range(2))]
+            )
+        )
+
+    def update_of(net: Any) -> Any:
+        step, optimizer = stepped(net), tf_keras.optimizers.SGD(0.1, momentum=0.9)
+
+        @tf.function
+        def update(x: tf.Tensor) -> None:
+            sums = [gradient.accumulate() for gradient in step(x)]
+            optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+
+        return update
+
+    nets = [made() for _ in range(3)]
+    updates = [update_of(net) for net in nets]
+
+    @tf.function
+    def train(x: tf.Tensor) -> None:
+        for update in updates:
+            update(x)
+
+    for number in range(4):
+        train(tf.constant(batch(number)))
+    return {"weights": [v.numpy() for net in nets for v in net.trainable_variables]}
 
 
 def built_before_wrapping(folder: str) -> dict[str, Any]:
@@ -286,6 +321,13 @@ def restored_after_another_start(folder: str) -> dict[str, Any]:
     checkpoint = tf.train.Checkpoint(model=net, optimizer=optimizer)
     train(0)
     smp.shutdown()
+    smp.init({**config, "shard_optimizer_state": False})
+    try:
+        smp.CheckpointManager(checkpoint, folder).save()
+        error = ""
+    except Exception as raised:
+        error = str(raised)
+    smp.shutdown()
     smp.init(config)
     manager = smp.CheckpointManager(checkpoint, folder)
     manager.save()
@@ -297,7 +339,7 @@ def restored_after_another_start(folder: str) -> dict[str, Any]:
     train(1)
     found = [v.numpy() for v in net.trainable_variables]
     smp.shutdown()
-    return {"wanted": wanted, "found": found}
+    return {"wanted": wanted, "found": found, "error": error}
 
 
 def compiled() -> dict[str, Any]:
