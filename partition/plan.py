@@ -262,8 +262,8 @@ def make_plan(
             name = graph.variables[weight.variable].name
             shared.append(SharedVariable(name, owner, tuple(sorted(used_on - {owner})), int(weight.value)))
     largest = _largest(units, costs, solution, chunks, objective)
-    equal = speed or (1.0,) * chunks.stages
-    forecast = _forecast(graph, costs, solution, owner_of, chunks, largest, equal, slot_shares)
+    speeds = speed or (1.0,) * chunks.stages
+    forecast = _forecast(graph, costs, solution, owner_of, chunks, largest, speeds, slot_shares)
     return Plan(
         stages=chunks.stages,
         microbatches=microbatches,

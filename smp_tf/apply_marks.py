@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,25 +10,6 @@ import tensorflow as tf
 
 from smp_tf import runtime, tf_internals
 from smp_tf.pipeline import marks
-
-
-class _Applying(threading.local):
-    """Whether an apply is under way: an optimizer that wraps another one, or calls its base class, is one."""
-
-    inside: bool = False
-
-
-_applying = _Applying()
-
-
-@contextlib.contextmanager
-def _outermost(context: contextlib.AbstractContextManager[Any]) -> Any:
-    _applying.inside = True
-    try:
-        with context:
-            yield
-    finally:
-        _applying.inside = False
 
 
 def applying(pairs: Sequence[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
@@ -42,7 +22,7 @@ def applying(pairs: Sequence[tuple[Any, Any]]) -> contextlib.AbstractContextMana
         pairs: gradients and variables that this rank stores.
     """
     running = runtime.current_or_none()
-    if running is None or _applying.inside or not is_split(running) or tf_internals.is_compiled_by_xla():
+    if running is None or not is_split(running) or tf_internals.is_compiled_by_xla():
         return contextlib.nullcontext()
     variables = [variable for gradient, variable in pairs if gradient is not None]
     if not variables:
@@ -52,7 +32,7 @@ def applying(pairs: Sequence[tuple[Any, Any]]) -> contextlib.AbstractContextMana
         for gradient, _ in pairs
         if gradient is not None
     ]
-    return _outermost(marks.applying(running.topology.mp_rank, gradients, variables))
+    return marks.applying(running.topology.mp_rank, gradients, variables)
 
 
 def is_split(running: runtime.Runtime) -> bool:

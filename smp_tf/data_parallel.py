@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -231,16 +232,13 @@ def collective(function: Callable[..., Any], given: Any, *, handles: Sequence[An
     return result
 
 
-class _Order:
-    #: Kept as long as the process: so long functions may live that were traced with it.
-    variable: tf.Variable | None = None
-
-
+@functools.cache
 def order() -> tf.Variable:
-    """A variable whose uses have an order: a collective that is given its handle is done before the next one begins."""
-    if _Order.variable is None:
-        _Order.variable = variables.make_script_variable(initial_value=0, trainable=False, name="smp_order")
-    return _Order.variable
+    """A variable whose uses have an order: a collective that is given its handle is done before the next one begins.
+
+    It is kept as long as the process: so long functions may live that were traced with it.
+    """
+    return variables.make_script_variable(initial_value=0, trainable=False, name="smp_order")
 
 
 def scaled(value: Any, factor: float) -> Any:

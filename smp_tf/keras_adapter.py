@@ -7,7 +7,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -304,7 +304,7 @@ class _Spread(threading.local):
     """Whether an optimizer that another one wraps is given gradients that are spread over ranks."""
 
     wrapped: bool = False
-    #: Whether gradients are being applied: a class's `apply_gradients` may call that of its base.
+    #: Whether gradients are being applied: an optimizer may wrap another one, or call its base class.
     inside: bool = False
 
 
@@ -321,21 +321,27 @@ def _applying_over_ranks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _gathered(stored: Iterable[Any]) -> Iterator[None]:
+def _whole_apply(optimizer: Any, stored: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     """A context in which gradients are applied, at the end of which every replica has the new weights.
 
+    Of an apply within another one it does nothing.
+
     Args:
-        stored: variables of this rank that gradients are given for.
+        optimizer: that applies them.
+        stored: gradients, or None, and variables that this rank stores.
     """
     if _spread.inside:
         yield
         return
+    if sharded_slots.are_shared() and runtime.current().config.check_replicas:
+        replica_check.note_applied(optimizer, stored)
     _spread.inside = True
     try:
-        yield
+        with applying(stored):
+            yield
     finally:
         _spread.inside = False
-    sharded_slots.gather(stored)
+    sharded_slots.gather(variable for _, variable in stored)
 
 
 def _is_spread(pairs: Iterable[Any]) -> bool:
@@ -360,15 +366,12 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return recorder.record(optimizer, pairs, options)
         # One that scales losses hands them on to the optimizer inside, which may be one of the script's.
         takes_all = not of_keras or isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
-        is_kept = _stored_here if takes_all else _updated_here
-        kept = [(gradient, variable) for gradient, variable in pairs if is_kept(variable)]
+        stored = [(gradient, variable) for gradient, variable in pairs if _stored_here(variable)]
+        kept = stored if takes_all else [pair for pair in stored if _updated_here(pair[1])]
         is_spread = _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
-        stored = [variable for _, variable in pairs if _stored_here(variable)]
-        if not _spread.inside and sharded_slots.are_shared() and runtime.current().config.check_replicas:
-            replica_check.note_applied(optimizer, [pair for pair in pairs if _stored_here(pair[1])])
         waiting = _when_all_are_there(kept) if is_spread else contextlib.nullcontext()
-        with _gathered(stored), applying(kept), waiting:
+        with _whole_apply(optimizer, stored), waiting:
             return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)
 
     def apply_kept(

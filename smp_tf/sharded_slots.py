@@ -6,7 +6,7 @@
 
 All replicas have the averaged gradients of all weights, so whatever a script makes of them is as without shares. An
 optimizer is handed only the weights of this rank's share (`keras_adapter`), and makes slots for no others. What it has
-written is then gathered, in buckets, as bytes: replicas stay equal to the last bit.
+written is then gathered, in buckets, as bits: replicas stay equal to the last one.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC20, section 5.1
 (stage 1, of whole variables).
@@ -27,7 +27,7 @@ from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.slot_shares import share_out
 from smp_tf.pipeline.reduction import MOST_BYTES
 
-#: Bytes travel as the widest of these that fits: Horovod counts elements.
+#: Bits travel as the widest of these that fits, by bytes of an element: Horovod counts elements.
 _WIRE_TYPES = {8: tf.int64, 4: tf.int32, 2: tf.uint16, 1: tf.uint8}
 
 
