@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from smp_tf.partition.backward_parts import input_gradient_nodes
 from smp_tf.partition.function_cost import node_costs
@@ -83,6 +83,7 @@ class Weight:
         value: bytes of the variable itself.
         gradient: bytes in which its gradient is accumulated; 0 without one.
         slots: bytes of the optimizer's slots for it.
+        is_gradient_on_host, are_slots_on_host: whether these are in the host's memory instead of the device's.
     """
 
     variable: int
@@ -90,16 +91,18 @@ class Weight:
     value: float
     gradient: float
     slots: float
+    is_gradient_on_host: bool = False
+    are_slots_on_host: bool = False
 
     @property
     def stored(self) -> float:
-        """Bytes on the stage that owns it."""
-        return self.value + self.gradient + self.slots
+        """Bytes on the device of the stage that owns it."""
+        return self.copied + (0.0 if self.are_slots_on_host else self.slots)
 
     @property
     def copied(self) -> float:
-        """Bytes on another stage that uses it: the value, and the gradient accumulated there."""
-        return self.value + self.gradient
+        """Bytes on the device of another stage that uses it: the value, and the gradient accumulated there."""
+        return self.value + (0.0 if self.is_gradient_on_host else self.gradient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,16 @@ class Costs:
     weights: tuple[Weight, ...]
     defaulted: tuple[str, ...] = ()
     machine: Machine = field(default_factory=Machine)
+
+    def on_host(self, *, gradients: bool, slots: bool) -> Costs:
+        """The same with some of what is stored in the host's memory, where it takes nothing of a device.
+
+        Args:
+            gradients: whether gradients are accumulated there.
+            slots: whether the optimizer's slots are there.
+        """
+        weights = (replace(w, is_gradient_on_host=gradients, are_slots_on_host=slots) for w in self.weights)
+        return replace(self, weights=tuple(weights))
 
 
 def estimate(

@@ -14,9 +14,9 @@ def excess(plan: Plan, limits: Sequence[float | None]) -> float:
 
     Args:
         plan: the plan, with its forecast.
-        limits: bytes that each stage may need, or None.
+        limits: bytes that each stage may need on its device, or None.
     """
-    over = (row.stored_bytes - limit for row, limit in zip(plan.forecast, limits, strict=True) if limit is not None)
+    over = (row.device_bytes - limit for row, limit in zip(plan.forecast, limits, strict=True) if limit is not None)
     return max(over, default=0.0)
 
 
@@ -39,15 +39,15 @@ def too_large(plan: Plan, limits: Sequence[float | None], nearest: Iterable[str]
     over = []
     for stage, (row, most) in enumerate(zip(plan.forecast, limits, strict=True)):
         verdict = f" of {as_bytes(most)}" if not alike and most is not None else ""
-        if most is not None and row.stored_bytes > most:
+        if most is not None and row.device_bytes > most:
             over.append(row)
-            verdict += f", {as_bytes(row.stored_bytes - most)} too much"
-        lines.append(f"  stage {stage}: {as_bytes(row.stored_bytes)}{verdict} ({_parts(row)}) for {names[stage]}")
+            verdict += f", {as_bytes(row.device_bytes - most)} too much"
+        lines.append(f"  stage {stage}: {as_bytes(row.device_bytes)}{verdict} ({_parts(row)}) for {names[stage]}")
     lines.append(f"What would help: {'; '.join(_advice(plan, over))}.")
     if found := list(nearest):
         lines.append(f"What would fit: {'; or '.join(found)}.")
     error = MemoryLimitError("\n".join(lines))
-    error.needed = max(row.stored_bytes for row in plan.forecast)
+    error.needed = max(row.device_bytes for row in plan.forecast)
     return error
 
 
@@ -65,7 +65,8 @@ def _parts(row: StageForecast) -> str:
         "transport": row.transport_bytes,
         "work": row.working_bytes,
     }
-    return ", ".join(f"{name} {as_bytes(count)}" for name, count in parts.items() if count) or "nothing"
+    words = ", ".join(f"{name} {as_bytes(count)}" for name, count in parts.items() if count) or "nothing"
+    return f"{words}; of these, {as_bytes(row.host_bytes)} on the host" if row.host_bytes else words
 
 
 def _advice(plan: Plan, over: Sequence[StageForecast]) -> list[str]:

@@ -47,6 +47,7 @@ class StageForecast:
         messages_forward, messages_backward: tensors per microbatch to later and to earlier chunks.
         largest: the unit that has most of what is balanced, among those of the stage.
         largest_share: its share of that, 0 to 1.
+        gradients_on_host, slots_on_host: whether these are in the host's memory instead of the device's.
     """
 
     units: int
@@ -65,11 +66,23 @@ class StageForecast:
     messages_backward: int
     largest: str = ""
     largest_share: float = 0.0
+    gradients_on_host: bool = False
+    slots_on_host: bool = False
 
     @property
     def stored_bytes(self) -> int:
         """All bytes it holds at its fullest."""
         return self.constant_bytes + self.stash_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Those of them in the host's memory instead of the device's."""
+        return self.gradients_on_host * self.gradient_bytes + self.slots_on_host * self.slot_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Those of them in the device's memory."""
+        return self.stored_bytes - self.host_bytes
 
     @property
     def constant_bytes(self) -> int:
@@ -343,6 +356,8 @@ def _forecast(
             messages_backward=int(sent[False][r][0]),
             largest=largest[r][0],
             largest_share=largest[r][1],
+            gradients_on_host=any(weight.is_gradient_on_host for weight in costs.weights),
+            slots_on_host=any(weight.are_slots_on_host for weight in costs.weights),
         )
         for r in range(stages)
     )
@@ -352,7 +367,7 @@ def _largest(
     units: Sequence[Unit], costs: Costs, solution: Placement, chunks: Chunks, objective: str
 ) -> list[tuple[str, float]]:
     """Of each stage, the unit that has most of what is balanced, and its share of it."""
-    gradients = {w.variable: w.gradient for w in costs.weights}
+    stored = {w.variable: w.stored for w in costs.weights}
     most = chunks.most_of_each
 
     def weight(unit: Unit) -> float:
@@ -360,7 +375,7 @@ def _largest(
         if objective == "speed":
             return cost.time_forward + cost.time_backward
         kept = most[solution.chunk_of[unit.index]] * cost.stash_bytes
-        return cost.weight_bytes + cost.slot_bytes + sum(gradients[v] for v in cost.variables) + kept
+        return sum(stored[v] for v in cost.variables) + kept
 
     found = []
     for stage in range(chunks.stages):

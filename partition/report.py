@@ -57,7 +57,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
             f"{row.parameters:,}",
             f"{as_bytes(row.weight_bytes)}\n+ {as_bytes(row.slot_bytes)}",
             f"{as_bytes(row.stash_bytes)}\n{row.in_flight} ×",
-            as_bytes(row.stored_bytes),
+            as_bytes(row.device_bytes),
             f"{row.time_share:.0%}",
             _sent(row.sent_forward, row.sent_backward),
         )
@@ -89,6 +89,7 @@ def _lines(plan: Plan) -> list[str]:
             )
         else:
             lines.append(f"shared: all uses of {shared.name} ({size}) are on stage {shared.owner}")
+    lines.extend(f"on the host: {line}" for line in on_host(plan))
     lines.extend(f"why: {reason}" for reason in reasons(plan))
     lines.extend(f"proved: {line}" for line in proved(plan))
     if plan.defaulted:
@@ -108,13 +109,26 @@ def reasons(plan: Plan) -> tuple[str, ...]:
         stage, row = max(enumerate(plan.forecast), key=lambda at: at[1].time_share)
         said, of = f"stage {stage} takes the longest, {row.time_share:.0%} of the compute time", "of that"
     else:
-        stage, row = max(enumerate(plan.forecast), key=lambda at: at[1].stored_bytes)
-        said, of = f"stage {stage} stores the most, {as_bytes(row.stored_bytes)}", "of what layers keep there"
+        stage, row = max(enumerate(plan.forecast), key=lambda at: at[1].device_bytes)
+        said, of = f"stage {stage} stores the most, {as_bytes(row.device_bytes)}", "of what layers keep there"
     if row.units == 1 and row.largest:
         said += f"; {row.largest} is alone there"
     elif row.largest_share > 0.5:
         said += f"; {row.largest} alone is {row.largest_share:.0%} {of}"
     return (said, *plan.reasons)
+
+
+def on_host(plan: Plan) -> tuple[str, ...]:
+    """What is in the hosts' memory instead of the devices', in one sentence; nothing where nothing is.
+
+    Args:
+        plan: the plan, with its forecast.
+    """
+    if not any(row.host_bytes for row in plan.forecast):
+        return ()
+    what = "gradients and slots" if plan.forecast[0].slots_on_host else "gradients"
+    sizes = ", ".join(f"{as_bytes(row.host_bytes)} of stage {stage}" for stage, row in enumerate(plan.forecast))
+    return (f"{what}, {sizes}; memory in all is that of the device without them",)
 
 
 def proved(plan: Plan) -> tuple[str, ...]:

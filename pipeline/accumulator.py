@@ -10,6 +10,8 @@ graph would grow by one op per weight and microbatch.
 
 from __future__ import annotations
 
+import contextlib
+
 import tensorflow as tf
 
 from smp_tf.ops.graph_op import run_independently
@@ -25,24 +27,26 @@ class Accumulator:
     Args:
         kind: type of the tensor; its shape is fully known.
         name: for messages of TensorFlow.
+        device: TensorFlow's name of where the sum is; None for where the graph is.
     """
 
-    def __init__(self, kind: TensorType, name: str) -> None:
+    def __init__(self, kind: TensorType, name: str, device: str | None = None) -> None:
         if not fits(kind):
             raise ValueError(f"Only tensors of known shape are added up in place. Received: {name!r} of type {kind}.")
         self._shape = tf.TensorShape(kind.shape)
         self._dtype = tf.dtypes.as_dtype(kind.dtype)
-        with tf.init_scope():
+        self._device = device
+        with tf.init_scope(), on_device(device):
             self._empty = tf.constant([0], tf.int32)
             nothing = tf.zeros([0], self._dtype)
-        self._variable = tf_internals.make_plain_variable(
-            initial_value=nothing, trainable=False, shape=tf.TensorShape(None), name=name
-        )
+            self._variable = tf_internals.make_plain_variable(
+                initial_value=nothing, trainable=False, shape=tf.TensorShape(None), name=name
+            )
 
     def clear(self, after: tf.Operation) -> tf.Operation:
         """Make the op that begins a sum, to run after another op."""
         shape = tf.constant(self._shape.as_list(), tf.int32)
-        with tf.control_dependencies([after]):
+        with tf.control_dependencies([after]), on_device(self._device):
             # Not tf.zeros, which would be folded into constants: see `_nothing`.
             zeros = tf.raw_ops.Empty(shape=shape, dtype=self._dtype, init=True)
         run_independently(zeros.op)
@@ -83,7 +87,13 @@ class Accumulator:
         # Of a shape that the graph takes from outside. TensorFlow's optimizer (seen in 2.21) holds all values that are
         # assigned to one handle for equal in shape; a [0] written in the graph, one constant for all sums to it,
         # would make it take the shapes of different sums for each other: clip_by_norm then loses its reduction.
-        return tf.raw_ops.Empty(shape=self._empty, dtype=self._dtype)
+        with on_device(self._device):
+            return tf.raw_ops.Empty(shape=self._empty, dtype=self._dtype)
+
+
+def on_device(name: str | None) -> contextlib.AbstractContextManager[object]:
+    """A context whose ops are on a device; None: where they would be without."""
+    return contextlib.nullcontext() if name is None else tf.device(name)
 
 
 def fits(kind: TensorType) -> bool:

@@ -25,6 +25,7 @@ from smp_tf.ops import send_recv
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
 from smp_tf.partition.segment_graph import tensor_name
 from smp_tf.partition.split import StepOutputPlan, Transfer
+from smp_tf.pipeline.accumulator import on_device
 from smp_tf.pipeline.function_calls import FunctionCalls
 from smp_tf.pipeline.marks import begin_task, end_task
 from smp_tf.pipeline.reduction import Bucket, ReductionWithin, parts_of
@@ -134,7 +135,8 @@ class _Emitter:
 
     def _own_total(self, output: StepOutputPlan) -> tf.Tensor:
         parts = [self._sum(t) for t in parts_of(output)]
-        return tf.add_n(parts) if len(parts) > 1 else parts[0]
+        with on_device(self.program.sums_on):
+            return tf.add_n(parts) if len(parts) > 1 else parts[0]
 
     def _is_within(self, bucket: Bucket) -> bool:
         """Whether a bucket is begun within the last task."""
@@ -232,7 +234,12 @@ class _Emitter:
         if self.program.weighted:
             value = value * tf.cast(self.weights[microbatch], value.dtype)
         total = self.accumulated.get(tensor)
-        self.accumulated[tensor] = value if total is None else total + value
+        with on_device(self.program.sums_on):
+            if total is not None:
+                value = total + value
+            elif self.program.sums_on is not None:
+                value = tf.identity(value)
+        self.accumulated[tensor] = value
 
     def _label(self, transfer: Transfer) -> str:
         graph, placement = self.program.split.graph, self.program.split.placement

@@ -42,6 +42,7 @@ class StageProgram:
         summed: the tensors made here of which only, or also, the sum over the microbatches is wanted.
         kept: those of them whose value per microbatch is wanted too.
         accumulators: the sums that the functions add to themselves; other sums are added up in the caller's graph.
+        sums_on: the device where sums are kept; None for where what is summed is.
         weighted: whether microbatches weigh differently in sums.
         number: program number, equal on all ranks, first part of every message's tag.
         microbatches: number of microbatches.
@@ -66,6 +67,7 @@ class StageProgram:
     reduction: Reduction | None = None
     buckets: tuple[Bucket, ...] = ()
     last: tuple[Task, SegmentFunction] | None = None
+    sums_on: str | None = None
 
     def function_of(self, task: Task) -> SegmentFunction | None:
         """What a compute task calls; None where it has nothing to do."""
@@ -119,6 +121,7 @@ def build_stage_program(
     samples: int = 1,
     reduce: Reduce | None = None,
     bucket_bytes: int | None = None,
+    sums_on: str | None = None,
 ) -> StageProgram:
     """Trace the functions of one stage.
 
@@ -136,6 +139,8 @@ def build_stage_program(
         reduce: sums tensors over the replicas; None where there is one replica.
         bucket_bytes: with so many, gradients that are summed over the replicas together are enough; None for what is
             usual.
+        sums_on: TensorFlow's name of the device where sums over the microbatches are kept; None for where what is
+            summed is.
 
     Returns:
         The program of this rank.
@@ -147,7 +152,7 @@ def build_stage_program(
     kept = frozenset(split.outputs[position].tensor for position in keep) & summed
     # A single microbatch is its own sum.
     accumulators = {
-        t: Accumulator(split.graph.type_of(t), f"smp_sum_{number}_{count}")
+        t: Accumulator(split.graph.type_of(t), f"smp_sum_{number}_{count}", sums_on)
         for count, t in enumerate(sorted(summed & made))
         if program.microbatches > 1 and fits(split.graph.type_of(t))
     }
@@ -198,6 +203,7 @@ def build_stage_program(
         reduction=reduction,
         buckets=buckets,
         last=last,
+        sums_on=sums_on,
     )
 
 

@@ -110,6 +110,14 @@ def parser() -> argparse.ArgumentParser:
         "--shard-optimizer-state", action="store_true", help="replicas share the slots (shard_optimizer_state = true)"
     )
     plan.add_argument(
+        "--gradient-offload", action="store_true", help="gradients are on the host (gradient_offload = true)"
+    )
+    plan.add_argument(
+        "--optimizer-offload",
+        action="store_true",
+        help="so are the slots, of which each replica has a share (optimizer_offload = true)",
+    )
+    plan.add_argument(
         "--proof",
         type=float,
         default=5.0,
@@ -206,8 +214,9 @@ def run_plan(given: argparse.Namespace) -> None:
             wanted[name] = getattr(given, name)
     if given.not_contiguous:
         wanted["contiguous"] = False
-    if given.shard_optimizer_state:
-        wanted["shard_optimizer_state"] = True
+    for name in ("shard_optimizer_state", "gradient_offload", "optimizer_offload"):
+        if getattr(given, name):
+            wanted[name] = True
     config = check_config(wanted, "smp-tf plan")
     if is_auto and not is_named(config.pipeline):
         raise UsageError("--partitions auto and --microbatches auto try schedules that have a name. Received: a file.")

@@ -153,6 +153,19 @@ KEYS: dict[str, Key] = {
         "true or false",
         "each replica keeps the optimizer's slots of a share of its stage's weights, updates these, and hands them out",
     ),
+    "gradient_offload": Key(
+        False,
+        boolean,
+        "true or false",
+        "add gradients up in the host's memory, and let its processors average them, in equal parts per replica",
+    ),
+    "optimizer_offload": Key(
+        False,
+        boolean,
+        "true or false",
+        "keep the optimizer's slots in the host's memory and update weights there (with gradient_offload and, over "
+        "replicas, shard_optimizer_state, which it turns on)",
+    ),
     "intra_op_threads": Key(
         None,
         optional(integer(1)),
@@ -204,6 +217,8 @@ class Config:
     check_replicas: bool = True
     gradient_compression: str | None = None
     shard_optimizer_state: bool = False
+    gradient_offload: bool = False
+    optimizer_offload: bool = False
     intra_op_threads: int | None = None
     xla: bool = False
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
@@ -262,7 +277,19 @@ class Config:
             pipeline, chunks_per_rank = "interleaved", None
         _require_schedule_for(pipeline, partitions, self.microbatches, chunks_per_rank)
         replicas = world_size // partitions
-        shares_slots = self.shard_optimizer_state
+        shares_slots, offloads_gradients = self.shard_optimizer_state, self.gradient_offload
+        if self.optimizer_offload:
+            if not offloads_gradients:
+                notes.append("Weights are updated on the host (optimizer_offload), so gradient_offload is used too.")
+                offloads_gradients = True
+            if not shares_slots and replicas > 1:
+                notes.append("Weights are updated on the host (optimizer_offload): shard_optimizer_state is used too.")
+                shares_slots = True
+        if offloads_gradients and self.xla:
+            raise ConfigError(
+                f"xla is true, and so is {'gradient' if self.gradient_offload else 'optimizer'}_offload: XLA compiles "
+                f"a function for one device, and it would add gradients up on another. Leave out one of the two keys."
+            )
         if shares_slots and replicas == 1:
             notes.append("With one replica there is nobody to share slots with: shard_optimizer_state is not used.")
             shares_slots = False
@@ -280,6 +307,7 @@ class Config:
             chunks_per_rank=chunks_per_rank,
             horovod=replicas > 1,
             shard_optimizer_state=shares_slots,
+            gradient_offload=offloads_gradients,
             notes=tuple(notes),
         )
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from smp_tf import runtime, variables
+from smp_tf.equal_parts import Exchange, sums_in_parts
 from smp_tf.gradient_marks import is_averaged, mark_averaged
+from smp_tf.host_offload import HOST
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.topology import CommGroup
-from smp_tf.wire_compression import COMPRESSED, Exchange, compressed_sums
+from smp_tf.wire_compression import COMPRESSED
 
 #: Bytes of Horovod's buffer, where its environment variable does not say it.
 _FUSION_BUFFER = 128 << 20
 #: Horovod reduces no bfloat16; such sums travel as float32.
 _WIRE_TYPE = {tf.bfloat16: tf.float32}
+#: Types whose sums are made in equal parts on the host, and what these are sent as.
+IN_PARTS = {tf.float32: None, tf.float64: None, tf.bfloat16: "bf16", tf.float16: "fp16"}
 
 
 def averaging_bytes(replicas: int) -> int:
@@ -52,7 +58,12 @@ def reduction_name(known_as: str) -> str:
 
 
 def sum_over_replicas(
-    tensors: Sequence[tf.Tensor], name: str, *, compression: str | None = None, handles: Sequence[Any] = ()
+    tensors: Sequence[tf.Tensor],
+    name: str,
+    *,
+    compression: str | None = None,
+    offload: bool = False,
+    handles: Sequence[Any] = (),
 ) -> list[tf.Tensor]:
     """The sums over the replicas of tensors that every rank of this stage's group has.
 
@@ -60,6 +71,7 @@ def sum_over_replicas(
         tensors: dense tensors, the same number, shapes and types on every rank of the group.
         name: unique name of the operation, equal on those ranks.
         compression: how those of a type in `wire_compression.COMPRESSED` are sent; None: as they are.
+        offload: add them up in the host's memory, and those of a type in `IN_PARTS` in parts of equal bytes.
         handles: see `collective`.
 
     Returns:
@@ -68,14 +80,55 @@ def sum_over_replicas(
     replicas = runtime.current().topology.group_size(CommGroup.DP_GROUP)
     if not tensors or replicas == 1:
         return list(tensors)
-    small = [i for i, t in enumerate(tensors) if compression is not None and t.dtype in COMPRESSED]
-    others = [i for i in range(len(tensors)) if i not in small]
+    ways = [_way(t.dtype, compression, offload) for t in tensors]
     sums: dict[int, tf.Tensor] = {}
-    if small:
-        found = compressed_sums([tensors[i] for i in small], str(compression), _exchange(replicas, name, handles))
-        sums.update(zip(small, found, strict=True))
-    sums.update(zip(others, _sums([tensors[i] for i in others], name, handles), strict=True))
+    with tf.device(HOST) if offload else contextlib.nullcontext():
+        for way in dict.fromkeys(ways):
+            alike = [i for i, other in enumerate(ways) if other == way]
+            given = [tensors[i] for i in alike]
+            if way is None:
+                found = _sums(given, name, handles)
+            else:
+                found = sums_in_parts(given, way.kind, _exchange(replicas, f"{name}_{way.name}", handles))
+            sums.update(zip(alike, found, strict=True))
     return [sums[i] for i in range(len(tensors))]
+
+
+@dataclass(frozen=True)
+class _InParts:
+    """How tensors of a type are summed in equal parts.
+
+    Args:
+        name: for the operation.
+        kind: what they are sent as, see `equal_parts.sums_in_parts`.
+    """
+
+    name: str
+    kind: str | None
+
+
+def _way(dtype: tf.DType, compression: str | None, offload: bool) -> _InParts | None:
+    """How tensors of a type are summed; None: by Horovod."""
+    if compression is not None and dtype in COMPRESSED:
+        return _InParts(compression, compression)
+    return _InParts(dtype.name, IN_PARTS[dtype]) if offload and dtype in IN_PARTS else None
+
+
+def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[Any] = ()) -> list[tf.Tensor]:
+    """The sums over the replicas of gradients, as the configuration has them sent and added up.
+
+    Args:
+        tensors: see `sum_over_replicas`.
+        name: likewise.
+        handles: likewise.
+
+    Returns:
+        The sums.
+    """
+    config = runtime.current().config
+    return sum_over_replicas(
+        tensors, name, compression=config.gradient_compression, offload=config.gradient_offload, handles=handles
+    )
 
 
 def _exchange(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
@@ -170,9 +223,8 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     # counting would give the same average other names.
     name, handles = "smp_average", [] if tf.executing_eagerly() else [order().handle]
     dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
-    compression = runtime.current().config.gradient_compression
     tensors = [tf.convert_to_tensor(results[i]) for i in dense]
-    sums = sum_over_replicas(tensors, name, compression=compression, handles=handles)
+    sums = sum_gradients(tensors, name, handles=handles)
     for i, total in zip(dense, sums, strict=True):
         results[i] = scaled(total, 1.0 / replicas)
     for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):

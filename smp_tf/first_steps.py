@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
@@ -87,10 +88,17 @@ class Measured:
     Args:
         peak: bytes that TensorFlow's allocator has given out at most; None where it does not count.
         slots: bytes of the optimizer's slots.
+        of_device: whether the peak is that of a device with a memory of its own, which what is offloaded is not in.
     """
 
     peak: int | None
     slots: int
+    of_device: bool = False
+
+    @classmethod
+    def here(cls) -> Measured:
+        """What this rank has measured so far."""
+        return cls(tf_internals.peak_memory(), slot_bytes_here(), bool(tf.config.list_logical_devices("GPU")))
 
 
 class _Report:
@@ -119,8 +127,8 @@ class _Report:
                 self._gather()
             elif self._transport.await_step(self._program, _TOLD, ended=False):
                 # Where rank 0 ends this step, this rank has begun it: it never waits for long.
-                mine = Measured(tf_internals.peak_memory(), slot_bytes_here())
-                self._transport.send_bytes(WRITER, _TAG, json.dumps(dataclasses.asdict(mine)).encode())
+                mine = json.dumps(dataclasses.asdict(Measured.here()))
+                self._transport.send_bytes(WRITER, _TAG, mine.encode())
         except Exception as error:
             # A training does not end for want of a report, and one that has failed says why itself.
             if self._transport.cause is None:
@@ -133,7 +141,7 @@ class _Report:
         if not self._transport.await_step(self._program, _TOLD, ended=True):
             return
         seconds = (time.monotonic() - began) / (_TOLD - _CLOCK)
-        found = {WRITER: Measured(tf_internals.peak_memory(), slot_bytes_here())}
+        found = {WRITER: Measured.here()}
         for rank in self._topology.members(CommGroup.MP_GROUP):
             if rank != WRITER:
                 text = self._transport.recv_bytes(rank, _TAG, _ON_ITS_WAY)
@@ -163,8 +171,9 @@ def render(
         table.add_column(column, justify="right")
     for stage, (rank, measured) in enumerate(found.items()):
         row = with_slots(plan.forecast[stage], measured.slots)
+        forecast = row.device_bytes if measured.of_device else row.stored_bytes
         peak = "not counted" if measured.peak is None else as_bytes(measured.peak)
-        table.add_row(str(rank), str(stage), as_bytes(row.stored_bytes), peak)
+        table.add_row(str(rank), str(stage), as_bytes(forecast), peak)
     text = io.StringIO()
     Console(file=text, width=width).print(table)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]

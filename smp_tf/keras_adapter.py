@@ -27,6 +27,7 @@ from smp_tf import (
 )
 from smp_tf.apply_marks import applying
 from smp_tf.errors import StepError
+from smp_tf.host_offload import are_updates_offloaded, leave_uncompiled, update_on_host
 from smp_tf.partition.trace import Recorder
 
 
@@ -122,7 +123,8 @@ class OptimizerPatch(Patch):
     Pairs of a gradient and a variable of another rank are dropped before an optimizer builds its slots, so no slot is
     made for them and no warning is printed; the iteration counter advances all the same. What an optimizer decides by
     all gradients, the norm to clip by and whether they are finite, is reduced over the stages. Where replicas share the
-    slots, pairs of other shares are dropped too, and the new weights are gathered.
+    slots, pairs of other shares are dropped too, and the new weights are gathered. With optimizer_offload slots are
+    made, and updates computed, on the host.
     """
 
     def _replace(self) -> None:
@@ -130,6 +132,9 @@ class OptimizerPatch(Patch):
             ("build", _filtered_build),
             ("apply_gradients", _filtered_apply),
             ("finalize_variable_values", _filtered_finalize),
+            # Called where Keras has put what is made now beside the weight.
+            ("_update_step", _on_host),
+            ("add_variable_from_reference", _on_host),
         ):
             for optimizer in optimizers_defining(name):
                 self._wrap(optimizer, name, wrapper)
@@ -222,8 +227,9 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
         _being_built.add(optimizer)
         kept = [v for v in wanted if _updated_here(v)]
         try:
-            # Some look at the first variable.
-            result = original(optimizer, kept) if kept or not wanted else None
+            with update_on_host():
+                # Some look at the first variable.
+                result = original(optimizer, kept) if kept or not wanted else None
         finally:
             if outermost:
                 _being_built.discard(optimizer)
@@ -238,9 +244,23 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
 _being_built: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
+def _on_host(original: Callable[..., Any]) -> Callable[..., Any]:
+    def on_host(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        with update_on_host():
+            return original(optimizer, *args, **kwargs)
+
+    return on_host
+
+
 def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def _create_all_weights(optimizer: Any, var_list: Iterable[Any]) -> Any:
         wanted = list(var_list)
+        if are_updates_offloaded():
+            name = type(optimizer).__name__
+            raise StepError(
+                f"optimizer_offload keeps slots on the host, and tf_keras.optimizers.legacy.{name} keeps them beside "
+                f"its weights. Use the optimizer of tf_keras.optimizers, or leave optimizer_offload out."
+            )
         _require_the_same_shares(optimizer, wanted)
         result = original(optimizer, wanted)
         with tf.init_scope():
@@ -371,7 +391,8 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         is_spread = _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
         waiting = _when_all_are_there(kept) if is_spread else contextlib.nullcontext()
-        with _whole_apply(optimizer, stored), waiting:
+        leave_uncompiled(optimizer)
+        with _whole_apply(optimizer, stored), waiting, update_on_host():
             return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)
 
     def apply_kept(

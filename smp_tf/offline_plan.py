@@ -221,8 +221,10 @@ class OfflineModel:
             advise=advise,
             chunks_per_rank=config.chunks_per_rank,
             contiguous=config.contiguous,
-            slot_shares=replicas if config.shard_optimizer_state else 1,
+            slot_shares=replicas if config.shard_optimizer_state or config.optimizer_offload else 1,
             averaging_bytes=averaging_bytes(replicas),
+            gradients_on_host=config.gradient_offload or config.optimizer_offload,
+            slots_on_host=config.optimizer_offload,
         )
         plan = proposal.propose(made.graph, request, {})
         units, costs = planning.costs_of(made.graph, request)
@@ -355,7 +357,7 @@ def _traced(model: DistributedModel, example: Example, samples: int) -> tuple[St
 
 
 def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
-    """What each rank holds, from moment to moment.
+    """What each rank holds on its device, from moment to moment.
 
     Args:
         made: the plan.
@@ -365,7 +367,7 @@ def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
     """
     found = []
     for row, spans in zip(made.plan.forecast, made.timeline.spans, strict=True):
-        constant = row.constant_bytes
+        constant = row.constant_bytes - row.host_bytes
         each = row.stash_bytes // max(row.in_flight, 1)
         changes = sorted(
             (span.start, each) if span.task.kind is Kind.F else (span.end, -each)

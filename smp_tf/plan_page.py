@@ -14,7 +14,7 @@ from smp_tf.html_page import LEFT, TASKS, WIDTH, document, items, legend, mark, 
 from smp_tf.in_words import in_seconds
 from smp_tf.offline_plan import OfflinePlan, memory_over_time
 from smp_tf.partition.plan import as_bytes
-from smp_tf.partition.report import layer_names, proved, reasons
+from smp_tf.partition.report import layer_names, on_host, proved, reasons
 from smp_tf.plan_text import forecast
 
 #: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
@@ -43,7 +43,7 @@ def page(made: OfflinePlan, name: str) -> str:
     body = [
         f"<h1>Plan of {escape(name)}</h1>",
         f"<p>{escape(said)}.</p>",
-        items([*reasons(plan), *proved(plan), forecast(made)]),
+        items([*(f"on the host: {line}" for line in on_host(plan)), *reasons(plan), *proved(plan), forecast(made)]),
         "<h2>Stages</h2>",
         _stages(made),
         "<h2>Layers</h2>",
@@ -81,7 +81,7 @@ def _stages(made: OfflinePlan) -> str:
     rows = []
     for stage, row in enumerate(made.plan.forecast):
         parts = (row.weight_bytes, row.gradient_bytes, row.slot_bytes, row.stash_bytes, row.transport_bytes)
-        sizes = [as_bytes(part) for part in (*parts, row.working_bytes, row.stored_bytes)]
+        sizes = [as_bytes(part) for part in (*parts, row.working_bytes, row.device_bytes)]
         numbered = mark(_color(stage)) + str(stage)
         rows.append((numbered, escape(names[stage]), f"{row.parameters:,}", *sizes, f"{row.time_share:.0%}"))
     return table(heads, rows, names_at=1)

@@ -158,7 +158,7 @@ def _candidate(model: OfflineModel, settings: Config, replicas: int, cluster: Cl
 
 
 def _planned(settings: Config, replicas: int, made: OfflinePlan) -> Candidate:
-    needed = max(row.stored_bytes for row in made.plan.forecast)
+    needed = max(row.device_bytes for row in made.plan.forecast)
     return Candidate(settings, replicas, made.samples_per_second, made.timeline.bubble_ratio, needed)
 
 

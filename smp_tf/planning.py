@@ -62,6 +62,7 @@ class PlacementRequest:
         contiguous: whether every stage is one run of the units, where the schedule has one chunk on each.
         slot_shares: among how many replicas the slots of a stage are shared.
         averaging_bytes: memory through which every rank averages gradients; see `data_parallel.averaging_bytes`.
+        gradients_on_host, slots_on_host: whether these are in the host's memory instead of the device's.
     """
 
     stages: int
@@ -85,6 +86,8 @@ class PlacementRequest:
     contiguous: bool = True
     slot_shares: int = 1
     averaging_bytes: int = 0
+    gradients_on_host: bool = False
+    slots_on_host: bool = False
 
     @property
     def chunks(self) -> Chunks:
@@ -265,6 +268,7 @@ def _costs_of(graph: OpGraph, units: Sequence[Unit], request: PlacementRequest) 
         machine=request.machine,
         unknown=request.samples,
     )
+    costs = costs.on_host(gradients=request.gradients_on_host, slots=request.slots_on_host)
     return with_measured(costs, units, request.measured)
 
 

@@ -159,7 +159,7 @@ def _score(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:
     """What is balanced, of a plan that is cut: seconds of a step, or bytes of the fullest stage."""
     if request.objective == "speed":
         return _step_time(graph, dataclasses.replace(request, schedule=plan.schedule), plan)
-    return max(row.stored_bytes for row in _as_cut(graph, request, plan).forecast)
+    return max(row.device_bytes for row in _as_cut(graph, request, plan).forecast)
 
 
 def _beside(seconds: float, taken: float) -> str:
@@ -187,7 +187,7 @@ def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         if excess(tried[-1], request.limits) <= 0:
             return _with_price(graph, request, owners, plan), True
         for stage, (row, limit) in enumerate(zip(tried[-1].forecast, request.limits, strict=True)):
-            less[stage] += max(0.0, row.stored_bytes - limit) if limit is not None else 0.0
+            less[stage] += max(0.0, row.device_bytes - limit) if limit is not None else 0.0
         # One search beyond the cuts of one order is enough.
         request = dataclasses.replace(request, proof_seconds=0.0)
     smallest = planned(graph, dataclasses.replace(_without_limits(request), objective="memory"), owners)
@@ -243,7 +243,7 @@ def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[
     if request.schedule == "simple" and _fits(graph, other):
         yield 'pipeline "interleaved"'
     if alike:
-        yield f"a memory_limit of {as_bytes(max(row.stored_bytes for row in plan.forecast), up=True)}"
+        yield f"a memory_limit of {as_bytes(max(row.device_bytes for row in plan.forecast), up=True)}"
 
 
 def _more(stages: int, units: int) -> Sequence[int]:

@@ -28,9 +28,11 @@ from smp_tf import (
 from smp_tf.announce import announce
 from smp_tf.argument_structure import fill
 from smp_tf.config import Config
-from smp_tf.data_parallel import averaging_bytes, reduction_name, sum_over_replicas
+from smp_tf.data_parallel import averaging_bytes, reduction_name, sum_gradients
 from smp_tf.errors import StepError
 from smp_tf.gather import WRITER
+from smp_tf.host_memory import memory_of_host, require_host_memory
+from smp_tf.host_offload import device_of_gradients
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.microbatching import (
     SplitArgument,
@@ -226,6 +228,11 @@ class Step:
         config = running.config
         stages = config.partitions or 1
         xla = config.xla if self._options.jit_compile is None else self._options.jit_compile
+        if xla and config.gradient_offload:
+            raise StepError(
+                f"Step {self.name!r} has jit_compile=True, and gradient_offload adds gradients up on the host: XLA "
+                f"compiles a function for one device. Leave out one of the two."
+            )
         planned = self._planned(arguments)
         batch = static_batch_size(planned, config.microbatches)
         is_cut = any(argument.axis is not None for argument in planned)
@@ -278,6 +285,8 @@ class Step:
             contiguous=config.contiguous,
             slot_shares=sharded_slots.count(),
             averaging_bytes=averaging_bytes(running.topology.dp_size),
+            gradients_on_host=config.gradient_offload,
+            slots_on_host=config.optimizer_offload,
         )
 
         def propose(owners: Mapping[int, int], like: Plan | None = None) -> Plan:
@@ -301,6 +310,8 @@ class Step:
         if decides or any(model._smp_store.is_new for model in models):
             plan = planning.with_exact_transfers(plan, cut, request)
             show_plan(plan)
+            has_device = bool(tf.config.list_logical_devices("GPU"))
+            require_host_memory(plan, running.topology, memory_of_host(), has_device=has_device)
         if decides:
             partition_file.keep(self.name, plan, graph)
             _remember(self.name, plan, graph, config)
@@ -325,6 +336,7 @@ class Step:
             xla=xla,
             samples=samples,
             reduce=self._sum_bucket if running.topology.dp_size > 1 else None,
+            sums_on=device_of_gradients(),
         )
         if xla:
             report_uncompiled(self.name, program)
@@ -367,8 +379,7 @@ class Step:
         )
 
     def _sum_bucket(self, sums: Sequence[tf.Tensor], bucket: int) -> list[tf.Tensor]:
-        compression = runtime.current().config.gradient_compression
-        return sum_over_replicas(sums, f"{reduction_name(self._known_as)}_{bucket}", compression=compression)
+        return sum_gradients(sums, f"{reduction_name(self._known_as)}_{bucket}")
 
     def _run_hooks(self) -> None:
         with tf.init_scope():

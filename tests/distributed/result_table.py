@@ -2,6 +2,9 @@
 
 | model | P = 1 | P = 2 | ...
 | mlp   | 8 of 8, losses 2e-16, weights 3e-12 | ...
+
+All settings take more than an hour, so they may be run in parts (`make test-all ARGS="-k P3"`): a run replaces the
+cells of what it ran, and keeps the others of a page that was made with the same versions of everything.
 """
 
 from __future__ import annotations
@@ -12,17 +15,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+NOT_RUN = "not run"
 PACKAGES = ("tensorflow-cpu", "tf-keras", "horovod", "numpy")
 
 HEAD = """\
 # Training split over processes, compared with one plain Keras process
 
 Every model is trained for six steps on P partitions with M microbatches (M in {1, 2, 4, 8}) and both schedules
-("simple", "interleaved"), the step called eagerly in half of the settings; and again in one process that never imports
+("simple", "interleaved"), the step called eagerly in most of the settings; and again in one process that never imports
 smp_tf, from the same seeds, on the same microbatches. A cell says how many of the eight settings agree, and the largest
 relative deviation among them: of a step's loss, and of the six steps' change of a variable (float32 models: of all
-weights together). Tolerances: float64 1e-9; float32 1e-5; mixed_bfloat16 as the model's entry in [models.py](models.py)
-says. Made by `make test-all`.
+weights together; "equal" is a change that is off by no more than rounding, 1e-12 of the variable's norm). Tolerances:
+float64 1e-9; float32 1e-5; mixed_bfloat16 as the model's entry in [models.py](models.py) says. The last models differ
+from others above them in little, and run with one setting per P. Made by `make test-all`, whole or in parts: a run
+replaces the cells of what it ran.
 """
 
 
@@ -55,22 +61,34 @@ class ResultTable:
         """Take in a setting."""
         self.rows.setdefault((model, partitions), []).append(row)
 
-    def page(self, models: Sequence[str], partitions: Sequence[int]) -> str:
-        """The page, in Markdown."""
+    def page(self, models: Sequence[str], partitions: Sequence[int], before: str = "") -> str:
+        """The page, in Markdown, with the cells of the page before where nothing was run now."""
         versions = {dist.metadata["Name"].lower().replace("_", "-"): dist.version for dist in _installed()}
         known = ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)
         lines = [HEAD, f"Python {platform.python_version()}, {known}.", ""]
-        lines.append("| model | " + " | ".join(f"P = {p}" for p in partitions) + " |")
+        kept = cells_of(before) if lines[1] in before.splitlines() else {}
+        columns = [f"P = {p}" for p in partitions]
+        lines.append("| model | " + " | ".join(columns) + " |")
         lines.append("|---" * (1 + len(partitions)) + "|")
         for model in models:
-            cells = [cell(self.rows.get((model, p), [])) for p in partitions]
+            cells = [
+                cell(self.rows[model, p]) if (model, p) in self.rows else kept.get((model, column), NOT_RUN)
+                for p, column in zip(partitions, columns, strict=True)
+            ]
             lines.append(f"| {model} | " + " | ".join(cells) + " |")
         return "\n".join(lines) + "\n"
 
     def write(self, models: Sequence[str], partitions: Sequence[int]) -> None:
         """Write the page where one is wanted."""
         if self.file is not None:
-            self.file.write_text(self.page(models, partitions), encoding="utf-8")
+            before = self.file.read_text(encoding="utf-8") if self.file.exists() else ""
+            self.file.write_text(self.page(models, partitions, before), encoding="utf-8")
+
+
+def cells_of(page: str) -> dict[tuple[str, str], str]:
+    """The cells of a page, by the names of their rows and columns."""
+    rows = [[part.strip() for part in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    return {(name, column): text for name, *cells in rows[2:] for column, text in zip(rows[0][1:], cells, strict=True)}
 
 
 def _installed() -> list[importlib.metadata.Distribution]:
@@ -79,8 +97,6 @@ def _installed() -> list[importlib.metadata.Distribution]:
 
 def cell(rows: Sequence[Row]) -> str:
     """One model on one number of partitions."""
-    if not rows:
-        return "not run"
     said = f"{sum(row.agrees for row in rows)} of {len(rows)}"
     for name in ("losses", "weights"):
         values = [value for row in rows if (value := getattr(row, name)) is not None]

@@ -38,6 +38,18 @@ def test_the_error_says_what_each_stage_needs_and_what_would_help() -> None:
     ]
 
 
+def test_what_is_on_the_host_is_not_limited_but_told() -> None:
+    rows = tuple(dataclasses.replace(row, gradients_on_host=True) for row in small_plan().forecast)
+    plan = small_plan(forecast=rows)
+    assert excess(plan, (2112, 2112)) == 0
+    error = too_large(plan, (2000, 2000))
+    assert (
+        "  stage 0: 2.1 KiB, 112 B too much (weights 512 B, gradients 512 B, slots 1.0 KiB, stash 512 B, work 64 B; of "
+        "these, 512 B on the host) for embedding, block_0" in str(error).splitlines()
+    )
+    assert error.needed == 2112
+
+
 @pytest.mark.parametrize(
     ("row", "changes", "advice"),
     [

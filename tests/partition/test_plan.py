@@ -169,6 +169,15 @@ def test_the_forecast_counts_what_the_stages_hold_and_send() -> None:
     assert first.stored_bytes == 512 + 512 + 1024 + 512
 
 
+def test_what_is_on_the_host_is_not_on_the_device() -> None:
+    row, _ = small_plan().forecast
+    assert (row.host_bytes, row.device_bytes, row.stored_bytes) == (0, 2624, 2624)
+    gradients = dataclasses.replace(row, gradients_on_host=True)
+    assert (gradients.host_bytes, gradients.device_bytes, gradients.stored_bytes) == (512, 2112, 2624)
+    both = dataclasses.replace(gradients, slots_on_host=True)
+    assert (both.host_bytes, both.device_bytes, both.stored_bytes) == (1536, 1088, 2624)
+
+
 def test_a_plan_places_the_units_of_another_trace_by_name() -> None:
     plan = made()
     assert plan.stages_of(build_units(chain_of_dense(3))) == (0, 0, 1, 1)

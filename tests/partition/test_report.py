@@ -147,3 +147,19 @@ def test_color_is_only_where_it_was_asked_for() -> None:
 )
 def test_layers_are_named_in_a_few_words(units: dict[str, int], names: list[str]) -> None:
     assert layer_names(plan_of(*[row()] * len(names), units=units)) == names
+
+
+@pytest.mark.parametrize(
+    ("slots", "said"),
+    [
+        (False, "on the host: gradients, 3.0 KiB of stage 0, 1.0 KiB of stage 1; memory in all is"),
+        (True, "on the host: gradients and slots, 5.0 KiB of stage 0, 1.0 KiB of stage 1; memory in all is"),
+    ],
+)
+def test_what_is_on_the_host_is_told_below_and_is_not_in_the_table(slots: bool, said: str) -> None:
+    first = row(weight_bytes=4096, gradient_bytes=3072, slot_bytes=2048, gradients_on_host=True, slots_on_host=slots)
+    last = row(weight_bytes=1024, gradient_bytes=1024, gradients_on_host=True, slots_on_host=slots)
+    text = render(plan_of(first, last), width=120)
+    assert [line[5] for line in cells(text)[::2]] == ["4.0 KiB" if slots else "6.0 KiB", "1.0 KiB"]
+    assert [line for line in below(text) if line.startswith(said)]
+    assert "on the host" not in render(plan_of(row(gradient_bytes=3072)), width=120)

@@ -187,6 +187,20 @@ def test_replicas_that_share_slots_have_fewer_each(script: str, capsys: pytest.C
     assert 0.5 * slots[0] <= slots[1] < 0.7 * slots[0]
 
 
+def test_what_is_on_the_host_is_not_limited(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def nearest(*more: str) -> str:
+        assert run(f"{script}:build", "--partitions", "1", "--batch-size", "8", "--memory-limit", "1KiB", *more) == 1
+        [limit] = re.findall(r"a memory_limit of ([\d.]+ KiB)\.", capsys.readouterr().err)
+        return str(limit)
+
+    usual, gradients, slots = nearest(), nearest("--gradient-offload"), nearest("--optimizer-offload")
+    assert float(usual.split()[0]) > float(gradients.split()[0]) > float(slots.split()[0])
+    sizes = ["--partitions", "1", "--batch-size", "8", "--memory-limit", slots]
+    assert run(f"{script}:build", *sizes, "--optimizer-offload") == 0
+    assert "on the host: gradients and slots, " in capsys.readouterr().out
+    assert run(f"{script}:build", *sizes, "--gradient-offload") == 1
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

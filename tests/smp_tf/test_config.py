@@ -38,6 +38,8 @@ def test_defaults():
         "check_replicas": True,
         "gradient_compression": None,
         "shard_optimizer_state": False,
+        "gradient_offload": False,
+        "optimizer_offload": False,
         "intra_op_threads": None,
         "xla": False,
     }
@@ -58,6 +60,25 @@ def test_one_replica_has_nobody_to_share_slots_with():
     alone = shared.for_world(2)
     assert not alone.shard_optimizer_state
     assert alone.notes == ("With one replica there is nobody to share slots with: shard_optimizer_state is not used.",)
+
+
+def test_updates_on_the_host_have_gradients_there_and_shares_of_slots():
+    config = Config(partitions=2, optimizer_offload=True)
+    shared, alone = config.for_world(4), config.for_world(2)
+    assert (shared.gradient_offload, shared.shard_optimizer_state) == (True, True)
+    assert (alone.gradient_offload, alone.shard_optimizer_state) == (True, False)
+    gradients = "Weights are updated on the host (optimizer_offload), so gradient_offload is used too."
+    slots = "Weights are updated on the host (optimizer_offload): shard_optimizer_state is used too."
+    assert (shared.notes, alone.notes) == ((gradients, slots), (gradients,))
+    said = dataclasses.replace(config, gradient_offload=True, shard_optimizer_state=True)
+    assert said.for_world(4).notes == ()
+    assert Config(partitions=2, gradient_offload=True).for_world(4).notes == ()
+
+
+@pytest.mark.parametrize("name", ["gradient_offload", "optimizer_offload"])
+def test_xla_compiles_for_one_device(name: str):
+    with pytest.raises(ConfigError, match=f"xla is true, and so is {name}: XLA compiles a function for one device"):
+        load_config({"xla": True, name: True}).for_world(2)
 
 
 def test_a_config_cannot_be_changed():

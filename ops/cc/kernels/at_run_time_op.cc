@@ -4,9 +4,17 @@
 // that is not stateful for a function of its inputs. What other processes take part in must not be
 // computed then, when they may be elsewhere. The handles are there for its order among the other
 // uses of their variables.
+#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+
+namespace tensorflow {
+
+// The handles say what is waited for; the variables may be on any device.
+REGISTER_INPUT_COLOCATION_EXEMPTION("SmpAtRunTime");
+
+}  // namespace tensorflow
 
 namespace smp {
 namespace {

@@ -5,11 +5,20 @@
 #include <mutex>
 
 #include "kernels/transport_call.h"
+#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "transport/smp_timeline.h"
+
+namespace tensorflow {
+
+// The handles say what is waited for; the variables may be on any device.
+REGISTER_INPUT_COLOCATION_EXEMPTION("SmpBegin");
+REGISTER_INPUT_COLOCATION_EXEMPTION("SmpEnd");
+
+}  // namespace tensorflow
 
 namespace smp {
 namespace {

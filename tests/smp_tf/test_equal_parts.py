@@ -1,4 +1,4 @@
-"""Sums in two bytes an element: of replicas that are threads of one process, against sums in float32."""
+"""Sums in equal parts: of replicas that are threads of one process, against sums in float32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from smp_tf.wire_compression import COMPRESSED, Exchange, compressed_sums
+from smp_tf.equal_parts import Exchange, sums_in_parts
+from smp_tf.wire_compression import COMPRESSED
 
 #: What a value can be off by, as a share of the largest one: of what is sent, and again of the sum.
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
@@ -24,10 +25,11 @@ class Replicas:
         self._barrier = threading.Barrier(count, timeout=60.0)
         self._rows: list[tf.Tensor] = [tf.constant(0)] * count
         self.bytes = [0] * count
+        self.types: set[tf.DType] = set()
 
     def _exchange(self, replica: int) -> Exchange:
         def told(rows: tf.Tensor) -> list[tf.Tensor]:
-            assert rows.dtype == tf.uint16
+            self.types.add(rows.dtype)
             self.bytes[replica] += rows.dtype.size * int(tf.size(rows))
             self._rows[replica] = rows
             self._barrier.wait()
@@ -41,10 +43,10 @@ class Replicas:
             lambda row: tf.concat(told(row), axis=0),
         )
 
-    def sums(self, kind: str, of: Callable[[int], Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+    def sums(self, kind: str | None, of: Callable[[int], Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
         """What each replica gets, of the tensors that it has."""
         with ThreadPoolExecutor(self._count) as threads:
-            return list(threads.map(lambda r: compressed_sums(of(r), kind, self._exchange(r)), range(self._count)))
+            return list(threads.map(lambda r: sums_in_parts(of(r), kind, self._exchange(r)), range(self._count)))
 
 
 def drawn(replica: int, scale: float = 1.0) -> list[tf.Tensor]:
@@ -75,6 +77,21 @@ def test_every_replica_sends_as_much_whatever_the_sizes_of_tensors(kind: str) ->
     # Of 10,014 elements in four parts, once all of them, each with a code of the sizes, and once the own one.
     part = 2504 + (kind == "fp16")
     assert replicas.bytes == [2 * (4 * (part + 1) + part)] * 4
+    assert replicas.types == {tf.uint16}
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_sums_of_what_is_sent_as_it_is_are_exact(dtype: tf.DType) -> None:
+    replicas = Replicas(3)
+    found = replicas.sums(None, lambda replica: [tf.cast(one, dtype) for one in drawn(replica)])
+    wanted = [np.sum([tf.cast(drawn(r)[i], dtype).numpy() for r in range(3)], axis=0) for i in range(4)]
+    for sums in found:
+        for one, total in zip(sums, wanted, strict=True):
+            assert (one.dtype, one.shape) == (dtype, total.shape)
+            np.testing.assert_array_equal(one, total)
+    # Of 47 elements in three parts.
+    assert replicas.bytes == [dtype.size * (3 * (16 + 1) + 16)] * 3
+    assert replicas.types == {dtype}
 
 
 @pytest.mark.parametrize("kind", ROUNDING)
@@ -88,8 +105,8 @@ def test_what_is_not_finite_is_seen_on_all_and_spares_the_others(kind: str) -> N
         assert zeros.numpy().tolist() == [0.0] * 5
 
 
-@pytest.mark.parametrize("kind", ROUNDING)
-def test_replicas_with_other_shapes_are_told(kind: str) -> None:
+@pytest.mark.parametrize("kind", [*ROUNDING, None])
+def test_replicas_with_other_shapes_are_told(kind: str | None) -> None:
     """Of 8 and 3 and of 9 and 3 elements, parts are equally long: they were added up shifted."""
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)must have the same shapes on all.*[89],? 3"):
         Replicas(2).sums(kind, lambda replica: [tf.ones(8 + replica), tf.fill([3], 100.0)])
@@ -118,7 +135,7 @@ def test_gradients_stay_of_their_type(dtype: tf.DType) -> None:
 def test_shapes_may_be_known_only_when_the_step_runs() -> None:
     @tf.function(input_signature=[tf.TensorSpec([None, 3]), tf.TensorSpec([2])])
     def sums(first: tf.Tensor, second: tf.Tensor) -> list[tf.Tensor]:
-        return compressed_sums([first, second], "bf16", Exchange(1, lambda rows: rows, lambda row: row))
+        return sums_in_parts([first, second], "bf16", Exchange(1, lambda rows: rows, lambda row: row))
 
     first, second = sums(tf.ones([4, 3]), tf.ones([2]))
     assert (first.shape, second.shape) == ((4, 3), (2,))

@@ -1,0 +1,60 @@
+"""Trainings whose gradients, and slots, are in the host's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+import tf_keras
+
+import smp_tf as smp
+from tests.distributed.cases.sharded_slots import Net, batch
+
+
+def sent() -> dict[str, Any]:
+    """The bytes that this rank gives to the collectives of a step, of layers of very different sizes."""
+    found: dict[str, int] = {}
+
+    def counted(name: str) -> Any:
+        real = getattr(hvd, name)
+
+        def count(given: Any, *args: Any, **kwargs: Any) -> Any:
+            if "smp_gradients" in kwargs["name"] and "_weight" not in kwargs["name"]:
+                tensors = tf.nest.flatten(given)
+                found[name] = found.get(name, 0) + sum(t.shape.num_elements() * t.dtype.size for t in tensors)
+            return real(given, *args, **kwargs)
+
+        return mock.patch.object(hvd, name, count)
+
+    net = Net((201, 1, 97))
+
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - 1.0) ** 2)
+        return tape.gradient(loss, net.trainable_variables)
+
+    with counted("alltoall"), counted("allgather"), counted("grouped_allreduce"):
+        gradients = step(tf.constant(batch(0)))
+    sums = [total for gradient in gradients if (total := gradient.accumulate()) is not None]
+    return {"sent": found, "gradients": sum(4 * int(tf.size(total)) for total in sums)}
+
+
+def legacy() -> str:
+    """What an optimizer is told that cannot have its slots on the host."""
+    net, optimizer = Net(), tf_keras.optimizers.legacy.Adam(0.01)
+
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - 1.0) ** 2)
+        return tape.gradient(loss, net.trainable_variables)
+
+    sums = [gradient.accumulate() for gradient in step(tf.constant(batch(0)))]
+    try:
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+    except smp.errors.StepError as error:
+        return str(error)
+    return "nothing"

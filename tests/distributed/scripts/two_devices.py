@@ -1,0 +1,82 @@
+"""Trains a model whose weights are on a device that is not the host's first, as those on a GPU are.
+
+A rank prints, for each way to offload: the losses, and where weights, sums of gradients, slots and updates are.
+"""
+
+import json
+
+import smp_tf as smp
+
+# isort: split
+import numpy as np
+import tensorflow as tf
+from tensorflow.keras import layers
+
+from smp_tf.pipeline import stage_program
+
+[cpu] = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+DEVICE = "CPU:1"
+
+
+class Net(smp.DistributedModel):
+    def __init__(self):
+        super().__init__()
+        self.hidden = layers.Dense(16, activation="tanh", name="hidden")
+        self.head = layers.Dense(3, name="head")
+
+    def call(self, x):
+        return self.head(self.hidden(x))
+
+
+devices_of_sums = set()
+
+
+class NotedAccumulator(stage_program.Accumulator):
+    def __init__(self, *args):
+        super().__init__(*args)
+        devices_of_sums.add(short(self._variable.device))
+
+
+def short(device):
+    return device.rpartition("/device:")[2]
+
+
+def trained():
+    net = Net()
+    optimizer = tf.keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+
+    @smp.step
+    def forward_backward(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - y) ** 2)
+        return loss, tape.gradient(loss, net.trainable_variables)
+
+    @tf.function
+    def train_step(x, y):
+        loss, gradients = forward_backward(x, y)
+        sums = [gradient.accumulate() for gradient in gradients]
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+        return loss.reduce_mean()
+
+    x = np.random.RandomState(smp.dp_rank()).standard_normal((8, 5)).astype(np.float32)
+    losses = [float(train_step(x, x[:, :3])) for _ in range(3)]
+    graph = train_step.get_concrete_function(x, x[:, :3]).graph
+    updates = [op for op in graph.get_operations() if op.name.startswith("Adam/") and op.type == "Sqrt"]
+    weights = net.local_trainable_variables
+    return {
+        "losses": losses,
+        "weights": sorted({short(weight.device) for weight in weights}),
+        "slots": sorted({short(v.device) for v in optimizer.variables if v.shape.rank}),
+        "updates": sorted({short(op.device) for op in updates}),
+    }
+
+
+stage_program.Accumulator = NotedAccumulator
+for key in (None, "gradient_offload", "optimizer_offload"):
+    devices_of_sums.clear()
+    smp.init({"partitions": 2, "microbatches": 2, "seed": 1, **({key: True} if key else {})})
+    with tf.device(DEVICE):
+        found = trained()
+    print("found", json.dumps({"key": key, **found, "sums": sorted(devices_of_sums)}), flush=True)
+    smp.shutdown()

@@ -1,0 +1,113 @@
+"""Replicas whose gradients, and slots, are in the host's memory train as those that have all on the device."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.distributed.harness import Case, CaseResult, launch, launch_script
+from tests.distributed.test_replicas import TOLERANCE, compare
+
+CASES = "tests.distributed.cases.host_offload"
+SLOTS = "tests.distributed.cases.sharded_slots"
+REPLICAS = "tests.distributed.cases.replicas"
+OPTIMIZERS = ("adam", "clipped", "averages", "adafactor")
+#: With sparse gradients, and shares of samples that differ and change.
+MODEL = "sparse_embedding"
+
+
+def config(partitions: int, **more: Any) -> dict[str, Any]:
+    return {"partitions": partitions, "microbatches": 2, "seed": 1, **more}
+
+
+def trainings(partitions: int, **more: Any) -> list[Case]:
+    return [Case(name, "trained", {"optimizer": name}, config(partitions, **more)) for name in OPTIMIZERS]
+
+
+def on_shares(partitions: int, **more: Any) -> list[Case]:
+    return [Case(f"shares, {MODEL}", "train_on_shares", {"model": MODEL, "eager": False}, config(partitions, **more))]
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, CaseResult]:
+    """One process, which has all on its device."""
+    return launch(1, SLOTS, trainings(1)) | launch(1, REPLICAS, on_shares(1))
+
+
+@pytest.fixture(scope="module")
+def offloaded() -> dict[str, CaseResult]:
+    """Two partitions and two replicas, and more than one key."""
+    more = [
+        Case("in parts", "sent", {}, config(2, gradient_offload=True)),
+        Case("in parts, bf16", "sent", {}, config(2, gradient_offload=True, gradient_compression="bf16")),
+        Case("legacy", "legacy", {}, config(2, optimizer_offload=True)),
+    ]
+    found = launch(4, SLOTS, trainings(2, optimizer_offload=True))
+    return found | launch(4, REPLICAS, on_shares(2, gradient_offload=True)) | launch(4, CASES, more)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_gives_the_weights_of_one_process(
+    whole: dict[str, CaseResult], offloaded: dict[str, CaseResult], name: str
+) -> None:
+    [alone] = whole[name].values()
+    ranks = offloaded[name].values()
+    for rank in ranks:
+        assert rank["iterations"] == 4
+        for weight, value in rank["weights"].items():
+            np.testing.assert_allclose(value, alone["weights"][weight], rtol=1e-9, atol=1e-12, err_msg=weight)
+    assert {weight for rank in ranks for weight in rank["weights"]} == alone["weights"].keys()
+
+
+def test_replicas_with_shares_of_other_sizes_give_the_weights_of_one_process(
+    whole: dict[str, CaseResult], offloaded: dict[str, CaseResult]
+) -> None:
+    name = f"shares, {MODEL}"
+    [alone] = whole[name].values()
+    compare(offloaded[name], alone, TOLERANCE[MODEL])
+
+
+@pytest.mark.parametrize(("name", "bytes_each"), [("in parts", 4), ("in parts, bf16", 2)])
+def test_every_replica_sends_as_much_of_weights_of_very_different_sizes(
+    offloaded: dict[str, CaseResult], name: str, bytes_each: int
+) -> None:
+    ranks = offloaded[name].values()
+    for stage in ([ranks[0], ranks[2]], [ranks[1], ranks[3]]):
+        first, second = (rank["sent"] for rank in stage)
+        assert first == second
+        assert first.keys() == {"alltoall", "allgather"}
+        # All gradients once, and of the sums a half; little else.
+        wanted = bytes_each * stage[0]["gradients"] / 4
+        assert wanted <= first["alltoall"] <= 1.02 * wanted + 64
+        assert wanted / 2 <= first["allgather"] <= 1.02 * wanted / 2 + 64
+
+
+def test_an_optimizer_that_keeps_slots_beside_its_weights_is_refused(offloaded: dict[str, CaseResult]) -> None:
+    for said in offloaded["legacy"].values():
+        assert said.startswith("optimizer_offload keeps slots on the host, and tf_keras.optimizers.legacy.Adam keeps")
+
+
+def test_weights_on_another_device_than_the_host() -> None:
+    """The fences of a step were once placed where all variables are; so no model could be on a GPU.
+
+    TensorFlow's count of steps, for one, is on the host.
+    """
+    outcome = launch_script(4, "tests/distributed/scripts/two_devices.py", deadline=180).expect_clean()
+    for rank in range(4):
+        lines = [line for line in outcome.output(rank).splitlines() if line.startswith("found ")]
+        plain, gradients, optimizer = (json.loads(line.removeprefix("found ")) for line in lines)
+        assert [found["key"] for found in (plain, gradients, optimizer)] == [
+            *(None, "gradient_offload", "optimizer_offload"),
+        ]
+        for found, sums, slots in ((plain, 1, 1), (gradients, 0, 1), (optimizer, 0, 0)):
+            assert found["weights"] == ["CPU:1"]
+            assert found["sums"] == [f"CPU:{sums}"]
+            assert found["slots"] in ([f"CPU:{slots}"], [])
+            assert found["updates"] in ([f"CPU:{slots}"] if slots == 0 else [""], [])
+            np.testing.assert_allclose(found["losses"], plain["losses"], rtol=1e-6)
+            assert found["losses"][2] < found["losses"][0]
+        assert plain["slots"]
+        assert plain["updates"]
