@@ -30,6 +30,12 @@ def main():
         "--microbatches", type=int, default=4, help="parts that a replica cuts its share of a batch into"
     )
     parser.add_argument("--compression", choices=["bf16", "fp16"], help="send gradients in two bytes an element")
+    parser.add_argument("--share-slots", action="store_true", help="each replica has a part of the optimizer's slots")
+    parser.add_argument(
+        "--offload",
+        choices=["gradients", "optimizer"],
+        help="keep gradients, or the optimizer's slots too, in the host's memory",
+    )
     args = parser.parse_args()
 
     smp.init(
@@ -37,6 +43,9 @@ def main():
             "partitions": args.partitions,
             "microbatches": args.microbatches,
             "gradient_compression": args.compression,
+            "shard_optimizer_state": args.share_slots,
+            "gradient_offload": args.offload == "gradients",
+            "optimizer_offload": args.offload == "optimizer",
             "seed": 1,
         }
     )

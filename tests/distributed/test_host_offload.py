@@ -14,7 +14,8 @@ from tests.distributed.test_replicas import TOLERANCE, compare
 CASES = "tests.distributed.cases.host_offload"
 SLOTS = "tests.distributed.cases.sharded_slots"
 REPLICAS = "tests.distributed.cases.replicas"
-OPTIMIZERS = ("adam", "clipped", "averages", "adafactor")
+#: What decides by all gradients, and what looks at a weight as a whole.
+OPTIMIZERS = ("clipped", "adafactor")
 #: With sparse gradients, and shares of samples that differ and change.
 MODEL = "sparse_embedding"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,51 +23,93 @@ GRIDS = [(1, 2), (2, 2)]
 #: What an optimizer does over stages too; the others do the same with what each stage has.
 OVER_STAGES = ("adam", "clipped", "averages", "legacy")
 ZOO = {"mlp_adam_float32": 1e-4, "sparse_embedding": 1e-9}
+#: Every optimizer and model on one of both grids; the others run with --full.
+QUICKLY = {
+    (1, 2): ("averages", "finalized", "adafactor", "legacy", "sparse_embedding"),
+    (2, 2): ("adam", "clipped", "nadam", "eager", "mlp_adam_float32", "fit"),
+}
+
+Grid = tuple[int, int]
+
+
+def on_grids(*names: str) -> pytest.MarkDecorator:
+    """The parameters `grid` and `name` of a test."""
+    return pytest.mark.parametrize(
+        ("grid", "name"),
+        [
+            pytest.param(grid, name, marks=[] if name in QUICKLY[grid] else pytest.mark.full)
+            for grid in GRIDS
+            for name in names
+            if grid == (1, 2) or name not in OPTIMIZERS or name in (*OVER_STAGES, *QUICKLY[grid])
+        ],
+    )
 
 
 def config(partitions: int, shared: bool = True, **more: Any) -> dict[str, Any]:
     return {"partitions": partitions, "microbatches": 2, "seed": 1, "shard_optimizer_state": shared, **more}
 
 
-def cases(partitions: int, shared: bool = True) -> list[Case]:
-    names = [name for name in OPTIMIZERS if partitions == 1 or name in OVER_STAGES]
-    listed = [Case(name, "trained", {"optimizer": name}, config(partitions, shared)) for name in names]
-    listed.append(Case("eager", "trained", {"optimizer": "adam", "eager": True}, config(partitions, shared)))
-    return listed
+def cases(names: Iterable[str], partitions: int, shared: bool = True) -> list[Case]:
+    made = []
+    for name in names:
+        given = {"optimizer": "adam", "eager": True} if name == "eager" else {"optimizer": name}
+        made.append(Case(name, "trained", given, config(partitions, shared)))
+    return made
 
 
-def zoo(partitions: int, shared: bool = True) -> list[Case]:
-    return [Case(name, "train", {"model": name}, config(partitions, shared)) for name in ZOO]
+def zoo(names: Iterable[str], partitions: int, shared: bool = True) -> list[Case]:
+    return [Case(name, "train", {"model": name}, config(partitions, shared)) for name in names]
+
+
+Wanted = dict[Grid, dict[str, None]]
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[str, CaseResult]:
+def wanted(request: pytest.FixtureRequest) -> Wanted:
+    """What the tests of this session train on each grid, in their order."""
+    found: Wanted = {grid: {} for grid in GRIDS}
+    for item in request.session.items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if item.path == request.path and parameters.keys() >= {"grid", "name"}:
+            found[parameters["grid"]][parameters["name"]] = None
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(wanted: Wanted) -> dict[str, CaseResult]:
     """One process, which has all slots."""
-    return launch(1, CASES, cases(1, False)) | launch(1, REPLICAS, zoo(1, False))
+    names = dict.fromkeys(name for grid in GRIDS for name in wanted[grid] if name != "fit")
+    trained = launch(1, CASES, cases([name for name in names if name not in ZOO], 1, False))
+    return trained | launch(1, REPLICAS, zoo([name for name in names if name in ZOO], 1, False))
 
 
 @pytest.fixture(scope="module")
-def shared() -> dict[tuple[int, int], dict[str, CaseResult]]:
+def shared(wanted: Wanted) -> dict[Grid, dict[str, CaseResult]]:
     """The same where replicas share them, by partitions and replicas."""
-    buckets = [Case(f"buckets {on}", "several_buckets", {}, config(1, on)) for on in (True, False)]
-    early = Case("early", "built_too_early", {}, config(1))
 
-    def more(partitions: int) -> list[Case]:
-        fit = [Case(f"fit {on}", "fitted", {}, config(partitions, on)) for on in (True, False)]
-        return [*fit, *buckets, early] if partitions == 1 else fit
+    def more(partitions: int, replicas: int) -> list[Case]:
+        listed = []
+        if "fit" in wanted[partitions, replicas]:
+            listed = [Case(f"fit {on}", "fitted", {}, config(partitions, on)) for on in (True, False)]
+        if partitions == 1:
+            listed += [Case(f"buckets {on}", "several_buckets", {}, config(1, on)) for on in (True, False)]
+            listed.append(Case("early", "built_too_early", {}, config(1)))
+        return listed
 
-    return {(p, d): launch(p * d, CASES, [*cases(p), *more(p)]) | launch(p * d, REPLICAS, zoo(p)) for p, d in GRIDS}
+    found = {}
+    for p, d in GRIDS:
+        names = [name for name in wanted[p, d] if name not in (*ZOO, "fit")]
+        found[p, d] = launch(p * d, CASES, [*cases(names, p), *more(p, d)])
+        found[p, d] |= launch(p * d, REPLICAS, zoo([name for name in wanted[p, d] if name in ZOO], p))
+    return found
 
 
-Shared = dict[tuple[int, int], dict[str, CaseResult]]
+Shared = dict[Grid, dict[str, CaseResult]]
 
 
-@pytest.mark.parametrize(
-    ("grid", "name"),
-    [*(((1, 2), name) for name in [*OPTIMIZERS, "eager"]), *(((2, 2), name) for name in [*OVER_STAGES, "eager"])],
-)
+@on_grids(*OPTIMIZERS, "eager")
 def test_every_optimizer_gives_the_weights_of_one_process(
-    whole: dict[str, CaseResult], shared: Shared, grid: tuple[int, int], name: str
+    whole: dict[str, CaseResult], shared: Shared, grid: Grid, name: str
 ) -> None:
     [alone] = whole[name].values()
     ranks = shared[grid][name].values()
@@ -77,11 +120,8 @@ def test_every_optimizer_gives_the_weights_of_one_process(
     assert {weight for rank in ranks for weight in rank["weights"]} == alone["weights"].keys()
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("name", ["adam", "legacy", "averages"])
-def test_every_slot_is_on_one_replica_and_shares_are_about_equal(
-    shared: Shared, grid: tuple[int, int], name: str
-) -> None:
+@on_grids("adam", "legacy", "averages")
+def test_every_slot_is_on_one_replica_and_shares_are_about_equal(shared: Shared, grid: Grid, name: str) -> None:
     partitions, replicas = grid
     ranks = shared[grid][name].values()
     for stage in range(partitions):
@@ -95,17 +135,16 @@ def test_every_slot_is_on_one_replica_and_shares_are_about_equal(
         assert max(shares) < 0.8 * sum(shares)
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("name", ZOO)
-def test_models_of_the_zoo(whole: dict[str, CaseResult], shared: Shared, grid: tuple[int, int], name: str) -> None:
+@on_grids(*ZOO)
+def test_models_of_the_zoo(whole: dict[str, CaseResult], shared: Shared, grid: Grid, name: str) -> None:
     [alone] = whole[name].values()
     compare(shared[grid][name], alone, ZOO[name])
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-def test_fit_with_a_loss_scale_and_a_clipped_norm(shared: Shared, grid: tuple[int, int]) -> None:
+@on_grids("fit")
+def test_fit_with_a_loss_scale_and_a_clipped_norm(shared: Shared, grid: Grid, name: str) -> None:
     # Not beside one process: what is too large for float16 depends on how samples are divided.
-    ranks, whole = (shared[grid][f"fit {on}"].values() for on in (True, False))
+    ranks, whole = (shared[grid][f"{name} {on}"].values() for on in (True, False))
     for rank, alone in zip(ranks, whole, strict=True):
         np.testing.assert_allclose(rank["losses"], alone["losses"], rtol=1e-5)
         assert rank["weights"].keys() == alone["weights"].keys()
@@ -251,7 +290,7 @@ RESUMED = {
 
 
 #: Those that differ most, and when.
-QUICKLY = [
+RESUMED_QUICKLY = [
     ("shared to shared", "after"),
     ("shared to other numbers of both", "before"),
     ("shared to one process", "before"),
@@ -279,7 +318,7 @@ def saved(folder: Path) -> dict[tuple[int, int, bool], CaseResult]:
 @pytest.mark.parametrize(
     ("way", "when"),
     [
-        pytest.param(way, when, marks=[] if (way, when) in QUICKLY else pytest.mark.full)
+        pytest.param(way, when, marks=[] if (way, when) in RESUMED_QUICKLY else pytest.mark.full)
         for way in RESUMED
         for when in ("before", "after")
     ],
