@@ -235,11 +235,7 @@ class _Emitter:
             value = value * tf.cast(self.weights[microbatch], value.dtype)
         total = self.accumulated.get(tensor)
         with on_device(self.program.sums_on):
-            if total is not None:
-                value = total + value
-            elif self.program.sums_on is not None:
-                value = tf.identity(value)
-        self.accumulated[tensor] = value
+            self.accumulated[tensor] = value if total is None else total + value
 
     def _label(self, transfer: Transfer) -> str:
         graph, placement = self.program.split.graph, self.program.split.placement

@@ -7,7 +7,7 @@ What is only summed over the microbatches it adds to the sum itself, and does no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import VARIABLE, OpGraph, Tensor, TensorType
 from smp_tf.partition.segment_graph import remote_value_name, segment_graph, tensor_name
 from smp_tf.partition.split import Segment
-from smp_tf.pipeline.accumulator import Accumulator
+from smp_tf.pipeline.accumulator import Accumulator, on_device
 from smp_tf.pipeline.reduction import ReductionWithin
 
 
@@ -64,6 +64,8 @@ def build_segment_function(
     accumulators: Mapping[Tensor, Accumulator] | None = None,
     weighted: bool = False,
     reductions: ReductionWithin | None = None,
+    sums_on: str | None = None,
+    summed: Collection[Tensor] = (),
     xla: bool = False,
     samples: int = 1,
 ) -> SegmentFunction:
@@ -77,6 +79,8 @@ def build_segment_function(
         accumulators: the sums to add to, by the tensor to add.
         weighted: whether to multiply what is added by a weight, passed at every call.
         reductions: gradients to average over the replicas as soon as they are complete, which this call makes them.
+        sums_on: the device on which `summed` are returned; None for where they are made.
+        summed: tensors that the caller adds up over the microbatches.
         xla: compile the function with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open; only to ask XLA whether it can.
 
@@ -132,7 +136,9 @@ def build_segment_function(
         def sum_of(tensor: Tensor) -> tf.Tensor:
             return sums[tensor].take(added[tensor])[0] if tensor in sums else counted(tensor)
 
-        results = [values[t] for t in outputs]
+        with on_device(sums_on):
+            # Copied as they are made: until the function returns, all of them would be on the device together.
+            results = [tf.identity(values[t]) if sums_on and t in summed else values[t] for t in outputs]
         if reductions is not None:
             results += reductions.written(sum_of, tensors[-1], list(added.values()))
         return results

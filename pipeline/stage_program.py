@@ -171,6 +171,8 @@ def build_stage_program(
             accumulators=own,
             weighted=weighted,
             reductions=reductions,
+            sums_on=sums_on,
+            summed=summed,
             xla=xla,
             samples=samples,
         )

@@ -285,6 +285,9 @@ class Config:
             if not shares_slots and replicas > 1:
                 notes.append("Weights are updated on the host (optimizer_offload): shard_optimizer_state is used too.")
                 shares_slots = True
+        if offloads_gradients and world_size == self.microbatches == 1:
+            notes.append("With one process and one microbatch no gradients are added up: gradient_offload is not used.")
+            offloads_gradients = False
         if offloads_gradients and self.xla:
             raise ConfigError(
                 f"xla is true, and so is {'gradient' if self.gradient_offload else 'optimizer'}_offload: XLA compiles "

@@ -15,7 +15,7 @@ import tensorflow as tf
 from smp_tf import runtime, variables
 from smp_tf.equal_parts import Exchange, sums_in_parts
 from smp_tf.gradient_marks import is_averaged, mark_averaged
-from smp_tf.host_offload import HOST
+from smp_tf.host_offload import HOST, beside_gradients
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.topology import CommGroup
@@ -25,6 +25,8 @@ from smp_tf.wire_compression import COMPRESSED
 _FUSION_BUFFER = 128 << 20
 #: Horovod reduces no bfloat16; such sums travel as float32.
 _WIRE_TYPE = {tf.bfloat16: tf.float32}
+#: With more elements together, tensors are not put in a row: they are counted as int32 there.
+_MOST_ELEMENTS = 1 << 30
 #: Types whose sums are made in equal parts on the host, and what these are sent as.
 IN_PARTS = {tf.float32: None, tf.float64: None, tf.bfloat16: "bf16", tf.float16: "fp16"}
 
@@ -86,12 +88,17 @@ def sum_over_replicas(
         for way in dict.fromkeys(ways):
             alike = [i for i, other in enumerate(ways) if other == way]
             given = [tensors[i] for i in alike]
-            if way is None:
+            if way is None or _elements(given) > _MOST_ELEMENTS:
                 found = _sums(given, name, handles)
             else:
                 found = sums_in_parts(given, way.kind, _exchange(replicas, f"{name}_{way.name}", handles))
             sums.update(zip(alike, found, strict=True))
     return [sums[i] for i in range(len(tensors))]
+
+
+def _elements(tensors: Sequence[tf.Tensor]) -> int:
+    """How many elements tensors have together, as far as it is known before they are there."""
+    return sum(tensor.shape.num_elements() or 0 for tensor in tensors)
 
 
 @dataclass(frozen=True)
@@ -225,8 +232,9 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
     tensors = [tf.convert_to_tensor(results[i]) for i in dense]
     sums = sum_gradients(tensors, name, handles=handles)
-    for i, total in zip(dense, sums, strict=True):
-        results[i] = scaled(total, 1.0 / replicas)
+    with beside_gradients():
+        for i, total in zip(dense, sums, strict=True):
+            results[i] = scaled(total, 1.0 / replicas)
     for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
         results[i] = scaled(gathered(results[i], f"{name}_{i}", handles), 1.0 / replicas)
     for i in todo:

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
@@ -88,17 +87,15 @@ class Measured:
     Args:
         peak: bytes that TensorFlow's allocator has given out at most; None where it does not count.
         slots: bytes of the optimizer's slots.
-        of_device: whether the peak is that of a device with a memory of its own, which what is offloaded is not in.
     """
 
     peak: int | None
     slots: int
-    of_device: bool = False
 
     @classmethod
     def here(cls) -> Measured:
         """What this rank has measured so far."""
-        return cls(tf_internals.peak_memory(), slot_bytes_here(), bool(tf.config.list_logical_devices("GPU")))
+        return cls(tf_internals.peak_memory(), slot_bytes_here())
 
 
 class _Report:
@@ -171,9 +168,8 @@ def render(
         table.add_column(column, justify="right")
     for stage, (rank, measured) in enumerate(found.items()):
         row = with_slots(plan.forecast[stage], measured.slots)
-        forecast = row.device_bytes if measured.of_device else row.stored_bytes
         peak = "not counted" if measured.peak is None else as_bytes(measured.peak)
-        table.add_row(str(rank), str(stage), as_bytes(forecast), peak)
+        table.add_row(str(rank), str(stage), as_bytes(row.device_bytes), peak)
     text = io.StringIO()
     Console(file=text, width=width).print(table)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]

@@ -6,23 +6,35 @@
 
 With gradient_offload every microbatch's gradient is copied to the host as it is made, into the sum that is kept there,
 and processors average it in equal parts (`equal_parts`). With optimizer_offload the average does not come back: slots
-are on the host, the optimizer computes there, and what it adds to a weight is sent to it. What TensorFlow copies from a
-GPU to an op on the host lies in memory that it has pinned and uses again.
+are on the host, the optimizer computes there, and what it adds to a weight is sent to it; one that looks at the weight
+itself, for its decay or average, has it copied to the host. What TensorFlow copies from a GPU to an op on the host lies
+in memory that it has pinned and uses again.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import runtime
+from smp_tf import runtime, variables
 from smp_tf.announce import announce
+from smp_tf.pipeline.accumulator import on_device
 
 #: TensorFlow's name of the host's processors and memory.
 HOST = "/CPU:0"
+
+
+#: Whether the slots of optimizers are on the host, from when they were first built.
+_slots_on_host: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def has_device() -> bool:
+    """Whether this process computes on a device that has memory of its own: without, all is on the host anyway."""
+    return bool(tf.config.list_logical_devices("GPU"))
 
 
 def device_of_gradients() -> str | None:
@@ -31,19 +43,32 @@ def device_of_gradients() -> str | None:
     return HOST if running is not None and running.config.gradient_offload else None
 
 
+def beside_gradients() -> contextlib.AbstractContextManager[object]:
+    """A context whose ops are where gradients are added up."""
+    return on_device(device_of_gradients())
+
+
 def are_updates_offloaded() -> bool:
     """Whether optimizers have their slots on the host, and compute there."""
     running = runtime.current_or_none()
     return running is not None and running.config.optimizer_offload
 
 
+def are_slots_on_host(optimizer: Any) -> bool:
+    """Whether the slots of an optimizer are on the host: as it was when this was first asked."""
+    return _slots_on_host.setdefault(optimizer, are_updates_offloaded())
+
+
 @contextlib.contextmanager
-def update_on_host() -> Iterator[None]:
+def update_on_host(updated: Iterable[Any]) -> Iterator[None]:
     """A context in which ops and variables are on the host, also where Keras wants them beside a weight.
 
-    Without optimizer_offload it does nothing.
+    Without optimizer_offload, and for variables that no distributed model has, it does nothing.
+
+    Args:
+        updated: the variables that are updated, or get slots.
     """
-    if not are_updates_offloaded():
+    if not are_updates_offloaded() or all(variables.store_of(variable) is None for variable in updated):
         yield
         return
     if tf.executing_eagerly():
@@ -55,16 +80,23 @@ def update_on_host() -> Iterator[None]:
         yield
 
 
-def leave_uncompiled(optimizer: Any) -> None:
-    """Have an optimizer that works on the host compute op by op: XLA compiles for one device.
+@contextlib.contextmanager
+def uncompiled(optimizer: Any) -> Iterator[None]:
+    """A context in which an optimizer that works on the host computes op by op: XLA compiles for one device.
 
     Args:
         optimizer: of Keras; without optimizer_offload it is left as it is.
     """
-    if are_updates_offloaded() and getattr(optimizer, "jit_compile", False):
-        optimizer.jit_compile = False
-        announce(
-            f"jit_compile of {type(optimizer).__name__} is not used: with optimizer_offload weights are on the device "
-            f"and slots on the host, and XLA compiles for one of them.",
-            runtime.current().topology.rank,
-        )
+    if not are_updates_offloaded() or not getattr(optimizer, "jit_compile", False):
+        yield
+        return
+    announce(
+        f"jit_compile of {type(optimizer).__name__} (Keras's default beside a GPU) is not used: with optimizer_offload "
+        f"weights are on the device and slots on the host, and XLA compiles for one of them.",
+        runtime.current().topology.rank,
+    )
+    optimizer.jit_compile = False
+    try:
+        yield
+    finally:
+        optimizer.jit_compile = True

@@ -27,7 +27,7 @@ from smp_tf import (
 )
 from smp_tf.apply_marks import applying
 from smp_tf.errors import StepError
-from smp_tf.host_offload import are_updates_offloaded, leave_uncompiled, update_on_host
+from smp_tf.host_offload import are_slots_on_host, are_updates_offloaded, uncompiled, update_on_host
 from smp_tf.partition.trace import Recorder
 
 
@@ -133,8 +133,8 @@ class OptimizerPatch(Patch):
             ("apply_gradients", _filtered_apply),
             ("finalize_variable_values", _filtered_finalize),
             # Called where Keras has put what is made now beside the weight.
-            ("_update_step", _on_host),
-            ("add_variable_from_reference", _on_host),
+            ("_update_step", _updated_on_host),
+            ("add_variable_from_reference", _made_on_host),
         ):
             for optimizer in optimizers_defining(name):
                 self._wrap(optimizer, name, wrapper)
@@ -227,7 +227,7 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
         _being_built.add(optimizer)
         kept = [v for v in wanted if _updated_here(v)]
         try:
-            with update_on_host():
+            with update_on_host(kept):
                 # Some look at the first variable.
                 result = original(optimizer, kept) if kept or not wanted else None
         finally:
@@ -244,18 +244,26 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
 _being_built: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _on_host(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_host(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        with update_on_host():
-            return original(optimizer, *args, **kwargs)
+def _updated_on_host(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _update_step(optimizer: Any, gradient: Any, variable: Any) -> Any:
+        with update_on_host([variable]):
+            return original(optimizer, gradient, variable)
 
-    return on_host
+    return _update_step
+
+
+def _made_on_host(original: Callable[..., Any]) -> Callable[..., Any]:
+    def add_variable_from_reference(optimizer: Any, model_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        with update_on_host([model_variable]):
+            return original(optimizer, model_variable, *args, **kwargs)
+
+    return add_variable_from_reference
 
 
 def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def _create_all_weights(optimizer: Any, var_list: Iterable[Any]) -> Any:
         wanted = list(var_list)
-        if are_updates_offloaded():
+        if are_updates_offloaded() and any(variables.store_of(variable) is not None for variable in wanted):
             name = type(optimizer).__name__
             raise StepError(
                 f"optimizer_offload keeps slots on the host, and tf_keras.optimizers.legacy.{name} keeps them beside "
@@ -274,18 +282,19 @@ def _require_the_same_shares(optimizer: Any, wanted: Iterable[Any]) -> None:
     """Raise where an optimizer has slots for another share of the variables than this rank updates now."""
     if runtime.current_or_none() is None or all(variables.store_of(variable) is None for variable in wanted):
         return
-    then, now = sharded_slots.shares_of(optimizer), sharded_slots.count()
+    then = _in_words(sharded_slots.shares_of(optimizer), are_slots_on_host(optimizer))
+    now = _in_words(sharded_slots.count(), are_updates_offloaded())
     if then != now:
         raise StepError(
-            f"Before smp.shutdown this {type(optimizer).__name__} was used where {_in_words(then)}; now "
-            f"{_in_words(now)}. "
+            f"Before smp.shutdown this {type(optimizer).__name__} was used where {then}; now {now}. "
             f"Make a new optimizer. To keep the slots, save them with smp.CheckpointManager before smp.shutdown, and "
             f"restore them into the new one."
         )
 
 
-def _in_words(shares: int) -> str:
-    return f"{shares} replicas share slots" if shares > 1 else "every replica has all slots"
+def _in_words(shares: int, on_host: bool) -> str:
+    words = f"{shares} replicas share slots" if shares > 1 else "every replica has all slots"
+    return f"{words} on the host" if on_host else words
 
 
 def _refuse_what_is_undecided(wanted: Iterable[Any]) -> None:
@@ -353,6 +362,12 @@ def _whole_apply(optimizer: Any, stored: Sequence[tuple[Any, Any]]) -> Iterator[
     if _spread.inside:
         yield
         return
+    if are_updates_offloaded() and _are_of_models(stored) and tf_internals.is_compiled_by_xla():
+        raise StepError(
+            "Gradients are applied inside a tf.function with jit_compile=True, and slots are on the host "
+            "(optimizer_offload): XLA compiles for one device. Leave jit_compile out of the function that applies "
+            "gradients."
+        )
     if sharded_slots.are_shared() and runtime.current().config.check_replicas:
         replica_check.note_applied(optimizer, stored)
     _spread.inside = True
@@ -364,12 +379,17 @@ def _whole_apply(optimizer: Any, stored: Sequence[tuple[Any, Any]]) -> Iterator[
     sharded_slots.gather(variable for _, variable in stored)
 
 
+def _are_of_models(pairs: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether a distributed model has one of the variables."""
+    return any(variables.store_of(variable) is not None for _, variable in pairs)
+
+
 def _is_spread(pairs: Iterable[Any]) -> bool:
     """Whether other ranks apply gradients of other variables of the same list."""
     running = runtime.current_or_none()
     if running is None or not _is_divided(running):
         return False
-    return _spread.wrapped or any(variables.store_of(variable) is not None for _, variable in pairs)
+    return _spread.wrapped or _are_of_models(pairs)
 
 
 def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -391,8 +411,8 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         is_spread = _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
         waiting = _when_all_are_there(kept) if is_spread else contextlib.nullcontext()
-        leave_uncompiled(optimizer)
-        with _whole_apply(optimizer, stored), waiting, update_on_host():
+        on_host = update_on_host([variable for _, variable in kept])
+        with _whole_apply(optimizer, stored), waiting, on_host, uncompiled(optimizer):
             return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)
 
     def apply_kept(

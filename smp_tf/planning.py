@@ -519,7 +519,7 @@ def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> 
         kind.nbytes(samples) for node in done.graph.nodes if node.op == ARGUMENT for kind in node.outputs
     )
     # Where nothing is averaged, as in an evaluation, nothing is taken for it.
-    averaging = request.averaging_bytes if done.graph.gradients else 0
+    averaging = request.averaging_bytes if done.graph.gradients and not request.gradients_on_host else 0
     exact = [_exact(stage, row, done, held[stage], batch, samples) for stage, row in enumerate(plan.forecast)]
     forecast = tuple(dataclasses.replace(row, transport_bytes=row.transport_bytes + averaging) for row in exact)
     return dataclasses.replace(plan, forecast=forecast)
@@ -536,8 +536,9 @@ def _exact(stage: int, row: StageForecast, done: Split, held: StepMemory, batch:
     forward = [t for t in sent if t.dst_chunk > t.src_chunk]
     backward = [t for t in sent if t.dst_chunk < t.src_chunk]
     # The optimizer works when the stash is gone, and beside the sums of the gradients makes as much once more: their
-    # averages, and what it adds to a weight.
-    working = batch + max(held.working, row.gradient_bytes - held.stash - held.transport)
+    # averages, and what it adds to a weight. Averages that come from the host are beside that on the device.
+    comes = row.gradient_bytes if row.gradients_on_host and not row.slots_on_host else 0
+    working = batch + max(held.working, row.gradient_bytes + comes - held.stash - held.transport)
     return dataclasses.replace(
         row,
         stash_bytes=held.stash,

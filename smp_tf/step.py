@@ -32,7 +32,7 @@ from smp_tf.data_parallel import averaging_bytes, reduction_name, sum_gradients
 from smp_tf.errors import StepError
 from smp_tf.gather import WRITER
 from smp_tf.host_memory import memory_of_host, require_host_memory
-from smp_tf.host_offload import device_of_gradients
+from smp_tf.host_offload import device_of_gradients, has_device
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.microbatching import (
     SplitArgument,
@@ -266,12 +266,13 @@ class Step:
         placement = placement or _placement_known(config, stages)
         if placement is None and not is_named(config.pipeline):
             placement = placement_of(config.pipeline, stages)
+        slots = _known_slots(models)
         request = planning.PlacementRequest(
             stages,
             microbatches,
             schedule,
             config.optimize,
-            _slots_of(models),
+            _USUAL_SLOTS if slots is None else slots,
             samples,
             measured,
             by_hand,
@@ -285,8 +286,8 @@ class Step:
             contiguous=config.contiguous,
             slot_shares=sharded_slots.count(),
             averaging_bytes=averaging_bytes(running.topology.dp_size),
-            gradients_on_host=config.gradient_offload,
-            slots_on_host=config.optimizer_offload,
+            gradients_on_host=config.gradient_offload and has_device(),
+            slots_on_host=config.optimizer_offload and has_device(),
         )
 
         def propose(owners: Mapping[int, int], like: Plan | None = None) -> Plan:
@@ -310,8 +311,7 @@ class Step:
         if decides or any(model._smp_store.is_new for model in models):
             plan = planning.with_exact_transfers(plan, cut, request)
             show_plan(plan)
-            has_device = bool(tf.config.list_logical_devices("GPU"))
-            require_host_memory(plan, running.topology, memory_of_host(), has_device=has_device)
+            require_host_memory(plan, running.topology, memory_of_host(), knows_slots=slots is not None)
         if decides:
             partition_file.keep(self.name, plan, graph)
             _remember(self.name, plan, graph, config)
@@ -450,10 +450,10 @@ def _remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
             )
 
 
-def _slots_of(models: Sequence[Any]) -> float:
+def _known_slots(models: Sequence[Any]) -> float | None:
     """Slots per variable of the optimizers that models were compiled with; others are unknown until they are used."""
     known = [slots_of(model.optimizer) for model in models if getattr(model, "optimizer", None) is not None]
-    return max([slots for slots in known if slots is not None], default=_USUAL_SLOTS)
+    return max((slots for slots in known if slots is not None), default=None)
 
 
 def _owners_decided(lowered: Lowered) -> dict[int, int]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from smp_tf import sliced_rows
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import mark, mark_averaged
+from smp_tf.host_offload import beside_gradients
 
 
 class StepOutput:
@@ -149,9 +150,10 @@ class StepOutput:
 
     def _average(self) -> Any:
         if self._total is not None:
-            if isinstance(self._total_weight, int):
-                return mark_averaged(_scaled(self._total, 1.0 / self._total_weight))
-            return mark_averaged(_scaled(self._total, 1.0 / tf.cast(self._total_weight, tf.float64)))
+            with beside_gradients():
+                if isinstance(self._total_weight, int):
+                    return mark_averaged(_scaled(self._total, 1.0 / self._total_weight))
+                return mark_averaged(_scaled(self._total, 1.0 / tf.cast(self._total_weight, tf.float64)))
         return _weighted_mean([_as_float(v) for v in self.outputs], self._weights)
 
     def _marked(self, value: Any) -> Any:

@@ -75,6 +75,15 @@ def test_updates_on_the_host_have_gradients_there_and_shares_of_slots():
     assert Config(partitions=2, gradient_offload=True).for_world(4).notes == ()
 
 
+def test_without_microbatches_one_process_has_no_gradients_to_add_up():
+    alone = Config(gradient_offload=True).for_world(1)
+    assert not alone.gradient_offload
+    assert alone.notes == (
+        "With one process and one microbatch no gradients are added up: gradient_offload is not used.",
+    )
+    assert Config(gradient_offload=True, microbatches=2).for_world(1).gradient_offload
+
+
 @pytest.mark.parametrize("name", ["gradient_offload", "optimizer_offload"])
 def test_xla_compiles_for_one_device(name: str):
     with pytest.raises(ConfigError, match=f"xla is true, and so is {name}: XLA compiles a function for one device"):

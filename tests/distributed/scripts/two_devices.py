@@ -1,9 +1,11 @@
 """Trains a model whose weights are on a device that is not the host's first, as those on a GPU are.
 
-A rank prints, for each way to offload: the losses, and where weights, sums of gradients, slots and updates are.
+A rank prints, for each way to offload: the losses, and where weights, sums and averages of gradients, slots and updates
+are.
 """
 
 import json
+from types import SimpleNamespace
 
 import smp_tf as smp
 
@@ -62,21 +64,37 @@ def trained():
     x = np.random.RandomState(smp.dp_rank()).standard_normal((8, 5)).astype(np.float32)
     losses = [float(train_step(x, x[:, :3])) for _ in range(3)]
     graph = train_step.get_concrete_function(x, x[:, :3]).graph
+    shapes = {tuple(weight.shape) for weight in net.trainable_variables}
+    averages = [op for op in graph.get_operations() if op.type == "Mul" and not op.name.startswith("Adam/")]
     updates = [op for op in graph.get_operations() if op.name.startswith("Adam/") and op.type == "Sqrt"]
     weights = net.local_trainable_variables
     return {
         "losses": losses,
         "weights": sorted({short(weight.device) for weight in weights}),
         "slots": sorted({short(v.device) for v in optimizer.variables if v.shape.rank}),
+        "averages": sorted({short(op.device) for op in averages if tuple(op.outputs[0].shape) in shapes}),
         "updates": sorted({short(op.device) for op in updates}),
     }
 
 
+real_devices = tf.config.list_logical_devices
+
+
+def devices_as_with_a_gpu(kind=None):
+    """The second one is taken for a GPU: functions are then called by TensorFlow's own op, and plans know a host."""
+    host, device = real_devices()
+    gpu = SimpleNamespace(name=device.name, device_type="GPU")
+    return {None: [host, gpu], "CPU": [host], "GPU": [gpu]}[kind]
+
+
 stage_program.Accumulator = NotedAccumulator
-for key in (None, "gradient_offload", "optimizer_offload"):
+for key, microbatches in ((None, 2), ("gradient_offload", 2), ("optimizer_offload", 2), ("gradient_offload", 1)):
     devices_of_sums.clear()
-    smp.init({"partitions": 2, "microbatches": 2, "seed": 1, **({key: True} if key else {})})
+    smp.init({"partitions": 2, "microbatches": microbatches, "seed": 1, **({key: True} if key else {})})
+    if key is not None:
+        tf.config.list_logical_devices = devices_as_with_a_gpu
     with tf.device(DEVICE):
         found = trained()
-    print("found", json.dumps({"key": key, **found, "sums": sorted(devices_of_sums)}), flush=True)
+    told = {"key": key, "microbatches": microbatches, **found, "sums": sorted(devices_of_sums)}
+    print("found", json.dumps(told), flush=True)
     smp.shutdown()
