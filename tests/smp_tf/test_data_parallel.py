@@ -32,7 +32,7 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     running = SimpleNamespace(
         topology=SimpleNamespace(group_size=lambda kind: {"dp": 3}[kind.value], dp_size=3),
         process_sets=SimpleNamespace(dp="the set of this stage"),
-        config=SimpleNamespace(gradient_compression=None),
+        config=SimpleNamespace(gradient_compression=None, gradient_offload=False),
     )
     monkeypatch.setattr(data_parallel.runtime, "current", lambda: running)
     monkeypatch.setattr(hvd, "grouped_allreduce", grouped_allreduce)
