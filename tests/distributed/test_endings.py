@@ -46,8 +46,8 @@ def test_an_exception_on_one_rank_is_the_cause_on_all(way: str, cause: str) -> N
     assert [line for line in outcome.output(0).splitlines() if line][-1] == last_words(outcome, 0)
     assert "Traceback (most recent call last)" in outcome.output(1)
     assert "ValueError: " in outcome.output(1)
-    # The launcher sends SIGTERM to the slower of the two, and SIGKILL after seconds, which on a busy host are not enough
-    # to take TensorFlow down; and it may not say then how the rank ended.
+    # The launcher sends SIGTERM to the slower of the two, and SIGKILL seconds later, which a busy host may need to take
+    # TensorFlow down; and it may not say then how the rank ended.
     assert 1 in outcome.exit_codes, outcome.report()
     ways = {1, 128 + signal.SIGTERM, 128 + signal.SIGKILL, None}
     assert set(outcome.exit_codes) <= ways, outcome.report()
