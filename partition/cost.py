@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from smp_tf.partition.backward_parts import input_gradient_nodes
 from smp_tf.partition.function_cost import node_costs
@@ -179,8 +179,8 @@ class Costs:
             gradients: whether gradients are accumulated there.
             slots: whether the optimizer's slots are there.
         """
-        weights = (replace(w, is_gradient_on_host=gradients, are_slots_on_host=slots) for w in self.weights)
-        return replace(self, weights=tuple(weights))
+        where = {"is_gradient_on_host": gradients, "are_slots_on_host": slots}
+        return dataclasses.replace(self, weights=tuple(dataclasses.replace(w, **where) for w in self.weights))
 
 
 def estimate(

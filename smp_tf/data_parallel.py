@@ -88,10 +88,11 @@ def sum_over_replicas(
         for way in dict.fromkeys(ways):
             alike = [i for i, other in enumerate(ways) if other == way]
             given = [tensors[i] for i in alike]
+            named = name if way is None else f"{name}_{way.name}"
             if way is None or _elements(given) > _MOST_ELEMENTS:
-                found = _sums(given, name, handles)
+                found = _sums(given, named, handles)
             else:
-                found = sums_in_parts(given, way.kind, _exchange(replicas, f"{name}_{way.name}", handles))
+                found = sums_in_parts(given, way.kind, _exchange(replicas, named, handles))
             sums.update(zip(alike, found, strict=True))
     return [sums[i] for i in range(len(tensors))]
 

@@ -228,11 +228,6 @@ class Step:
         config = running.config
         stages = config.partitions or 1
         xla = config.xla if self._options.jit_compile is None else self._options.jit_compile
-        if xla and config.gradient_offload:
-            raise StepError(
-                f"Step {self.name!r} has jit_compile=True, and gradient_offload adds gradients up on the host: XLA "
-                f"compiles a function for one device. Leave out one of the two."
-            )
         planned = self._planned(arguments)
         batch = static_batch_size(planned, config.microbatches)
         is_cut = any(argument.axis is not None for argument in planned)
@@ -245,6 +240,11 @@ class Step:
             traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
         models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
+        if xla and config.gradient_offload and graph.gradients:
+            raise StepError(
+                f"Step {self.name!r} has jit_compile=True, and gradient_offload adds gradients up on the host: XLA "
+                f"compiles a function for one device. Leave out one of the two."
+            )
         for model in models:
             model._smp_store.require_cut(stages, running.topology.mp_rank)
         samples = max(sizes, default=1)

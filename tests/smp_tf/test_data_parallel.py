@@ -73,6 +73,17 @@ def test_other_types_travel_as_they_are(reduced: list[dict[str, Any]], dtype: tf
     assert total.dtype == dtype
 
 
+def test_too_many_elements_for_equal_parts_are_summed_by_horovod(
+    reduced: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more than 2^31, sizes that are counted as int32 were negative."""
+    monkeypatch.setattr(data_parallel, "_MOST_ELEMENTS", 3)
+    tensors = [tf.ones(3), tf.ones(1), tf.ones(4, tf.bfloat16)]
+    for total in sum_over_replicas(tensors, "gradients", offload=True):
+        assert set(tf.cast(total, tf.float32).numpy()) == {3.0}
+    assert [call["name"] for call in reduced] == ["gradients_float32_float32", "gradients_bfloat16_float32"]
+
+
 def test_nothing_to_sum_asks_nobody(reduced: list[dict[str, Any]]) -> None:
     assert sum_over_replicas([], "gradients") == []
     assert reduced == []

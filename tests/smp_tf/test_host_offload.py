@@ -24,7 +24,6 @@ class Training:
         start = tf_keras.initializers.RandomNormal(seed=3)
         self.net = smp.DistributedModel(lambda: tf_keras.Sequential([layers.Dense(3, kernel_initializer=start)]))
         self.optimizer = optimizer
-        self.averages: list[Any] = []
 
         @smp.step
         def step(x: tf.Tensor) -> Any:
@@ -108,6 +107,12 @@ def test_a_step_that_xla_compiles_adds_nothing_up_on_the_host(init: Callable[...
     def step(x: tf.Tensor) -> Any:
         return tf.gradients(tf.reduce_sum(net(x)), net.trainable_variables)
 
+    @smp.step(jit_compile=True)
+    def evaluate(x: tf.Tensor) -> Any:
+        return tf.reduce_sum(net(x))
+
     net = smp.DistributedModel(lambda: tf_keras.Sequential([layers.Dense(3)]))
+    # It adds nothing up.
+    evaluate(tf.ones([4, 2]))
     with pytest.raises(StepError, match="has jit_compile=True, and gradient_offload adds gradients up on the host"):
         step(tf.ones([4, 2]))

@@ -13,6 +13,18 @@ import smp_tf as smp
 from tests.distributed.cases.sharded_slots import Net, batch
 
 
+def gradients_of(net: Net) -> Any:
+    """What a step returns on this replica's part of a batch."""
+
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - 1.0) ** 2)
+        return tape.gradient(loss, net.trainable_variables)
+
+    return step(tf.constant(batch(0)))
+
+
 def sent() -> dict[str, Any]:
     """The bytes that this rank gives to the collectives of a step, of layers of very different sizes."""
     found: dict[str, int] = {}
@@ -28,16 +40,8 @@ def sent() -> dict[str, Any]:
 
         return mock.patch.object(hvd, name, count)
 
-    net = Net((201, 1, 97))
-
-    @smp.step
-    def step(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((net(x) - 1.0) ** 2)
-        return tape.gradient(loss, net.trainable_variables)
-
     with counted("alltoall"), counted("allgather"), counted("grouped_allreduce"):
-        gradients = step(tf.constant(batch(0)))
+        gradients = gradients_of(Net((201, 1, 97)))
     sums = [total for gradient in gradients if (total := gradient.accumulate()) is not None]
     return {"sent": found, "gradients": sum(4 * int(tf.size(total)) for total in sums)}
 
@@ -45,14 +49,7 @@ def sent() -> dict[str, Any]:
 def legacy() -> str:
     """What an optimizer is told that cannot have its slots on the host."""
     net, optimizer = Net(), tf_keras.optimizers.legacy.Adam(0.01)
-
-    @smp.step
-    def step(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((net(x) - 1.0) ** 2)
-        return tape.gradient(loss, net.trainable_variables)
-
-    sums = [gradient.accumulate() for gradient in step(tf.constant(batch(0)))]
+    sums = [gradient.accumulate() for gradient in gradients_of(net)]
     try:
         optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
     except smp.errors.StepError as error:
