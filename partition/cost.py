@@ -179,8 +179,11 @@ class Costs:
             gradients: whether gradients are accumulated there.
             slots: whether the optimizer's slots are there.
         """
-        where = {"is_gradient_on_host": gradients, "are_slots_on_host": slots}
-        return dataclasses.replace(self, weights=tuple(dataclasses.replace(w, **where) for w in self.weights))
+        weights = (
+            dataclasses.replace(weight, is_gradient_on_host=gradients, are_slots_on_host=slots)
+            for weight in self.weights
+        )
+        return dataclasses.replace(self, weights=tuple(weights))
 
 
 def estimate(
