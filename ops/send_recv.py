@@ -146,17 +146,16 @@ def begin_step(handles: Sequence[Any], program: int) -> tf.Tensor:
     return tf_ops_library().smp_begin(handles=[*handles, _order()], program=program)
 
 
-def end_step(handles: Sequence[Any], program: int) -> tf.Operation | None:
-    """Ends a step: the fence behind everything it does.
+def end_step(program: int) -> tf.Operation | None:
+    """Ends a step: the fence behind everything it does, and in front of the next step.
 
     Args:
-        handles: As in `begin_step`; later uses of them come behind this fence.
         program: Number of the step function's program.
 
     Returns:
         The op, or None in eager mode.
     """
-    operation = tf_ops_library().smp_end(handles=[*handles, _order()], program=program)
+    operation = tf_ops_library().smp_end(handles=[_order()], program=program)
     return None if tf.executing_eagerly() else operation
 
 

@@ -4,13 +4,14 @@ The task list decides what runs and in which order; a table maps each kind of ta
 tasks are chained by control edges; sends and receives hang on data and on their place in the list, so they overlap
 with compute:
 
-    begin ─▶ clear sums ─▶ F0 ─▶ F1 ─▶ B0 ─▶ F2 ─▶ B1 ─▶ B2 ─▶ take sums ─▶ end
-                            └▶S0.0└▶S0.1  ▲         ▲
+    begin ─▶ clear sums ─▶ F0 ─▶ F1 ─▶ B0 ─▶ F2 ─▶ B1 ─▶ B2 ─▶ take sums ─▶ computed ─▶ end
+                            └▶S0.0└▶S0.1  ▲         ▲               └─▶ reduce ──────────▲
                                    R1.0 ──┘  R1.1 ──┘      (a receive is posted one task before its reader)
 
 TensorFlow's automatic control dependencies would chain sends and receives in program order, which deadlocks two ranks
-that wait for each other; so every op made here is exempt from them, and a pair of fences that hold the handles of all
-variables orders the step against what the caller does before and after it.
+that wait for each other; so every op made here is exempt from them, and two fences that hold the handles of all
+variables, at the begin and where all is computed, order the step against what the caller does before and after it. An
+optimizer so changes the weights of one bucket while others are still averaged; the next step begins behind the end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.ops import send_recv
+from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
 from smp_tf.partition.segment_graph import tensor_name
 from smp_tf.partition.split import StepOutputPlan, Transfer
@@ -41,13 +43,15 @@ class StepResults:
         values: per output one tensor per microbatch; None where another rank keeps them.
         accumulated: per gradient output the sum over microbatches (and replicas) of weight x value; None elsewhere.
         step: number of the step, an int64 scalar tensor.
-        done: an op that has run when the whole program of this rank has.
+        computed: an op that has run when all of this rank has but the averages over replicas: variables may change.
+        buckets: by position, in which bucket a gradient was averaged over the replicas.
     """
 
     values: list[list[tf.Tensor] | None]
     accumulated: list[tf.Tensor | None]
     step: tf.Tensor
-    done: tf.Operation
+    computed: tf.Operation
+    buckets: Mapping[int, int]
 
 
 def emit(
@@ -68,7 +72,7 @@ def emit(
         seed: gives the random seed of microbatch m, int64[2].
         weights: weight of each microbatch in sums (scalars), where the program is weighted.
         beside: writes more into the graph, given the number of the step, whose op it has to wait for where it reads
-            variables; returns the ops that the end of the step waits for.
+            variables; returns the ops that have to run before variables change.
 
     Returns:
         The outputs this rank has.
@@ -92,6 +96,7 @@ class _Emitter:
     calls: FunctionCalls = field(default_factory=FunctionCalls)
     called: set[str] = field(default_factory=set)
     all_ops: list[tf.Operation] = field(default_factory=list)
+    averages: list[tf.Operation] = field(default_factory=list)
     last_compute: tf.Operation | None = None
 
     def run(self) -> StepResults:
@@ -118,20 +123,23 @@ class _Emitter:
                     self._reduce(bucket)
         accumulated = [self._total(position) for position in range(len(split.outputs))]
         with tf.control_dependencies(self.all_ops):
-            done = send_recv.end_step(handles, self.program.number)
+            computed = at_run_time(self.step, handles).op if handles else tf.no_op()
+        with tf.control_dependencies([computed, *self.averages]):
+            send_recv.end_step(self.program.number)
         values: list[list[tf.Tensor] | None] = []
         for output in split.outputs:
             per_microbatch = [self.values.get((output.tensor, m)) for m in range(self.program.microbatches)]
             is_sum = output.tensor in self.program.summed - self.program.kept
             values.append(None if is_sum or any(v is None for v in per_microbatch) else per_microbatch)
-        return StepResults(values, accumulated, self.step, done)
+        buckets = {position: bucket.number for bucket in self.program.buckets for position in bucket.positions}
+        return StepResults(values, accumulated, self.step, computed, buckets)
 
     def _total(self, position: int) -> tf.Tensor | None:
         """What this rank has of an output's sum over the microbatches, and over the replicas where there are more."""
         output = self.program.split.outputs[position]
         if not output.gets_sum(self.program.stage, self.program.split.placement):
             return None
-        return self.reduced[position] if self.program.reduction is not None else self._own_total(output)
+        return self.reduced.get(position) if self.program.reduction is not None else self._own_total(output)
 
     def _own_total(self, output: StepOutputPlan) -> tf.Tensor:
         parts = [self._sum(t) for t in parts_of(output)]
@@ -141,15 +149,15 @@ class _Emitter:
     def _is_within(self, bucket: Bucket) -> bool:
         """Whether a bucket is begun within the last task."""
         last = self.program.last
-        return last is not None and last[1].reductions is not None and bucket.number in last[1].reductions.buckets
+        return last is not None and last[1].reductions is not None and bucket in last[1].reductions.buckets
 
     def _reduce(self, bucket: Bucket) -> None:
         """Begin a bucket, all of whose gradients are complete now."""
         assert self.program.reduction is not None
         sums = [self._own_total(self.program.split.outputs[position]) for position in bucket.positions]
-        reduced, there = self.program.reduction.reduced(sums, bucket.number, self.step)
-        self.reduced.update(zip(bucket.positions, reduced, strict=True))
-        self.all_ops.append(there)
+        reduced, there = self.program.reduction.reduced(sums, bucket, self.step)
+        self.reduced.update(zip(self.program.reduction.positions_here(bucket), reduced, strict=True))
+        self.averages.append(there)
 
     def _clear_sums(self) -> None:
         """Begin the sums that the functions add to, before the first of them runs."""
@@ -198,10 +206,11 @@ class _Emitter:
     def _take_reduced(self, reductions: ReductionWithin, results: Sequence[tf.Tensor]) -> None:
         """What a task has averaged, by its position among the outputs of the step."""
         left = iter(results)
-        for bucket in self.program.buckets:
-            for position, tensor in zip(bucket.positions, reductions.buckets.get(bucket.number, ()), strict=False):
+        for bucket, gradients in reductions.buckets.items():
+            tensors = dict(zip(bucket.positions, gradients, strict=True))
+            for position in reductions.reduction.positions_here(bucket):
                 self.reduced[position] = next(left)
-                self._set_shape(self.reduced[position], tensor)
+                self._set_shape(self.reduced[position], tensors[position])
 
     def _set_shape(self, result: tf.Tensor, tensor: Tensor) -> None:
         """Say what is known of a result, of which its call says nothing."""

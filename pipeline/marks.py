@@ -102,17 +102,18 @@ def end_reduce(
 
 
 @contextlib.contextmanager
-def applying(chunk: int, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
+def applying(chunk: int, after: Sequence[Any], variables: Sequence[Any], bucket: int | None = None) -> Iterator[None]:
     """Marks what is done in this context as an optimizer's update of weights.
 
     Called eagerly, where every op is done when it returns, it notes only while a timeline is recorded.
 
     Args:
         chunk: the chunk whose weights these are.
-        gradients: what is applied.
+        after: what has to be there before it can begin.
         variables: what is changed.
+        bucket: in which the gradients were averaged over the replicas, if they were.
     """
-    task = str(Task(Kind.APPLY, chunk))
+    task = str(Task(Kind.APPLY, chunk, bucket=bucket))
     if tf.executing_eagerly():
         if recorder.is_on():
             mark(task, LAST_STEP, program=0, ends=False)
@@ -122,7 +123,7 @@ def applying(chunk: int, gradients: Sequence[Any], variables: Sequence[Any]) -> 
         return
     # Made here: within the contexts below it would be what waits, in place of the marks.
     last_step = tf.constant(LAST_STEP, tf.int64)
-    with tf.control_dependencies(list(gradients)):
+    with tf.control_dependencies(list(after)):
         begun = mark(task, last_step, program=0, ends=False)
     yield
     # Behind every change of these variables, by automatic control dependencies.

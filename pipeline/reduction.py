@@ -7,8 +7,9 @@ A gradient is complete where the last microbatch has been added to it. The bucke
 returns from the last to the first, about the order in which backward makes those of a list of weights, and are the
 same whatever program a replica runs: one with a smaller batch may run fewer microbatches. Where nothing is sent or
 received after the rank's last task, as on the first stage, buckets are begun within that task; elsewhere it would hold
-back what another stage waits for, and they begin behind it, while the stages before still compute. The step ends when
-all are there: its next call has averages of the same names, of which Horovod takes one at a time.
+back what another stage waits for, and they begin behind it, while the stages before still compute. A weight may change
+once all tasks of its rank have ended and its own gradient is there: the optimizer need not wait for other buckets. The
+step ends when all are there: its next call has averages of the same names, of which Horovod takes one at a time.
 
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.3:
 buckets, of the parameters in reverse.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -33,9 +35,6 @@ LEAST_BYTES = 1 << 20
 #: Or with this share of a stage's gradients: the last bucket is there only when all are.
 SHARE = 1 / 8
 
-#: Sums tensors over the replicas, given with the number of their bucket.
-Reduce = Callable[[Sequence[tf.Tensor], int], list[tf.Tensor]]
-
 
 @dataclass(frozen=True)
 class Bucket:
@@ -50,6 +49,22 @@ class Bucket:
     number: int
     positions: tuple[int, ...]
     after: int
+
+
+class Sums(NamedTuple):
+    """What a replica gets of a bucket.
+
+    Attributes:
+        tensors: the sums over the replicas, of the positions that no other replica gets alone, in their order.
+        there: what was received: there when all of it is.
+    """
+
+    tensors: list[tf.Tensor]
+    there: list[tf.Tensor]
+
+
+#: Sums the gradients of a bucket, in the order of its positions, over the replicas.
+Reduce = Callable[[Sequence[tf.Tensor], Bucket], Sums]
 
 
 def limit_of_buckets(total: int) -> int:
@@ -149,27 +164,35 @@ class Reduction:
         reduce: sums tensors over the replicas.
         program: number of the program.
         stage: of this rank.
+        elsewhere: positions of the gradients whose sums another replica gets, and this one does not.
     """
 
     reduce: Reduce
     program: int
     stage: int
+    elsewhere: frozenset[int] = frozenset()
 
-    def reduced(self, sums: Sequence[tf.Tensor], bucket: int, step: tf.Tensor) -> tuple[list[tf.Tensor], tf.Operation]:
+    def reduced(
+        self, sums: Sequence[tf.Tensor], bucket: Bucket, step: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Operation]:
         """Write the reduction of a bucket into the current graph, where it waits for nothing but its gradients.
 
         Args:
             sums: of the gradients over the microbatches.
-            bucket: its number.
+            bucket: which bucket.
             step: number of the step.
 
         Returns:
-            The sums over the replicas, and an op that has run when they are there.
+            The sums over the replicas of `positions_here`, and an op that has run when they are there.
         """
         where = step, self.program, self.stage
-        begun = begin_reduce(*where, sums, bucket)
-        results = self.reduce(sums, bucket)
-        return results, end_reduce(begun, *where, results, bucket)
+        begun = begin_reduce(*where, sums, bucket.number)
+        found = self.reduce(sums, bucket)
+        return found.tensors, end_reduce(begun, *where, [*found.tensors, *found.there], bucket.number)
+
+    def positions_here(self, bucket: Bucket) -> list[int]:
+        """The gradients of a bucket whose sums this replica gets, in order."""
+        return [position for position in bucket.positions if position not in self.elsewhere]
 
 
 @dataclass(frozen=True)
@@ -179,12 +202,12 @@ class ReductionWithin:
     Args:
         reduction: how they are averaged.
         task: the task.
-        buckets: the gradients of each, by its number.
+        buckets: the gradients of each.
     """
 
     reduction: Reduction
     task: Task
-    buckets: dict[int, tuple[Tensor, ...]]
+    buckets: dict[Bucket, tuple[Tensor, ...]]
 
     @property
     def tensors(self) -> frozenset[Tensor]:
@@ -202,14 +225,14 @@ class ReductionWithin:
             ends_behind: what the task does: for the clock it ends there, and not when all buckets are there.
 
         Returns:
-            The sums over the replicas, bucket by bucket.
+            The sums over the replicas that this one gets, bucket by bucket.
         """
         sums = {tensor: sum_of(tensor) for tensor in sorted(self.tensors)}
         end_task_within(self.task, step, self.reduction.program, [*ends_behind, *sums.values()])
         return [
             tensor
-            for number, bucket in self.buckets.items()
-            for tensor in self.reduction.reduced([sums[t] for t in bucket], number, step)[0]
+            for bucket, gradients in self.buckets.items()
+            for tensor in self.reduction.reduced([sums[t] for t in gradients], bucket, step)[0]
         ]
 
 
@@ -236,17 +259,17 @@ def reductions_within(
             return None
         if task.kind.is_compute and (segment := segments.get(when_of(task))) is not None:
             made = set(whole) & set(segment.outputs)
-            gradients = {b.number: tuple(t for i in b.positions for t in parts_of(split.outputs[i])) for b in buckets}
+            gradients = {b: tuple(t for i in b.positions for t in parts_of(split.outputs[i])) for b in buckets}
             found = {
-                bucket.number: gradients[bucket.number]
+                bucket: gradients[bucket]
                 for bucket in buckets
                 if bucket.after == index
                 and all(not split.outputs[i].summands for i in bucket.positions)
-                and made.issuperset(gradients[bucket.number])
+                and made.issuperset(gradients[bucket])
             }
             # A gradient that is in two buckets is taken in one place: within for both, or for neither.
-            while outside := {t for n, tensors in gradients.items() if n not in found for t in tensors}:
-                kept = {number: tensors for number, tensors in found.items() if outside.isdisjoint(tensors)}
+            while outside := {t for bucket, tensors in gradients.items() if bucket not in found for t in tensors}:
+                kept = {bucket: tensors for bucket, tensors in found.items() if outside.isdisjoint(tensors)}
                 if len(kept) == len(found):
                     break
                 found = kept

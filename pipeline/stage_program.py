@@ -120,6 +120,7 @@ def build_stage_program(
     xla: bool = False,
     samples: int = 1,
     reduce: Reduce | None = None,
+    elsewhere: frozenset[int] = frozenset(),
     bucket_bytes: int | None = None,
     sums_on: str | None = None,
 ) -> StageProgram:
@@ -137,6 +138,7 @@ def build_stage_program(
         xla: compile the functions with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open.
         reduce: sums tensors over the replicas; None where there is one replica.
+        elsewhere: positions of gradient outputs whose sums over the replicas another replica gets, and this one not.
         bucket_bytes: with so many, gradients that are summed over the replicas together are enough; None for what is
             usual.
         sums_on: TensorFlow's name of the device where sums over the microbatches are kept; None for where what is
@@ -181,7 +183,7 @@ def build_stage_program(
     buckets: tuple[Bucket, ...] = ()
     last: tuple[Task, SegmentFunction] | None = None
     if reduce is not None:
-        reduction = Reduction(reduce, number, stage)
+        reduction = Reduction(reduce, number, stage, elsewhere)
         buckets = plan_buckets(split, stage, tasks, group_gradients(split, stage, bucket_bytes))
         is_whole = accumulators.keys() if program.microbatches > 1 else summed & made
         within = None if xla else reductions_within(reduction, split, tasks, buckets, is_whole)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from smp_tf import runtime, tf_internals
+from smp_tf.gradient_marks import computed
 from smp_tf.pipeline import marks
 
 
@@ -19,20 +20,29 @@ def applying(pairs: Sequence[tuple[Any, Any]]) -> contextlib.AbstractContextMana
     cannot be marked.
 
     Args:
-        pairs: gradients and variables that this rank stores.
+        pairs: gradients, or None, and variables that this rank updates.
     """
     running = runtime.current_or_none()
     if running is None or not is_split(running) or tf_internals.is_compiled_by_xla():
         return contextlib.nullcontext()
-    variables = [variable for gradient, variable in pairs if gradient is not None]
-    if not variables:
-        return contextlib.nullcontext()
-    gradients = [
-        gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        for gradient, _ in pairs
-        if gradient is not None
-    ]
-    return marks.applying(running.topology.mp_rank, gradients, variables)
+    return _marked(running.topology.mp_rank, [(g, v) for g, v in pairs if g is not None])
+
+
+@contextlib.contextmanager
+def _marked(chunk: int, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """What is done in this context stands bucket by bucket, since it is done so."""
+    after: dict[int | None, list[Any]] = {}
+    changed: dict[int | None, list[Any]] = {}
+    for gradient, variable in pairs:
+        made = computed(gradient)
+        bucket = made.bucket if made is not None else None
+        waits_for = after.setdefault(bucket, [made.behind] if made is not None else [])
+        waits_for.append(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
+        changed.setdefault(bucket, []).append(variable)
+    with contextlib.ExitStack() as together:
+        for bucket, waits_for in after.items():
+            together.enter_context(marks.applying(chunk, waits_for, changed[bucket], bucket))
+        yield
 
 
 def is_split(running: runtime.Runtime) -> bool:

@@ -18,6 +18,7 @@ from smp_tf.gradient_marks import is_averaged, mark_averaged
 from smp_tf.host_offload import HOST, beside_gradients
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.graph_op import run_independently
+from smp_tf.sums_at_receivers import Delivery, sums_at_receivers
 from smp_tf.topology import CommGroup
 from smp_tf.wire_compression import COMPRESSED
 
@@ -137,6 +138,63 @@ def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[
     return sum_over_replicas(
         tensors, name, compression=config.gradient_compression, offload=config.gradient_offload, handles=handles
     )
+
+
+def sum_gradients_at(
+    tensors: Sequence[tf.Tensor], receivers: Sequence[int | None], name: str
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """The sums over the replicas of gradients, each for one replica, sent as the configuration has it.
+
+    Args:
+        tensors: see `sum_over_replicas`; those with a receiver are of a type in `IN_PARTS`.
+        receivers: of each, the replica that gets its sum; None: all get it.
+        name: see `sum_over_replicas`.
+
+    Returns:
+        The sums that this replica gets, in order; and what it has received, to wait for.
+    """
+    running = runtime.current()
+    config, replica = running.config, running.topology.dp_rank
+    ways = [
+        None if receiver is None else _way(t.dtype, config.gradient_compression, True)
+        for t, receiver in zip(tensors, receivers, strict=True)
+    ]
+    sums: dict[int, tf.Tensor] = {}
+    there: list[tf.Tensor] = []
+    for way in dict.fromkeys(ways):
+        alike = [i for i, other in enumerate(ways) if other == way]
+        given = [tensors[i] for i in alike]
+        of_all = way is None or _elements(given) > _MOST_ELEMENTS
+        if of_all:
+            found = sum_gradients(given, name if way is None else f"{name}_{way.name}")
+            there += found
+            sums.update((i, t) for i, t in zip(alike, found, strict=True) if receivers[i] in (None, replica))
+            continue
+        assert way is not None
+        to = [receivers[i] for i in alike]
+        found, received = sums_at_receivers(given, to, way.kind, _delivery(f"{name}_{way.name}"))
+        there.append(received)
+        sums.update(zip((i for i in alike if receivers[i] == replica), found, strict=True))
+    return [sums[i] for i in sorted(sums)], there
+
+
+def _delivery(name: str) -> Delivery:
+    import horovod.tensorflow as hvd
+
+    running = runtime.current()
+
+    def alltoall(vector: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+        received, _ = collective(
+            lambda given, **options: hvd.alltoall(given, splits, **options),
+            vector,
+            name=f"{name}_to",
+            # Why scopes are ignored, see `_sums`.
+            ignore_name_scope=True,
+            process_set=running.process_sets.dp,
+        )
+        return received
+
+    return Delivery(running.topology.dp_size, running.topology.dp_rank, alltoall)
 
 
 def _exchange(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 _MARK = "_smp_tf_gradient_of_a_step"
 _AVERAGED = "_smp_tf_averaged"
+_COMPUTED = "_smp_tf_computed"
 _marked: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -33,10 +35,35 @@ def comes_from_a_step(value: Any) -> bool:
     return any(getattr(t, _MARK, False) if hasattr(t, "numpy") else _made_of_marked(t) for t in _tensors(value))
 
 
+@dataclass(frozen=True)
+class Computed:
+    """Where the gradient that a step's graph gives was made.
+
+    Args:
+        behind: an op of that graph behind which all tasks of the rank have ended, so that its weights may change.
+        bucket: the bucket in which it was averaged over the replicas; None where it was not.
+    """
+
+    behind: tf.Operation
+    bucket: int | None
+
+
 def mark_averaged(gradient: Any) -> Any:
-    """Note that a gradient is equal on all replicas; gives it back."""
+    """Note that a gradient is equal on all replicas that have it; gives it back."""
     setattr(gradient, _AVERAGED, True)
     return gradient
+
+
+def mark_computed(gradient: Any, computed: Computed) -> Any:
+    """Note where a gradient was made, on the very tensor; gives it back."""
+    setattr(gradient, _COMPUTED, computed)
+    return gradient
+
+
+def computed(gradient: Any) -> Computed | None:
+    """Where a gradient was made, if it comes right from a step in the graph that is being traced."""
+    found: Computed | None = getattr(gradient, _COMPUTED, None)
+    return found if found is not None and found.behind.graph is tf.compat.v1.get_default_graph() else None
 
 
 def is_averaged(value: Any) -> bool:

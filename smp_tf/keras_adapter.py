@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
@@ -19,7 +20,6 @@ from smp_tf import (
     norms,
     pending_restore,
     recorded_apply,
-    replica_check,
     runtime,
     sharded_slots,
     tf_internals,
@@ -27,6 +27,7 @@ from smp_tf import (
 )
 from smp_tf.apply_marks import applying
 from smp_tf.errors import StepError
+from smp_tf.gradient_marks import computed
 from smp_tf.host_offload import are_slots_on_host, are_updates_offloaded, uncompiled, update_on_host
 from smp_tf.partition.trace import Recorder
 
@@ -350,14 +351,14 @@ def _applying_over_ranks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _whole_apply(optimizer: Any, stored: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+def _whole_apply(kept: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     """A context in which gradients are applied, at the end of which every replica has the new weights.
 
     Of an apply within another one it does nothing.
 
     Args:
-        optimizer: that applies them.
-        stored: gradients, or None, and variables that this rank stores.
+        kept: gradients, or None, and variables that this rank updates.
+        stored: those of all replicas.
     """
     if _spread.inside:
         yield
@@ -368,11 +369,9 @@ def _whole_apply(optimizer: Any, stored: Sequence[tuple[Any, Any]]) -> Iterator[
             "(optimizer_offload): XLA compiles for one device. Leave jit_compile out of the function that applies "
             "gradients."
         )
-    if sharded_slots.are_shared() and runtime.current().config.check_replicas:
-        replica_check.note_applied(optimizer, stored)
     _spread.inside = True
     try:
-        with applying(stored):
+        with applying(kept):
             yield
     finally:
         _spread.inside = False
@@ -393,9 +392,7 @@ def _is_spread(pairs: Iterable[Any]) -> bool:
 
 
 def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
-    # A class of the script's may compute something of all gradients. It is given those of all replicas' shares, and
-    # calls Keras's, which applies those of this one.
-    of_keras = original.__module__.startswith("tf_keras.")
+    is_users = not _is_of_keras(original)
 
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         momentum_product.begin_step(optimizer)
@@ -404,15 +401,14 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is not None:
             options = dict(zip(("name",), args, strict=False)) | kwargs
             return recorder.record(optimizer, pairs, options)
-        # One that scales losses hands them on to the optimizer inside, which may be one of the script's.
-        takes_all = not of_keras or isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
-        stored = [(gradient, variable) for gradient, variable in pairs if _stored_here(variable)]
-        kept = stored if takes_all else [pair for pair in stored if _updated_here(pair[1])]
-        is_spread = _is_spread(pairs)
+        stands_in = any(variable is _stand_in() for _, variable in pairs) if _spread.inside else False
+        stored = [(g, variable) for g, variable in pairs if _stored_here(variable) and not stands_in]
+        kept = [pair for pair in stored if _updated_here(pair[1])]
+        is_spread = stands_in or _is_spread(pairs)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
-        waiting = _when_all_are_there(kept) if is_spread else contextlib.nullcontext()
+        waiting = _when_computed(kept) if is_spread else contextlib.nullcontext()
         on_host = update_on_host([variable for _, variable in kept])
-        with _whole_apply(optimizer, stored), waiting, on_host, uncompiled(optimizer):
+        with _whole_apply(kept, stored), waiting, on_host, uncompiled(optimizer):
             return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)
 
     def apply_kept(
@@ -421,28 +417,54 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
             with _applying_over_ranks() if is_spread else contextlib.nullcontext():
                 return _skip_scaled(optimizer) if nothing else original(optimizer, kept, *args, **kwargs)
-        if not is_spread or not _clips_by_all(optimizer):
-            return _only_count(optimizer) if nothing else original(optimizer, kept, *args, **kwargs)
+        clips = is_spread and _clips_by_all(optimizer)
+        if nothing and is_spread and is_users:
+            with norms.counting([True]):
+                return original(optimizer, [(tf.zeros([0]), _stand_in())], *args, **kwargs)
         if nothing:
-            norms.norm_of_own([])
+            if clips:
+                norms.norm_of_own([])
             return _only_count(optimizer)
+        if not clips and not (is_spread and is_users):
+            return original(optimizer, kept, *args, **kwargs)
         with norms.counting([_is_counted(variable) for gradient, variable in kept if gradient is not None]):
             return original(optimizer, kept, *args, **kwargs)
 
     return apply_gradients
 
 
-def _when_all_are_there(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
-    """A context whose ops wait for all gradients.
+def _is_of_keras(method: Callable[..., Any]) -> bool:
+    """Whether a method is Keras's own; one of the script's may clip by the norm of what it is given, for one."""
+    return method.__module__.startswith("tf_keras.")
+
+
+@functools.cache
+def _stand_in() -> tf.Variable:
+    """What a class of the script's is given where this rank has nothing to apply.
+
+    What the class computes of all gradients, such as their norm, other ranks wait for. Keras's own `apply_gradients`
+    leaves this out.
+    """
+    empty = np.zeros([0], np.float32)
+    return variables.make_script_variable(initial_value=empty, trainable=False, name="smp_nothing")
+
+
+def _when_computed(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
+    """A context whose ops wait until the tasks of this rank have ended, of which the gradients come.
 
     What an optimizer makes of its slots alone, such as momentum times the last change, TensorFlow would make at the
-    step's begin otherwise, and a set of it would lie there beside the stash.
+    step's begin otherwise, and a set of it would lie there beside the stash. Gradients that are no step's own, such as
+    clipped ones, are waited for.
     """
     if tf.executing_eagerly():
         return contextlib.nullcontext()
-    gradients = [gradient for gradient, _ in pairs if gradient is not None]
+    waited_for: dict[int, Any] = {}
+    for gradient in (gradient for gradient, _ in pairs if gradient is not None):
+        made = computed(gradient)
+        what = made.behind if made else gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        waited_for[id(what)] = what
     # One op that waits for all: were each of the context's to, there would be as many edges as gradients times ops.
-    with tf.control_dependencies([g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]):
+    with tf.control_dependencies(list(waited_for.values())):
         all_there = tf.no_op()
     context: contextlib.AbstractContextManager[Any] = tf.control_dependencies([all_there])
     return context
@@ -480,6 +502,17 @@ def _skip_scaled(optimizer: Any) -> Any:
     """The same for one that scales losses: with the others it decides whether gradients are applied."""
     wanted = tf_internals.update_loss_scale(optimizer)
     inner = optimizer.inner_optimizer
+    if _spread.wrapped and not _is_of_keras(type(inner).apply_gradients):
+
+        def apply_nothing() -> tf.Tensor:
+            inner.apply_gradients([(tf.zeros([0]), _stand_in())])
+            return tf.constant(True)
+
+        def count() -> tf.Tensor:
+            _only_count(inner)
+            return tf.constant(True)
+
+        return tf.__internal__.smart_cond.smart_cond(wanted, apply_nothing, count)
     if _clips_by_all(inner) and _spread.wrapped:
         # Those that apply gradients then reduce their norm, which every rank takes part in.
         tf.__internal__.smart_cond.smart_cond(

@@ -1,7 +1,8 @@
 """The norm of all gradients, and clipping by it, when each rank has the gradients of its own stage.
 
-A list of gradients has, on every rank, one entry per variable; those of other stages are None. Each rank squares what
-it has, the squares of all stages are put together entry by entry, and every rank gets the same norm:
+A list of gradients has, on every rank, one entry per variable; those of other stages, and with shared slots of other
+shares, are None. Each rank squares what it has, the squares of all stages are put together entry by entry (before, over
+replicas that share slots, those of each stage), and every rank gets the same norm:
 
     stage 0:  [ 4.0   -     -    0.5 ]
     stage 1:  [  -   2.0   1.0   0.5 ]      an entry that several ranks have (a script's own variable) counts once
@@ -53,6 +54,16 @@ def _by_entry(parts: Sequence[tf.Tensor]) -> tf.Tensor:
         return tf.reshape(tf.reduce_sum(chosen), [1])
 
 
+def _of_all_shares(squares: tf.Tensor) -> tf.Tensor:
+    """What the replicas of a stage have, entry by entry: each of a share, or all of the same."""
+    if not sharded_slots.are_shared():
+        return squares
+    present = tf.cast(tf.not_equal(squares, tf.constant(_ABSENT, tf.float64)), tf.float64)
+    both = tf.stack([squares * present, present])
+    [found] = sum_over_replicas([both], f"smp_norm_{_NORM_BY_ENTRY.code}", handles=[order().handle])
+    return tf.where(found[1] > 0.0, found[0] / tf.maximum(found[1], 1.0), tf.constant(_ABSENT, tf.float64))
+
+
 _NORM_BY_ENTRY = Reduction(1, "the norm of all gradients", _by_entry)
 
 
@@ -74,7 +85,8 @@ def _over_optimizers(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     """The norm of all gradients together, over all stages of the replica.
 
-    Every rank of the replica must call it, outside the step, with a list in the same order.
+    Every rank of the replica must call it (of all replicas, with shard_optimizer_state), outside the step, with a list
+    in the same order.
 
     Args:
         gradients: one entry per variable: a dense tensor of floats, `tf.IndexedSlices` (whose values are squared as
@@ -96,14 +108,14 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     squares = [tf.constant(_ABSENT, tf.float64) if e is None else _half_square(e) for e in entries]
     if not squares:
         return tf.constant(0.0, _result_type(entries))
-    return _norm(over_stages(tf.stack(squares), _NORM_BY_ENTRY), entries)
+    return _norm(over_stages(_of_all_shares(tf.stack(squares)), _NORM_BY_ENTRY), entries)
 
 
 def clip_by_global_norm(gradients: Sequence[Any], clip_norm: Any, use_norm: Any = None) -> tuple[list[Any], tf.Tensor]:
     """Scale all gradients so that the norm of all of them, over all stages, is at most a given one.
 
-    As `tf.clip_by_global_norm`; every rank of the replica must call it, outside the step, with a list in the same
-    order.
+    As `tf.clip_by_global_norm`; every rank of the replica must call it (of all replicas, with shard_optimizer_state),
+    outside the step, with a list in the same order.
 
     Args:
         gradients: as for `smp.global_norm`.
@@ -188,7 +200,8 @@ def counting(entries: Sequence[bool]) -> Iterator[None]:
     """Within this context, `tf.linalg.global_norm` over as many gradients is that of all stages.
 
     Args:
-        entries: for each gradient, whether this rank counts it; one that every rank has is counted by one of them.
+        entries: for each gradient that is not None, whether this rank counts it; one that every rank has is counted by
+            one of them.
     """
     before, _counted.entries = _counted.entries, entries
     try:
@@ -229,9 +242,10 @@ class NormPatch:
 
     def _global_norm(self, t_list: Any, name: str | None = None) -> Any:
         assert self._original is not None
-        if _counted.entries is not None and len(t_list) == len(_counted.entries):
-            own = [t for t, counts in zip(t_list, _counted.entries, strict=True) if counts]
-            return tf.cast(norm_of_own(own), _result_type(t_list))
+        given = [t for t in t_list if t is not None] if isinstance(t_list, (list, tuple)) else []
+        if _counted.entries is not None and len(given) == len(_counted.entries):
+            own = [t for t, counts in zip(given, _counted.entries, strict=True) if counts]
+            return tf.cast(norm_of_own(own), _result_type(given))
         if not self._in_step() and _is_spread(t_list):
             return global_norm(t_list)
         return self._original(t_list, name)
@@ -240,7 +254,7 @@ class NormPatch:
 def _is_spread(t_list: Any) -> bool:
     """Whether a list holds gradients of a step, some of which other ranks may have."""
     running = runtime.current_or_none()
-    if running is None or running.topology.mp_size == 1:
+    if running is None or (running.topology.mp_size == 1 and not sharded_slots.are_shared()):
         return False
     if not isinstance(t_list, (list, tuple)):
         return False

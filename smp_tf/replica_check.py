@@ -6,8 +6,8 @@ sum over the replicas is needed anyhow: no message more, and nothing more to wai
     replica 0   h(kernel)   h(bias)  │ h(batch)     0     │ ┐
     replica 1   h(kernel)   h(bias)  │    0      h(batch) │ ┴─▶ sum = 2 h(kernel)   2 h(bias) │ h(batch 0)  h(batch 1)
 
-Where replicas share the optimizer's slots each gets its weights from the others: they are equal then, whatever
-gradients they were made of. So weights are compared before the first step, and later the gradients that were applied.
+Where replicas share the optimizer's slots each gets its weights from the others: they are equal after the first step,
+whatever they were before. So weights are compared before it too.
 
 Hashes are whole numbers small enough for sums of them to be exact. Weights are equal where the sum is the own hash as
 often as there are replicas; batches stand side by side. On steps that are not due, zeros travel.
@@ -16,8 +16,7 @@ often as there are replicas; batches stand side by side. On steps that are not d
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -45,8 +44,6 @@ class _Steps:
     counters: dict[str, tf.Variable] = {}  # noqa: RUF012
     #: Whether a message has told that weights differ.
     told: tf.Variable
-    #: Hashes of the gradients that were applied last, by `id` of the weight's handle, where slots are shared.
-    applied: dict[int, tf.Variable] = {}  # noqa: RUF012
 
 
 def _steps_before(known: str) -> tf.Tensor:
@@ -58,44 +55,6 @@ def _steps_before(known: str) -> tf.Tensor:
             initial_value=np.int64(0), trainable=False, name=f"{known}_compared".replace("/", "_")
         )
     return _Steps.counters[known].assign_add(1, read_value=True) - 1
-
-
-def note_applied(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Keep hashes of the gradients that are applied now and then, where replicas share slots; for the next step.
-
-    Args:
-        optimizer: that applies them.
-        pairs: gradients, or None, and weights, those of all shares.
-    """
-    shared = [(g, v) for g, v in pairs if g is not None and sharded_slots.replica_of(v) is not None]
-    if not shared:
-        return
-    with tf.init_scope():
-        steps = optimizer.iterations  # legacy optimizers make it now
-    kept = [_applied(variable) for _, variable in shared]
-
-    def note() -> tf.Tensor:
-        done: list[tf.Tensor] = []
-        for (gradient, _), hashed in zip(shared, kept, strict=True):
-            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            # One after the other: from a GPU all of them would lie in the host's memory at once.
-            with tf.control_dependencies(done[-1:]):
-                own = content_hash(tf.convert_to_tensor(values))[0]
-            hashed.assign(own, read_value=False)
-            done.append(own)
-        return tf.constant(True)
-
-    tf.cond(tf.logical_or(tf.equal(steps, 0), tf.equal(steps % _EVERY, _EVERY - 1)), note, lambda: tf.constant(True))
-
-
-def _applied(variable: Any) -> tf.Variable:
-    if not _Steps.applied:
-        on_shutdown(_Steps.applied.clear)
-    if id(variable.handle) not in _Steps.applied:
-        _Steps.applied[id(variable.handle)] = variables.make_script_variable(
-            initial_value=np.int64(0), trainable=False, name="smp_applied"
-        )
-    return _Steps.applied[id(variable.handle)]
 
 
 class ReplicaCheck:
@@ -123,7 +82,6 @@ class ReplicaCheck:
     ) -> None:
         self._step = step
         self._weights = list(weights)
-        self._shared = sharded_slots.are_shared()
         self._replica = replica
         self._ranks = list(ranks)
         self._before = _steps_before(known)
@@ -169,16 +127,6 @@ class ReplicaCheck:
         )
         end = "Switch this check off with check_replicas=False. Steps before this one:"
         is_late = self._before > _ERROR_STEP
-        if self._shared:
-            applied = (
-                f"smp_tf: replicas that share the optimizer's slots must apply equal gradients. Before this call of "
-                f"step {self._step!r}, the ranks {self._ranks} did not apply the same gradient of weight"
-            )
-            first = tf.equal(self._before, 0)
-            tf.debugging.Assert(
-                tf.logical_or(alike, tf.logical_not(first)), [begin, name, advice, end, self._before], summarize=1
-            )
-            is_late, begin = tf.logical_or(is_late, first), applied
         tf.debugging.Assert(tf.logical_or(alike, is_late), [begin, name, advice, end, self._before], summarize=1)
 
         def tell() -> tf.Tensor:
@@ -197,6 +145,8 @@ class ReplicaCheck:
             return tf.zeros([0], tf.float64)
         later = tf.logical_and(self._before > _ERROR_STEP, tf.equal(self._before % _EVERY, 0))
         due = tf.logical_or(tf.equal(self._before, _ERROR_STEP), later)
+        if sharded_slots.are_shared():
+            due = tf.logical_or(due, tf.equal(self._before, 0))
 
         def hashes() -> tf.Tensor:
             found: list[tf.Tensor] = []
@@ -206,13 +156,7 @@ class ReplicaCheck:
                     found.append(content_hash(variable.read_value()))
             return self._as_float(tf.concat(found, axis=0))
 
-        if not self._shared:
-            return cond_independently(due, hashes, lambda: tf.zeros([count], tf.float64))
-        kept = [_applied(variable) for variable in self._weights]
-        with tf.control_dependencies([self._before]):
-            applied = tf.stack([variable.read_value() for variable in kept])
-        later = tf.where(due, self._as_float(applied), tf.zeros([count], tf.float64))
-        return cond_independently(tf.equal(self._before, 0), hashes, lambda: later)
+        return cond_independently(due, hashes, lambda: tf.zeros([count], tf.float64))
 
     def _hash_of_batch(self, batch: Sequence[tf.Tensor]) -> tf.Tensor:
         """The hash at this replica's place, zeros elsewhere."""

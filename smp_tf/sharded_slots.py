@@ -1,15 +1,16 @@
 """Each replica keeps a share of its stage's optimizer slots, updates those weights, and the others take the values.
 
-    stage's weights    replica 0                      replica 1
-    kernel             slots, update ── new value ──▶ takes it
-    embedding          takes it ◀────── new value ─── slots, update
+    stage's weights    replica 0                                    replica 1
+    kernel             average ─ slots, update ── new value ──────▶ takes it
+    embedding          takes it ◀─────────────── new value ──────── average ─ slots, update
 
-All replicas have the averaged gradients of all weights, so whatever a script makes of them is as without shares. An
-optimizer is handed only the weights of this rank's share (`keras_adapter`), and makes slots for no others. What it has
-written is then gathered, in buckets, as bits: replicas stay equal to the last one.
+Only the replica that updates a weight receives the average of its gradient (`sums_at_receivers`); on the others it is
+None, as the gradient of another stage's weight is. An optimizer is handed the weights of this rank's share
+(`keras_adapter`), and makes slots for no others. What it has written is then gathered, in buckets, as bits: replicas
+stay equal to the last one.
 
-Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC20, section 5.1
-(stage 1, of whole variables).
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC20, sections 5.1
+and 5.2 (of whole variables: slots are shared, and what comes of gradients; sums over microbatches are not).
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import data_parallel, optimizer_state, runtime, tf_internals, variables
+from smp_tf.data_parallel import IN_PARTS
 from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.slot_shares import share_out
+from smp_tf.partition.split import Split
 from smp_tf.pipeline.reduction import MOST_BYTES
 
 #: Bits travel as the widest of these that fits, by bytes of an element: Horovod counts elements.
@@ -99,6 +102,34 @@ def replica_of(variable: Any) -> int | None:
     return placement.replica if placement.replicas == count() else None
 
 
+def receivers(split: Split, stage: int, handled: Sequence[Any]) -> dict[int, int]:
+    """Which replica alone gets the average of a gradient: the one that updates its weight.
+
+    Args:
+        split: a cut step.
+        stage: of this rank.
+        handled: TensorFlow's variables, by index in the step's graph.
+
+    Returns:
+        The replica, by position among the step's outputs; gradients that all replicas get are left out. With
+        gradient_offload these are all: they are summed in equal parts, which shares are not.
+    """
+    if not are_shared() or runtime.current().config.gradient_offload:
+        return {}
+    graph = split.graph
+    variable_of = {tensor: handled[g.variable] for g in graph.gradients for tensor in g.tensors}
+    found: dict[int, int] = {}
+    for position, output in enumerate(split.outputs):
+        if not output.gets_sum(stage, split.placement) or output.tensor not in variable_of:
+            continue
+        if split.stage_of(output) != stage or tf.as_dtype(graph.type_of(output.tensor).dtype) not in IN_PARTS:
+            continue
+        replica = replica_of(variable_of[output.tensor])
+        if replica is not None:
+            found[position] = replica
+    return found
+
+
 def of_shares() -> set[int]:
     """The slots that no other replica of this rank's stage has, by `id` of their handles."""
     if not are_shared():
@@ -132,7 +163,8 @@ def gather(changed: Iterable[Any]) -> None:
         )
     # By what is gathered, not by how many gathers there are: a replica may trace a function once more than another.
     code = zlib.crc32(" ".join(str(_placement(variable).number) for variable in shared).encode())
-    buckets = _buckets(shared)
+    # From the last to the first, about the order in which gradients are averaged.
+    buckets = _buckets(shared[::-1])
     for number, bucket in enumerate(buckets):
         # Two at a time: each takes memory.
         behind = buckets[number - 2] if number >= 2 else []

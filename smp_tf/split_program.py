@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import tensorflow as tf
 from smp_tf import first_steps, pending_restore, recording, runtime, step_random
 from smp_tf.data_parallel import reduction_name, sum_over_replicas
 from smp_tf.errors import StepError
+from smp_tf.gradient_marks import Computed
 from smp_tf.input_check import add_input_check
 from smp_tf.microbatching import Slicer, SplitArgument
 from smp_tf.partition.lower import Lowered, OutputSlot
@@ -37,12 +38,14 @@ class _Flat:
         accumulated: the sum over microbatches (and replicas) of weight x value, or None.
         weights: weight of each microbatch of this replica.
         total_weight: sum of the weights behind `accumulated`.
+        computed: by output, where `accumulated` was made, in the graph of the program.
     """
 
     values: list[list[tf.Tensor] | None]
     accumulated: list[tf.Tensor | None]
     weights: Sequence[Any]
     total_weight: Any
+    computed: Mapping[int, Computed] = field(default_factory=dict)
 
     def tensors(self) -> list[tf.Tensor]:
         """All tensors, for a function to return."""
@@ -79,6 +82,7 @@ class SplitProgram:
         then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
         keeps_gradients: whether gradients are kept for each microbatch beside their sum.
         expected: how long a step should take by its plan, where that is to be told.
+        receivers: by output, the replica that alone gets a gradient's sum over the replicas; the others go to all.
     """
 
     name: str
@@ -93,6 +97,7 @@ class SplitProgram:
     then: Callable[[Any], Any] | None = None
     keeps_gradients: bool = False
     expected: first_steps.Expected | None = None
+    receivers: Mapping[int, int] = field(default_factory=dict)
     _eager: Any = field(default=None, init=False)
     _layout: _Flat | None = field(default=None, init=False)
 
@@ -170,7 +175,12 @@ class SplitProgram:
         if told is not None:
             total = told.total
             self._add_sparse(accumulated, results, weights)
-        return _Flat(results.values, accumulated, weights, total)
+        computed = {
+            position: Computed(results.computed, results.buckets.get(position))
+            for position, tensor in enumerate(accumulated)
+            if tensor is not None
+        }
+        return _Flat(results.values, accumulated, weights, total, computed)
 
     def _add_sparse(self, accumulated: list[Any], results: StepResults, weights: Sequence[Any]) -> None:
         """Put the sums of sparse gradients over all replicas among the others, part by part."""
@@ -209,6 +219,8 @@ class SplitProgram:
                 f"{name} is part of a {slot.spec.value_type.__name__} made of gradients. Over replicas, tensors and "
                 f"tf.IndexedSlices are averaged. Return one of these from the step, or train with one replica."
             )
+        replica = self.receivers.get(first)
+        is_here = replica in (None, runtime.current().topology.dp_rank)
         sums = [flat.accumulated[i] for i in slot.outputs]
         total = None
         if slot.spec is None:
@@ -222,7 +234,9 @@ class SplitProgram:
             total=total,
             total_weight=flat.total_weight,
             owner=owner,
-            is_local=plan.delivery is not Delivery.LOCAL or owner == self.stage_program.stage,
+            is_local=is_here and (plan.delivery is not Delivery.LOCAL or owner == self.stage_program.stage),
+            replica=replica,
+            computed=flat.computed.get(first),
             is_gradient=plan.is_gradient,
             is_kept=self.keeps_gradients,
             follows_state=plan.follows_state,

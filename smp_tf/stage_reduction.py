@@ -105,7 +105,7 @@ def _emit(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
         result = send_recv.recv(step, tf.float64, [None], src=ranks[0], edge=edge, label=label, **where)
         ops.append(result.op)
     with tf.control_dependencies(ops):
-        send_recv.end_step([], number)
+        send_recv.end_step(number)
     return result
 
 

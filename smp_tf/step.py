@@ -28,7 +28,7 @@ from smp_tf import (
 from smp_tf.announce import announce
 from smp_tf.argument_structure import fill
 from smp_tf.config import Config
-from smp_tf.data_parallel import averaging_bytes, reduction_name, sum_gradients
+from smp_tf.data_parallel import averaging_bytes, reduction_name, sum_gradients_at
 from smp_tf.errors import StepError
 from smp_tf.gather import WRITER
 from smp_tf.host_memory import memory_of_host, require_host_memory
@@ -51,6 +51,7 @@ from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
+from smp_tf.pipeline.reduction import Bucket, Reduce, Sums
 from smp_tf.pipeline.schedule import is_named, placement_of
 from smp_tf.pipeline.stage_program import build_stage_program, plan_program
 from smp_tf.plan_agreement import agree_on_plan, show_plan
@@ -324,6 +325,7 @@ class Step:
             for index, variable in enumerate(lowered.variables)
             if cut.stage_of_variable(index) in (None, stage)
         }
+        receivers = sharded_slots.receivers(cut, stage, lowered.variables)
         program = build_stage_program(
             cut,
             stage,
@@ -335,7 +337,8 @@ class Step:
             weighted=size is None or running.topology.dp_size > 1,
             xla=xla,
             samples=samples,
-            reduce=self._sum_bucket if running.topology.dp_size > 1 else None,
+            reduce=self._sums_over(receivers) if running.topology.dp_size > 1 else None,
+            elsewhere=frozenset(p for p, replica in receivers.items() if replica != running.topology.dp_rank),
             sums_on=device_of_gradients(),
         )
         if xla:
@@ -353,6 +356,7 @@ class Step:
             plan=plan,
             then=self._then,
             keeps_gradients=self._options.keep_gradients,
+            receivers=receivers,
             expected=_expected(graph, request, plan, cut) if decides and running.topology.rank == WRITER else None,
         )
 
@@ -378,8 +382,15 @@ class Step:
             name=self.name,
         )
 
-    def _sum_bucket(self, sums: Sequence[tf.Tensor], bucket: int) -> list[tf.Tensor]:
-        return sum_gradients(sums, f"{reduction_name(self._known_as)}_{bucket}")
+    def _sums_over(self, receivers: Mapping[int, int]) -> Reduce:
+        """How the buckets are summed over the replicas, given which replica alone gets the sum of an output."""
+        name = reduction_name(self._known_as)
+
+        def reduce(sums: Sequence[tf.Tensor], bucket: Bucket) -> Sums:
+            to = [receivers.get(position) for position in bucket.positions]
+            return Sums(*sum_gradients_at(sums, to, f"{name}_{bucket.number}"))
+
+        return reduce
 
     def _run_hooks(self) -> None:
         with tf.init_scope():

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from smp_tf import sliced_rows
 from smp_tf.errors import StepError
-from smp_tf.gradient_marks import mark, mark_averaged
+from smp_tf.gradient_marks import Computed, mark, mark_averaged, mark_computed
 from smp_tf.host_offload import beside_gradients
 
 
@@ -27,6 +27,8 @@ class StepOutput:
         total_weight: the sum of the weights behind `total`.
         owner: the partition that keeps the value when it is not sent to all; else None.
         is_local: whether this rank has it.
+        replica: the replica that alone gets the sum of a gradient over the replicas; None where all of them do.
+        computed: where a gradient's sum was made, in the graph that is being traced.
         is_gradient: whether it was computed from gradients.
         is_kept: whether a gradient's values were kept beside their sum.
         follows_state: whether it was computed from a variable that the step writes.
@@ -49,6 +51,8 @@ class StepOutput:
         total_weight: Any = None,
         owner: int | None = None,
         is_local: bool = True,
+        replica: int | None = None,
+        computed: Computed | None = None,
         is_gradient: bool = False,
         is_kept: bool = False,
         follows_state: bool = False,
@@ -60,12 +64,16 @@ class StepOutput:
         self._total_weight = total_weight
         self._owner = owner
         self._is_local = is_local
+        self._replica = replica
+        self._computed = computed
         self._is_gradient = is_gradient
         self._is_kept = is_kept
         self._follows_state = follows_state
 
     def __repr__(self) -> str:
         where = "" if self._is_local else f", on partition {self._owner}"
+        if not self._is_local and self._replica is not None:
+            where += f" of replica {self._replica}"
         return f"<StepOutput {self._name} of {len(self._weights)} microbatches{where}>"
 
     @property
@@ -111,7 +119,8 @@ class StepOutput:
             var: a variable to assign the average to.
 
         Returns:
-            A tensor (sparse slices stay sparse); None for a gradient that another rank has.
+            A tensor (sparse slices stay sparse); None for a gradient that another rank has: that of a weight which
+            another stage stores or, with shard_optimizer_state, another replica updates.
 
         Raises:
             StepError: an unknown method.
@@ -151,9 +160,10 @@ class StepOutput:
     def _average(self) -> Any:
         if self._total is not None:
             with beside_gradients():
-                if isinstance(self._total_weight, int):
-                    return mark_averaged(_scaled(self._total, 1.0 / self._total_weight))
-                return mark_averaged(_scaled(self._total, 1.0 / tf.cast(self._total_weight, tf.float64)))
+                weight = self._total_weight
+                factor = 1.0 / (weight if isinstance(weight, int) else tf.cast(weight, tf.float64))
+                average = mark_averaged(_scaled(self._total, factor))
+            return mark_computed(average, self._computed) if self._computed is not None else average
         return _weighted_mean([_as_float(v) for v in self.outputs], self._weights)
 
     def _marked(self, value: Any) -> Any:

@@ -105,6 +105,24 @@ def shared(wanted: Wanted) -> dict[Grid, dict[str, CaseResult]]:
 
 
 Shared = dict[Grid, dict[str, CaseResult]]
+#: By partitions, on two replicas.
+Others = dict[int, dict[str, CaseResult]]
+
+
+@pytest.fixture(scope="module")
+def others() -> Others:
+    """What is not compared with one process."""
+    own = [("own False", False), ("own True", True)]
+    found = {}
+    for partitions in (1, 2):
+        listed = [Case(name, "own_optimizer", {"scaled": scaled}, config(partitions)) for name, scaled in own]
+        if partitions == 1:
+            listed.append(Case("unequal", "unequal", {}, config(1)))
+        else:
+            listed += [Case("received", "received", {}, config(2)), Case("sent", "sent", {}, config(2))]
+            listed += [Case(f"sent {c}", "sent", {}, config(2, gradient_compression=c)) for c in ("bf16", "fp16")]
+        found[partitions] = launch(2 * partitions, CASES, listed)
+    return found
 
 
 @on_grids(*OPTIMIZERS, "eager")
@@ -195,22 +213,45 @@ def test_replicas_without_a_share_take_part(tmp_path: Path) -> None:
     assert keys[0] == keys[1]
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("weights", "replicas begin with equal weights and must keep them."),
-        ("gradients", "replicas that share the optimizer's slots must apply equal gradients."),
-    ],
-)
-def test_replicas_that_differ_are_an_error_though_the_gather_makes_them_equal(what: str, words: str) -> None:
-    ranks = launch(2, CASES, [Case(what, "unequal", {"what": what}, config(1))])[what].ranks
-    assert any(words in (rank.error or "").replace("\\'", "'") for rank in ranks)
+def test_replicas_that_differ_are_an_error_though_the_gather_makes_them_equal(others: Others) -> None:
+    errors = [rank.error or "" for rank in others[1]["unequal"].ranks]
+    assert any("replicas begin with equal weights and must keep them." in error for error in errors)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_users_optimizer_sees_the_gradients_of_all_shares(scaled: bool) -> None:
-    for rank in launch(2, CASES, [Case("own", "own_optimizer", {"scaled": scaled}, config(1))])["own"].values():
-        assert rank["norm"] == pytest.approx(0.01, rel=1e-4)
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_users_optimizer_clips_by_the_norm_of_the_gradients_of_all_ranks(
+    others: Others, partitions: int, scaled: bool
+) -> None:
+    ranks = others[partitions][f"own {scaled}"].values()
+    # Every replica has all changes of its stage, whoever has made them.
+    stages = ranks[:partitions]
+    assert sum(rank["square"] for rank in stages) ** 0.5 == pytest.approx(0.01, rel=1e-4)
+
+
+def test_gradients_are_averaged_only_where_the_weight_is_updated(others: Others) -> None:
+    ranks = others[2]["received"].values()
+    for stage in (ranks[0::2], ranks[1::2]):
+        # Each weight's gradient is on one replica, and None on the other.
+        counts = np.sum([[gradient is not None for gradient in rank["gradients"]] for rank in stage], axis=0)
+        assert set(counts) == {0, 1}
+    counts = np.sum([[gradient is not None for gradient in rank["gradients"]] for rank in ranks], axis=0)
+    assert counts.tolist() == [1, 1, 1, 1]
+    # The norm of what is spread over all of them, and of what one process has.
+    for rank in ranks:
+        assert rank["norm"] == pytest.approx(rank["clipped from"], rel=1e-6)
+    squares = [np.sum(np.square(g)) for rank in ranks for g in rank["gradients"] if g is not None]
+    assert ranks[0]["norm"] == pytest.approx(np.sqrt(np.sum(squares)), rel=1e-5)
+    assert all(rank["values of the first microbatch"] == rank["stored here"] for rank in ranks)
+
+
+@pytest.mark.parametrize(("name", "bytes_each"), [("sent", 4), ("sent bf16", 2), ("sent fp16", 2)])
+def test_replicas_send_each_gradient_once(others: Others, name: str, bytes_each: int) -> None:
+    for rank in others[2][name].values():
+        # What it sends itself is among it. Sums do not come back.
+        assert rank["sent"].keys() == {"alltoall"}
+        wanted = bytes_each * rank["of the stage"]
+        assert wanted <= rank["sent"]["alltoall"] <= 1.02 * wanted + 64
 
 
 def test_models_whose_weights_have_the_same_names_are_told_apart() -> None:

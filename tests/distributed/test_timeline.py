@@ -123,7 +123,7 @@ def test_replicas_reduce(tmp_path: Path) -> None:
         assert len(replica.steps) == 3
         for step in replica.steps.values():
             for number, stage in enumerate(stages_of(step)):
-                assert [str(run.task)[1:] for run in stage.tasks[len(stage.compute) :]] == ["REDUCE0", "APPLY"]
+                assert [str(run.task)[1:] for run in stage.tasks[len(stage.compute) :]] == ["REDUCE0", "APPLY0"]
                 assert step.time_spent(number)["reduce"] > 0
     page = tmp_path / "out.html"
     command = [sys.executable, "-m", "smp_tf.command_line", "timeline", str(tmp_path), "--html", str(page)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.pipeline.executor import emit
-from smp_tf.pipeline.reduction import group_gradients, limit_of_buckets, plan_buckets
+from smp_tf.pipeline.reduction import Bucket, Reduce, Sums, group_gradients, limit_of_buckets, plan_buckets
 from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
 from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, dense_chain
 
@@ -24,14 +24,12 @@ class Replicas:
     def __init__(self) -> None:
         self.buckets: list[tuple[int, int]] = []
 
-    def __call__(self, tensors: Sequence[tf.Tensor], bucket: int) -> list[tf.Tensor]:
-        self.buckets.append((bucket, len(tensors)))
-        return [tensor * 3 for tensor in tensors]
+    def __call__(self, tensors: Sequence[tf.Tensor], bucket: Bucket) -> Sums:
+        self.buckets.append((bucket.number, len(tensors)))
+        return Sums([tensor * 3 for tensor in tensors], [])
 
 
-def program_of(
-    step: CutStep, stage: int, limit: int, replicas: Callable[..., list[tf.Tensor]] | None = None, **more: Any
-) -> StageProgram:
+def program_of(step: CutStep, stage: int, limit: int, replicas: Reduce | None = None, **more: Any) -> StageProgram:
     return build_stage_program(
         step.split,
         stage,
@@ -93,7 +91,7 @@ def test_a_bucket_is_complete_behind_the_last_task_that_adds_to_it(
     program = program_of(step, stage, KERNEL + BIAS)
     assert [str(program.tasks[bucket.after]) for bucket in program.buckets] == after
     found = program.last[1].reductions if program.last is not None else None
-    assert sorted(found.buckets if found is not None else []) == inside
+    assert sorted(bucket.number for bucket in (found.buckets if found is not None else ())) == inside
 
 
 def test_replicas_that_run_fewer_microbatches_have_the_same_buckets() -> None:
@@ -132,7 +130,7 @@ def test_a_gradient_in_two_buckets_is_taken_in_one_place(
     program = program_of(dense_chain(4, 2, 4, "interleaved_1f1b", returned=returned), 0, limit)
     assert [set(bucket.positions) for bucket in program.buckets] == buckets
     found = program.last[1].reductions if program.last is not None else None
-    assert sorted(found.buckets if found is not None else []) == inside
+    assert sorted(bucket.number for bucket in (found.buckets if found is not None else ())) == inside
 
 
 @pytest.mark.parametrize("limit", [1 << 20, KERNEL + BIAS, 1], ids=["one bucket", "a bucket per layer", "one each"])
@@ -167,6 +165,94 @@ def test_what_comes_of_it_is_the_sum_over_the_replicas(
         for got, total in zip(run(tf.constant(x)), wanted, strict=True):
             np.testing.assert_allclose(got, 3 * total, rtol=1e-5, atol=1e-6)
     assert sum(count for _, count in replicas.buckets) >= 6 * times
+
+
+class Receivers:
+    """Three replicas with equal gradients, of which this one gets the sums of some positions."""
+
+    def __init__(self, elsewhere: frozenset[int]) -> None:
+        self.elsewhere = elsewhere
+
+    def __call__(self, tensors: Sequence[tf.Tensor], bucket: Bucket) -> Sums:
+        here = [t * 3 for p, t in zip(bucket.positions, tensors, strict=True) if p not in self.elsewhere]
+        return Sums(here, [tf.identity(tensor) for tensor in tensors])
+
+
+# The second bucket, of the layer in the middle, goes to others as a whole.
+@pytest.mark.parametrize("elsewhere", [{3, 4}, {1, 3, 4, 6}, {1, 2, 3, 4, 5, 6}], ids=str)
+@pytest.mark.parametrize("within", [True, False], ids=["within the last task", "behind it"])
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_sums_that_another_replica_gets_are_not_here(elsewhere: set[int], within: bool, microbatches: int) -> None:
+    step = dense_chain(3, 1, microbatches)
+    gone = frozenset(elsewhere)
+    program = program_of(step, 0, KERNEL + BIAS, Receivers(gone), elsewhere=gone, xla=not within)
+    assert (program.last is not None) == within
+    parts: list[tf.Tensor] = []
+    found: list[int] = []
+
+    @tf.function
+    def run(x: tf.Tensor) -> list[tf.Tensor]:
+        parts[:] = tf.split(x, microbatches)
+        results = emit(
+            program, lambda _, m: parts[m], step.lowered.captures, lambda m: tf.constant([0, m], tf.int64),
+            [1] * microbatches,
+        )  # fmt: skip
+        found[:] = [position for position, total in enumerate(results.accumulated) if total is not None]
+        return [total for total in results.accumulated if total is not None]
+
+    x = np.random.default_rng(0).normal(size=(BATCH, WIDTH)).astype("float32")
+    own = [tf.nest.flatten(step.traced.function(tf.constant(part)))[1:] for part in np.split(x, microbatches)]
+    got = run(tf.constant(x))
+    assert found == [position for position in range(1, 7) if position not in elsewhere]
+    for position, total in zip(found, got, strict=True):
+        wanted = sum(gradients[position - 1].numpy() for gradients in own)
+        np.testing.assert_allclose(total, 3 * wanted, rtol=1e-5, atol=1e-6)
+    marks = [op for op in run.get_concrete_function(tf.constant(x)).graph.get_operations() if op.type == "SmpMark"]
+    ends = [op.get_attr("task") for op in marks if op.get_attr("ends") and b"REDUCE" in op.get_attr("task")]
+    assert len(ends) == (0 if within else 3)
+
+
+def test_a_weight_may_change_before_the_gradients_of_other_buckets_are_there() -> None:
+    step = dense_chain(3, 1, 2)
+    program = program_of(step, 0, KERNEL + BIAS, xla=True)
+    weights = iter([v for v in step.variables[0].values() if v.shape.rank == 2])
+
+    @tf.function
+    def run(x: tf.Tensor) -> None:
+        parts = tf.split(x, 2)
+        results = emit(
+            program, lambda _, m: parts[m], step.lowered.captures, lambda m: tf.constant([0, m], tf.int64), [1, 1]
+        )
+        for position in (1, 5):
+            total = results.accumulated[position]
+            assert total is not None
+            # All kernels have one shape.
+            next(weights).assign_sub(total, read_value=False)
+
+    operations = run.get_concrete_function(tf.zeros([BATCH, WIDTH])).graph.get_operations()
+
+    def behind(operation: tf.Operation) -> set[str]:
+        seen, stack = set(), [operation]
+        while stack:
+            last = stack.pop()
+            for other in [*(tensor.op for tensor in last.inputs), *last.control_inputs]:
+                if other.name not in seen:
+                    seen.add(other.name)
+                    stack.append(other)
+        return seen
+
+    averages = {
+        op.name for op in operations
+        if op.type == "SmpMark" and op.get_attr("ends") and b"REDUCE" in op.get_attr("task")
+    }  # fmt: skip
+    calls = {op.name for op in operations if op.type == "SmpCall"}
+    assert len(averages) == 3
+    assert calls
+    for change in (op for op in operations if op.type == "AssignSubVariableOp"):
+        assert calls <= behind(change)
+        assert not averages & behind(change)
+    [end] = [op for op in operations if op.type == "SmpEnd"]
+    assert averages <= behind(end)
 
 
 def test_one_replica_averages_nothing() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
+from tests.distributed.cases.sent_bytes import counted
 from tests.distributed.cases.sharded_slots import Net, batch
 
 
@@ -27,20 +26,7 @@ def gradients_of(net: Net) -> Any:
 
 def sent() -> dict[str, Any]:
     """The bytes that this rank gives to the collectives of a step, of layers of very different sizes."""
-    found: dict[str, int] = {}
-
-    def counted(name: str) -> Any:
-        real = getattr(hvd, name)
-
-        def count(given: Any, *args: Any, **kwargs: Any) -> Any:
-            if "smp_gradients" in kwargs["name"] and "_weight" not in kwargs["name"]:
-                tensors = tf.nest.flatten(given)
-                found[name] = found.get(name, 0) + sum(t.shape.num_elements() * t.dtype.size for t in tensors)
-            return real(given, *args, **kwargs)
-
-        return mock.patch.object(hvd, name, count)
-
-    with counted("alltoall"), counted("allgather"), counted("grouped_allreduce"):
+    with counted() as found:
         gradients = gradients_of(Net((201, 1, 97)))
     sums = [total for gradient in gradients if (total := gradient.accumulate()) is not None]
     return {"sent": found, "gradients": sum(4 * int(tf.size(total)) for total in sums)}

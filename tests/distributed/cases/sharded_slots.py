@@ -12,6 +12,8 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf import sharded_slots
 from smp_tf.optimizer_state import slots
+from smp_tf.variables import is_remote
+from tests.distributed.cases.sent_bytes import counted
 
 ROWS = 12
 #: What may differ between optimizers: slots of other shapes, or none; averages of weights; weights of two bytes.
@@ -224,19 +226,55 @@ def two_models(folder: str) -> dict[str, Any]:
     }
 
 
-def unequal(what: str) -> dict[str, Any]:
-    """Replicas that differ in their weights before the first step, or in the gradients that they apply."""
+def unequal() -> dict[str, Any]:
+    """Replicas that differ in their weights before the first step."""
     net, optimizer = Chain(5, 5, 5), tf_keras.optimizers.SGD(0.1)
     step = stepped(net)
-    if what == "weights":
-        net.build((None, 5))
-        net.set_weights([np.full((5, 5), 0.1 + smp.dp_rank(), np.float32)] * 3)
+    net.build((None, 5))
+    net.set_weights([np.full((5, 5), 0.1 + smp.dp_rank(), np.float32)] * 3)
     for number in range(4):
         sums = [gradient.accumulate() for gradient in step(tf.constant(batch(number)))]
-        if what == "gradients":
-            sums = [gradient * (1.0 + smp.dp_rank()) for gradient in sums]
         optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
     return {}
+
+
+def received() -> dict[str, Any]:
+    """What each replica has of a step's gradients, and the norm of all."""
+    net = Chain(5, 20, 30, 5)
+
+    @smp.step(keep_microbatch_gradients=True)
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - 1.0) ** 2)
+        return tape.gradient(loss, net.trainable_variables)
+
+    gradients = step(tf.constant(batch(0)))
+    sums = [gradient.accumulate() for gradient in gradients]
+    _, clipped_from = tf.clip_by_global_norm(sums, 1e-3)
+
+    def has_values(gradient: Any) -> bool:
+        try:
+            return len(gradient.outputs) == 2
+        except smp.errors.StepError:
+            return False
+
+    return {
+        "gradients": [None if total is None else total.numpy() for total in sums],
+        "is local": [gradient.is_local for gradient in gradients],
+        "norm": float(smp.global_norm(sums)),
+        "clipped from": float(clipped_from),
+        "values of the first microbatch": [has_values(gradient) for gradient in gradients],
+        "stored here": [not is_remote(v) for v in net.trainable_variables],
+    }
+
+
+def sent() -> dict[str, Any]:
+    """The bytes that this rank gives to the collectives of a step."""
+    net = Net((20, 10, 97))
+    with counted() as found:
+        stepped(net)(tf.constant(batch(0)))
+    here = [v for v in net.trainable_variables if not is_remote(v)]
+    return {"sent": found, "of the stage": sum(v.shape.num_elements() for v in here)}
 
 
 class Clipping(tf_keras.optimizers.SGD):
@@ -254,10 +292,11 @@ def own_optimizer(scaled: bool) -> dict[str, Any]:
         optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer, dynamic=False, initial_scale=1.0)
     step = stepped(net)
     sums = [gradient.accumulate() for gradient in step(tf.constant(batch(0)))]
-    before = [v.numpy() for v in net.trainable_variables]
+    here = [v for v in net.trainable_variables if not is_remote(v)]
+    before = [v.numpy() for v in here]
     optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
-    changes = [v.numpy() - b for v, b in zip(net.trainable_variables, before, strict=True)]
-    return {"norm": float(np.sqrt(sum(np.sum(change**2) for change in changes)))}
+    changes = [v.numpy() - b for v, b in zip(here, before, strict=True)]
+    return {"square": float(sum(np.sum(change**2) for change in changes))}
 
 
 def members() -> dict[str, Any]:
