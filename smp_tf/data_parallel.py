@@ -171,7 +171,7 @@ def sum_gradients_at(
             sums.update((i, t) for i, t in zip(alike, found, strict=True) if receivers[i] in (None, replica))
             continue
         assert way is not None
-        to = [receivers[i] for i in alike]
+        to = [receiver for i in alike if (receiver := receivers[i]) is not None]
         found, received = sums_at_receivers(given, to, way.kind, _delivery(f"{name}_{way.name}"))
         there.append(received)
         sums.update(zip((i for i in alike if receivers[i] == replica), found, strict=True))

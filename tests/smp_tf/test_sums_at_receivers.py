@@ -1,0 +1,79 @@
+"""Sums that one replica each receives: of replicas that are threads of one process, against sums in float32."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from smp_tf.sums_at_receivers import Delivery, sums_at_receivers
+
+SHAPES = [(7, 5), (), (11,), (0, 3), (4, 4)]
+#: What a value can be off by, as a share of the largest one that is sent.
+ROUNDING = {None: 1e-6, "bf16": 2.0**-8, "fp16": 2.0**-11}
+
+
+class Replicas:
+    """Threads that send each other parts of vectors, and the bytes that each gives."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._barrier = threading.Barrier(count, timeout=60.0)
+        self._parts: list[list[tf.Tensor]] = [[] for _ in range(count)]
+        self.bytes = [0] * count
+
+    def _alltoall(self, replica: int, vector: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+        assert splits.dtype == tf.int32
+        self.bytes[replica] = int(tf.size(vector)) * vector.dtype.size
+        self._parts[replica] = tf.split(vector, splits.numpy().tolist())
+        self._barrier.wait()
+        return tf.concat([of[replica] for of in self._parts], axis=0)
+
+    def sums(self, kind: str | None, receivers: list[int], dtype: tf.DType = tf.float32) -> list[list[tf.Tensor]]:
+        """What each replica gets."""
+
+        def of(replica: int) -> list[tf.Tensor]:
+            delivery = Delivery(self._count, replica, lambda *given: self._alltoall(replica, *given))
+            tensors = [tf.cast(tensor, dtype) for tensor in drawn(replica)]
+            return sums_at_receivers(tensors, receivers, kind, delivery)[0]
+
+        with ThreadPoolExecutor(self._count) as threads:
+            return list(threads.map(of, range(self._count)))
+
+
+def drawn(replica: int) -> list[tf.Tensor]:
+    random = np.random.default_rng(replica)
+    return [tf.constant(random.standard_normal(shape), tf.float32) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("kind", ROUNDING)
+@pytest.mark.parametrize(
+    ("count", "receivers"), [(2, [0, 1, 1, 0, 0]), (3, [2, 0, 0, 2, 1]), (3, [1, 1, 1, 1, 1]), (2, [1, 1, 1, 0, 1])]
+)
+def test_each_replica_gets_the_sums_that_it_receives(kind: str | None, count: int, receivers: list[int]) -> None:
+    found = Replicas(count).sums(kind, receivers)
+    wanted = [np.sum([drawn(r)[i].numpy() for r in range(count)], axis=0) for i in range(len(SHAPES))]
+    for replica, got in enumerate(found):
+        expected = [total for total, receiver in zip(wanted, receivers, strict=True) if receiver == replica]
+        for one, total in zip(got, expected, strict=True):
+            assert (one.dtype, one.shape) == (tf.float32, total.shape)
+            np.testing.assert_allclose(one, total, rtol=0.0, atol=count * ROUNDING[kind] * 4.0)
+
+
+def test_halves_are_added_up_in_float32() -> None:
+    # Of 2,049 float16 knows 2,048.
+    found = Replicas(3).sums("fp16", [0] * 5, tf.float16)[0]
+    exact = np.sum([drawn(r)[0].numpy().astype(np.float16).astype(np.float32) for r in range(3)], axis=0)
+    assert found[0].dtype == tf.float16
+    np.testing.assert_array_equal(found[0], exact.astype(np.float16))
+
+
+@pytest.mark.parametrize(("kind", "bytes_each", "scales"), [(None, 4, 0), ("bf16", 2, 0), ("fp16", 2, 1)])
+def test_every_element_is_given_once(kind: str | None, bytes_each: int, scales: int) -> None:
+    replicas = Replicas(2)
+    replicas.sums(kind, [0, 1, 1, 0, 0])
+    elements = sum(int(np.prod(shape)) for shape in SHAPES)
+    assert replicas.bytes == [bytes_each * (elements + 2 * scales)] * 2
