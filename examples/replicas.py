@@ -29,7 +29,11 @@ def main():
     parser.add_argument(
         "--microbatches", type=int, default=4, help="parts that a replica cuts its share of a batch into"
     )
-    parser.add_argument("--compression", choices=["bf16", "fp16"], help="send gradients in two bytes an element")
+    parser.add_argument(
+        "--compression",
+        choices=["bf16", "fp16", "1bit"],
+        help="send gradients in two bytes an element, or after an epoch in about one bit",
+    )
     parser.add_argument("--share-slots", action="store_true", help="each replica has a part of the optimizer's slots")
     parser.add_argument(
         "--offload",
@@ -56,8 +60,9 @@ def main():
     batches = tf.data.Dataset.from_tensor_slices((tokens, following)).batch(args.batch_size)
 
     model = GPT(len(characters), args.length, width=96, depth=args.depth, heads=4)
+    adam = tf.keras.optimizers.Adam(3e-3)
     model.compile(
-        optimizer=tf.keras.optimizers.Adam(3e-3),
+        optimizer=smp.OneBitAdam(3e-3, warmup_steps=args.steps) if args.compression == "1bit" else adam,
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     # Every replica gets its part of each batch.

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     )
     from smp_tf.model import DistributedModel
     from smp_tf.norms import clip_by_global_norm, global_norm
+    from smp_tf.one_bit_adam import OneBitAdam
+    from smp_tf.one_bit_lamb import OneBitLAMB
     from smp_tf.ranks import (
         dp_rank,
         dp_size,
@@ -87,6 +89,8 @@ _WHERE: dict[str, str] = {
     "DistributedModel": "smp_tf.model",
     "clip_by_global_norm": "smp_tf.norms",
     "global_norm": "smp_tf.norms",
+    "OneBitAdam": "smp_tf.one_bit_adam",
+    "OneBitLAMB": "smp_tf.one_bit_lamb",
     "StepOutput": "smp_tf.step_output",
     "shard_dataset": "smp_tf.dataset_shards",
     "partition": "smp_tf.manual_placement",
@@ -130,6 +134,8 @@ __all__ = [
     "CommGroup",
     "DistributedModel",
     "DistributedOptimizer",
+    "OneBitAdam",
+    "OneBitLAMB",
     "RankType",
     "StepOutput",
     "allgather",
@@ -173,7 +179,7 @@ __all__ = [
 _NEED_TF_KERAS = frozenset(
     {
         "CheckpointManager", "callbacks", "DistributedModel", "DistributedOptimizer", "clip_by_global_norm",
-        "global_norm", "step",
+        "global_norm", "OneBitAdam", "OneBitLAMB", "step",
     }
 )  # fmt: skip
 

@@ -107,6 +107,11 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory-limit", metavar="SIZE", help='the most bytes a rank may need, such as "16GiB"')
     plan.add_argument("--optimizer", default="adam", help="its slots are stored too (default: adam)")
     plan.add_argument(
+        "--gradient-compression",
+        metavar="KIND",
+        help="gradient_compression: with 1bit, OneBitAdam and OneBitLAMB keep errors beside their slots",
+    )
+    plan.add_argument(
         "--shard-optimizer-state", action="store_true", help="replicas share the slots (shard_optimizer_state = true)"
     )
     plan.add_argument(
@@ -209,7 +214,7 @@ def run_plan(given: argparse.Namespace) -> None:
     for name, value in (("partitions", given.partitions), ("microbatches", given.microbatches)):
         if value not in (None, "auto"):
             wanted[name] = value
-    for name in ("memory_limit", "chunks_per_rank"):
+    for name in ("memory_limit", "chunks_per_rank", "gradient_compression"):
         if getattr(given, name) is not None:
             wanted[name] = getattr(given, name)
     if given.not_contiguous:

@@ -20,6 +20,9 @@ from smp_tf.pipeline.schedule_file import load_schedule
 
 ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 
+#: The kind of compression in which an optimizer sends what it makes of gradients.
+ONE_BIT = "1bit"
+
 STRATEGIES = ("cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD")
 
 
@@ -143,9 +146,10 @@ KEYS: dict[str, Key] = {
     ),
     "gradient_compression": Key(
         None,
-        optional(one_of("bf16", "fp16")),
-        '"bf16" or "fp16"',
-        "send dense gradients to other replicas in two bytes an element, and add them up in float32 (default: whole)",
+        optional(one_of("bf16", "fp16", ONE_BIT)),
+        '"bf16", "fp16" or "1bit"',
+        "send dense gradients to other replicas in two bytes an element, and add them up in float32; or leave it to "
+        "smp.OneBitAdam or smp.OneBitLAMB to send one bit an element after a warm-up (default: whole)",
     ),
     "shard_optimizer_state": Key(
         False,
@@ -278,6 +282,12 @@ class Config:
         _require_schedule_for(pipeline, partitions, self.microbatches, chunks_per_rank)
         replicas = world_size // partitions
         shares_slots, offloads_gradients = self.shard_optimizer_state, self.gradient_offload
+        compression = self.gradient_compression
+        if compression == ONE_BIT and replicas == 1:
+            notes.append('With one replica nothing is sent to others: "gradient_compression": "1bit" is not used.')
+            compression = None
+        if compression == ONE_BIT:
+            self._refuse_beside_one_bit()
         if self.optimizer_offload:
             if not offloads_gradients:
                 notes.append("Weights are updated on the host (optimizer_offload), so gradient_offload is used too.")
@@ -309,10 +319,20 @@ class Config:
             pipeline=pipeline,
             chunks_per_rank=chunks_per_rank,
             horovod=replicas > 1,
+            gradient_compression=compression,
             shard_optimizer_state=shares_slots,
             gradient_offload=offloads_gradients,
             notes=tuple(notes),
         )
+
+    def _refuse_beside_one_bit(self) -> None:
+        """The optimizer needs all momenta of a stage where the gradients are, and averages by itself."""
+        for name in ("shard_optimizer_state", "gradient_offload", "optimizer_offload"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f'gradient_compression is "{ONE_BIT}", and {name} is true: the optimizer of each replica averages '
+                    f"the momenta of all of its stage's weights, on the device. Leave out one of the two keys."
+                )
 
 
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> Config:

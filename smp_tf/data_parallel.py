@@ -13,9 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import runtime, variables
+from smp_tf.config import ONE_BIT
 from smp_tf.equal_parts import Exchange, sums_in_parts
 from smp_tf.gradient_marks import is_averaged, mark_averaged
 from smp_tf.host_offload import HOST, beside_gradients
+from smp_tf.local_gradients import require_not_local
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.sums_at_receivers import Delivery, sums_at_receivers
@@ -93,7 +95,7 @@ def sum_over_replicas(
             if way is None or _elements(given) > _MOST_ELEMENTS:
                 found = _sums(given, named, handles)
             else:
-                found = sums_in_parts(given, way.kind, _exchange(replicas, named, handles))
+                found = sums_in_parts(given, way.kind, exchange_of(replicas, named, handles))
             sums.update(zip(alike, found, strict=True))
     return [sums[i] for i in range(len(tensors))]
 
@@ -135,9 +137,8 @@ def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[
         The sums.
     """
     config = runtime.current().config
-    return sum_over_replicas(
-        tensors, name, compression=config.gradient_compression, offload=config.gradient_offload, handles=handles
-    )
+    kind = None if config.gradient_compression == ONE_BIT else config.gradient_compression
+    return sum_over_replicas(tensors, name, compression=kind, offload=config.gradient_offload, handles=handles)
 
 
 def sum_gradients_at(
@@ -197,7 +198,14 @@ def _delivery(name: str) -> Delivery:
     return Delivery(running.topology.dp_size, running.topology.dp_rank, alltoall)
 
 
-def _exchange(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
+def exchange_of(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
+    """How parts travel among the replicas of this rank's stage.
+
+    Args:
+        replicas: their number.
+        name: unique name of the operations, equal on the ranks of the group.
+        handles: see `collective`.
+    """
     import horovod.tensorflow as hvd
 
     # Why scopes are ignored, see `_sums`.
@@ -271,6 +279,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
 
     Raises:
         NotInitializedError: `smp.init` was not called.
+        StepError: one is a step's, which leaves it to an optimizer to average it (`"gradient_compression": "1bit"`).
         tf.errors.OpError: the gradients of another replica have other shapes.
 
     Example:
@@ -281,6 +290,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
         [<tf.Tensor: shape=(), dtype=float32, numpy=4.0>]
     """
     results = list(gradients)
+    require_not_local(results, "smp.average_gradients (which smp.DistributedOptimizer calls)")
     replicas = runtime.current().topology.dp_size
     todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
     if not todo:

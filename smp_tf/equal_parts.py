@@ -60,10 +60,10 @@ def sums_in_parts(tensors: Sequence[tf.Tensor], kind: str | None, exchange: Exch
     parts = tf.reshape(tf.pad(whole, [[0, missing]]), [exchange.replicas, -1])
     # Shifted against each other, parts would be added up without a word.
     rows = encoded(parts, kind)
-    code = tf.cast(_code_of(sizes), rows.dtype)
+    code = tf.cast(code_of(sizes), rows.dtype)
     sent = tf.concat([rows, tf.fill([exchange.replicas, 1], code)], axis=1)
     received = exchange.alltoall(sent)
-    with tf.control_dependencies(_require_alike(tf.reduce_all(tf.equal(received[:, -1], code)), sizes)):
+    with tf.control_dependencies(require_alike(tf.reduce_all(tf.equal(received[:, -1], code)), sizes)):
         part = tf.reduce_sum(decoded(received[:, :-1], kind), axis=0, keepdims=True)
     gathered = tf.reshape(decoded(exchange.allgather(encoded(part, kind)), kind), [-1])
     sums = tf.split(gathered[: tf.size(whole)], sizes, num=len(tensors))
@@ -73,14 +73,29 @@ def sums_in_parts(tensors: Sequence[tf.Tensor], kind: str | None, exchange: Exch
     ]
 
 
-def _code_of(sizes: tf.Tensor) -> tf.Tensor:
-    """A number below 2^16 that tensors of other sizes hardly have."""
+def code_of(sizes: tf.Tensor) -> tf.Tensor:
+    """A number below 2^16 that tensors of other sizes hardly have.
+
+    Args:
+        sizes: elements of each tensor, int32[n].
+
+    Returns:
+        An int64 scalar.
+    """
     places = tf.range(1, tf.size(sizes) + 1, dtype=tf.int64)
     return tf.reduce_sum((tf.cast(sizes, tf.int64) % _CODES) * (places * 7919 % _CODES) % _CODES) % _CODES
 
 
-def _require_alike(alike: tf.Tensor, sizes: tf.Tensor) -> list[tf.Operation]:
-    """Makes it an error that replicas have tensors of other sizes; what has to be waited for."""
+def require_alike(alike: tf.Tensor, sizes: tf.Tensor) -> list[tf.Operation]:
+    """Makes it an error that replicas have tensors of other sizes.
+
+    Args:
+        alike: whether they have the same, a bool scalar.
+        sizes: elements of each tensor of this replica, for the message.
+
+    Returns:
+        What has to be waited for.
+    """
     checked = tf.debugging.Assert(
         alike,
         [

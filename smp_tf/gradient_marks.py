@@ -17,6 +17,7 @@ import tensorflow as tf
 _MARK = "_smp_tf_gradient_of_a_step"
 _AVERAGED = "_smp_tf_averaged"
 _COMPUTED = "_smp_tf_computed"
+_LOCAL = "_smp_tf_of_this_replica"
 _marked: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -69,6 +70,17 @@ def computed(gradient: Any) -> Computed | None:
 def is_averaged(value: Any) -> bool:
     """Whether a tensor, or sparse slices, are a gradient that was averaged over the replicas."""
     return getattr(value, _AVERAGED, False)
+
+
+def mark_local(gradient: Any) -> Any:
+    """Note that a gradient is what this replica alone has computed; gives it back."""
+    setattr(gradient, _LOCAL, True)
+    return gradient
+
+
+def is_local(value: Any) -> bool:
+    """Whether a tensor, or sparse slices, are a gradient that a step has left to be averaged."""
+    return getattr(value, _LOCAL, False)
 
 
 def _made_of_marked(tensor: tf.Tensor) -> bool:

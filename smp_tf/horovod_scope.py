@@ -226,7 +226,8 @@ def _refuse_what_is_split(name: str, given: Any) -> None:
     from smp_tf.step_output import StepOutput
 
     for value in given if isinstance(given, list) else [given]:
-        if value is None or isinstance(value, StepOutput) or gradient_marks.is_averaged(value):
+        is_gradient = gradient_marks.is_averaged(value) or gradient_marks.is_local(value)
+        if value is None or isinstance(value, StepOutput) or is_gradient:
             raise StepError(
                 f"hvd.{name} works over all processes, and was given "
                 f"{'None' if value is None else 'a gradient'} of a model that is split over them, where each process "

@@ -29,6 +29,8 @@ from smp_tf.apply_marks import applying
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import computed
 from smp_tf.host_offload import are_slots_on_host, are_updates_offloaded, uncompiled, update_on_host
+from smp_tf.local_gradients import require_fit
+from smp_tf.one_bit_optimizer import OneBitOptimizer
 from smp_tf.partition.trace import Recorder
 
 
@@ -405,6 +407,8 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         stored = [(g, variable) for g, variable in pairs if _stored_here(variable) and not stands_in]
         kept = [pair for pair in stored if _updated_here(pair[1])]
         is_spread = stands_in or _is_spread(pairs)
+        if not _spread.inside:
+            require_fit(optimizer, stored, isinstance(optimizer, OneBitOptimizer))
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
         waiting = _when_computed(kept) if is_spread else contextlib.nullcontext()
         on_host = update_on_host([variable for _, variable in kept])

@@ -19,10 +19,14 @@ import tf_keras
 
 from smp_tf import lifecycle, planning, proposal
 from smp_tf.cluster import Cluster, one_host
-from smp_tf.config import Config
+from smp_tf.config import ONE_BIT, Config
 from smp_tf.data_parallel import averaging_bytes
+from smp_tf.error_feedback import errors_per_weight
 from smp_tf.errors import OfflinePlanError, StepError
 from smp_tf.model import DistributedModel
+from smp_tf.one_bit_adam import OneBitAdam
+from smp_tf.one_bit_lamb import OneBitLAMB
+from smp_tf.one_bit_optimizer import OneBitOptimizer
 from smp_tf.optimizer_state import slots_of
 from smp_tf.partition.cost import Costs
 from smp_tf.partition.op_graph import OpGraph, TensorType
@@ -133,7 +137,7 @@ class OfflineModel:
 
     Args:
         function: makes the model; see `example_of`.
-        optimizer: its name in `tf.keras.optimizers`; its slots are part of what is stored.
+        optimizer: its name in `tf.keras.optimizers`, or that of one of smp_tf; its slots are part of what is stored.
         batch_size: samples of a batch of one replica; None for that of the example inputs.
         times: gives, for the graph and the samples of a microbatch, seconds forward and backward of units that were
             measured, by name.
@@ -151,6 +155,7 @@ class OfflineModel:
         times: Times = _no_times,
     ) -> None:
         self._slots = slots_by_name(optimizer)
+        self._is_one_bit = isinstance(_optimizer(optimizer), OneBitOptimizer)
         self._model, self._example = _made_without_storage(function)
         self.batch_size = batch_size if batch_size is not None else _batch_size(self._example)
         self._times = times
@@ -176,6 +181,11 @@ class OfflineModel:
             traced, tensors = _traced(self._model, self._example, samples)
             self._traces[samples] = OfflineTrace(self._model.name, traced, tensors, samples, self.batch_size)
         return self._traces[samples]
+
+    def _errors(self, config: Config, replicas: int) -> float:
+        """What an optimizer keeps beside its slots, in sizes of the weights."""
+        sends = self._is_one_bit and config.gradient_compression == ONE_BIT and replicas > 1
+        return errors_per_weight(replicas) if sends else 0.0
 
     def plan(
         self,
@@ -211,7 +221,7 @@ class OfflineModel:
             config.microbatches,
             config.pipeline,
             config.optimize,
-            self._slots,
+            self._slots + self._errors(config, replicas),
             made.samples,
             measured,
             ranks=cluster.stages(stages, replicas).within(config.memory_limit),
@@ -306,18 +316,26 @@ def slots_by_name(optimizer: str) -> float:
     """How many slots an optimizer keeps for a variable, in sizes of the variable.
 
     Args:
-        optimizer: its name in `tf.keras.optimizers`.
+        optimizer: its name in `tf.keras.optimizers`, or that of one of smp_tf.
 
     Raises:
         OfflinePlanError: there is no such optimizer.
     """
-    try:
-        found = slots_of(tf_keras.optimizers.get(optimizer))
-    except ValueError:
-        found = None
+    found = slots_of(_optimizer(optimizer))
     if found is None:
         raise OfflinePlanError(f"tf.keras.optimizers has no optimizer of the name {optimizer!r}.")
     return found
+
+
+def _optimizer(name: str) -> Any:
+    """An optimizer of a name, in small letters or as its class is called."""
+    own = {own.__name__.lower(): own for own in (OneBitAdam, OneBitLAMB)}
+    if name.lower() in own:
+        return own[name.lower()]()
+    try:
+        return tf_keras.optimizers.get(name)
+    except ValueError:
+        raise OfflinePlanError(f"tf.keras.optimizers has no optimizer of the name {name!r}.") from None
 
 
 def _batch_size(example: Example) -> int:

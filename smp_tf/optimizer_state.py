@@ -19,6 +19,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from smp_tf.one_bit_optimizer import OneBitOptimizer
+
 _NEW = tf_keras.optimizers.Optimizer
 _LEGACY = tf_keras.optimizers.legacy.Optimizer
 # All slots and other variables once more, in the order in which they were made; and the index.
@@ -68,7 +70,8 @@ def slots_of(optimizer: Any) -> float | None:
         optimizer: any Keras optimizer.
 
     Returns:
-        The number, such as 2.0 for Adam; None where it cannot be copied, or says nothing of what it keeps.
+        The number, such as 2.0 for Adam, what it keeps beside slots included; None where it cannot be copied, or says
+        nothing of what it keeps.
     """
     given = innermost(optimizer)
     try:
@@ -81,15 +84,17 @@ def slots_of(optimizer: Any) -> float | None:
         return None
     found = copy.variables() if callable(copy.variables) else copy.variables
     _reported.pop(copy, None)
-    return sum(slot.shape.num_elements() for slot in found if slot.shape.rank) / _SIDE**2
+    beside = given.slots_beside() if isinstance(given, OneBitOptimizer) else 0.0
+    return sum(slot.shape.num_elements() for slot in found if slot.shape.rank) / _SIDE**2 + beside
 
 
 def slot_bytes_here() -> int:
-    """Bytes of the slots that the optimizers which were built for variables of this rank have there."""
+    """Bytes of what the optimizers which were built for variables of this rank have there: slots, and errors beside."""
     found = 0
     for optimizer in in_use():
         variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
         found += sum(v.shape.num_elements() * v.dtype.size for v in variables if v.shape.rank)
+        found += optimizer.error_feedback.nbytes if isinstance(optimizer, OneBitOptimizer) else 0
     return found
 
 

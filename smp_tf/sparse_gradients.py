@@ -28,7 +28,16 @@ def weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any], name
     Returns:
         The slices of all replicas, in the order of the replicas, the same on each.
     """
+    return data_parallel.gathered(own_weighted_sum(parts, weights), name)
+
+
+def own_weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any]) -> tf.IndexedSlices:
+    """The sum of weight x gradient over the microbatches of this replica.
+
+    Args:
+        parts: the gradient for each microbatch.
+        weights: the weight of each: numbers or scalar tensors.
+    """
     values = [part.values * tf.cast(weight, part.values.dtype) for part, weight in zip(parts, weights, strict=True)]
     indices = [part.indices for part in parts]
-    own = tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), parts[0].dense_shape)
-    return data_parallel.gathered(own, name)
+    return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), parts[0].dense_shape)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import first_steps, pending_restore, recording, runtime, step_random
+from smp_tf import first_steps, local_gradients, pending_restore, recording, runtime, step_random
 from smp_tf.data_parallel import reduction_name, sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import Computed
@@ -24,7 +24,7 @@ from smp_tf.pipeline.marks import begin_reduce, end_reduce
 from smp_tf.pipeline.stage_program import StageProgram
 from smp_tf.replica_check import ReplicaCheck
 from smp_tf.result_structure import unpack
-from smp_tf.sparse_gradients import weighted_sum
+from smp_tf.sparse_gradients import own_weighted_sum, weighted_sum
 from smp_tf.step_output import StepOutput
 from smp_tf.topology import CommGroup
 
@@ -173,7 +173,8 @@ class SplitProgram:
             first_steps.watch(program.number, self.plan, self.expected)
         accumulated, total = results.accumulated, _total(weights)
         if told is not None:
-            total = told.total
+            # By its share of the weight a replica's sum becomes what the plain mean over the replicas is to be made of.
+            total = told.total / replicas if program.reduction is None else told.total
             self._add_sparse(accumulated, results, weights)
         computed = {
             position: Computed(results.computed, results.buckets.get(position))
@@ -183,7 +184,7 @@ class SplitProgram:
         return _Flat(results.values, accumulated, weights, total, computed)
 
     def _add_sparse(self, accumulated: list[Any], results: StepResults, weights: Sequence[Any]) -> None:
-        """Put the sums of sparse gradients over all replicas among the others, part by part."""
+        """Put the sums of sparse gradients among the others, part by part: over all replicas, or of this one."""
         program, name = self.stage_program, reduction_name(self.known_as)
         where = results.step, program.number, program.stage
         bucket = len(program.buckets)
@@ -191,14 +192,18 @@ class SplitProgram:
             if isinstance(slot, OutputSlot) and isinstance(slot.spec, tf.IndexedSlicesSpec):
                 first = slot.outputs[0]
                 parts = _packed(slot, [results.values[i] for i in slot.outputs])
-                if parts is not None and program.split.outputs[first].is_gradient:
+                if parts is None or not program.split.outputs[first].is_gradient:
+                    continue
+                if program.reduction is None:
+                    summed = tf.nest.flatten(own_weighted_sum(parts, weights), expand_composites=True)
+                else:
                     begun = begin_reduce(*where, tf.nest.flatten(parts, expand_composites=True), bucket)
                     sparse = weighted_sum(parts, weights, f"{name}_sparse_{first}")
                     summed = tf.nest.flatten(sparse, expand_composites=True)
                     end_reduce(begun, *where, summed, bucket)
                     bucket += 1
-                    for i, tensor in zip(slot.outputs, summed, strict=True):
-                        accumulated[i] = tensor
+                for i, tensor in zip(slot.outputs, summed, strict=True):
+                    accumulated[i] = tensor
 
     def _results(self, flat: _Flat) -> Any:
         """The structure the step function returned, with step outputs in it."""
@@ -239,6 +244,7 @@ class SplitProgram:
             computed=flat.computed.get(first),
             is_gradient=plan.is_gradient,
             is_kept=self.keeps_gradients,
+            is_local_gradient=plan.is_gradient and local_gradients.are_kept(),
             follows_state=plan.follows_state,
         )
 

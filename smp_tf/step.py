@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from smp_tf import (
     first_steps,
+    local_gradients,
     partition_file,
     pending_restore,
     planning,
@@ -326,6 +327,7 @@ class Step:
             if cut.stage_of_variable(index) in (None, stage)
         }
         receivers = sharded_slots.receivers(cut, stage, lowered.variables)
+        averages = running.topology.dp_size > 1 and not local_gradients.are_kept()
         program = build_stage_program(
             cut,
             stage,
@@ -337,7 +339,7 @@ class Step:
             weighted=size is None or running.topology.dp_size > 1,
             xla=xla,
             samples=samples,
-            reduce=self._sums_over(receivers) if running.topology.dp_size > 1 else None,
+            reduce=self._sums_over(receivers) if averages else None,
             elsewhere=frozenset(p for p, replica in receivers.items() if replica != running.topology.dp_rank),
             sums_on=device_of_gradients(),
         )

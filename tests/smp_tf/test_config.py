@@ -310,6 +310,25 @@ def test_a_schedule_of_ones_own_says_itself_where_chunks_are(tmp_path: Path) -> 
         load_config({"pipeline": str(file), "chunks_per_rank": 2}).for_world(2)
 
 
+class TestOneBit:
+    def test_with_one_replica_it_is_said_that_nothing_is_sent(self):
+        config = load_config({"gradient_compression": "1bit"}).for_world(2)
+        assert config.gradient_compression is None
+        assert config.notes[-1] == (
+            'With one replica nothing is sent to others: "gradient_compression": "1bit" is not used.'
+        )
+        over_replicas = load_config({"gradient_compression": "1bit", "partitions": 1}).for_world(2)
+        assert (over_replicas.gradient_compression, over_replicas.notes) == ("1bit", ())
+
+    @pytest.mark.parametrize("name", ["shard_optimizer_state", "gradient_offload", "optimizer_offload"])
+    def test_what_averages_otherwise_is_refused(self, name):
+        given = {"gradient_compression": "1bit", "partitions": 1, name: True}
+        with pytest.raises(ConfigError, match=f'gradient_compression is "1bit", and {name} is true: .* Leave out one'):
+            load_config(given).for_world(2)
+        # With one replica there is nothing that they could disagree on.
+        assert load_config(given).for_world(1).gradient_compression is None
+
+
 class TestForWorld:
     def test_partitions_are_all_processes_by_default(self):
         config = Config().for_world(4)

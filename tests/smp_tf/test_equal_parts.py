@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,41 +10,18 @@ import tensorflow as tf
 
 from smp_tf.equal_parts import Exchange, sums_in_parts
 from smp_tf.wire_compression import COMPRESSED
+from tests.smp_tf import exchanging_threads
 
 #: What a value can be off by, as a share of the largest one: of what is sent, and again of the sum.
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
-class Replicas:
-    """Threads that exchange rows, and the bytes of each."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._barrier = threading.Barrier(count, timeout=60.0)
-        self._rows: list[tf.Tensor] = [tf.constant(0)] * count
-        self.bytes = [0] * count
-        self.types: set[tf.DType] = set()
-
-    def _exchange(self, replica: int) -> Exchange:
-        def told(rows: tf.Tensor) -> list[tf.Tensor]:
-            self.types.add(rows.dtype)
-            self.bytes[replica] += rows.dtype.size * int(tf.size(rows))
-            self._rows[replica] = rows
-            self._barrier.wait()
-            found = list(self._rows)
-            self._barrier.wait()
-            return found
-
-        return Exchange(
-            self._count,
-            lambda rows: tf.stack([of[replica] for of in told(rows)]),
-            lambda row: tf.concat(told(row), axis=0),
-        )
+class Replicas(exchanging_threads.Replicas):
+    """Threads that sum what they have."""
 
     def sums(self, kind: str | None, of: Callable[[int], Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
         """What each replica gets, of the tensors that it has."""
-        with ThreadPoolExecutor(self._count) as threads:
-            return list(threads.map(lambda r: sums_in_parts(of(r), kind, self._exchange(r)), range(self._count)))
+        return self.run(lambda replica: sums_in_parts(of(replica), kind, self.exchange(replica)))
 
 
 def drawn(replica: int, scale: float = 1.0) -> list[tf.Tensor]:

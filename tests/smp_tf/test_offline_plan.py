@@ -116,6 +116,17 @@ def test_what_cannot_be_planned_is_told(
     assert not smp.is_initialized()
 
 
+def test_errors_of_one_bit_are_counted(keras_defaults: None) -> None:
+    """As much as the weights, and the part that a replica averages."""
+    assert (slots_by_name("OneBitAdam"), slots_by_name("onebitlamb")) == (2.0, 3.0)
+    with offline():
+        model = OfflineModel(chain, optimizer="onebitadam", batch_size=8)
+        config = check_config({"partitions": 1, "gradient_compression": "1bit"}, "a test")
+        rows = [model.plan(config, replicas=replicas).plan.forecast[0] for replicas in (1, 2, 4)]
+    weights = rows[0].gradient_bytes
+    assert [row.slot_bytes / weights for row in rows] == [2.0, 3.5, 3.25]
+
+
 def test_there_is_no_optimizer_of_that_name(keras_defaults: None) -> None:
     with pytest.raises(OfflinePlanError, match="no optimizer of the name 'adman'"):
         planned(chain, batch_size=8, optimizer="adman")
