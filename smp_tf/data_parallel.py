@@ -186,8 +186,9 @@ def _delivery(name: str) -> Delivery:
 
     def alltoall(vector: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
         received, _ = collective(
-            lambda given, **options: hvd.alltoall(given, splits, **options),
+            hvd.alltoall,
             vector,
+            splits=splits,
             name=f"{name}_to",
             # Why scopes are ignored, see `_sums`.
             ignore_name_scope=True,

@@ -172,7 +172,7 @@ def fences(rank: Rank) -> Any:
         step = begin_step([variable.handle], 10)
         with tf.control_dependencies([step]):
             variable.assign_add(step)
-        end_step([variable.handle], 10)
+        end_step(10)
         return step
 
     steps = [int(step_fn()) for _ in range(4)]

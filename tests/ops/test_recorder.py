@@ -33,7 +33,7 @@ def step_function(program: int = PROGRAM) -> Callable[[], tf.Tensor]:
         with tf.control_dependencies([value]):
             ended = mark("0F0", step, program=program, ends=True)
         with tf.control_dependencies([ended]):
-            end_step([], program)
+            end_step(program)
         return value
 
     return step_fn

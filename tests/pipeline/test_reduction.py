@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from smp_tf.partition.op_kinds import CALL_OPS
 from smp_tf.pipeline.executor import emit
 from smp_tf.pipeline.reduction import Bucket, Reduce, Sums, group_gradients, limit_of_buckets, plan_buckets
 from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
@@ -245,7 +246,7 @@ def test_a_weight_may_change_before_the_gradients_of_other_buckets_are_there() -
         op.name for op in operations
         if op.type == "SmpMark" and op.get_attr("ends") and b"REDUCE" in op.get_attr("task")
     }  # fmt: skip
-    calls = {op.name for op in operations if op.type == "SmpCall"}
+    calls = {op.name for op in operations if op.type in CALL_OPS}
     assert len(averages) == 3
     assert calls
     for change in (op for op in operations if op.type == "AssignSubVariableOp"):
