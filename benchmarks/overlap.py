@@ -57,7 +57,7 @@ def patched(way: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(program, "plan_buckets", last))
             stack.enter_context(mock.patch.object(program, "reductions_within", return_value=None))
         if way == "without":
-            stack.enter_context(mock.patch.object(step, "sum_over_replicas", lambda sums, *_, **__: list(sums)))
+            stack.enter_context(mock.patch.object(step, "sum_gradients_at", lambda sums, *_: (list(sums), [])))
         yield
 
 
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--compression", choices=["bf16", "fp16"])
+    parser.add_argument("--offload", action="store_true", help="add gradients up on the host (gradient_offload)")
     parser.add_argument("--json", type=Path, help="write the times")
     args = parser.parse_args()
     smp.init(
@@ -128,6 +129,7 @@ def main() -> None:
             "partitions": args.partitions,
             "microbatches": args.microbatches,
             "gradient_compression": args.compression,
+            "gradient_offload": args.offload,
             "check_replicas": False,
             "seed": SEED,
         }

@@ -15,7 +15,8 @@ import tensorflow as tf
 from smp_tf import runtime, variables
 from smp_tf.config import ONE_BIT
 from smp_tf.equal_parts import Exchange, sums_in_parts
-from smp_tf.gradient_marks import is_averaged, mark_averaged
+from smp_tf.errors import StepError
+from smp_tf.gradient_marks import comes_from_a_step, is_averaged, mark_averaged
 from smp_tf.host_offload import HOST, beside_gradients
 from smp_tf.local_gradients import require_not_local
 from smp_tf.ops.at_run_time import at_run_time
@@ -30,6 +31,8 @@ _FUSION_BUFFER = 128 << 20
 _WIRE_TYPE = {tf.bfloat16: tf.float32}
 #: With more elements together, tensors are not put in a row: they are counted as int32 there.
 _MOST_ELEMENTS = 1 << 30
+#: Of one gradient a replica receives at most so many bytes from all others together.
+_MOST_RECEIVED = 256 << 20
 #: Types whose sums are made in equal parts on the host, and what these are sent as.
 IN_PARTS = {tf.float32: None, tf.float64: None, tf.bfloat16: "bf16", tf.float16: "fp16"}
 
@@ -141,6 +144,15 @@ def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[
     return sum_over_replicas(tensors, name, compression=kind, offload=config.gradient_offload, handles=handles)
 
 
+def are_received_apart() -> bool:
+    """Whether replicas receive the averages of other gradients than each other: those of weights that they update."""
+    running = runtime.current_or_none()
+    if running is None or running.topology.dp_size == 1:
+        return False
+    # On the host they are summed in equal parts, which shares are not.
+    return running.config.shard_optimizer_state and not running.config.gradient_offload
+
+
 def sum_gradients_at(
     tensors: Sequence[tf.Tensor], receivers: Sequence[int | None], name: str
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -156,8 +168,12 @@ def sum_gradients_at(
     """
     running = runtime.current()
     config, replica = running.config, running.topology.dp_rank
+    replicas = running.topology.dp_size
     ways = [
-        None if receiver is None else _way(t.dtype, config.gradient_compression, True)
+        # What is large is summed in a ring, where it lies: its receiver would have it as often as there are replicas.
+        None
+        if receiver is None or _elements([t]) * t.dtype.size * replicas > _MOST_RECEIVED
+        else _way(t.dtype, config.gradient_compression, True)
         for t, receiver in zip(tensors, receivers, strict=True)
     ]
     sums: dict[int, tf.Tensor] = {}
@@ -165,7 +181,7 @@ def sum_gradients_at(
     for way in dict.fromkeys(ways):
         alike = [i for i, other in enumerate(ways) if other == way]
         given = [tensors[i] for i in alike]
-        of_all = way is None or _elements(given) > _MOST_ELEMENTS
+        of_all = way is None or _elements(given) * replicas > _MOST_ELEMENTS
         if of_all:
             found = sum_gradients(given, name if way is None else f"{name}_{way.name}")
             there += found
@@ -280,6 +296,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
 
     Raises:
         NotInitializedError: `smp.init` was not called.
+        StepError: with shard_optimizer_state, it cannot be known which of them are averaged.
         StepError: one is a step's, which leaves it to an optimizer to average it (`"gradient_compression": "1bit"`).
         tf.errors.OpError: the gradients of another replica have other shapes.
 
@@ -294,6 +311,16 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     require_not_local(results, "smp.average_gradients (which smp.DistributedOptimizer calls)")
     replicas = runtime.current().topology.dp_size
     todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
+    if are_received_apart():
+        # What was made of averages is one, such as a clipped one, and other replicas have those of other weights.
+        todo = [i for i in todo if not comes_from_a_step(results[i])]
+        if todo and tf.executing_eagerly() and any(gradient is None for gradient in results):
+            raise StepError(
+                "With shard_optimizer_state a replica has the averages of the gradients of weights that it updates, "
+                "and None for the others. smp.average_gradients was given a list with None in it, and in place "
+                f"{todo[0]} what is not known to come from a step, as what was computed of a gradient outside a "
+                "tf.function. What accumulate() gives is averaged: pass only gradients of the script's own variables."
+            )
     if not todo:
         return results
     # One name for all: a replica with batches of another size may trace a function once more than others, so that

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from smp_tf import recorded_apply
+from smp_tf import recorded_apply, sharded_slots
 from smp_tf.data_parallel import average_gradients
 from smp_tf.errors import StepError
 
@@ -53,8 +53,15 @@ def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
         pairs = list(grads_and_vars)
         if recorded_apply.recorder() is None:
             # Within a step they are those of one microbatch: the step averages their sum.
-            averaged = average_gradients([gradient for gradient, _ in pairs])
-            pairs = [(gradient, variable) for gradient, (_, variable) in zip(averaged, pairs, strict=True)]
+            # One that a replica alone updates has its gradient from a step, which has averaged it.
+            todo = [
+                place
+                for place, (gradient, variable) in enumerate(pairs)
+                if gradient is not None and sharded_slots.replica_of(variable) is None
+            ]
+            averaged = average_gradients([pairs[place][0] for place in todo])
+            for place, gradient in zip(todo, averaged, strict=True):
+                pairs[place] = gradient, pairs[place][1]
         return apply(pairs, *args, **kwargs)
 
     setattr(optimizer, _MARK, True)

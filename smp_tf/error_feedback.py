@@ -5,7 +5,7 @@
     server    its part     │ its part       what it wanted to hand out, of the part that it averages
 
 These are variables of nobody: each replica has its own, so they are neither saved nor compared nor given to others. A
-restored training begins with zeros.
+training that goes on in a new process begins with zeros.
 """
 
 from __future__ import annotations

@@ -293,7 +293,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     """Reduce what is not averaged yet; what is, is so on all replicas, and its average and sum are known."""
     import horovod.tensorflow as hvd
 
-    from smp_tf import data_parallel, gradient_marks
+    from smp_tf import data_parallel, gradient_marks, local_gradients
 
     op = hvd.handle_average_backwards_compatibility(arguments["op"], arguments["average"])
     arguments["op"], arguments["average"] = op, None
@@ -301,7 +301,12 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     # By how much the reduction of equal values is larger than each.
     known = {hvd.Average: factor, hvd.Sum: factor * runtime.current().topology.dp_size}
     values = given if isinstance(given, list) else [given]
-    averaged = [op in known and gradient_marks.is_averaged(value) for value in values]
+    local_gradients.require_not_local(values, f"hvd.{name}")
+    apart = data_parallel.are_received_apart()
+    averaged = [
+        op in known and (gradient_marks.is_averaged(value) or (apart and gradient_marks.comes_from_a_step(value)))
+        for value in values
+    ]
     rest = [None if done else value for value, done in zip(values, averaged, strict=True)]
     reduced = _skipping(rest if isinstance(given, list) else rest[0], call)
     results = [

@@ -217,7 +217,7 @@ def _stored_here(variable: Any) -> bool:
 
 
 def _updated_here(variable: Any) -> bool:
-    return _stored_here(variable) and not sharded_slots.is_updated_elsewhere(variable)
+    return not _is_stand_in(variable) and _stored_here(variable) and not sharded_slots.is_updated_elsewhere(variable)
 
 
 def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -403,7 +403,7 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is not None:
             options = dict(zip(("name",), args, strict=False)) | kwargs
             return recorder.record(optimizer, pairs, options)
-        stands_in = any(variable is _stand_in() for _, variable in pairs) if _spread.inside else False
+        stands_in = any(_is_stand_in(variable) for _, variable in pairs)
         stored = [(g, variable) for g, variable in pairs if _stored_here(variable) and not stands_in]
         kept = [pair for pair in stored if _updated_here(pair[1])]
         is_spread = stands_in or _is_spread(pairs)
@@ -451,6 +451,10 @@ def _stand_in() -> tf.Variable:
     """
     empty = np.zeros([0], np.float32)
     return variables.make_script_variable(initial_value=empty, trainable=False, name="smp_nothing")
+
+
+def _is_stand_in(variable: Any) -> bool:
+    return _stand_in.cache_info().currsize > 0 and variable is _stand_in()
 
 
 def _when_computed(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:

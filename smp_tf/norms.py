@@ -22,6 +22,7 @@ import tf_keras
 
 from smp_tf import runtime, sharded_slots, tf_internals
 from smp_tf.data_parallel import order, sum_over_replicas
+from smp_tf.errors import StepError
 from smp_tf.gradient_marks import comes_from_a_step
 from smp_tf.stage_reduction import Reduction, over_stages
 from smp_tf.step_output import StepOutput
@@ -61,6 +62,18 @@ def _of_all_shares(squares: tf.Tensor) -> tf.Tensor:
     present = tf.cast(tf.not_equal(squares, tf.constant(_ABSENT, tf.float64)), tf.float64)
     both = tf.stack([squares * present, present])
     [found] = sum_over_replicas([both], f"smp_norm_{_NORM_BY_ENTRY.code}", handles=[order().handle])
+    differ = present * tf.abs(found[1] * squares - found[0]) > _TOLERANCE * found[0]
+    check = tf.debugging.Assert(
+        tf.logical_not(tf.reduce_any(tf.logical_and(differ, tf.math.is_finite(found[0])))),
+        [
+            "smp_tf: the norm of all gradients was asked for a list in which one entry stands for different gradients "
+            "on different replicas. With shard_optimizer_state each replica has the gradients of the weights that it "
+            "updates: pass None, not zeros, for the others, in the same order on all. Entries that differ:",
+            tf.where(differ)[:, 0],
+        ],
+    )
+    with tf.control_dependencies([check] if check is not None else []):
+        found = tf.identity(found)
     return tf.where(found[1] > 0.0, found[0] / tf.maximum(found[1], 1.0), tf.constant(_ABSENT, tf.float64))
 
 
@@ -243,7 +256,13 @@ class NormPatch:
     def _global_norm(self, t_list: Any, name: str | None = None) -> Any:
         assert self._original is not None
         given = [t for t in t_list if t is not None] if isinstance(t_list, (list, tuple)) else []
-        if _counted.entries is not None and len(given) == len(_counted.entries):
+        if _counted.entries is not None:
+            if len(given) != len(_counted.entries):
+                raise StepError(
+                    f"An optimizer computes the norm of {len(given)} gradients, and was given {len(_counted.entries)} "
+                    f"on this rank. Gradients are spread over the ranks, and a norm is one of all of them: compute it "
+                    f"of all gradients that apply_gradients is given, once; tf.clip_by_norm clips one by its own."
+                )
             own = [t for t, counts in zip(given, _counted.entries, strict=True) if counts]
             return tf.cast(norm_of_own(own), _result_type(given))
         if not self._in_step() and _is_spread(t_list):

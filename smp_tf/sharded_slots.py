@@ -23,9 +23,10 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import data_parallel, optimizer_state, runtime, tf_internals, variables
-from smp_tf.data_parallel import IN_PARTS
+from smp_tf.data_parallel import IN_PARTS, are_received_apart
 from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
+from smp_tf.partition.op_graph import Tensor
 from smp_tf.partition.slot_shares import share_out
 from smp_tf.partition.split import Split
 from smp_tf.pipeline.reduction import MOST_BYTES
@@ -111,16 +112,23 @@ def receivers(split: Split, stage: int, handled: Sequence[Any]) -> dict[int, int
         handled: TensorFlow's variables, by index in the step's graph.
 
     Returns:
-        The replica, by position among the step's outputs; gradients that all replicas get are left out. With
-        gradient_offload these are all: they are summed in equal parts, which shares are not.
+        The replica, by position among the step's outputs; gradients that all replicas get are left out: with
+        gradient_offload all of them, and always what the step has made of a gradient, or of several weights.
     """
-    if not are_shared() or runtime.current().config.gradient_offload:
+    if not are_received_apart():
         return {}
     graph = split.graph
-    variable_of = {tensor: handled[g.variable] for g in graph.gradients for tensor in g.tensors}
+    variable_of: dict[Tensor, Any] = {}
+    of_several: set[Tensor] = set()
+    for gradient in graph.gradients:
+        for tensor in gradient.tensors:
+            # That of a sum of weights is one tensor for all of them.
+            if variable_of.setdefault(tensor, handled[gradient.variable]) is not handled[gradient.variable]:
+                of_several.add(tensor)
     found: dict[int, int] = {}
     for position, output in enumerate(split.outputs):
-        if not output.gets_sum(stage, split.placement) or output.tensor not in variable_of:
+        is_of_one = output.tensor in variable_of and output.tensor not in of_several
+        if not output.gets_sum(stage, split.placement) or not is_of_one:
             continue
         if split.stage_of(output) != stage or tf.as_dtype(graph.type_of(output.tensor).dtype) not in IN_PARTS:
             continue

@@ -81,7 +81,7 @@ class StepOutput:
 
     @property
     def is_local(self) -> bool:
-        """Whether this rank has the value."""
+        """Whether this rank has the value: of a gradient, what `accumulate` gives."""
         return self._is_local
 
     @property
@@ -187,7 +187,7 @@ class StepOutput:
         Example:
             >>> correct = predict(images, labels)["correct"].reduce_sum()
         """
-        if self._is_gradient and not self._is_local:
+        if self._is_gradient and not self._is_local and self._values is None:
             return None
         if self._total is not None and _all_one(self._weights):
             return self._marked(self._total)

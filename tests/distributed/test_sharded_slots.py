@@ -117,6 +117,11 @@ def others() -> Others:
     for partitions in (1, 2):
         listed = [Case(name, "own_optimizer", {"scaled": scaled}, config(partitions)) for name, scaled in own]
         if partitions == 1:
+            for on in (True, False):
+                listed.append(Case(f"sum {on}", "one_gradient_of_two", {}, config(1, on)))
+                listed.append(Case(f"added {on}", "added_up", {"filled": False}, config(1, on)))
+            listed.append(Case("filled", "added_up", {"filled": True}, config(1)))
+            listed.append(Case("by layer", "clips_by_layer", {}, config(1)))
             listed.append(Case("unequal", "unequal", {}, config(1)))
         else:
             listed += [Case("received", "received", {}, config(2)), Case("sent", "sent", {}, config(2))]
@@ -243,6 +248,28 @@ def test_gradients_are_averaged_only_where_the_weight_is_updated(others: Others)
     squares = [np.sum(np.square(g)) for rank in ranks for g in rank["gradients"] if g is not None]
     assert ranks[0]["norm"] == pytest.approx(np.sqrt(np.sum(squares)), rel=1e-5)
     assert all(rank["values of the first microbatch"] == rank["stored here"] for rank in ranks)
+
+
+def test_a_weight_that_is_a_sum_is_trained_in_all_of_its_parts(others: Others) -> None:
+    """Two weights had one gradient, which only the replica of one of them was given; the other one stayed."""
+    ranks, whole = (others[1][f"sum {on}"].values() for on in (True, False))
+    for rank in ranks:
+        np.testing.assert_allclose(rank["norms"], whole[0]["norms"], rtol=1e-5)
+        for value, wanted in zip(rank["weights"], whole[0]["weights"], strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_norms_of_what_was_added_up_count_none_and_refuse_zeros_in_its_place(others: Others) -> None:
+    found = {rank["norm"] for name in ("added True", "added False") for rank in others[1][name].values()}
+    assert max(found) == pytest.approx(min(found), rel=1e-5)
+    errors = [rank.error or "" for rank in others[1]["filled"].ranks]
+    assert all("pass None, not zeros, for the others" in error for error in errors)
+
+
+def test_a_users_optimizer_that_asks_for_a_norm_of_some_gradients_is_told_so(others: Others) -> None:
+    # The other replica has one gradient, of which that is the norm of all.
+    errors = [rank.error or "" for rank in others[1]["by layer"].ranks]
+    assert any("tf.clip_by_norm clips one by its own" in error for error in errors)
 
 
 @pytest.mark.parametrize(("name", "bytes_each"), [("sent", 4), ("sent bf16", 2), ("sent fp16", 2)])

@@ -268,6 +268,61 @@ def received() -> dict[str, Any]:
     }
 
 
+class Sum(smp.DistributedModel):
+    """A weight that is a sum of two, whose gradients are one tensor, between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        start = tf_keras.initializers.RandomNormal(seed=7)
+        self.parts = [self.add_weight(f"part_{n}", (5, 5), initializer=start) for n in range(3)]
+        self.head = layers.Dense(3, kernel_initializer=start)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.head(tf.matmul(x, self.parts[0] + self.parts[1]) @ self.parts[2])
+
+
+def one_gradient_of_two() -> dict[str, Any]:
+    """Three steps whose gradients are clipped, and averaged once more by the optimizer, which changes nothing."""
+    net, optimizer = Sum(), smp.DistributedOptimizer(tf_keras.optimizers.SGD(0.5))
+    step = stepped(net)
+
+    @tf.function
+    def train(x: tf.Tensor) -> tf.Tensor:
+        sums, norm = smp.clip_by_global_norm([gradient.accumulate() for gradient in step(x)], 0.1)
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+        return norm
+
+    norms = [float(train(tf.constant(batch(number)))) for number in range(3)]
+    return {"norms": norms, "weights": [v.numpy() for v in net.trainable_variables]}
+
+
+def added_up(filled: bool) -> dict[str, Any]:
+    """The norm of gradients that were added up over two steps, with zeros or None for those of other replicas."""
+    net = Chain(5, 20, 30, 5)
+    step, sums = stepped(net), []
+    for number in range(2):
+        found = [gradient.accumulate() for gradient in step(tf.constant(batch(number)))]
+        sums = found if not sums else [a if a is None else a + b for a, b in zip(sums, found, strict=True)]
+    if filled:
+        sums = [tf.zeros_like(v) if a is None else a for a, v in zip(sums, net.trainable_variables, strict=True)]
+    return {"norm": float(smp.global_norm(sums))}
+
+
+class ByLayer(tf_keras.optimizers.SGD):
+    """Clips each gradient by what TensorFlow has for all of them."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        clipped = [(tf.clip_by_global_norm([g], 0.01)[0][0], v) for g, v in grads_and_vars]
+        return super().apply_gradients(clipped, *args, **kwargs)
+
+
+def clips_by_layer() -> dict[str, Any]:
+    net, optimizer = Chain(5, 20, 30, 5), ByLayer(1.0)
+    sums = [gradient.accumulate() for gradient in stepped(net)(tf.constant(batch(0)))]
+    optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+    return {}
+
+
 def sent() -> dict[str, Any]:
     """The bytes that this rank gives to the collectives of a step."""
     net = Net((20, 10, 97))
