@@ -18,11 +18,11 @@ from smp_tf.equal_parts import Exchange, sums_in_parts
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import comes_from_a_step, is_averaged, mark_averaged
 from smp_tf.host_offload import HOST, beside_gradients
-from smp_tf.local_gradients import require_not_local
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.sums_at_receivers import Delivery, sums_at_receivers
 from smp_tf.topology import CommGroup
+from smp_tf.unaveraged_gradients import require_averaged
 from smp_tf.wire_compression import COMPRESSED
 
 #: Bytes of Horovod's buffer, where its environment variable does not say it.
@@ -308,7 +308,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
         [<tf.Tensor: shape=(), dtype=float32, numpy=4.0>]
     """
     results = list(gradients)
-    require_not_local(results, "smp.average_gradients (which smp.DistributedOptimizer calls)")
+    require_averaged(results, "smp.average_gradients (which smp.DistributedOptimizer calls)")
     replicas = runtime.current().topology.dp_size
     todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
     if are_received_apart():

@@ -17,7 +17,7 @@ import tensorflow as tf
 _MARK = "_smp_tf_gradient_of_a_step"
 _AVERAGED = "_smp_tf_averaged"
 _COMPUTED = "_smp_tf_computed"
-_LOCAL = "_smp_tf_of_this_replica"
+_UNAVERAGED = "_smp_tf_unaveraged"
 _marked: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -72,15 +72,15 @@ def is_averaged(value: Any) -> bool:
     return getattr(value, _AVERAGED, False)
 
 
-def mark_local(gradient: Any) -> Any:
+def mark_unaveraged(gradient: Any) -> Any:
     """Note that a gradient is what this replica alone has computed; gives it back."""
-    setattr(gradient, _LOCAL, True)
+    setattr(gradient, _UNAVERAGED, True)
     return gradient
 
 
-def is_local(value: Any) -> bool:
+def is_unaveraged(value: Any) -> bool:
     """Whether a tensor, or sparse slices, are a gradient that a step has left to be averaged."""
-    return getattr(value, _LOCAL, False)
+    return getattr(value, _UNAVERAGED, False)
 
 
 def _made_of_marked(tensor: tf.Tensor) -> bool:

@@ -226,7 +226,7 @@ def _refuse_what_is_split(name: str, given: Any) -> None:
     from smp_tf.step_output import StepOutput
 
     for value in given if isinstance(given, list) else [given]:
-        is_gradient = gradient_marks.is_averaged(value) or gradient_marks.is_local(value)
+        is_gradient = gradient_marks.is_averaged(value) or gradient_marks.is_unaveraged(value)
         if value is None or isinstance(value, StepOutput) or is_gradient:
             raise StepError(
                 f"hvd.{name} works over all processes, and was given "
@@ -293,7 +293,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     """Reduce what is not averaged yet; what is, is so on all replicas, and its average and sum are known."""
     import horovod.tensorflow as hvd
 
-    from smp_tf import data_parallel, gradient_marks, local_gradients
+    from smp_tf import data_parallel, gradient_marks, unaveraged_gradients
 
     op = hvd.handle_average_backwards_compatibility(arguments["op"], arguments["average"])
     arguments["op"], arguments["average"] = op, None
@@ -301,7 +301,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     # By how much the reduction of equal values is larger than each.
     known = {hvd.Average: factor, hvd.Sum: factor * runtime.current().topology.dp_size}
     values = given if isinstance(given, list) else [given]
-    local_gradients.require_not_local(values, f"hvd.{name}")
+    unaveraged_gradients.require_averaged(values, f"hvd.{name}")
     apart = data_parallel.are_received_apart()
     averaged = [
         op in known and (gradient_marks.is_averaged(value) or (apart and gradient_marks.comes_from_a_step(value)))

@@ -29,9 +29,9 @@ from smp_tf.apply_marks import applying
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import computed
 from smp_tf.host_offload import are_slots_on_host, are_updates_offloaded, uncompiled, update_on_host
-from smp_tf.local_gradients import require_fit
 from smp_tf.one_bit_optimizer import OneBitOptimizer
 from smp_tf.partition.trace import Recorder
+from smp_tf.unaveraged_gradients import require_fit
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import data_parallel, local_gradients, runtime
+from smp_tf import data_parallel, runtime, unaveraged_gradients
 from smp_tf.error_feedback import ErrorFeedback, Group, errors_per_weight
 from smp_tf.errors import StepError
 
@@ -114,13 +114,13 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
 
     def slots_beside(self) -> float:
         """What this rank keeps of a weight beside its slots, in sizes of the weight."""
-        return errors_per_weight(runtime.current().topology.dp_size) if local_gradients.are_kept() else 0.0
+        return errors_per_weight(runtime.current().topology.dp_size) if unaveraged_gradients.are_left() else 0.0
 
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Average over the replicas what this one has: its gradients, or after the warm-up its momenta."""
         pairs = list(grads_and_vars)
         self._averaged.clear()
-        if not local_gradients.are_kept():
+        if not unaveraged_gradients.are_left():
             return list(super().aggregate_gradients(pairs))
         here = [position for position, (gradient, _) in enumerate(pairs) if gradient is not None]
         if not here:
@@ -188,7 +188,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         Raises:
             StepError: it should, and does not.
         """
-        if not local_gradients.are_kept():
+        if not unaveraged_gradients.are_left():
             return False
         key = self._var_key(variable)
         if key not in self._averaged:

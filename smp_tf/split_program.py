@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import first_steps, local_gradients, pending_restore, recording, runtime, step_random
+from smp_tf import first_steps, pending_restore, recording, runtime, step_random, unaveraged_gradients
 from smp_tf.data_parallel import reduction_name, sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import Computed
@@ -244,7 +244,7 @@ class SplitProgram:
             computed=flat.computed.get(first),
             is_gradient=plan.is_gradient,
             is_kept=self.keeps_gradients,
-            is_local_gradient=plan.is_gradient and local_gradients.are_kept(),
+            is_unaveraged=plan.is_gradient and unaveraged_gradients.are_left(),
             follows_state=plan.follows_state,
         )
 

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from smp_tf import (
     first_steps,
-    local_gradients,
     partition_file,
     pending_restore,
     planning,
@@ -24,6 +23,7 @@ from smp_tf import (
     runtime,
     sharded_slots,
     step_random,
+    unaveraged_gradients,
     variables,
 )
 from smp_tf.announce import announce
@@ -327,7 +327,7 @@ class Step:
             if cut.stage_of_variable(index) in (None, stage)
         }
         receivers = sharded_slots.receivers(cut, stage, lowered.variables)
-        averages = running.topology.dp_size > 1 and not local_gradients.are_kept()
+        averages = running.topology.dp_size > 1 and not unaveraged_gradients.are_left()
         program = build_stage_program(
             cut,
             stage,

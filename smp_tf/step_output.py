@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from smp_tf import sliced_rows
 from smp_tf.errors import StepError
-from smp_tf.gradient_marks import Computed, mark, mark_averaged, mark_computed, mark_local
+from smp_tf.gradient_marks import Computed, mark, mark_averaged, mark_computed, mark_unaveraged
 from smp_tf.host_offload import beside_gradients
 
 
@@ -31,7 +31,7 @@ class StepOutput:
         computed: where a gradient's sum was made, in the graph that is being traced.
         is_gradient: whether it was computed from gradients.
         is_kept: whether a gradient's values were kept beside their sum.
-        is_local_gradient: whether `total` is of this replica alone, and `total_weight` its share of that of all.
+        is_unaveraged: whether `total` is of this replica alone, and `total_weight` its share of that of all.
         follows_state: whether it was computed from a variable that the step writes.
 
     Example:
@@ -56,7 +56,7 @@ class StepOutput:
         computed: Computed | None = None,
         is_gradient: bool = False,
         is_kept: bool = False,
-        is_local_gradient: bool = False,
+        is_unaveraged: bool = False,
         follows_state: bool = False,
     ) -> None:
         self._name = name
@@ -70,7 +70,7 @@ class StepOutput:
         self._computed = computed
         self._is_gradient = is_gradient
         self._is_kept = is_kept
-        self._is_local_gradient = is_local_gradient
+        self._is_unaveraged = is_unaveraged
         self._follows_state = follows_state
 
     def __repr__(self) -> str:
@@ -162,7 +162,7 @@ class StepOutput:
 
     def _average(self) -> Any:
         if self._total is not None:
-            noted = mark_local if self._is_local_gradient else mark_averaged
+            noted = mark_unaveraged if self._is_unaveraged else mark_averaged
             with beside_gradients():
                 weight = self._total_weight
                 factor = 1.0 / (weight if isinstance(weight, int) else tf.cast(weight, tf.float64))

@@ -21,13 +21,13 @@ from smp_tf.errors import StepError
 from smp_tf.gradient_marks import comes_from_a_step, is_averaged
 
 
-def are_kept() -> bool:
+def are_left() -> bool:
     """Whether steps give gradients that are not averaged over the replicas."""
     running = runtime.current_or_none()
     return running is not None and running.config.gradient_compression == ONE_BIT and running.topology.dp_size > 1
 
 
-def require_not_local(gradients: Iterable[Any], what: str) -> None:
+def require_averaged(gradients: Iterable[Any], what: str) -> None:
     """Raise where gradients are a step's, and it has not averaged them.
 
     Args:
@@ -37,7 +37,7 @@ def require_not_local(gradients: Iterable[Any], what: str) -> None:
     Raises:
         StepError: one of them is.
     """
-    if are_kept() and any(g is not None and not is_averaged(g) and comes_from_a_step(g) for g in gradients):
+    if are_left() and any(g is not None and not is_averaged(g) and comes_from_a_step(g) for g in gradients):
         raise StepError(
             f'With "gradient_compression": "1bit" the gradients of a step are not averaged: smp.OneBitAdam and '
             f"smp.OneBitLAMB do that, with less to send. {what} was given such a gradient. Apply it as it is with one "
@@ -56,10 +56,10 @@ def require_fit(optimizer: Any, pairs: Iterable[tuple[Any, Any]], averages: bool
     Raises:
         StepError: it is none of those that do, or cannot where it is called.
     """
-    if not are_kept():
+    if not are_left():
         return
     given = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-    local = [
+    unaveraged = [
         variable for gradient, variable in given if not is_averaged(gradient) and _is_of_a_step(gradient, variable)
     ]
     if averages and given and tf_internals.is_compiled_by_xla():
@@ -68,7 +68,7 @@ def require_fit(optimizer: Any, pairs: Iterable[tuple[Any, Any]], averages: bool
             'the replicas ("gradient_compression": "1bit"): XLA cannot compile what passes between these. Leave '
             "jit_compile out of the function that applies gradients; xla=True in the configuration compiles the step."
         )
-    if averages or not local:
+    if averages or not unaveraged:
         return
     name = type(optimizer).__name__
     if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
@@ -80,7 +80,7 @@ def require_fit(optimizer: Any, pairs: Iterable[tuple[Any, Any]], averages: bool
     raise StepError(
         f'With "gradient_compression": "1bit" gradients come out of a step as each replica has computed them, and '
         f"smp.OneBitAdam or smp.OneBitLAMB averages over the replicas. {name} does not, and was given that of "
-        f'{local[0].name!r}. Use one of these two; or leave the key out, or say "bf16" or "fp16".'
+        f'{unaveraged[0].name!r}. Use one of these two; or leave the key out, or say "bf16" or "fp16".'
     )
 
 

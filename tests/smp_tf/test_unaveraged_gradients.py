@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
-from smp_tf import data_parallel, gradient_marks, horovod_scope, local_gradients, sparse_gradients
+from smp_tf import data_parallel, gradient_marks, horovod_scope, sparse_gradients, unaveraged_gradients
 from smp_tf.config import Config
 from smp_tf.errors import StepError
 from smp_tf.step_output import StepOutput
@@ -22,7 +22,7 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     running = SimpleNamespace(
         config=Config(gradient_compression="1bit"), topology=SimpleNamespace(dp_size=2, mp_size=1)
     )
-    monkeypatch.setattr(local_gradients.runtime, "current_or_none", lambda: running)
+    monkeypatch.setattr(unaveraged_gradients.runtime, "current_or_none", lambda: running)
 
 
 def accumulated(**more: bool) -> tf.Tensor:
@@ -31,10 +31,10 @@ def accumulated(**more: bool) -> tf.Tensor:
 
 
 def test_what_a_step_leaves_is_marked_as_such() -> None:
-    local, average = accumulated(is_local_gradient=True), accumulated()
+    local, average = accumulated(is_unaveraged=True), accumulated()
     assert local.numpy().tolist() == average.numpy().tolist() == [1.0, 2.0]
-    assert (gradient_marks.is_local(local), gradient_marks.is_averaged(local)) == (True, False)
-    assert (gradient_marks.is_local(average), gradient_marks.is_averaged(average)) == (False, True)
+    assert (gradient_marks.is_unaveraged(local), gradient_marks.is_averaged(local)) == (True, False)
+    assert (gradient_marks.is_unaveraged(average), gradient_marks.is_averaged(average)) == (False, True)
     with pytest.raises(StepError, match="and was given a gradient of a model that is split over them"):
         horovod_scope._refuse_what_is_split("allreduce", local)
 
@@ -44,42 +44,44 @@ def test_averages_of_them_are_refused(is_kept: bool, replicas: None, monkeypatch
     """Also of what was made of one in a graph."""
     if not is_kept:
         monkeypatch.undo()
-    local = accumulated(is_local_gradient=True)
+    local = accumulated(is_unaveraged=True)
     wanted = r'With "gradient_compression": "1bit" the gradients of a step are not averaged: .* mine was given'
     for gradients in ([local], [None, local], "made of it"):
 
         def asked(given: object = gradients) -> None:
             if given == "made of it":
                 tf.function(
-                    lambda: local_gradients.require_not_local([2.0 * accumulated()], "mine")
+                    lambda: unaveraged_gradients.require_averaged([2.0 * accumulated()], "mine")
                 ).get_concrete_function()
             else:
-                local_gradients.require_not_local(given, "mine")
+                unaveraged_gradients.require_averaged(given, "mine")
 
         if is_kept:
             with pytest.raises(StepError, match=wanted):
                 asked()
         else:
             asked()
-    local_gradients.require_not_local([None, tf.constant(1.0), gradient_marks.mark_averaged(tf.constant(1.0))], "mine")
+    unaveraged_gradients.require_averaged(
+        [None, tf.constant(1.0), gradient_marks.mark_averaged(tf.constant(1.0))], "mine"
+    )
 
 
 def test_average_gradients_is_such_an_average(replicas: None) -> None:
     with pytest.raises(StepError, match=r"smp\.average_gradients \(which smp\.DistributedOptimizer calls\) was given"):
-        data_parallel.average_gradients([accumulated(is_local_gradient=True)])
+        data_parallel.average_gradients([accumulated(is_unaveraged=True)])
 
 
 def test_an_optimizer_that_does_not_average_is_refused(replicas: None) -> None:
-    local, weight = accumulated(is_local_gradient=True), tf.Variable([1.0, 1.0], name="w")
+    local, weight = accumulated(is_unaveraged=True), tf.Variable([1.0, 1.0], name="w")
     sgd = tf_keras.optimizers.SGD()
     with pytest.raises(StepError, match=r"SGD does not, and was given that of 'w:0'\. Use one of these two"):
-        local_gradients.require_fit(sgd, [(None, weight), (local, weight)], averages=False)
+        unaveraged_gradients.require_fit(sgd, [(None, weight), (local, weight)], averages=False)
     scaled = tf_keras.mixed_precision.LossScaleOptimizer(smp.OneBitAdam())
     with pytest.raises(StepError, match=r"LossScaleOptimizer\w* would decide on each by these alone"):
-        local_gradients.require_fit(scaled, [(local, weight)], averages=False)
-    local_gradients.require_fit(smp.OneBitAdam(), [(local, weight)], averages=True)
+        unaveraged_gradients.require_fit(scaled, [(local, weight)], averages=False)
+    unaveraged_gradients.require_fit(smp.OneBitAdam(), [(local, weight)], averages=True)
     # What no step has made belongs to the script.
-    local_gradients.require_fit(sgd, [(tf.constant([1.0, 1.0]), weight)], averages=False)
+    unaveraged_gradients.require_fit(sgd, [(tf.constant([1.0, 1.0]), weight)], averages=False)
 
 
 def test_a_function_that_xla_compiles_is_refused(replicas: None) -> None:
@@ -87,16 +89,16 @@ def test_a_function_that_xla_compiles_is_refused(replicas: None) -> None:
 
     @tf.function(jit_compile=True)
     def apply() -> None:
-        local_gradients.require_fit(smp.OneBitAdam(), [(tf.constant(1.0), weight)], averages=True)
+        unaveraged_gradients.require_fit(smp.OneBitAdam(), [(tf.constant(1.0), weight)], averages=True)
 
     with pytest.raises(StepError, match=r"jit_compile=True, and the optimizer averages them over the replicas"):
         apply()
 
 
 def test_without_the_key_nothing_is_kept(init: Callable[..., None]) -> None:
-    assert not local_gradients.are_kept()
+    assert not unaveraged_gradients.are_left()
     init(gradient_compression="1bit")
-    assert not local_gradients.are_kept()
+    assert not unaveraged_gradients.are_left()
 
 
 def test_sparse_gradients_of_a_replica_alone() -> None:
