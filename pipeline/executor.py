@@ -123,7 +123,7 @@ class _Emitter:
                     self._reduce(bucket)
         accumulated = [self._total(position) for position in range(len(split.outputs))]
         with tf.control_dependencies(self.all_ops):
-            computed = at_run_time(self.step, handles).op if handles else tf.no_op()
+            computed = at_run_time(self.step, handles).op
         with tf.control_dependencies([computed, *self.averages]):
             send_recv.end_step(self.program.number)
         values: list[list[tf.Tensor] | None] = []

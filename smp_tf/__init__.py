@@ -21,8 +21,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from smp_tf import callbacks
+    from smp_tf.average_gradients import average_gradients
     from smp_tf.checkpoint import CheckpointManager
-    from smp_tf.data_parallel import average_gradients
     from smp_tf.dataset_shards import shard_dataset
     from smp_tf.distributed_optimizer import DistributedOptimizer
     from smp_tf.lifecycle import init, is_initialized, shutdown
@@ -76,7 +76,7 @@ _WHERE: dict[str, str] = {
     "shutdown": "smp_tf.lifecycle",
     "is_initialized": "smp_tf.lifecycle",
     "DistributedOptimizer": "smp_tf.distributed_optimizer",
-    "average_gradients": "smp_tf.data_parallel",
+    "average_gradients": "smp_tf.average_gradients",
     "allgather": "smp_tf.messaging",
     "barrier": "smp_tf.messaging",
     "callbacks": "smp_tf:callbacks",

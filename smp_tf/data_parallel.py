@@ -1,4 +1,4 @@
-"""Average gradients over replicas: a sum over the ranks that hold the same stage, once per step and dtype."""
+"""Sums over replicas: over the ranks that hold the same stage, once per step and dtype."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ import tensorflow as tf
 from smp_tf import runtime, variables
 from smp_tf.config import ONE_BIT
 from smp_tf.equal_parts import Exchange, sums_in_parts
-from smp_tf.errors import StepError
-from smp_tf.gradient_marks import comes_from_a_step, is_averaged, mark_averaged
-from smp_tf.host_offload import HOST, beside_gradients
+from smp_tf.host_offload import HOST
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.sums_at_receivers import Delivery, sums_at_receivers
 from smp_tf.topology import CommGroup
-from smp_tf.unaveraged_gradients import require_averaged
 from smp_tf.wire_compression import COMPRESSED
 
 #: Bytes of Horovod's buffer, where its environment variable does not say it.
@@ -142,15 +139,6 @@ def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[
     config = runtime.current().config
     kind = None if config.gradient_compression == ONE_BIT else config.gradient_compression
     return sum_over_replicas(tensors, name, compression=kind, offload=config.gradient_offload, handles=handles)
-
-
-def are_received_apart() -> bool:
-    """Whether replicas receive the averages of other gradients than each other: those of weights that they update."""
-    running = runtime.current_or_none()
-    if running is None or running.topology.dp_size == 1:
-        return False
-    # On the host they are summed in equal parts, which shares are not.
-    return running.config.shard_optimizer_state and not running.config.gradient_offload
 
 
 def sum_gradients_at(
@@ -279,64 +267,6 @@ def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: s
         sent = tf.cast(value, _WIRE_TYPE.get(value.dtype, value.dtype))
         received = hvd.broadcast(sent, root, name=f"{name}_{number}", process_set=running.process_sets.dp)
         variable.assign(tf.cast(received, value.dtype))
-
-
-def average_gradients(gradients: Sequence[Any]) -> list[Any]:
-    """Average gradients over the replicas of this rank's partition.
-
-    What `accumulate` of a step's gradient gives is averaged already and comes back as it is; this is for gradients that
-    were computed in another way, such as those of the script's own variables.
-
-    Args:
-        gradients: tensors or sparse slices, the same on every replica in number, shapes and types; None for those of
-            weights that this rank does not store.
-
-    Returns:
-        The averages, in order; None stays None.
-
-    Raises:
-        NotInitializedError: `smp.init` was not called.
-        StepError: with shard_optimizer_state, it cannot be known which of them are averaged.
-        StepError: one is a step's, which leaves it to an optimizer to average it (`"gradient_compression": "1bit"`).
-        tf.errors.OpError: the gradients of another replica have other shapes.
-
-    Example:
-        >>> scale = tf.Variable(2.0)
-        >>> with tf.GradientTape() as tape:
-        ...     penalty = scale**2
-        >>> smp.average_gradients(tape.gradient(penalty, [scale]))
-        [<tf.Tensor: shape=(), dtype=float32, numpy=4.0>]
-    """
-    results = list(gradients)
-    require_averaged(results, "smp.average_gradients (which smp.DistributedOptimizer calls)")
-    replicas = runtime.current().topology.dp_size
-    todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
-    if are_received_apart():
-        # What was made of averages is one, such as a clipped one, and other replicas have those of other weights.
-        todo = [i for i in todo if not comes_from_a_step(results[i])]
-        if todo and tf.executing_eagerly() and any(gradient is None for gradient in results):
-            raise StepError(
-                "With shard_optimizer_state a replica has the averages of the gradients of weights that it updates, "
-                "and None for the others. smp.average_gradients was given a list with None in it, and in place "
-                f"{todo[0]} what is not known to come from a step, as what was computed of a gradient outside a "
-                "tf.function. What accumulate() gives is averaged: pass only gradients of the script's own variables."
-            )
-    if not todo:
-        return results
-    # One name for all: a replica with batches of another size may trace a function once more than others, so that
-    # counting would give the same average other names.
-    name, handles = "smp_average", [] if tf.executing_eagerly() else [order().handle]
-    dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
-    tensors = [tf.convert_to_tensor(results[i]) for i in dense]
-    sums = sum_gradients(tensors, name, handles=handles)
-    with beside_gradients():
-        for i, total in zip(dense, sums, strict=True):
-            results[i] = scaled(total, 1.0 / replicas)
-    for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
-        results[i] = scaled(gathered(results[i], f"{name}_{i}", handles), 1.0 / replicas)
-    for i in todo:
-        mark_averaged(results[i])
-    return results
 
 
 def gathered(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = ()) -> tf.IndexedSlices:

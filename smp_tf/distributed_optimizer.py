@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from smp_tf import recorded_apply, sharded_slots
-from smp_tf.data_parallel import average_gradients
+from smp_tf.average_gradients import average_gradients
 from smp_tf.errors import StepError
 
 _Optimizer = TypeVar("_Optimizer")

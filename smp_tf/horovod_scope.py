@@ -293,7 +293,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     """Reduce what is not averaged yet; what is, is so on all replicas, and its average and sum are known."""
     import horovod.tensorflow as hvd
 
-    from smp_tf import data_parallel, gradient_marks, unaveraged_gradients
+    from smp_tf import data_parallel, gradient_marks, sharded_slots, unaveraged_gradients
 
     op = hvd.handle_average_backwards_compatibility(arguments["op"], arguments["average"])
     arguments["op"], arguments["average"] = op, None
@@ -302,7 +302,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     known = {hvd.Average: factor, hvd.Sum: factor * runtime.current().topology.dp_size}
     values = given if isinstance(given, list) else [given]
     unaveraged_gradients.require_averaged(values, f"hvd.{name}")
-    apart = data_parallel.are_received_apart()
+    apart = sharded_slots.are_received_apart()
     averaged = [
         op in known and (gradient_marks.is_averaged(value) or (apart and gradient_marks.comes_from_a_step(value)))
         for value in values

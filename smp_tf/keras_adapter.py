@@ -469,7 +469,12 @@ def _when_computed(pairs: Iterable[tuple[Any, Any]]) -> contextlib.AbstractConte
     waited_for: dict[int, Any] = {}
     for gradient in (gradient for gradient, _ in pairs if gradient is not None):
         made = computed(gradient)
-        what = made.behind if made else gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        if made is not None:
+            what: Any = made.behind
+        elif isinstance(gradient, tf.IndexedSlices):
+            what = gradient.values
+        else:
+            what = gradient
         waited_for[id(what)] = what
     # One op that waits for all: were each of the context's to, there would be as many edges as gradients times ops.
     with tf.control_dependencies(list(waited_for.values())):

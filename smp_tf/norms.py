@@ -21,7 +21,7 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import runtime, sharded_slots, tf_internals
-from smp_tf.data_parallel import order, sum_over_replicas
+from smp_tf.data_parallel import exchange_of, order, sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import comes_from_a_step
 from smp_tf.stage_reduction import Reduction, over_stages
@@ -33,48 +33,47 @@ _ABSENT = -1.0
 _TOLERANCE = 1e-3
 
 
-def _by_entry(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum over the entries, each taken from the first stage that has it."""
-    rows = tf.stack(parts)
-    present = tf.not_equal(rows, tf.constant(_ABSENT, tf.float64))
-    squares = tf.where(present, rows, tf.zeros_like(rows))
-    largest = tf.reduce_max(tf.where(present, rows, tf.fill(tf.shape(rows), tf.constant(_ABSENT, tf.float64))), axis=0)
-    counted = tf.logical_and(present, tf.equal(tf.cumsum(tf.cast(present, tf.int32), axis=0), 1))
-    chosen = tf.reduce_sum(tf.where(counted, squares, tf.zeros_like(rows)), axis=0)
-    differ = tf.logical_and(tf.math.is_finite(largest), tf.greater(largest - chosen, _TOLERANCE * largest))
+def _chosen(rows: tf.Tensor) -> tf.Tensor:
+    """What is known of each entry, from the first rank that has it; `_ABSENT` where none does.
+
+    Args:
+        rows: half the squares of each entry, by rank; `_ABSENT` where a rank does not have it.
+    """
+    absent = tf.fill(tf.shape(rows), tf.constant(_ABSENT, tf.float64))
+    present = tf.not_equal(rows, absent)
+    first = tf.logical_and(present, tf.equal(tf.cumsum(tf.cast(present, tf.int32), axis=0), 1))
+    is_known = tf.reduce_any(present, axis=0)
+    chosen = tf.reduce_sum(tf.where(first, rows, tf.zeros_like(rows)), axis=0)
+    away = tf.abs(tf.where(present, rows - chosen, tf.zeros_like(rows)))
+    largest = tf.reduce_max(tf.where(present, rows, absent), axis=0)
+    differ = tf.logical_and(tf.math.is_finite(largest), tf.reduce_max(away, axis=0) > _TOLERANCE * largest)
     check = tf.debugging.Assert(
-        tf.logical_not(tf.reduce_any(tf.logical_and(differ, tf.reduce_any(present, axis=0)))),
+        tf.logical_not(tf.reduce_any(tf.logical_and(differ, is_known))),
         [
             "smp_tf: the norm of all gradients was asked for a list in which one entry stands for different gradients "
-            "on different ranks. Pass the gradients in the same order on every rank, with None left in for those that "
-            "another rank has. Entries that differ:",
+            "on different ranks. Pass the gradients in the same order on every rank, with None left in, not zeros, for "
+            "those that another rank has: one of another stage, or with shard_optimizer_state another replica. Entries "
+            "that differ:",
             tf.where(differ)[:, 0],
         ],
     )
-    with tf.control_dependencies([check]):
-        return tf.reshape(tf.reduce_sum(chosen), [1])
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.where(is_known, chosen, absent[0])
+
+
+def _by_entry(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum over the entries, each taken from the first stage that has it."""
+    chosen = _chosen(tf.stack(parts))
+    is_known = tf.not_equal(chosen, tf.constant(_ABSENT, tf.float64))
+    return tf.reshape(tf.reduce_sum(tf.where(is_known, chosen, tf.zeros_like(chosen))), [1])
 
 
 def _of_all_shares(squares: tf.Tensor) -> tf.Tensor:
     """What the replicas of a stage have, entry by entry: each of a share, or all of the same."""
     if not sharded_slots.are_shared():
         return squares
-    present = tf.cast(tf.not_equal(squares, tf.constant(_ABSENT, tf.float64)), tf.float64)
-    both = tf.stack([squares * present, present])
-    [found] = sum_over_replicas([both], f"smp_norm_{_NORM_BY_ENTRY.code}", handles=[order().handle])
-    differ = present * tf.abs(found[1] * squares - found[0]) > _TOLERANCE * found[0]
-    check = tf.debugging.Assert(
-        tf.logical_not(tf.reduce_any(tf.logical_and(differ, tf.math.is_finite(found[0])))),
-        [
-            "smp_tf: the norm of all gradients was asked for a list in which one entry stands for different gradients "
-            "on different replicas. With shard_optimizer_state each replica has the gradients of the weights that it "
-            "updates: pass None, not zeros, for the others, in the same order on all. Entries that differ:",
-            tf.where(differ)[:, 0],
-        ],
-    )
-    with tf.control_dependencies([check] if check is not None else []):
-        found = tf.identity(found)
-    return tf.where(found[1] > 0.0, found[0] / tf.maximum(found[1], 1.0), tf.constant(_ABSENT, tf.float64))
+    exchange = exchange_of(sharded_slots.count(), f"smp_norm_{_NORM_BY_ENTRY.code}", [order().handle])
+    return _chosen(exchange.allgather(squares[tf.newaxis]))
 
 
 _NORM_BY_ENTRY = Reduction(1, "the norm of all gradients", _by_entry)

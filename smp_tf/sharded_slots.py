@@ -23,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import data_parallel, optimizer_state, runtime, tf_internals, variables
-from smp_tf.data_parallel import IN_PARTS, are_received_apart
+from smp_tf.data_parallel import IN_PARTS
 from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.op_graph import Tensor
@@ -52,6 +52,12 @@ def are_shared() -> bool:
     """Whether the replicas share the optimizer's slots among them."""
     running = runtime.current_or_none()
     return running is not None and running.config.shard_optimizer_state and running.topology.dp_size > 1
+
+
+def are_received_apart() -> bool:
+    """Whether replicas receive the averages of other gradients than each other: those of weights that they update."""
+    # On the host they are summed in equal parts, which shares are not.
+    return are_shared() and not runtime.current().config.gradient_offload
 
 
 def count() -> int:

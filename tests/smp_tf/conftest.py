@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
 import pytest
+import tensorflow as tf
 
 import smp_tf as smp
 from smp_tf import runtime
@@ -81,3 +83,29 @@ def hdf5_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(h5py.Dataset, "__array__", counted)
     return read
+
+
+@pytest.fixture
+def reduced(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What Horovod was asked to reduce, on a rank of three replicas that all hold the same values."""
+    import horovod.tensorflow as hvd
+
+    asked: list[dict[str, Any]] = []
+
+    def grouped_allreduce(tensors: list[tf.Tensor], **kwargs: Any) -> list[tf.Tensor]:
+        asked.append({"types": [t.dtype for t in tensors], **kwargs})
+        return [t * 3 for t in tensors]
+
+    def allgather(tensor: tf.Tensor, **kwargs: Any) -> tf.Tensor:
+        asked.append({"gathered": tensor.dtype, **kwargs})
+        return tf.concat([tensor] * 3, 0)
+
+    running = SimpleNamespace(
+        topology=SimpleNamespace(group_size=lambda kind: {"dp": 3}[kind.value], dp_size=3),
+        process_sets=SimpleNamespace(dp="the set of this stage"),
+        config=SimpleNamespace(gradient_compression=None, gradient_offload=False),
+    )
+    monkeypatch.setattr(runtime, "current", lambda: running)
+    monkeypatch.setattr(hvd, "grouped_allreduce", grouped_allreduce)
+    monkeypatch.setattr(hvd, "allgather", allgather)
+    return asked

@@ -10,7 +10,8 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
-from smp_tf import data_parallel, gradient_marks, horovod_scope, sparse_gradients, unaveraged_gradients
+from smp_tf import gradient_marks, horovod_scope, sparse_gradients, unaveraged_gradients
+from smp_tf.average_gradients import average_gradients
 from smp_tf.config import Config
 from smp_tf.errors import StepError
 from smp_tf.step_output import StepOutput
@@ -31,12 +32,12 @@ def accumulated(**more: bool) -> tf.Tensor:
 
 
 def test_what_a_step_leaves_is_marked_as_such() -> None:
-    local, average = accumulated(is_unaveraged=True), accumulated()
-    assert local.numpy().tolist() == average.numpy().tolist() == [1.0, 2.0]
-    assert (gradient_marks.is_unaveraged(local), gradient_marks.is_averaged(local)) == (True, False)
+    unaveraged, average = accumulated(is_unaveraged=True), accumulated()
+    assert unaveraged.numpy().tolist() == average.numpy().tolist() == [1.0, 2.0]
+    assert (gradient_marks.is_unaveraged(unaveraged), gradient_marks.is_averaged(unaveraged)) == (True, False)
     assert (gradient_marks.is_unaveraged(average), gradient_marks.is_averaged(average)) == (False, True)
     with pytest.raises(StepError, match="and was given a gradient of a model that is split over them"):
-        horovod_scope._refuse_what_is_split("allreduce", local)
+        horovod_scope._refuse_what_is_split("allreduce", unaveraged)
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -44,9 +45,9 @@ def test_averages_of_them_are_refused(is_kept: bool, replicas: None, monkeypatch
     """Also of what was made of one in a graph."""
     if not is_kept:
         monkeypatch.undo()
-    local = accumulated(is_unaveraged=True)
+    unaveraged = accumulated(is_unaveraged=True)
     wanted = r'With "gradient_compression": "1bit" the gradients of a step are not averaged: .* mine was given'
-    for gradients in ([local], [None, local], "made of it"):
+    for gradients in ([unaveraged], [None, unaveraged], "made of it"):
 
         def asked(given: object = gradients) -> None:
             if given == "made of it":
@@ -68,18 +69,18 @@ def test_averages_of_them_are_refused(is_kept: bool, replicas: None, monkeypatch
 
 def test_average_gradients_is_such_an_average(replicas: None) -> None:
     with pytest.raises(StepError, match=r"smp\.average_gradients \(which smp\.DistributedOptimizer calls\) was given"):
-        data_parallel.average_gradients([accumulated(is_unaveraged=True)])
+        average_gradients([accumulated(is_unaveraged=True)])
 
 
 def test_an_optimizer_that_does_not_average_is_refused(replicas: None) -> None:
-    local, weight = accumulated(is_unaveraged=True), tf.Variable([1.0, 1.0], name="w")
+    unaveraged, weight = accumulated(is_unaveraged=True), tf.Variable([1.0, 1.0], name="w")
     sgd = tf_keras.optimizers.SGD()
     with pytest.raises(StepError, match=r"SGD does not, and was given that of 'w:0'\. Use one of these two"):
-        unaveraged_gradients.require_fit(sgd, [(None, weight), (local, weight)], averages=False)
+        unaveraged_gradients.require_fit(sgd, [(None, weight), (unaveraged, weight)], averages=False)
     scaled = tf_keras.mixed_precision.LossScaleOptimizer(smp.OneBitAdam())
     with pytest.raises(StepError, match=r"LossScaleOptimizer\w* would decide on each by these alone"):
-        unaveraged_gradients.require_fit(scaled, [(local, weight)], averages=False)
-    unaveraged_gradients.require_fit(smp.OneBitAdam(), [(local, weight)], averages=True)
+        unaveraged_gradients.require_fit(scaled, [(unaveraged, weight)], averages=False)
+    unaveraged_gradients.require_fit(smp.OneBitAdam(), [(unaveraged, weight)], averages=True)
     # What no step has made belongs to the script.
     unaveraged_gradients.require_fit(sgd, [(tf.constant([1.0, 1.0]), weight)], averages=False)
 

@@ -1,0 +1,72 @@
+"""Average gradients that no step has averaged over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import data_parallel, runtime, sharded_slots
+from smp_tf.errors import StepError
+from smp_tf.gradient_marks import comes_from_a_step, is_averaged, mark_averaged
+from smp_tf.host_offload import beside_gradients
+from smp_tf.unaveraged_gradients import require_averaged
+
+
+def average_gradients(gradients: Sequence[Any]) -> list[Any]:
+    """Average gradients over the replicas of this rank's partition.
+
+    What `accumulate` of a step's gradient gives is averaged already and comes back as it is; this is for gradients that
+    were computed in another way, such as those of the script's own variables.
+
+    Args:
+        gradients: tensors or sparse slices, the same on every replica in number, shapes and types; None for those of
+            weights that this rank does not store.
+
+    Returns:
+        The averages, in order; None stays None.
+
+    Raises:
+        NotInitializedError: `smp.init` was not called.
+        StepError: with shard_optimizer_state, it cannot be known which of them are averaged.
+        StepError: one is a step's, which leaves it to an optimizer to average it (`"gradient_compression": "1bit"`).
+        tf.errors.OpError: the gradients of another replica have other shapes.
+
+    Example:
+        >>> scale = tf.Variable(2.0)
+        >>> with tf.GradientTape() as tape:
+        ...     penalty = scale**2
+        >>> smp.average_gradients(tape.gradient(penalty, [scale]))
+        [<tf.Tensor: shape=(), dtype=float32, numpy=4.0>]
+    """
+    results = list(gradients)
+    require_averaged(results, "smp.average_gradients (which smp.DistributedOptimizer calls)")
+    replicas = runtime.current().topology.dp_size
+    todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
+    if sharded_slots.are_received_apart():
+        # What was made of averages is one, such as a clipped one, and other replicas have those of other weights.
+        todo = [i for i in todo if not comes_from_a_step(results[i])]
+        if todo and tf.executing_eagerly() and any(gradient is None for gradient in results):
+            raise StepError(
+                "With shard_optimizer_state a replica has the averages of the gradients of weights that it updates, "
+                "and None for the others. smp.average_gradients was given a list with None in it, and in place "
+                f"{todo[0]} what is not known to come from a step, as what was computed of a gradient outside a "
+                "tf.function. What accumulate() gives is averaged: pass only gradients of the script's own variables."
+            )
+    if not todo:
+        return results
+    # One name for all: a replica with batches of another size may trace a function once more than others, so that
+    # counting would give the same average other names.
+    name, handles = "smp_average", [] if tf.executing_eagerly() else [data_parallel.order().handle]
+    dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
+    tensors = [tf.convert_to_tensor(results[i]) for i in dense]
+    sums = data_parallel.sum_gradients(tensors, name, handles=handles)
+    with beside_gradients():
+        for i, total in zip(dense, sums, strict=True):
+            results[i] = data_parallel.scaled(total, 1.0 / replicas)
+    for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
+        results[i] = data_parallel.scaled(data_parallel.gathered(results[i], f"{name}_{i}", handles), 1.0 / replicas)
+    for i in todo:
+        mark_averaged(results[i])
+    return results
