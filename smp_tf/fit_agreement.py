@@ -9,15 +9,19 @@ does not; nor does one that a script gives to rank 0 alone, as scripts for data 
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tf_keras
 
 from smp_tf import callbacks as own_callbacks
 from smp_tf import control, runtime
+from smp_tf.errors import RankMismatchError
+from smp_tf.topology import CommGroup
 
 #: Arguments of `fit` by which ranks that differ would run other numbers of batches, or other evaluations.
 _COMPARED = ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_freq")
@@ -56,8 +60,55 @@ def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> Stop
     told["validation"] = bool(_told(arguments["validation_split"])) or arguments["validation_data"] is not None
     told["callbacks"] = acting(callbacks)
     control.agree("how fit is called", told, hint=_HINT)
+    _require_as_many_batches(arguments)
     each_batch = any(decides_in_batches(callback) for callback in callbacks)
     return StopTogether(any(control.allgather_json(each_batch, name="what callbacks fit has")))
+
+
+def _require_as_many_batches(arguments: Mapping[str, Any]) -> None:
+    """Raise where it is known that an epoch has more batches on one replica than on another.
+
+    Keras leaves an epoch whose length it knows without asking for one more batch; where it does not, `training` finds
+    out when the data ends.
+    """
+    if runtime.current().topology.dp_size == 1:
+        return
+    counts = control.allgather_json(
+        batches_of_an_epoch(arguments), CommGroup.DP_GROUP, name="how many batches the data given to fit has"
+    )
+    if len({count for count in counts if count is not None}) > 1:
+        told = ", ".join(
+            f"{'an unknown number' if count is None else count} on replica {replica}"
+            for replica, count in enumerate(counts)
+        )
+        raise RankMismatchError(
+            f"Every replica needs the same number of batches in an epoch, since each step averages the gradients of "
+            f"all. The data given to fit has {told}. Divide it with smp.shard_dataset, or give fit steps_per_epoch."
+        )
+
+
+def batches_of_an_epoch(arguments: Mapping[str, Any]) -> int | None:
+    """How many batches an epoch of `fit` has on this rank, where data of unknown length does not decide it.
+
+    Args:
+        arguments: of `fit`, by name.
+
+    Returns:
+        Their number; None where it is not known, is without end, or is the argument `steps_per_epoch`.
+    """
+    data = arguments["x"]
+    if arguments["steps_per_epoch"] is not None:
+        return None
+    if isinstance(data, tf.data.Dataset):
+        count = int(data.cardinality())
+        return count if count >= 0 else None
+    if isinstance(data, tf_keras.utils.Sequence):
+        return len(data)
+    shapes = [value.shape for value in tf.nest.flatten(data) if hasattr(value, "shape")]
+    if not shapes or not len(shapes[0]) or shapes[0][0] is None:
+        return None
+    samples = math.floor(int(shapes[0][0]) * (1.0 - float(arguments["validation_split"] or 0.0)))
+    return math.ceil(samples / int(arguments["batch_size"] or 32))
 
 
 def acting(callbacks: Sequence[Any]) -> list[str]:

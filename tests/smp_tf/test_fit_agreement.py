@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
@@ -88,3 +90,48 @@ def test_a_progress_bar_that_rank_0_alone_has_makes_it_ask_nothing(
     asked.clear()
     called.on_train_batch_end(0, {"loss": 1.0})
     assert asked == (["the end of batch 1 of the training"] if each_batch else [])
+
+
+class Fives(tf_keras.utils.Sequence):
+    """Five batches."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros([2, 1])
+
+
+DATA: dict[str, tuple[Any, dict[str, Any], int | None]] = {
+    "data set": (tf.data.Dataset.range(10).batch(4), {}, 3),
+    "one without end": (tf.data.Dataset.range(10).repeat(), {}, None),
+    "one of unknown length": (tf.data.Dataset.range(10).filter(lambda x: x > 3), {}, None),
+    "what an epoch is said to have": (tf.data.Dataset.range(10), {"steps_per_epoch": 4}, None),
+    "sequence": (Fives(), {}, 5),
+    "arrays": ({"a": np.zeros([10, 3]), "b": np.zeros([10])}, {"batch_size": 4}, 3),
+    "arrays in Keras's batches": (np.zeros([65, 3]), {}, 3),
+    "arrays, but for a part": (np.zeros([65, 3]), {"validation_split": 0.5}, 1),
+    "generator": ((x for x in range(3)), {}, None),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_the_batches_of_an_epoch_are_those_that_keras_runs(name: str) -> None:
+    data, more, count = DATA[name]
+    arguments = {"x": data, "batch_size": None, "steps_per_epoch": None, "validation_split": 0.0, **more}
+    assert fit_agreement.batches_of_an_epoch(arguments) == count
+    if count is None:
+        return
+    seen: list[int] = []
+    model = tf_keras.Sequential([tf_keras.layers.Input([1])])
+    model.compile("sgd")
+
+    def train(iterator: Any) -> dict[str, float]:
+        next(iterator)
+        seen.append(1)
+        return {"loss": 0.0}
+
+    model.make_train_function = lambda force=False: train
+    model.train_function = train
+    model.fit(**arguments, verbose=0)
+    assert len(seen) == count
