@@ -89,3 +89,39 @@ def test_the_buffer_of_horovod_is_what_the_environment_says(monkeypatch: pytest.
     assert [data_parallel.averaging_bytes(replicas) for replicas in (1, 2, 8)] == [0, 128 << 20, 128 << 20]
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1048576")
     assert data_parallel.averaging_bytes(2) == 1 << 20
+
+
+class TestSumsAtReceivers:
+    """On replica 0 of three, which all hold the same values."""
+
+    @pytest.fixture
+    def sent(self, reduced: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+        """What Horovod was asked for, beside reductions."""
+        import horovod.tensorflow as hvd
+
+        topology = data_parallel.runtime.current().topology
+        monkeypatch.setattr(topology, "dp_rank", 0, raising=False)
+
+        def alltoall(vector: tf.Tensor, splits: tf.Tensor, **kwargs: Any) -> tuple[tf.Tensor, None]:
+            reduced.append({"splits": splits.numpy().tolist(), "name": kwargs["name"]})
+            return tf.concat([vector[: int(splits[0])]] * 3, 0), None
+
+        monkeypatch.setattr(hvd, "alltoall", alltoall)
+        return reduced
+
+    def test_each_gets_the_sums_it_is_to_receive(self, sent: list[dict[str, Any]]) -> None:
+        tensors = [tf.constant([1.0, 2.0]), tf.constant([7.0]), tf.constant(5.0)]
+        sums, _ = data_parallel.sum_gradients_at(tensors, [0, 2, None], "g")
+        assert [total.numpy().tolist() for total in sums] == [[3.0, 6.0], 15.0]
+        assert sent[0] == {"splits": [2, 0, 1], "name": "g_float32_to"}
+        assert [call["name"] for call in sent[1:]] == ["g_float32"]
+
+    def test_a_large_gradient_is_summed_in_a_ring(
+        self, sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its receiver would have had it as often as there are replicas."""
+        monkeypatch.setattr(data_parallel, "_MOST_RECEIVED", 3 * 4 * 2)
+        tensors = [tf.ones([3]), tf.constant([1.0, 2.0]), tf.ones([4])]
+        sums, _ = data_parallel.sum_gradients_at(tensors, [0, 0, 1], "g")
+        assert [total.numpy().tolist() for total in sums] == [[3.0] * 3, [3.0, 6.0]]
+        assert [call.get("splits", call["name"]) for call in sent] == ["g_float32", [2, 0, 0]]

@@ -72,6 +72,12 @@ def test_average_gradients_is_such_an_average(replicas: None) -> None:
         average_gradients([accumulated(is_unaveraged=True)])
 
 
+def test_so_is_horovods(replicas: None) -> None:
+    arguments = {"op": None, "average": None, "prescale_factor": 1.0, "postscale_factor": 1.0}
+    with pytest.raises(StepError, match=r"hvd\.allreduce was given such a gradient"):
+        horovod_scope._allreduce("allreduce", accumulated(is_unaveraged=True), arguments, pytest.fail)
+
+
 def test_an_optimizer_that_does_not_average_is_refused(replicas: None) -> None:
     unaveraged, weight = accumulated(is_unaveraged=True), tf.Variable([1.0, 1.0], name="w")
     sgd = tf_keras.optimizers.SGD()
