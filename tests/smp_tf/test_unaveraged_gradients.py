@@ -23,7 +23,8 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     running = SimpleNamespace(
         config=Config(gradient_compression="1bit"), topology=SimpleNamespace(dp_size=2, mp_size=1)
     )
-    monkeypatch.setattr(unaveraged_gradients.runtime, "current_or_none", lambda: running)
+    for name in ("current", "current_or_none"):
+        monkeypatch.setattr(unaveraged_gradients.runtime, name, lambda: running)
 
 
 def accumulated(**more: bool) -> tf.Tensor:

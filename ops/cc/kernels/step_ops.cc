@@ -1,6 +1,6 @@
 // SmpBegin and SmpEnd: the two fences of a step. They take resource handles, so that automatic
-// control dependencies order steps by them (SmpBegin those of all that the step touches, SmpEnd that
-// of the order of steps), and count the steps of each program.
+// control dependencies order steps by them (SmpBegin those of all that the step touches, SmpEnd
+// that of the order of steps), and count the steps of each program.
 #include <map>
 #include <mutex>
 
