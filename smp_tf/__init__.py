@@ -21,7 +21,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from smp_tf import callbacks
-    from smp_tf.average_gradients import average_gradients
     from smp_tf.checkpoint import CheckpointManager
     from smp_tf.dataset_shards import shard_dataset
     from smp_tf.distributed_optimizer import DistributedOptimizer
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
         tp_size,
     )
     from smp_tf.recording import timeline
+    from smp_tf.replica_averages import average_gradients
     from smp_tf.step import register_post_partition_hook, step
     from smp_tf.step_output import StepOutput
     from smp_tf.topology import CommGroup, RankType
@@ -76,7 +76,7 @@ _WHERE: dict[str, str] = {
     "shutdown": "smp_tf.lifecycle",
     "is_initialized": "smp_tf.lifecycle",
     "DistributedOptimizer": "smp_tf.distributed_optimizer",
-    "average_gradients": "smp_tf.average_gradients",
+    "average_gradients": "smp_tf.replica_averages",
     "allgather": "smp_tf.messaging",
     "barrier": "smp_tf.messaging",
     "callbacks": "smp_tf:callbacks",

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from smp_tf import recorded_apply, sharded_slots
-from smp_tf.average_gradients import average_gradients
 from smp_tf.errors import StepError
+from smp_tf.replica_averages import average_gradients
 
 _Optimizer = TypeVar("_Optimizer")
 _MARK = "_smp_tf_averages"

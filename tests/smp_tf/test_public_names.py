@@ -107,3 +107,15 @@ print(smp_tf.size(), hvd.size())
 def test_tensorflow_first_is_fine_with_the_variable_set():
     code = "import tensorflow, smp_tf; smp_tf.init(); print(smp_tf.size(), smp_tf.mp_size())"
     assert run(code, TF_USE_LEGACY_KERAS="1") == "1 1"
+
+
+def test_a_function_named_like_a_submodule_stays_a_function():
+    """`smp.average_gradients` was the module of that name once something had imported it."""
+    code = """
+import importlib, pathlib, smp_tf
+alike = sorted({path.stem for folder in smp_tf.__path__ for path in pathlib.Path(folder).iterdir()} & set(smp_tf.__all__))
+for name in alike:
+    importlib.import_module(f"smp_tf.{name}")
+print([(name, callable(getattr(smp_tf, name))) for name in alike if name != "callbacks"])
+"""
+    assert run(code) == "[('partition', True), ('step', True)]"

@@ -11,9 +11,9 @@ import tf_keras
 
 import smp_tf as smp
 from smp_tf import gradient_marks, horovod_scope, sparse_gradients, unaveraged_gradients
-from smp_tf.average_gradients import average_gradients
 from smp_tf.config import Config
 from smp_tf.errors import StepError
+from smp_tf.replica_averages import average_gradients
 from smp_tf.step_output import StepOutput
 
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from smp_tf import gradient_marks, sharded_slots
-from smp_tf.average_gradients import average_gradients
 from smp_tf.errors import StepError
+from smp_tf.replica_averages import average_gradients
 
 
 def test_averages_leave_out_what_is_none_or_averaged_already(reduced: list[dict[str, Any]]) -> None:
