@@ -113,7 +113,8 @@ def test_a_function_named_like_a_submodule_stays_a_function():
     """`smp.average_gradients` was the module of that name once something had imported it."""
     code = """
 import importlib, pathlib, smp_tf
-alike = sorted({path.stem for folder in smp_tf.__path__ for path in pathlib.Path(folder).iterdir()} & set(smp_tf.__all__))
+modules = {path.stem for folder in smp_tf.__path__ for path in pathlib.Path(folder).iterdir()}
+alike = sorted(modules & set(smp_tf.__all__))
 for name in alike:
     importlib.import_module(f"smp_tf.{name}")
 print([(name, callable(getattr(smp_tf, name))) for name in alike if name != "callbacks"])
