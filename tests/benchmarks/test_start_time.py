@@ -101,7 +101,7 @@ def test_plain_keras_is_started_once_for_all_points_of_a_model(monkeypatch: pyte
 def test_a_run_writes_every_start_down(tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = f"--axes microbatches --microbatches 1,8 --repetitions 1 --json {out}".split()
-    ran = launch_script(1, "benchmarks/start_time.py", options, deadline=300.0, launched=False).expect_clean()
+    ran = launch_script(1, "benchmarks/start_time.py", options, launched=False).expect_clean()
     assert "grows as" in ran.output(0)
     found = json.loads(out.read_text())["starts"]["microbatches"]
     assert {value: len(starts) for value, starts in found.items()} == {"1": 1, "8": 1}

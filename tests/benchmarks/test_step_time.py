@@ -38,6 +38,7 @@ def test_the_bound_is_that_of_the_slowest_way_through() -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.full
 def test_a_process_that_ends_is_an_error_with_its_last_words() -> None:
     from fleet import Crew, TrainerError
 
@@ -46,10 +47,11 @@ def test_a_process_that_ends_is_an_error_with_its_last_words() -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.full
 def test_a_run_writes_everything_down(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     options = f"--sizes tiny --repetitions 2 --microbatches 2 --turn 0.05 --threads 2 --patience 120 --json {out}"
-    ran = launch_script(1, "benchmarks/step_time.py", options.split(), deadline=300.0, launched=False)
+    ran = launch_script(1, "benchmarks/step_time.py", options.split(), launched=False)
     assert "(c) pipeline" in ran.expect_clean().output(0)
     result = json.loads(out.read_text())
     assert result["settings"]["intra_op_threads"] == {"a": 2, "b": 2, "c": 1}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
+from tests.distributed.job import DEADLINE
 from tests.distributed.pool import POOLS
 
 
@@ -19,7 +20,7 @@ class LaunchedCase:
     module: str
     case: Case
     environment: tuple[tuple[str, str], ...] = ()
-    deadline: float = 60.0
+    deadline: float = DEADLINE
     fresh: bool = False
     #: Cases of other groups have processes of their own: of many long ones, some end before the others.
     group: int = 0

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.distributed.job import LAUNCHER, ROOT, Job, Line, Outcome
+from tests.distributed.job import DEADLINE, LAUNCHER, ROOT, Job, Line, Outcome
 from tests.distributed.pool import POOLS, Pool
 
 __all__ = ["LAUNCHER", "ROOT", "Case", "CaseResult", "Job", "Line", "Outcome", "RankResult"]
@@ -152,7 +152,7 @@ def launch(
     cases: Sequence[Case],
     *,
     environment: Mapping[str, str] | None = None,
-    deadline: float = 60.0,
+    deadline: float = DEADLINE,
     fresh: bool = False,
 ) -> dict[str, CaseResult]:
     """Runs the cases on `size` processes under horovodrun and returns their results by name.
@@ -205,7 +205,7 @@ def launch_script(
     arguments: Sequence[str] = (),
     *,
     environment: Mapping[str, str] | None = None,
-    deadline: float = 120.0,
+    deadline: float = DEADLINE,
     on_line: Callable[[Job, Line], None] | None = None,
     launched: bool = True,
     as_installed: bool = False,

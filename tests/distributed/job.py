@@ -30,6 +30,8 @@ from tests.distributed.warm_process import WarmProcess, may_be_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = -1
+#: Seconds that only what hangs takes, also on a machine that does much else; nobody waits so long for what passes.
+DEADLINE = 240.0
 #: Folders of this process's jobs, each with the test that made it.
 _folders: list[tuple[str, Path]] = []
 WARM = WarmProcess()
@@ -145,7 +147,7 @@ class Job:
     script: Path
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    deadline: float = 120.0
+    deadline: float = DEADLINE
     on_line: Callable[[Job, Line], None] | None = None
     launched: bool = True
     as_installed: bool = False

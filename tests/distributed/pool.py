@@ -20,7 +20,7 @@ from tests.distributed.job import LAUNCHER, ROOT, Job, Line, Outcome
 
 # Each holds some 300 MB of its own.
 MOST_RANKS = 8
-SECONDS_TO_END = 60.0
+SECONDS_TO_END = 120.0
 
 
 class Progress:

@@ -25,9 +25,8 @@ AT_ONCE = 6
 #: Pixels of an image's side, where 32 are too few: what the model asks for.
 SIZES = {"InceptionResNetV2": 75, "InceptionV3": 75, "NASNetLarge": 331, "NASNetMobile": 224, "Xception": 71}
 
-#: Run without --full.
-BY_DEFAULT = ("MobileNetV3Small",)
-FULL = (
+MODELS = (
+    "MobileNetV3Small",
     *(f"ConvNeXt{size}" for size in ("Tiny", "Small", "Base", "Large", "XLarge")),
     *("DenseNet121", "DenseNet169", "DenseNet201"),
     *(f"EfficientNetB{number}" for number in range(8)),
@@ -46,13 +45,13 @@ FULL = (
 
 
 def models() -> Iterator[Any]:
-    for number, model in enumerate((*BY_DEFAULT, *FULL)):
+    for number, model in enumerate(MODELS):
         # By turns a built model and a function that builds it.
         arguments = {"model": model, "size": SIZES.get(model, 32), "built": number % 2 == 1}
         config = {"partitions": 2, "microbatches": 2, "seed": 1}
         case = Case(model, "one_step", arguments, config)
         wanted = LaunchedCase(2, CASES, case, deadline=DEADLINE, group=number // AT_ONCE)
-        yield pytest.param(wanted, id=model, marks=[pytest.mark.full] if model in FULL else [])
+        yield pytest.param(wanted, id=model, marks=pytest.mark.full)
 
 
 @pytest.mark.timeout(7200)
@@ -77,4 +76,4 @@ def test_the_table_has_all_models() -> None:
     import tf_keras
 
     found = {name for name, value in vars(tf_keras.applications).items() if inspect.isfunction(value)}
-    assert found == {*BY_DEFAULT, *FULL}
+    assert found == {*MODELS}

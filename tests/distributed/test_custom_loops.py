@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
+from tests.full_only import params
 
 CASES = "tests.distributed.cases.custom_loops"
 PARTITIONS = 2
 WAYS = {"eager": True, "graph": False}
+#: These run the other way with --full only.
+ONLY_FULL = (
+    *("script variables, eager", "linear head, graph", "dataclass, graph", "object, eager"),
+    *("sizes, shapes, graph", "sizes, signature, eager"),
+)
 ALONE = ("adversaries", "local_outputs", "sparse_microbatches")
 
 
@@ -33,23 +39,29 @@ def cases(partitions: int) -> list[Case]:
 NAMES = [case.name for case in cases(1)]
 
 
+def selected(request: pytest.FixtureRequest, partitions: int) -> list[Case]:
+    """The cases that this session tries."""
+    full = request.config.getoption("--full")
+    return [case for case in cases(partitions) if full or case.name not in ONLY_FULL]
+
+
 @pytest.fixture(scope="module")
-def whole() -> dict[str, CaseResult]:
+def whole(request: pytest.FixtureRequest) -> dict[str, CaseResult]:
     """One process."""
     kept = Case("two models", "two_models", {}, {"partitions": 1, "microbatches": 4, "seed": 1})
-    return launch(1, CASES, [*cases(1), kept])
+    return launch(1, CASES, [*selected(request, 1), kept])
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResult]:
+def split(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResult]:
     """Two stages."""
     config = {"partitions": PARTITIONS, "microbatches": 4, "seed": 1}
     path = str(tmp_path_factory.mktemp("plans") / "plan.json")
     kept = Case("plan file", "plan_file", {"config": config, "path": path}, config)
-    return launch(PARTITIONS, CASES, [*cases(PARTITIONS), kept])
+    return launch(PARTITIONS, CASES, [*selected(request, PARTITIONS), kept])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", params(NAMES, ONLY_FULL))
 def test_it_gives_the_numbers_of_one_process(
     whole: dict[str, CaseResult], split: dict[str, CaseResult], name: str
 ) -> None:
@@ -63,14 +75,15 @@ def test_it_gives_the_numbers_of_one_process(
     assert stored == dict.fromkeys(alone["weights"], 1)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_programs_are_as_few_as_the_sizes_ask_for(split: dict[str, CaseResult], way: str) -> None:
-    for rank in split[f"sizes, signature, {way}"].values():
-        # One for every size, and one for the batch of three samples.
-        assert rank["traced"] == [0, 1]
-    for rank in split[f"sizes, shapes, {way}"].values():
-        # Twelve, eight, three, and then any.
-        assert rank["traced"] == [3, 2, 1, 0]
+SIZES = [name for name in NAMES if name.startswith("sizes, ")]
+
+
+@pytest.mark.parametrize("name", params(SIZES, ONLY_FULL))
+def test_programs_are_as_few_as_the_sizes_ask_for(split: dict[str, CaseResult], name: str) -> None:
+    # With a signature one for every size, and one for the batch of three samples; else twelve, eight, three, and any.
+    wanted = [0, 1] if "signature" in name else [3, 2, 1, 0]
+    for rank in split[name].values():
+        assert rank["traced"] == wanted
 
 
 def test_a_layer_moved_in_the_plan_file_moves_and_the_numbers_stay(

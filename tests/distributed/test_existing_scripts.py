@@ -18,7 +18,7 @@ def run(size: int, script: str, config: Mapping[str, object] | None = None, laun
     if config is not None:
         environment["SM_HP_MP_PARAMETERS"] = json.dumps(config)
     path = f"{SCRIPTS}/{script}.py"
-    return launch_script(size, path, environment=environment, launched=launched, deadline=180).expect_clean()
+    return launch_script(size, path, environment=environment, launched=launched).expect_clean()
 
 
 def lines(outcome: Outcome, start: str, rank: int = 0) -> list[str]:
@@ -66,6 +66,7 @@ def test_mnist_with_horovod(
         assert lines(split, "replica", rank) == [told]
 
 
+@pytest.mark.full
 def test_layers_placed_by_hand() -> None:
     alone, split = run(1, "manual", launched=False), run(2, "manual")
     assert len(lines(alone, "epoch ")) == 3
@@ -105,6 +106,7 @@ def test_a_text_classifier_with_dropout_and_clipped_gradients() -> None:
     assert lines(split, "epoch ") == lines(split, "epoch ", rank=1) == lines(alone, "epoch ")
 
 
+@pytest.mark.full
 def test_horovod_in_many_forms() -> None:
     """The first rank that ended shut Horovod down for those of the other partition, which were not done."""
     alone, split = run(1, "horovod_forms", launched=False), run(4, "horovod_forms")

@@ -32,7 +32,7 @@ def histories(request: pytest.FixtureRequest) -> dict[str, dict[str, CaseResult]
         config = {"partitions": partitions, "microbatches": microbatches, "seed": 5}
         kinds = KINDS if replicas == 1 else of_replicas
         cases = [Case(kind, "history", {"kind": kind}, config) for kind in kinds]
-        found[name] = launch(partitions * replicas, CASES, cases, deadline=120.0)
+        found[name] = launch(partitions * replicas, CASES, cases)
     return found
 
 
@@ -67,7 +67,7 @@ def test_progress_is_shown_by_rank_0(histories: dict[str, dict[str, CaseResult]]
 
 def case(size: int, name: str, function: str, folder: str, **arguments: Any) -> Any:
     config = {"partitions": 2, "microbatches": 2, "seed": 5}
-    return pytest.param(LaunchedCase(size, CASES, Case(name, function, arguments, config), deadline=120.0), id=name)
+    return pytest.param(LaunchedCase(size, CASES, Case(name, function, arguments, config)), id=name)
 
 
 def interrupted(save_freq: Any, kind: str, folder: Path, config: dict[str, Any], name: str | None = None) -> list[Case]:
@@ -93,7 +93,7 @@ def test_callbacks_decide_alike_and_write_once(size: int, tmp_path: Path) -> Non
     _, moved, moved_on = interrupted("epoch", "two", tmp_path, config, "moved")
     cases.append(moved)
     (tmp_path / "all").mkdir()
-    found = launch(size, CASES, cases, deadline=120.0)
+    found = launch(size, CASES, cases)
     ranks = found["callbacks"].values()
     for rank in ranks:
         assert rank["epochs"] == [0, 1, 2]
@@ -114,7 +114,7 @@ def test_callbacks_decide_alike_and_write_once(size: int, tmp_path: Path) -> Non
         assert rank["printed"] == ""
     # One process goes on from the epoch's end that two partitions have kept.
     alone = interrupted(3, "two", tmp_path / "one", config | {"partitions": 1})
-    one_process = launch(1, CASES, [*alone, replace(moved_on, config=config | {"partitions": 1})], deadline=120.0)
+    one_process = launch(1, CASES, [*alone, replace(moved_on, config=config | {"partitions": 1})])
     [rest] = one_process["moved second"].values()
     assert rest["batches"] == 10
     np.testing.assert_allclose(rest["losses"], found["3 whole"].values()[0]["losses"][1:], rtol=1e-5)
@@ -135,7 +135,7 @@ def test_callbacks_decide_alike_and_write_once(size: int, tmp_path: Path) -> Non
 def test_replicas_with_different_numbers_of_batches_are_told() -> None:
     config = {"partitions": 1, "microbatches": 2, "seed": 5}
     cases = [Case(name, "unequal", {"known": name == "known"}, config) for name in ("unknown", "known")]
-    found = launch(2, CASES, cases, deadline=60.0)
+    found = launch(2, CASES, cases)
     for rank in found["unknown"].values():
         assert rank["said"].startswith("The data of replica 0 of 2 ended before batch 3 of the training, and others")
     for rank in found["known"].values():
@@ -156,7 +156,7 @@ def test_ranks_begin_alike_and_stop_together(tmp_path: Path) -> None:
         Case("summaries", "summaries", {"folder": str(tmp_path)}, config),
         Case("no summaries", "summaries", {"folder": None}, config),
     ]
-    found = launch(2, CASES, cases, deadline=60.0)
+    found = launch(2, CASES, cases)
     for rank in range(2):
         assert found["epoch"].values()[rank] == {"epochs": 2, "batches": 10}
         assert found["batch"].values()[rank] == {"epochs": 1, "batches": 3}

@@ -97,7 +97,7 @@ def test_weights_on_another_device_than_the_host() -> None:
     TensorFlow's count of steps, for one, is on the host. And averages of what is on the host were once made on the
     device, from which they came back.
     """
-    outcome = launch_script(4, "tests/distributed/scripts/two_devices.py", deadline=180).expect_clean()
+    outcome = launch_script(4, "tests/distributed/scripts/two_devices.py").expect_clean()
     told = "on the host: gradients and slots, "
     assert told in outcome.output(0)
     for rank in range(4):

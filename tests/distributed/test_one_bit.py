@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
+from tests.full_only import params
 
 CASES = "tests.distributed.cases.one_bit"
 STEPS, WARMUP = 50, 30
 #: The optimizers of one bit, and what each is compared with: in one process, which sends nothing.
 WHOLE = {"one-bit adam": "adam", "one-bit lamb": "one-bit lamb"}
+ONLY_FULL = ("one-bit lamb",)
 
 
 def config(**more: Any) -> dict[str, Any]:
@@ -25,21 +27,26 @@ def learned(names: Collection[str], **more: Any) -> Case:
     return Case("learned", "language_model", arguments, config(microbatches=1, **more))
 
 
+def trained(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The optimizers that this session tries."""
+    return {name: w for name, w in WHOLE.items() if name not in ONLY_FULL or request.config.getoption("--full")}
+
+
 def shares(**more: Any) -> Case:
     return Case("shares", "shares", {"warmup": 3}, config(**more))
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[str, CaseResult]:
+def whole(request: pytest.FixtureRequest) -> dict[str, CaseResult]:
     """One process with all samples."""
-    return launch(1, CASES, [learned(WHOLE.values(), partitions=1), shares(partitions=1)])
+    return launch(1, CASES, [learned(trained(request).values(), partitions=1), shares(partitions=1)])
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResult]:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResult]:
     """Two partitions and two replicas."""
     cases = [
-        learned(WHOLE),
+        learned(trained(request)),
         shares(),
         Case("fit", "fitted", {"folder": str(tmp_path_factory.mktemp("checkpoints"))}, config()),
         Case("refused", "refused", {}, config(microbatches=1)),
@@ -58,7 +65,7 @@ def have_same_bits(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) 
     return {name: v.tobytes() for name, v in first.items()} == {name: v.tobytes() for name, v in second.items()} != {}
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", params(WHOLE, ONLY_FULL))
 def test_the_language_model_learns_as_with_whole_gradients(
     found: dict[str, CaseResult], whole: dict[str, CaseResult], name: str
 ) -> None:
@@ -72,7 +79,7 @@ def test_the_language_model_learns_as_with_whole_gradients(
     assert end < np.mean(wanted[-15:]) + 0.1
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", params(WHOLE, ONLY_FULL))
 def test_the_warm_up_is_that_of_whole_gradients(
     found: dict[str, CaseResult], whole: dict[str, CaseResult], name: str
 ) -> None:
@@ -86,7 +93,7 @@ def test_the_warm_up_is_that_of_whole_gradients(
     assert names == wanted.keys()
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", params(WHOLE, ONLY_FULL))
 def test_replicas_have_the_same_bits(found: dict[str, CaseResult], name: str) -> None:
     for first, second in replicas_of(found["learned"]):
         here = first["trained"][name]
@@ -95,7 +102,7 @@ def test_replicas_have_the_same_bits(found: dict[str, CaseResult], name: str) ->
         assert here["iterations"] == STEPS
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", params(WHOLE, ONLY_FULL))
 def test_a_twenty_fifth_is_sent_after_the_warm_up(found: dict[str, CaseResult], name: str) -> None:
     """To the other replica go a half of what an alltoall is given and all of what is gathered; in a ring, as much.
 
@@ -109,15 +116,14 @@ def test_a_twenty_fifth_is_sent_after_the_warm_up(found: dict[str, CaseResult], 
 
 
 def test_what_the_optimizer_keeps_is_counted(found: dict[str, CaseResult], whole: dict[str, CaseResult]) -> None:
+    # Slots per weight; over replicas errors beside them, of blocks that are not full.
+    slots = {"adam": 2, "one-bit adam": 2, "one-bit lamb": 3}
     for rank in found["learned"].values():
-        # Two or three slots, and errors of blocks that are not full.
-        assert 3.5 * rank["stored"] <= rank["trained"]["one-bit adam"]["held"] <= 4.1 * rank["stored"]
-        assert 4.5 * rank["stored"] <= rank["trained"]["one-bit lamb"]["held"] <= 5.1 * rank["stored"]
+        for name, of in rank["trained"].items():
+            assert 1.5 <= of["held"] / rank["stored"] - slots[name] <= 2.1
     [alone] = whole["learned"].values()
-    assert {name: of["held"] for name, of in alone["trained"].items()} == {
-        "adam": 2 * alone["stored"],
-        "one-bit lamb": 3 * alone["stored"],
-    }
+    for name, of in alone["trained"].items():
+        assert of["held"] == slots[name] * alone["stored"]
 
 
 def test_replicas_with_shares_of_other_sizes(found: dict[str, CaseResult], whole: dict[str, CaseResult]) -> None:

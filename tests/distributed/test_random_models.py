@@ -72,9 +72,9 @@ def check(size: int, models: Sequence[RandomModel], record: Callable[[str, objec
     def cases(only: Sequence[RandomModel], **config: object) -> list[Case]:
         return [Case(str(models.index(m)), "train", {"model": m.as_json()}, {**m.config, **config}) for m in only]
 
-    split = launch(size, CASES, cases(models), deadline=120.0)
+    split = launch(size, CASES, cases(models))
     masked = [model for model in models if model.is_random and model.partitions == size]
-    alone = launch(1, CASES, cases(masked, partitions=1), deadline=120.0) if masked else {}
+    alone = launch(1, CASES, cases(masked, partitions=1)) if masked else {}
     wrong, trained = [], 0
     for number, model in enumerate(models):
         replicas = size // model.partitions

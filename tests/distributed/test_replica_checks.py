@@ -10,7 +10,7 @@ SCRIPT = "tests/distributed/scripts/replicas.py"
 
 
 def run(size: int, *arguments: str) -> Outcome:
-    outcome = launch_script(size, SCRIPT, arguments, deadline=90.0)
+    outcome = launch_script(size, SCRIPT, arguments)
     assert not outcome.timed_out, outcome.report()
     assert outcome.left_behind == [], outcome.report()
     return outcome

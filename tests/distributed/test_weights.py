@@ -14,7 +14,7 @@ CASES = "tests.distributed.cases.weights"
 def launched(size: int, function: str, *marks: pytest.MarkDecorator, **arguments: object) -> object:
     """A case with two partitions: on two processes, or with a second replica on four."""
     case = Case("-".join([function, *map(str, arguments.values())]), function, arguments, {"partitions": 2})
-    return pytest.param(LaunchedCase(size, CASES, case, deadline=120.0), id=f"{case.name}-2x{size // 2}", marks=marks)
+    return pytest.param(LaunchedCase(size, CASES, case), id=f"{case.name}-2x{size // 2}", marks=marks)
 
 
 def close(value: np.ndarray, wanted: np.ndarray) -> bool:

@@ -108,6 +108,7 @@ for number, source in enumerate(codes):
 
 
 @pytest.mark.distributed
+@pytest.mark.full
 def test_the_page_is_true_of_two_ranks(tmp_path: Path) -> None:
     from tests.distributed.harness import launch_script
 
@@ -119,7 +120,7 @@ def test_the_page_is_true_of_two_ranks(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
     (tmp_path / "codes.json").write_text(json.dumps([str(tmp_path), given, [code.source for code in found]]))
     (tmp_path / "main.py").write_text(ON_EVERY_RANK, encoding="utf-8")
-    outcome = launch_script(2, tmp_path / "main.py", [str(tmp_path / "codes.json")], deadline=300).expect_clean()
+    outcome = launch_script(2, tmp_path / "main.py", [str(tmp_path / "codes.json")]).expect_clean()
     for rank in (0, 1):
         told = dict(json.loads(line) for line in re.findall(r"^told (.*)$", outcome.output(rank), re.MULTILINE))
         assert sorted(told) == list(range(len(found)))

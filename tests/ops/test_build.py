@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,12 @@ def test_cxxflags_of_the_environment_win_and_make_the_library_anew(
     monkeypatch.setenv("CXXFLAGS", "-UANSWER '-DANSWER=2'")
     assert answer("flags.so") == 2
     assert fingerprint() != plain
+
+
+def test_a_copy_of_the_sources_needs_no_new_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = build._fingerprint(build.transport_target(), "2.21.0")
+    copied = Path(shutil.copytree(build.HERE, tmp_path / "ops"))
+    monkeypatch.setattr(build, "HERE", copied)
+    assert build._fingerprint(build.transport_target(), "2.21.0") == here
+    (copied / "cc/transport/smp_transport.h").write_text("// another\n")
+    assert build._fingerprint(build.transport_target(), "2.21.0") != here

@@ -44,6 +44,6 @@ def test_cc(name: str, tmp_path: Path) -> None:
         verbose=False,
     )
     environment = {**os.environ, "UCX_LOG_LEVEL": "error", "UCX_HANDLE_ERRORS": "none"}
-    result = subprocess.run([str(program)], capture_output=True, text=True, timeout=150, env=environment, check=False)
+    result = subprocess.run([str(program)], capture_output=True, text=True, timeout=260, env=environment, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{name}: ok" in result.stdout

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-# They compile the ops: half a minute each.
+# They build, install and import: seconds each.
 pytestmark = pytest.mark.large
 
 IMPORTS = """
@@ -23,6 +23,19 @@ names = ["smp_tf", "smp_tf.ops", "smp_tf.partition", "smp_tf.pipeline", "smp_tf.
     "smdistributed.modelparallel.tensorflow"]
 print(json.dumps({name: importlib.import_module(name).__file__ for name in names}))
 """
+ALL_FOLDERS = (
+    "benchmarks",
+    "docs",
+    "examples",
+    "ops",
+    "partition",
+    "pipeline",
+    "smdistributed",
+    "smp_tf",
+    "tests",
+    "tools",
+)
+COMPILED = ("_transport.so", "_tf_ops.so", "_build.json")
 FOLDERS = {
     "smp_tf": "smp_tf",
     "smp_tf.ops": "ops",
@@ -35,8 +48,6 @@ FOLDERS = {
 
 def run(command: list[str | Path], cwd: Path) -> str:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    # What is built here runs no longer than it takes to import it.
-    env["CXXFLAGS"] = "-O0 -g0"
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -60,8 +71,20 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tree: Path) -> Path:
-    return build(tree, "wheel", tree.parent / "wheel")
+def sources(tree: Path) -> Path:
+    """The source distribution, unpacked."""
+    with tarfile.open(build(tree, "sdist", tree.parent / "sdist")) as archive:
+        archive.extractall(tree.parent, filter="data")
+    (folder,) = tree.parent.glob("smp_tf-*")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path, sources: Path) -> Path:
+    """The wheel that the source distribution gives, with the ops as they were compiled from the same sources."""
+    for name in COMPILED:
+        shutil.copy2(tree / "ops" / name, sources / "ops" / name)
+    return build(sources, "wheel", tree.parent / "wheel")
 
 
 class Environment:
@@ -93,6 +116,26 @@ def environment(tmp_path: Path) -> Environment:
     return Environment(tmp_path / "env")
 
 
+@pytest.fixture(scope="module")
+def with_wheel(tree: Path, wheel: Path) -> Environment:
+    """An environment in which the wheel is installed."""
+    environment = Environment(tree.parent / "with_wheel")
+    environment.install(wheel)
+    return environment
+
+
+def test_the_source_distribution_has_all_sources_and_nothing_compiled(tree: Path, sources: Path) -> None:
+    def files(folder: Path) -> set[str]:
+        """Those of the project: examples that were run may have left folders beside them."""
+        found = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+        ours = {path for path in found if len(path.parts) == 1 or path.parts[0] in ALL_FOLDERS}
+        return {path.as_posix() for path in ours if "__pycache__" not in path.parts}
+
+    assert [name for name in files(sources) if name.endswith(".so")] == []
+    left_out = files(tree) - files(sources) - {f"ops/{name}" for name in COMPILED}
+    assert sorted(left_out) == [".gitignore", "ops/.gitignore"]
+
+
 def test_the_wheel_holds_the_package_and_its_ops(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
@@ -122,22 +165,20 @@ def test_the_metadata_requires_no_tensorflow(wheel: Path) -> None:
     assert {"Provides-Extra: cpu", "Provides-Extra: gpu"} <= set(lines)
 
 
-def test_an_installed_wheel_is_imported_from_anywhere(wheel: Path, environment: Environment, tmp_path: Path) -> None:
-    environment.install(wheel)
-    site = environment.site / "smp_tf"
-    found = environment.imported(tmp_path)
+def test_an_installed_wheel_is_imported_from_anywhere(with_wheel: Environment, tmp_path: Path) -> None:
+    site = with_wheel.site / "smp_tf"
+    found = with_wheel.imported(tmp_path)
     assert Path(found["smp_tf"]).parent == site
     assert Path(found["smp_tf.ops"]).parent == site / "ops"
     assert Path(found["smp_tf.pipeline"]).parent == site / "pipeline"
     alias = "smdistributed/modelparallel/tensorflow"
-    assert Path(found[alias.replace("/", ".")]).parent == environment.site / alias
+    assert Path(found[alias.replace("/", ".")]).parent == with_wheel.site / alias
     load = "from smp_tf.ops.library import tf_ops_library as load; print(load().__name__)"
-    assert run([environment.python, "-c", load], tmp_path).strip() != ""
+    assert run([with_wheel.python, "-c", load], tmp_path).strip() != ""
 
 
-def test_in_the_repository_the_sources_come_first(wheel: Path, environment: Environment, tree: Path) -> None:
-    environment.install(wheel)
-    found = environment.imported(tree)
+def test_in_the_repository_the_sources_come_first(with_wheel: Environment, tree: Path) -> None:
+    found = with_wheel.imported(tree)
     assert {name: Path(file).parent for name, file in found.items()} == {
         name: tree / folder for name, folder in FOLDERS.items()
     }
@@ -152,12 +193,11 @@ def test_an_editable_install_is_imported_from_the_sources(tree: Path, environmen
 
 
 @pytest.mark.full
-def test_a_source_distribution_compiles_and_installs(tree: Path, environment: Environment, tmp_path: Path) -> None:
-    sdist = build(tree, "sdist", tmp_path / "sdist")
-    with tarfile.open(sdist) as archive:
-        assert [name for name in archive.getnames() if name.endswith(".so")] == []
-        archive.extractall(tmp_path, filter="data")
-    (sources,) = tmp_path.glob("smp_tf-*")
+def test_a_source_distribution_compiles_and_installs(
+    sources: Path, environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is built here runs no longer than it takes to import it; other flags than those of `make setup` build anew.
+    monkeypatch.setenv("CXXFLAGS", "-O0 -g0")
     environment.install(build(sources, "wheel", tmp_path / "wheel"))
     found = environment.imported(tmp_path)
     assert Path(found["smp_tf.ops"]).parent == environment.site / "smp_tf" / "ops"

@@ -40,7 +40,8 @@ class Net(smp.DistributedModel):
 
 
 net = Net()
-optimizer = tf.keras.optimizers.SGD(1e-4)
+# Momentum: a slot for every weight.
+optimizer = tf.keras.optimizers.SGD(1e-4, momentum=0.9)
 
 
 @smp.step

@@ -1,4 +1,5 @@
 // The C interface between forked processes: many messages in any order, and an intruder.
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <ucp/api/ucp.h>
@@ -90,7 +91,7 @@ struct Countdown {
   }
   bool Wait() {
     std::unique_lock<std::mutex> lock(mutex);
-    return changed.wait_for(lock, std::chrono::seconds(60), [this] { return left == 0; });
+    return changed.wait_for(lock, std::chrono::seconds(120), [this] { return left == 0; });
   }
 };
 
@@ -169,6 +170,95 @@ void ManyMessages(smp_transport* transport, uint32_t rank) {
   }
 }
 
+// More bytes than 31 bits count, in little memory: the same pages again and again.
+class LargeBuffer {
+ public:
+  static constexpr size_t kBytes = (size_t{1} << 31) + 4097;
+
+  LargeBuffer() : file_(memfd_create("large", 0)), bytes_((kBytes / kPage + 1) * kPage) {
+    CHECK(file_ >= 0 && ftruncate(file_, kPage) == 0);
+    void* all = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(all != MAP_FAILED);
+    data_ = static_cast<char*>(all);
+    for (size_t at = 0; at < bytes_; at += kPage) {
+      const int access = PROT_READ | PROT_WRITE;
+      CHECK(mmap(data_ + at, kPage, access, MAP_SHARED | MAP_FIXED, file_, 0) == data_ + at);
+    }
+  }
+  ~LargeBuffer() {
+    munmap(data_, bytes_);
+    close(file_);
+  }
+  char* data() { return data_; }
+  void Fill() {
+    for (size_t i = 0; i < kPage; ++i) data_[i] = Value(i);
+  }
+  bool Filled() const {
+    for (size_t i = 0; i < kPage; ++i) {
+      if (data_[i] != Value(i)) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr size_t kPage = size_t{1} << 21;
+  static char Value(size_t i) { return static_cast<char>(i * 2654435761u >> 16); }
+  int file_;
+  size_t bytes_;
+  char* data_;
+};
+
+struct LargeCall {
+  LargeBuffer buffer;
+  int code = -1;
+  Countdown countdown{1};
+};
+
+int AllocateLarge(void* arg, const smp_message_info* info, smp_buffer* buffer, char*, size_t) {
+  CHECK(info->bytes == LargeBuffer::kBytes && info->dims[0] == int64_t{LargeBuffer::kBytes});
+  buffer->data = static_cast<LargeCall*>(arg)->buffer.data();
+  buffer->bytes = info->bytes;
+  return SMP_OK;
+}
+void LargeDone(void* arg, int code, const char*) { static_cast<LargeCall*>(arg)->code = code; }
+void LargeRelease(void* arg) { static_cast<LargeCall*>(arg)->countdown.Tick(); }
+
+// From rank 0 to rank 1.
+void MoreThan2GiB(smp_transport* transport, uint32_t rank) {
+  if (rank > 1) return;
+  LargeCall call;
+  const int64_t dims[] = {LargeBuffer::kBytes};
+  if (rank == 0) {
+    call.buffer.Fill();
+    smp_send_params params{};
+    params.id = smp_transport_new_id(transport);
+    params.destination = 1;
+    params.key = {2, 0, 0, 0};
+    params.dtype = 9;
+    params.ndim = 1;
+    params.dims = dims;
+    params.label = "large";
+    params.buffer = {call.buffer.data(), LargeBuffer::kBytes, SMP_MEMORY_HOST, nullptr};
+    params.done = &LargeDone;
+    params.release = &LargeRelease;
+    params.arg = &call;
+    smp_transport_send(transport, &params);
+  } else {
+    smp_recv_params params{};
+    params.id = smp_transport_new_id(transport);
+    params.source = 0;
+    params.key = {2, 0, 0, 0};
+    params.label = "large";
+    params.allocate = &AllocateLarge;
+    params.done = &LargeDone;
+    params.release = &LargeRelease;
+    params.arg = &call;
+    smp_transport_recv(transport, &params);
+  }
+  CHECK(call.countdown.Wait());
+  CHECK(call.code == SMP_OK && call.buffer.Filled());
+}
+
 std::string Stats(smp_transport* transport) {
   std::string text(smp_transport_stats(transport, nullptr, 0) + 4096, '\0');
   smp_transport_stats(transport, &text[0], text.size());
@@ -182,6 +272,7 @@ void RunRank(uint32_t rank, const Line& line) {
   for (uint32_t r = 0; r < kSize; ++r) addresses.push_back(line.Take());
   Connect(transport, addresses);
   ManyMessages(transport, rank);
+  MoreThan2GiB(transport, rank);
   line.Put("exchanged");
 
   // Rank 0 is visited by an intruder, who claims to be rank 1.
@@ -295,7 +386,7 @@ void Join(pid_t pid) {
 }  // namespace
 
 int main() {
-  alarm(120);
+  alarm(240);
   std::vector<Line> lines;
   std::vector<pid_t> ranks;
   for (uint32_t r = 0; r < kSize; ++r) {
