@@ -84,56 +84,62 @@ def test_one_step_that_goes_on() -> None:
 
 
 _STEP = """
+import os
 import sys
 import tensorflow as tf
-# Other functions before it: other running numbers in generated names.
-for _ in range(int(sys.argv[1])):
-    tf.function(lambda x: tf.while_loop(lambda i: i < 3, lambda i: i + 1, [x]))(tf.constant(0))
-
 from smp_tf.partition.op_graph import Call, Node, OpGraph, Tensor, TensorType
-from smp_tf.partition.fingerprint import fingerprint, outline
+from smp_tf.partition.fingerprint import fingerprint
 
-@tf.function
-def inner(x):
-    return tf.nn.dropout(tf.tanh(x) * {factor}, 0.5)
 
-def step(x):
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = tf.while_loop(lambda i, x: i < 4, lambda i, x: (i + 1, inner(x)), [0, x])[1]
-    return tape.gradient(y, x)
+def traced(before, factor):
+    # Other functions before it: other running numbers in generated names.
+    for _ in range(before):
+        tf.function(lambda x: tf.while_loop(lambda i: i < 3, lambda i: i + 1, [x]))(tf.constant(0))
 
-graph = tf.function(step).get_concrete_function(tf.TensorSpec([2, 3])).graph
-operations = graph.get_operations()
-numbers = {{op.name: n for n, op in enumerate(operations)}}
-definition = graph.as_graph_def()
-nodes = tuple(
-    Node(
-        op.name, op.type,
-        tuple(Tensor(numbers[t.op.name], t.value_index) for t in op.inputs), (),
-        tuple(TensorType(t.dtype.name, None) for t in op.outputs),
-        op.node_def.SerializeToString(),
+    @tf.function
+    def inner(x):
+        return tf.nn.dropout(tf.tanh(x) * factor, 0.5)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.while_loop(lambda i, x: i < 4, lambda i, x: (i + 1, inner(x)), [0, x])[1]
+        return tape.gradient(y, x)
+
+    graph = tf.function(step).get_concrete_function(tf.TensorSpec([2, 3])).graph
+    operations = graph.get_operations()
+    numbers = {op.name: n for n, op in enumerate(operations)}
+    definition = graph.as_graph_def()
+    nodes = tuple(
+        Node(
+            op.name, op.type,
+            tuple(Tensor(numbers[t.op.name], t.value_index) for t in op.inputs), (),
+            tuple(TensorType(t.dtype.name, None) for t in op.outputs),
+            op.node_def.SerializeToString(),
+        )
+        for op in operations
     )
-    for op in operations
-)
-library = definition.library.SerializeToString()
-print(fingerprint(OpGraph(nodes, (Call(0, "", "", None),), (), (), (), library)))
+    library = definition.library.SerializeToString()
+    return fingerprint(OpGraph(nodes, (Call(0, "", "", None),), (), (), (), library))
+
+
+# A process each, which has traced nothing before; TensorFlow is imported once.
+for before, factor in ((0, 2.0), (3, 2.0), (0, 3.0)):
+    if os.fork() == 0:
+        print(traced(before, factor), flush=True)
+        os._exit(0)
+    if os.wait()[1] != 0:
+        sys.exit("the trace failed")
 """
-
-
-def _in_a_process(before: int, factor: float) -> str:
-    program = _STEP.format(factor=factor)
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(before)],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def test_generated_function_names_and_seeds_do_not_count_but_their_bodies_do() -> None:
     pytest.importorskip("tensorflow")
-    here = _in_a_process(0, 2.0)
-    assert _in_a_process(3, 2.0) == here
-    assert _in_a_process(0, 3.0) != here
+    done = subprocess.run(
+        [sys.executable, "-c", _STEP],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    here, with_others_before, with_another_body = done.stdout.split()
+    assert with_others_before == here
+    assert with_another_body != here

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.large
+
 SCRIPT = Path(__file__).with_name("steps_under_test.py")
 PATIENCE = 90.0
 

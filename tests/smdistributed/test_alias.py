@@ -17,6 +17,8 @@ import smdistributed.modelparallel.tensorflow as smp
 import smp_tf
 from tests.smp_tf.conftest import _reset_keras
 
+pytestmark = pytest.mark.large
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

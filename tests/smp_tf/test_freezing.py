@@ -13,6 +13,8 @@ from tf_keras import layers
 
 import smp_tf as smp
 
+pytestmark = pytest.mark.large
+
 X = np.arange(24, dtype=np.float32).reshape(8, 3) / 10.0
 Y = np.ones((8, 2), np.float32)
 

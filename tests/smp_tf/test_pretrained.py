@@ -14,6 +14,8 @@ from tf_keras import layers
 
 import smp_tf as smp
 
+pytestmark = pytest.mark.large
+
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10.0
 MODELS = {"keras": "m.keras", "hdf5": "m.h5", "saved model": "m"}
 WEIGHTS = {"weights.h5": "w.weights.h5", "hdf5": "w.h5", "checkpoint": "w", "keras": "m.keras"}

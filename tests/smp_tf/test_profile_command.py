@@ -15,6 +15,8 @@ from smp_tf import command_line
 from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.profiling import forward_backward
 
+pytestmark = pytest.mark.large
+
 SCRIPT = """
 import tensorflow as tf
 import tf_keras

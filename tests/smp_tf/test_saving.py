@@ -21,6 +21,8 @@ from smp_tf.deadlock import DeadlockWatch
 from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.topology import Grid
 
+pytestmark = pytest.mark.large
+
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10.0
 
 

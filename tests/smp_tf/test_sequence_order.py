@@ -14,6 +14,8 @@ from tf_keras.src.utils import data_utils
 import smp_tf as smp
 from smp_tf.sequence_order import shuffled_alike
 
+pytestmark = pytest.mark.large
+
 
 class Numbers(tf_keras.utils.Sequence):
     """Batches of one number."""
