@@ -36,22 +36,34 @@ class Crew:
     """The processes of one way to train; a context manager that ends them.
 
     Args:
-        way: "a", "b" or "c".
-        arguments: what `trainer.py` takes after it, without the socket.
+        way: to train, as the script takes it: "a", "b" or "c".
+        arguments: what the script takes after it, without the socket.
         processes: how many; more than one are started by horovodrun.
         patience: seconds in which every answer must come.
+        script: that the processes run, beside this file.
+        launch: what starts it, in place of Python and, for several processes, horovodrun.
     """
 
-    def __init__(self, way: str, arguments: Sequence[str], processes: int, patience: float) -> None:
+    def __init__(
+        self,
+        way: str,
+        arguments: Sequence[str],
+        processes: int,
+        patience: float,
+        *,
+        script: str = "trainer.py",
+        launch: Sequence[str] | None = None,
+    ) -> None:
         self.way = way
         self._patience = patience
         self._folder = tempfile.TemporaryDirectory(prefix="step-time-")
         self._log = Path(self._folder.name) / "output"
         path = str(Path(self._folder.name) / "socket")
-        command = [sys.executable, str(HERE / "trainer.py"), way, *arguments, path]
-        if processes > 1:
-            launcher = Path(sys.executable).with_name("horovodrun")
-            command = [str(launcher), "-np", str(processes), *command]
+        if launch is None:
+            launch = [sys.executable]
+            if processes > 1:
+                launch = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(processes), *launch]
+        command = [*launch, str(HERE / script), way, *arguments, path]
         with socket.socket(socket.AF_UNIX) as listener, self._log.open("w") as log:
             listener.bind(path)
             listener.listen()

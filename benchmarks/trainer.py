@@ -11,9 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import json
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -21,17 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+from answers import answer, resident
 
 SEED = 1
-
-
-def resident(kind: str) -> int:
-    """Bytes of memory this process has ("VmRSS") or had at most ("VmHWM")."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(kind):
-            return 1024 * int(line.split()[1])
-    raise LookupError(f"/proc/self/status has no {kind}")
 
 
 def count_tensor_memory() -> None:
@@ -161,7 +150,7 @@ class Accumulating(Trainer):
         import tensorflow as tf
         import tf_keras
 
-        model = gpt.build(tf_keras.Model, size)
+        self.model = model = gpt.build(tf_keras.Model, size)
         one = tf.function(functools.partial(gpt.forward_backward, model))
 
         @tf.function
@@ -320,20 +309,7 @@ def main() -> None:
         rank = 0
     import gpt
 
-    trainer = WAYS[way](gpt.size_of(size_name), int(microbatches))
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
-        lines = connection.makefile("rw")
-
-        def say(value: Any) -> None:
-            lines.write(json.dumps(value) + "\n")
-            lines.flush()
-
-        seconds = time.time() - psutil.Process().create_time()
-        say({"rank": rank, "pid": os.getpid(), "start_seconds": seconds})
-        for line in lines:
-            told = json.loads(line)
-            say(getattr(trainer, told.pop("do"))(**told))
+    answer(WAYS[way](gpt.size_of(size_name), int(microbatches)), rank, path)
 
 
 if __name__ == "__main__":
