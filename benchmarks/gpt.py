@@ -1,4 +1,4 @@
-"""The model that is measured: a GPT whose output layer is its token embedding, in several sizes."""
+"""The model that is measured: a GPT in several sizes, whose output layer is its token embedding, or one of its own."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Size:
         length: tokens of a sequence.
         vocabulary: number of different tokens.
         batch: sequences of a batch.
+        tied: whether the token embedding is the output layer too (1), or there is one of its own (0).
     """
 
     depth: int
@@ -30,6 +31,7 @@ class Size:
     length: int
     vocabulary: int
     batch: int
+    tied: int = 1
 
     @property
     def tokens(self) -> int:
@@ -94,11 +96,15 @@ def build(base: type, size: Size) -> Any:
             self.positions = layers.Embedding(size.length, size.width)
             self.blocks = [Block(size) for _ in range(size.depth)]
             self.norm = layers.LayerNormalization()
+            if not size.tied:
+                self.out = layers.Dense(size.vocabulary, use_bias=False, kernel_initializer=small)
 
         def call(self, tokens: tf.Tensor) -> tf.Tensor:
             x = self.tokens(tokens) + self.positions(tf.range(size.length))
             for block in self.blocks:
                 x = block(x)
+            if not size.tied:
+                return self.out(self.norm(x))
             return tf.matmul(self.norm(x), self.tokens.embeddings, transpose_b=True)
 
     return GPT()

@@ -1,0 +1,154 @@
+"""One process of Keras: it trains the GPT, alone or as a rank of smp_tf's pipeline, and only when it is its turn.
+
+    python keras_trainer.py serial SIZE MICROBATCHES THREADS SOCKET
+    horovodrun -np 2 python keras_trainer.py gpipe SIZE MICROBATCHES THREADS SOCKET
+
+The counterpart of `torch_trainer.py`; `versus_torch.py` starts both.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from answers import answer, forget_peak, resident
+from trainer import SEED, Accumulating, Split, Trainer
+from versus_settings import LEARNING_RATE, PAIRS
+
+
+def run(trainer: Trainer, count: int) -> dict[str, Any]:
+    """Runs some steps; returns when they began and ended, processor time and memory."""
+    forget_peak()
+    used, began = time.process_time(), time.monotonic()
+    for _ in range(count):
+        loss = trainer.train(*trainer.batch)
+    last = float(loss)
+    return {
+        "began": began,
+        "ended": time.monotonic(),
+        "loss": last,
+        "cpu_seconds": time.process_time() - used,
+        "resident_peak": resident("VmHWM"),
+        "resident_before_model": trainer.baseline,
+    }
+
+
+class Serial(Accumulating):
+    """One process, microbatch after microbatch, gradients added up: plain Keras."""
+
+    def __init__(self, size: Any, microbatches: int) -> None:
+        import tf_keras
+
+        super().__init__(size, microbatches)
+        self.optimizer = tf_keras.optimizers.SGD(LEARNING_RATE)
+
+    def write(self, folder: str) -> dict[str, int]:
+        """Writes what all begin with, weights and batch; returns how many numbers the weights have."""
+        self.model(self.batch[0][:1])
+        weights = self.model.get_weights()
+        with (Path(folder) / "weights").open("wb") as file:
+            for weight in weights:
+                weight.tofile(file)
+        for name, tokens in zip(("tokens", "following"), self.batch, strict=True):
+            tokens.numpy().tofile(Path(folder) / name)
+        return {"parameters": sum(weight.size for weight in weights)}
+
+    def steps(self, count: int) -> dict[str, Any]:
+        """Runs some steps; returns when they began and ended, and memory."""
+        return {**run(self, count), "sent_bytes": 0, "tasks": []}
+
+
+class Pipeline(Split):
+    """This process is one rank of smp_tf's pipeline."""
+
+    def __init__(self, size: Any, microbatches: int) -> None:
+        import tf_keras
+
+        super().__init__(size, microbatches)
+        self.optimizer = tf_keras.optimizers.SGD(LEARNING_RATE)
+
+    def prepare(self) -> dict[str, Any]:
+        """Runs the first step; returns what `Split` does, and what was planned."""
+        prepared = super().prepare()
+        planned = self._planned()
+        # What was noted on the way would be memory that no training takes.
+        self.stopwatch.returned.clear()
+        gc.collect()
+        return {**prepared, "planned": planned}
+
+    def _planned(self) -> dict[str, Any]:
+        """The rank and the layers of every chunk, and the operations of a microbatch's matrix products."""
+        from smp_tf.partition.function_cost import node_costs
+        from smp_tf.partition.op_kinds import MATRIX_OPS
+
+        plan = self.stopwatch.returned["planning.with_exact_transfers"]
+        graph = self.stopwatch.returned["trace_step"].graph
+        costs = zip(graph.nodes, node_costs(graph), strict=True)
+        return {
+            "placement": list(plan.placement),
+            "layers": plan.units,
+            "flops": round(sum(cost.flops for node, cost in costs if node.op in MATRIX_OPS)),
+        }
+
+    def steps(self, count: int) -> dict[str, Any]:
+        """Runs some steps; returns when they began and ended, memory, what was sent, and how long every task took."""
+        from smp_tf import recording, timeline_file
+
+        before = self._sent()
+        recording.start()
+        measured = run(self, count)
+        with tempfile.TemporaryDirectory() as folder:
+            [record] = timeline_file.read([recording.stop(folder)])
+        return {
+            **measured,
+            "sent_bytes": self._sent() - before,
+            "tasks": [
+                (task.task.kind.value, task.task.chunk, (task.end - task.begin) / 1e9)
+                for step in record.steps
+                for task in step.compute
+            ],
+        }
+
+    def _sent(self) -> int:
+        """Bytes of tensors that this rank has sent so far."""
+        import smp_tf as smp
+
+        edges = smp.runtime.current().transport.stats()["edges"]
+        return sum(edge["bytes"] for edge in edges if edge["direction"] == "sent")
+
+
+def main() -> None:
+    way, size, microbatches, threads, path = sys.argv[1:]
+    import tensorflow as tf
+
+    tf.config.threading.set_inter_op_parallelism_threads(int(threads))
+    rank = 0
+    if way == "serial":
+        tf.config.threading.set_intra_op_parallelism_threads(int(threads))
+    else:
+        import smp_tf as smp
+
+        pair = PAIRS[way]
+        smp.init(
+            {
+                "microbatches": int(microbatches),
+                "pipeline": pair.smp,
+                "chunks_per_rank": pair.chunks,
+                "optimize": "speed",
+                "intra_op_threads": int(threads),
+                "seed": SEED,
+            }
+        )
+        rank = smp.rank()
+    import gpt
+
+    trainer = (Serial if way == "serial" else Pipeline)(gpt.size_of(size), int(microbatches))
+    answer(trainer, rank, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""From what smp_tf and torch.distributed.pipelining were measured to do to fractions of their bounds, and the table.
+
+Needs no framework.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from report import MIB, paired, spread
+from rich.table import Table
+from versus_settings import PAIRS, Pair
+
+from smp_tf.pipeline.simulate import ChunkTimes, lower_bound
+
+FRAMEWORKS = ("smp_tf", "torch")
+
+
+def chunk_times(tasks: Iterable[Sequence[Any]], chunks: int) -> list[ChunkTimes]:
+    """Returns the median times of every chunk's tasks.
+
+    Args:
+        tasks: (kind, chunk, seconds) each; kinds are F, B, I and W.
+        chunks: how many there are.
+
+    Raises:
+        ValueError: a chunk has no forward or no backward pass.
+    """
+    seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for kind, chunk, taken in tasks:
+        seconds[chunk, kind].append(taken)
+    median = {key: statistics.median(values) for key, values in seconds.items()}
+    times = []
+    for chunk in range(chunks):
+        kinds = {kind for at, kind in median if at == chunk}
+        if "F" not in kinds or not kinds & {"B", "W"}:
+            raise ValueError(
+                f"Every chunk has forward and backward passes. Received: of chunk {chunk}, {sorted(kinds) or 'no task'}"
+            )
+        # A backward in one piece counts as a gradient of weights, for which no other rank waits: the bound stays one.
+        weights = median[chunk, "W"] if "W" in kinds else median[chunk, "B"]
+        times.append(ChunkTimes(median[chunk, "F"], median.get((chunk, "I"), 0.0), weights))
+    return times
+
+
+def bounds(
+    times: Sequence[ChunkTimes], serial: float, pair: Pair, microbatches: int, processes: int, cores: int
+) -> dict[str, float]:
+    """Returns two lower bounds on a step, in seconds.
+
+    Args:
+        times: of the chunks' tasks in the pipeline.
+        serial: seconds of the same framework's step in one process.
+        pair: the schedule.
+        microbatches: of a step.
+        processes: ranks.
+        cores: that all of them have together.
+
+    Returns:
+        "serial": the serial step's time, shared out among the tasks as they share the time in the pipeline. "tasks":
+        these times as they are.
+    """
+    placement = pair.placement(processes)
+    scale = serial / (microbatches * sum(each.forward + each.backward for each in times))
+    scaled = [
+        ChunkTimes(scale * each.forward, scale * each.input_gradient, scale * each.weight_gradient) for each in times
+    ]
+    split = pair.splits_backward
+    return {
+        "serial": lower_bound(scaled, microbatches, placement=placement, split_backward=split, cores=cores),
+        # Without the cores: a task that waits for one takes longer, so they are in its time already.
+        "tasks": lower_bound(times, microbatches, placement=placement, split_backward=split),
+    }
+
+
+def figures(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the figures of one schedule on so many processes.
+
+    Args:
+        measured: `schedule`, a key of `PAIRS`; `microbatches`, `processes`, `cores`, `steps` of a turn; and `turns`:
+            per framework a list of repetitions, each with `serial` and `step` in seconds, and of the pipeline's ranks
+            `cpu_seconds`, `resident_peak`, `resident_before_model`, `sent_bytes` of all steps of the turn, and `tasks`.
+
+    Returns:
+        Per framework its spreads; and `ahead`: smp_tf's fraction of its bound over torch's, repetition by repetition.
+    """
+    pair, steps = PAIRS[measured["schedule"]], measured["steps"]
+    chunks = len(pair.placement(measured["processes"]))
+    found: dict[str, Any] = {}
+    for framework, turns in measured["turns"].items():
+        bound = [
+            bounds(
+                chunk_times((task for rank in turn["ranks"] for task in rank["tasks"]), chunks),
+                turn["serial"],
+                pair,
+                measured["microbatches"],
+                measured["processes"],
+                measured["cores"],
+            )
+            for turn in turns
+        ]
+        step, serial = ([turn[name] for turn in turns] for name in ("step", "serial"))
+        by_rank = list(zip(*(turn["ranks"] for turn in turns), strict=True))
+        found[framework] = {
+            "serial_seconds": spread(serial),
+            "step_seconds": spread(step),
+            "speed_up": paired(serial, step),
+            "of_bound": paired([each["serial"] for each in bound], step),
+            "of_tasks_bound": paired([each["tasks"] for each in bound], step),
+            "cores_used": spread(
+                [sum(rank["cpu_seconds"] for rank in turn["ranks"]) / (steps * turn["step"]) for turn in turns]
+            ),
+            "resident_peak": [max(each["resident_peak"] for each in rank) for rank in by_rank],
+            "beyond_start": [
+                max(each["resident_peak"] - each["resident_before_model"] for each in rank) for rank in by_rank
+            ],
+            "sent_bytes": [statistics.median(each["sent_bytes"] for each in rank) / steps for rank in by_rank],
+        }
+    return {**found, "ahead": paired(found["smp_tf"]["of_bound"]["all"], found["torch"]["of_bound"]["all"])}
+
+
+def _with_quartiles(value: Mapping[str, Any], form: str, factor: float = 1.0) -> str:
+    low, high = value["quartiles"]
+    return f"{factor * value['median']:{form}} ({factor * low:{form}} – {factor * high:{form}})"
+
+
+def _ahead(value: Mapping[str, Any]) -> str:
+    if value["median"] >= 1.0:
+        return f"smp_tf {_with_quartiles(value, '.2f')}"
+    low, high = value["quartiles"]
+    turned = {"median": 1 / value["median"], "quartiles": [1 / high, 1 / low]}
+    return f"torch {_with_quartiles(turned, '.2f')}"
+
+
+def _mib(counts: Iterable[float]) -> str:
+    return ", ".join(f"{count / MIB:,.0f}" for count in counts)
+
+
+def table_of(size: str, results: Sequence[Mapping[str, Any]], serial_memory: Mapping[str, int]) -> Table:
+    """The table of one size of model: two rows for each schedule on so many processes.
+
+    Args:
+        size: of the model.
+        results: `processes`, `schedule` and what `figures` returns, each.
+        serial_memory: bytes beyond the start that the process of each framework had at most.
+    """
+    table = Table(
+        title=f"{size}: medians (quartiles). Fraction of own bound: lower bound of the framework's own serial work "
+        f"over the step; of the tasks' bound: the same with tasks as long as they were in the pipeline. Memory is "
+        f"resident, beyond what a process had before its model; one process: smp_tf's Keras "
+        f"{_mib([serial_memory['smp_tf']])}, torch {_mib([serial_memory['torch']])} MiB",
+        title_justify="left",
+    )
+    columns = ("P", "schedule", "", "serial, ms", "step, ms", "speed-up", "of own bound", "of tasks' bound")
+    for number, column in enumerate((*columns, "peak, MiB by rank", "moved, MiB", "ahead by its fraction")):
+        table.add_column(column, justify="left" if 0 < number < 3 else "right", no_wrap=True)
+    for result in results:
+        ahead = "smp_tf" if result["ahead"]["median"] >= 1.0 else "torch"
+        for framework in FRAMEWORKS:
+            of = result[framework]
+            table.add_row(
+                str(result["processes"]) if framework == "smp_tf" else "",
+                PAIRS[result["schedule"]].name if framework == "smp_tf" else "",
+                framework,
+                f"{1e3 * of['serial_seconds']['median']:,.1f}",
+                _with_quartiles(of["step_seconds"], ",.1f", 1e3),
+                f"{of['speed_up']['median']:.2f}",
+                _with_quartiles(of["of_bound"], ".2f"),
+                f"{of['of_tasks_bound']['median']:.2f}",
+                _mib(of["beyond_start"]),
+                f"{sum(of['sent_bytes']) / MIB:,.2f}",
+                _ahead(result["ahead"]) if framework == ahead else "",
+            )
+        table.add_section()
+    return table
