@@ -1,11 +1,14 @@
-"""Where PyTorch's model is cut: between half blocks, as near as can be to where smp_tf's plan cuts its own."""
+"""Where PyTorch's model is cut, between half blocks: as near as can be to smp_tf's plan, or balanced by itself."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+#: Layers that take next to no time, and say little about where most of a half is.
+_LIGHT = ("layer_normalization", "softmax", "dropout")
 _BLOCK = re.compile(r"[^/]+/block(?:_(\d+))?(?:[/ ]|$)")
 
 
@@ -17,19 +20,22 @@ def pieces_of(layers: Mapping[str, int], depth: int) -> list[int]:
         depth: blocks of the model.
 
     Returns:
-        Pieces of each chunk, in order. A piece goes to the chunk that has most of its layers.
+        Pieces of each chunk, in order. A piece goes to the chunk that has most of its layers, `_LIGHT` ones aside.
 
     Raises:
         ValueError: a chunk would have none.
 
     Example:
-        >>> pieces_of({"gpt/embedding": 0, "gpt/block/dense": 0, "gpt/dense_2": 1}, depth=0)
-        [1, 1]
+        >>> layers = {"gpt/embedding": 0, "gpt/block/attention_output": 0, "gpt/block/dense": 1, "gpt/dense_1": 1}
+        >>> pieces_of(layers, depth=1)
+        [2, 2]
     """
     last = 2 * depth + 1
     found: dict[int, Counter[int]] = {piece: Counter() for piece in range(last + 1)}
     piece = 0
     for name, chunk in layers.items():
+        if name.rpartition("/")[2].startswith(_LIGHT):
+            continue
         block = _BLOCK.match(name)
         if block:
             attention = 2 * int(block[1] or 0) + 1
@@ -49,3 +55,43 @@ def pieces_of(layers: Mapping[str, int], depth: int) -> list[int]:
             f"medium+depth={2 * len(counts)}"
         )
     return counts
+
+
+def balanced(work: Sequence[float], chunks: int) -> list[int]:
+    """Cuts pieces into chunks of as nearly the same work as can be: with the least sum of squares.
+
+    Args:
+        work: of each piece, in order.
+        chunks: as many as there are pieces at most.
+
+    Returns:
+        Pieces of each chunk, in order.
+
+    Example:
+        >>> balanced([0, 1, 2, 1, 2, 3], chunks=3)
+        [3, 2, 1]
+    """
+    until = [0.0, *itertools.accumulate(work)]
+    # By the number of pieces that the chunks so far have: the sum of squares, and the pieces of each.
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+    for _ in range(chunks):
+        best = {
+            end: min(
+                (squares + (until[end] - until[begin]) ** 2, [*counts, end - begin])
+                for begin, (squares, counts) in best.items()
+                if begin < end
+            )
+            for end in range(min(best) + 1, len(until))
+        }
+    return best[len(work)][1]
+
+
+def work_of(size: Mapping[str, int]) -> list[float]:
+    """Operations of the matrix products of each piece of `torch_gpt.py`, per token, forwards.
+
+    Args:
+        size: the numbers of `gpt.Size`.
+    """
+    width = size["width"]
+    attention, network = 8.0 * width**2 + 4.0 * size["length"] * width, 16.0 * width**2
+    return [0.0, *([attention, network] * size["depth"]), 2.0 * width * size["vocabulary"]]

@@ -18,7 +18,8 @@ bound shares out the time of the process alone among the tasks, as they share th
 it as if it were theirs. "of tasks' bound" takes the tasks as long as they were in the pipeline, where ranks that share
 memory and cores slow each other: what is missing from 1 there is order, messages, and the step's begin and end.
 
-smp_tf places the layers ("optimize": "speed"); torch's model is cut between halves of blocks as near to that as can be.
+smp_tf places the layers ("optimize": "speed"); torch's model is cut between halves of blocks as near to that as can be,
+or balanced by its own matrix products (--torch-cut).
 Both have the same losses, parameters and matrix products, or the run ends.
 
 PyTorch is needed for this benchmark alone, in an interpreter of its own or in this one.
@@ -45,7 +46,7 @@ from rich.console import Console
 
 sys.path.append(str(HERE.parent))
 from step_time import machine
-from versus_cut import pieces_of
+from versus_cut import balanced, pieces_of, work_of
 from versus_report import FRAMEWORKS, figures, table_of
 from versus_settings import LEARNING_RATE, PAIRS
 
@@ -66,6 +67,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=15, help="turns of every set of processes (default: 15)")
     parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn of a process alone, about")
     parser.add_argument("--threads", type=int, default=1, help="of every process, per operation and of operations")
+    parser.add_argument(
+        "--torch-cut",
+        choices=("plan", "balanced"),
+        default="plan",
+        help="where torch's model is cut: nearest to smp_tf's plan, or balanced by its own matrix products",
+    )
     parser.add_argument("--torch-python", type=Path, help="an interpreter with PyTorch (default: this one)")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
     parser.add_argument("--json", type=Path, help="file to write all measurements to")
@@ -209,12 +216,23 @@ def alone(given: argparse.Namespace, size: str) -> Iterator[Alone]:
         yield Alone({"smp_tf": keras, "torch": torch}, folder, losses["smp_tf"], counts, dict.fromkeys(FRAMEWORKS, 0))
 
 
+def torch_cut(given: argparse.Namespace, size: str, plan: dict[str, Any]) -> list[int]:
+    """Returns how many pieces of torch's model each chunk has."""
+    from gpt import size_of
+
+    numbers = size_of(size)
+    if given.torch_cut == "balanced":
+        return balanced(work_of(asdict(numbers)), len(plan["placement"]))
+    try:
+        return pieces_of(plan["layers"], numbers.depth)
+    except ValueError as error:
+        raise SystemExit(f"versus_torch: {size}: {error}") from None
+
+
 def measure(
     given: argparse.Namespace, size: str, processes: int, schedule: str, by_one: Alone, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Measures one schedule on so many processes, in both frameworks; returns its figures."""
-    from gpt import size_of
-
     about = f"{size}, {processes} processes, {PAIRS[schedule].name}"
     with contextlib.ExitStack() as stack:
         say(f"{about}: starting")
@@ -224,10 +242,7 @@ def measure(
         require_same("matrix products", {"smp_tf": plan["flops"], "torch": by_one.counts["flops"]}, 0.0)
         if tuple(plan["placement"]) != PAIRS[schedule].placement(processes):
             raise SystemExit(f"versus_torch: {about}: smp_tf has its chunks on ranks {plan['placement']}")
-        try:
-            cut = pieces_of(plan["layers"], size_of(size).depth)
-        except ValueError as error:
-            raise SystemExit(f"versus_torch: {about}: {error}") from None
+        cut = torch_cut(given, size, plan)
         torch = stack.enter_context(torch_crew(given, schedule, size, cut, processes, by_one.folder))
         require_same_losses({"one process": by_one.losses, "smp_tf": losses, "torch": warm(torch)[0]})
         pipelines = {"smp_tf": smp, "torch": torch}
@@ -277,6 +292,7 @@ def main() -> None:
             "optimizer": f"SGD, learning rate {LEARNING_RATE}",
             "dtype": "float32",
             "optimize": "speed",
+            "torch_cut": given.torch_cut,
         },
         "models": {},
         "results": [],
@@ -312,7 +328,8 @@ def about(result: dict[str, Any], size: str) -> str:
     return (
         f"GPT {size}: {model['parameters']:,} parameters, {model['flops'] / 1e9:,.3g} GFLOP of matrix products a "
         f"microbatch; {settings['microbatches']} microbatches, {settings['optimizer']}, {settings['dtype']}, "
-        f"{settings['threads']} thread(s) a process, {settings['repetitions']} repetitions\n"
+        f"{settings['threads']} thread(s) a process, torch's cut: {settings['torch_cut']}; "
+        f"{settings['repetitions']} repetitions\n"
         f"{on['cpu']}, {on['cores']} cores, Python {platform.python_version()}, {versions}; "
         f"torch {on['torch']['torch']} (Python {on['torch']['python']}), gloo"
     )
