@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -282,6 +283,7 @@ def measure(
 def main() -> None:
     given = arguments()
     progress, console = Console(stderr=True), Console(width=max(190, Console().width))
+    say = functools.partial(progress.print, soft_wrap=True)
     result: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
         "machine": {**machine(), "torch": given.torch_versions},
@@ -304,7 +306,7 @@ def main() -> None:
                 result["models"][size] = {**by_one.counts, "memory_alone": by_one.memory}
                 for processes in given.processes:
                     for schedule in given.schedules:
-                        found.append(measure(given, size, processes, schedule, by_one, progress.print))
+                        found.append(measure(given, size, processes, schedule, by_one, say))
                         result["results"].append(found[-1])
                         result["machine"]["load_after"] = os.getloadavg()[0]
                         # After every schedule: the next one may fail.
