@@ -33,11 +33,11 @@ class Member:
 
 
 class Crew:
-    """The processes of one way to train; a context manager that ends them.
+    """The processes of one way to do something; a context manager that ends them.
 
     Args:
-        way: to train, as the script takes it: "a", "b" or "c".
-        arguments: what the script takes after it, without the socket.
+        way: the first argument of the script, such as "a", "b" or "c".
+        arguments: what it takes after that, without the socket.
         processes: how many; more than one are started by horovodrun.
         patience: seconds in which every answer must come.
         script: that the processes run, beside this file.
@@ -56,7 +56,7 @@ class Crew:
     ) -> None:
         self.way = way
         self._patience = patience
-        self._folder = tempfile.TemporaryDirectory(prefix="step-time-")
+        self._folder = tempfile.TemporaryDirectory(prefix="benchmark-")
         self._log = Path(self._folder.name) / "output"
         path = str(Path(self._folder.name) / "socket")
         if launch is None:
@@ -109,7 +109,7 @@ class Crew:
         """Lets some ranks do something at the same time.
 
         Args:
-            what: a method of `Trainer`.
+            what: a method of what the script does, such as `Trainer`.
             ranks: which ones; None for all.
             arguments: of the method.
 

