@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smp_tf import runtime
+from smp_tf import runtime, step_watch
 from smp_tf.agreement import require_agreement
 from smp_tf.announce import announce, tell
 from smp_tf.config import Config, load_config
@@ -27,9 +27,10 @@ from smp_tf.environment import require_tensorflow, rest_horovod
 from smp_tf.errors import AlreadyInitializedError
 from smp_tf.failure import FailureHooks
 from smp_tf.launcher import check_world, is_launched
+from smp_tf.replica_watch import ReplicaWatch
 from smp_tf.runtime import Runtime
 from smp_tf.step_watch import StepWatch
-from smp_tf.topology import Grid, Topology
+from smp_tf.topology import CommGroup, Grid, Topology
 
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
@@ -273,7 +274,9 @@ def _watch_over(transport: Transport | None, topology: Topology) -> None:
         return
     _hooks = FailureHooks(transport, topology.describe(topology.rank))
     _hooks.install()
-    _watch = StepWatch(transport, topology.describe)
+    replicas = [rank for rank in topology.members(CommGroup.DP_GROUP) if rank != topology.rank]
+    replica_watch = ReplicaWatch(transport, replicas, topology.describe, step_watch.named)
+    _watch = StepWatch(transport, topology.describe, beside=replica_watch.look)
     _watch.start()
     # A crash in native code shows where it happened, in Python's terms.
     if not faulthandler.is_enabled() and sys.__stderr__ is not None:

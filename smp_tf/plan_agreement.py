@@ -26,6 +26,7 @@ from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.report import render
 from smp_tf.pipeline.errors import ScheduleError
+from smp_tf.replica_watch import know_program
 from smp_tf.seeds import seed_set_since
 from smp_tf.sliced_objects import kind_in_words, spec_in_words
 from smp_tf.step_watch import name_program
@@ -43,6 +44,7 @@ def agree_on_plan(
     owners: Mapping[int, int],
     *,
     everywhere: bool,
+    known_as: str,
 ) -> tuple[Plan, int]:
     """The plan of the first rank, once all ranks are known to have traced the same step, and a number for the program.
 
@@ -60,6 +62,7 @@ def agree_on_plan(
             only that one is asked.
         owners: those that an earlier step decided.
         everywhere: whether all replicas come here now, as they must where owners are decided; else only this one.
+        known_as: what the step function is known by, on all ranks.
 
     Returns:
         The plan, and a number that no rank of this replica has used for a program before.
@@ -99,6 +102,8 @@ def agree_on_plan(
     _used = 1 + max(other["programs"] for other in heard)
     step_random.decide_seed(heard[0]["seed"])
     name_program(_used, f"{step!r} on {_in_words(words)}")
+    if graph.gradients:
+        know_program(_used, known_as, everywhere=everywhere)
     plan = _plan_in(heard[0]["proposal"])
     if own != plan.fingerprint:
         owned = {v.index: plan.owners[v.name] for v in graph.variables if v.in_model}

@@ -308,7 +308,9 @@ class Step:
         with tf.init_scope():
             # Without gradients nothing passes between replicas: one alone may evaluate.
             everywhere = decides or (not self._programs and bool(graph.gradients))
-            plan, number = agree_on_plan(self.name, planned, graph, propose, owners, everywhere=everywhere)
+            plan, number = agree_on_plan(
+                self.name, planned, graph, propose, owners, everywhere=everywhere, known_as=self._known_as
+            )
         cut = planning.cut(graph, plan, request.local_outputs, request.composites)
         if decides or any(model._smp_store.is_new for model in models):
             plan = planning.with_exact_transfers(plan, cut, request)

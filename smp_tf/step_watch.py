@@ -47,6 +47,7 @@ class StepWatch:
         describe: names a rank for messages.
         interval: seconds between two looks.
         stuck: seconds after which a message that has not come is not merely on its way.
+        beside: looks too, at what no message shows; it raises `RankMismatchError` likewise.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class StepWatch:
         describe: Callable[[int], str],
         interval: float = INTERVAL,
         stuck: float = STUCK,
+        beside: Callable[[], None] | None = None,
     ) -> None:
         self._transport = transport
+        self._beside = beside
         self._describe = describe
         self._interval = interval
         self._stuck = stuck
@@ -77,6 +80,8 @@ class StepWatch:
         while not self._ending.wait(self._interval):
             try:
                 self.look()
+                if self._beside is not None:
+                    self._beside()
             except RankMismatchError as error:
                 self._transport.abort(str(error), timeout=_TELL_TIME, type=type(error).__name__)
                 return
@@ -137,9 +142,10 @@ def _is_endless(way: list[tuple[dict[str, Any], dict[str, Any]]]) -> bool:
 
 def _place(status: dict[str, Any]) -> str:
     if status["in_step"]:
-        return f"in step {status['step']} of {_named(status['program'])}"
+        return f"in step {status['step']} of {named(status['program'])}"
     return str(status["activity"])
 
 
-def _named(program: int) -> str:
+def named(program: int) -> str:
+    """A program by its step and arguments, as far as this rank knows them."""
     return _programs.get(program, f"program {program}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.distributed.harness import Outcome, launch_script
@@ -72,3 +74,15 @@ def test_both_checks_can_be_switched_off() -> None:
     outcome = run(2, "apart together", "--partitions", "1", "--unchecked")
     outcome.expect_clean()
     assert "same batch" not in words_of(outcome)
+
+
+@pytest.mark.full
+def test_replicas_that_average_gradients_of_different_steps_are_named() -> None:
+    """They once waited in Horovod until stall_timeout."""
+    outcome = run(2, "other", "--partitions", "1")
+    assert outcome.returncode != 0, outcome.report()
+    found = (
+        r"ank \d .* has been in step \d of '(forward_backward|penalty_of)' on .* and waits for no message.*, while rank "
+        r"\d .* has been in step \d of '(forward_backward|penalty_of)' on .*Each averages gradients with the other"
+    )
+    assert re.search(found, words_of(outcome)), outcome.report()

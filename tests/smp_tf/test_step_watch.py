@@ -190,3 +190,15 @@ def test_stop_ends_the_thread_at_once() -> None:
     looking.start()
     looking.stop()
     assert not looking._thread.is_alive()
+
+
+def test_the_thread_looks_beside_at_what_no_message_shows() -> None:
+    def beside() -> None:
+        raise RankMismatchError("replicas are in different steps")
+
+    world = World(status(0, 1, None))
+    looking = StepWatch(world, "rank {}".format, interval=0.01, beside=beside)  # type: ignore[arg-type]
+    looking.start()
+    looking._thread.join(20)
+    assert world.told == ["replicas are in different steps"]
+    looking.stop()

@@ -8,6 +8,7 @@ Modes, one or several with blanks between them:
     loaded     the last replica begins with a weight of its own
     together   all replicas read the same batches
     own        every replica reads its own batches
+    other      at step `--at`, the last replica calls another step function, which all have called before
 
 A rank prints "finished" when all steps are done.
 """
@@ -55,6 +56,13 @@ def forward_backward(x, y):
     return loss, tape.gradient(loss, net.trainable_variables)
 
 
+@smp.step
+def penalty_of(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(net(x) ** 2)
+    return tape.gradient(loss, net.trainable_variables)
+
+
 @tf.function
 def train_step(x, y):
     loss, gradients = forward_backward(x, y)
@@ -84,7 +92,11 @@ def add_to_head():
 
 
 def main():
+    if "other" in args.modes:
+        penalty_of(batch_of(0)[0])
     for step in range(args.steps):
+        if "other" in args.modes and is_last and step == args.at:
+            penalty_of(batch_of(step)[0])
         if "apart" in args.modes and is_last and step == args.at:
             add_to_head()
         train_step(*batch_of(step)).numpy()
