@@ -412,6 +412,9 @@ class _Splitter:
         place = self.places[tensor.node]
         node = self.graph.nodes[tensor.node]
         if place.role in (Role.FREE, Role.REPLICATED):
+            owner = self._owner_of_free_gradient(tensor)
+            if owner is not None:
+                return StepOutputPlan(tensor, Delivery.LOCAL, owner, True)
             return StepOutputPlan(
                 tensor, Delivery.MADE_BY_ALL, None, False, follows_state=place.role is Role.REPLICATED
             )
@@ -429,6 +432,25 @@ class _Splitter:
                 f"or return the numbers it is made of."
             )
         return StepOutputPlan(tensor, delivery, place.chunk, is_gradient)
+
+    def _owner_of_free_gradient(self, tensor: Tensor) -> int | None:
+        """The chunk of the variable of whose gradient a value was made that needs nothing of the model.
+
+        So it is where the loss is linear: every stage could make it, and replicas have other ones, of their batches.
+        """
+        found: set[int] = set()
+        seen: set[Tensor] = set()
+        stack = [tensor]
+        while stack:
+            current = stack.pop()
+            if current in seen:
+                continue
+            seen.add(current)
+            if current in self.variable_of_gradient:
+                found.add(self.variable_of_gradient[current])
+            else:
+                stack.extend(self.graph.nodes[current.node].inputs)
+        return self.assignment.owners[found.pop()] if len(found) == 1 else None
 
     def _needs_model(self, number: int) -> bool:
         """Whether a value was computed from gradients and from what a model gives: a loss with a gradient penalty."""

@@ -284,6 +284,26 @@ def test_sparse_slices_stay_together_on_the_stage_of_their_embedding() -> None:
     }
 
 
+def test_a_gradient_that_needs_nothing_of_the_model_is_that_of_its_weights_stage_all_the_same() -> None:
+    """Of a linear loss; every stage made it, and replicas did not average it."""
+    model = tf_keras.Sequential([layers.Embedding(20, 8, name="table"), layers.Dense(6, name="out")], name="net")
+    model(tf.zeros([4, 6], tf.int32))
+
+    def step(ids: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(ids))
+        [bias] = tape.gradient(loss, [model.layers[1].bias])
+        return bias, 2.0 * bias, tf.shape(ids)
+
+    graph = step_graph(step, TOKENS, models=[model])
+    split = cut(graph, {"net/table": 0, "net/out": 1})
+    assert [(o.chunk, o.delivery, o.is_gradient) for o in split.outputs] == [
+        (1, Delivery.LOCAL, True),
+        (1, Delivery.LOCAL, True),
+        (None, Delivery.MADE_BY_ALL, False),
+    ]
+
+
 # --- metrics and norms ----------------------------------------------------------------------------------------------
 
 
