@@ -58,6 +58,9 @@ def patched(way: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(program, "reductions_within", return_value=None))
         if way == "without":
             stack.enter_context(mock.patch.object(step, "sum_gradients_at", lambda sums, *_: (list(sums), [])))
+            own = importlib.import_module("smp_tf.sparse_gradients").own_weighted_sum
+            split = importlib.import_module("smp_tf.split_program")
+            stack.enter_context(mock.patch.object(split, "weighted_sum", lambda parts, weights, _: own(parts, weights)))
         yield
 
 

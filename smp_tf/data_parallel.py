@@ -51,6 +51,11 @@ def averaging_bytes(replicas: int) -> int:
     return int(given) if given.isdecimal() else _FUSION_BUFFER
 
 
+def sent_as(dtype: tf.DType) -> tf.DType:
+    """The type in which Horovod sends tensors of a type that are not compressed."""
+    return _WIRE_TYPE.get(dtype, dtype)
+
+
 def reduction_name(known_as: str) -> str:
     """The name under which the gradients of a step function are reduced, the same for all of its programs.
 
@@ -230,7 +235,7 @@ def _sums(tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any] = ()) 
     """The sums of tensors that are sent as they are."""
     import horovod.tensorflow as hvd
 
-    sent = [tf.cast(t, _WIRE_TYPE.get(t.dtype, t.dtype)) for t in tensors]
+    sent = [tf.cast(t, sent_as(t.dtype)) for t in tensors]
     sums: dict[int, tf.Tensor] = {}
     # Horovod's op takes tensors of one dtype.
     for dtype in sorted({t.dtype for t in sent}, key=lambda dtype: dtype.name):
@@ -264,34 +269,9 @@ def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: s
 
     for number, variable in enumerate(variables):
         value = variable.read_value()
-        sent = tf.cast(value, _WIRE_TYPE.get(value.dtype, value.dtype))
+        sent = tf.cast(value, sent_as(value.dtype))
         received = hvd.broadcast(sent, root, name=f"{name}_{number}", process_set=running.process_sets.dp)
         variable.assign(tf.cast(received, value.dtype))
-
-
-def gathered(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = ()) -> tf.IndexedSlices:
-    """The slices of all replicas, whose sum is that of the tensors they stand for.
-
-    Args:
-        slices: of this replica; any number of them.
-        name: unique name of the operation, equal on the ranks of the group.
-        handles: see `collective`.
-
-    Returns:
-        Those of all replicas, in their order; the slices themselves where there is one replica.
-    """
-    group = runtime.current().process_sets.dp
-    if group is None:
-        return slices
-    import horovod.tensorflow as hvd
-
-    dtype = slices.values.dtype
-    sent = tf.cast(slices.values, _WIRE_TYPE.get(dtype, dtype))
-    # Without an order of their own, those of two calls of a step are told apart by the scopes they are called in.
-    options: dict[str, Any] = {"handles": handles, "process_set": group, "ignore_name_scope": bool(handles)}
-    values = tf.cast(collective(hvd.allgather, sent, name=f"{name}_values", **options), dtype)
-    indices = collective(hvd.allgather, slices.indices, name=f"{name}_indices", **options)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def collective(function: Callable[..., Any], given: Any, *, handles: Sequence[Any] = (), **options: Any) -> Any:

@@ -11,6 +11,7 @@ from smp_tf import data_parallel, runtime, sharded_slots
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import comes_from_a_step, is_averaged, mark_averaged
 from smp_tf.host_offload import beside_gradients
+from smp_tf.sum_of_slices import sum_of_slices
 from smp_tf.unaveraged_gradients import require_averaged
 
 
@@ -66,7 +67,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
         for i, total in zip(dense, sums, strict=True):
             results[i] = data_parallel.scaled(total, 1.0 / replicas)
     for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
-        results[i] = data_parallel.scaled(data_parallel.gathered(results[i], f"{name}_{i}", handles), 1.0 / replicas)
+        results[i] = data_parallel.scaled(sum_of_slices(results[i], f"{name}_{i}", handles), 1.0 / replicas)
     for i in todo:
         mark_averaged(results[i])
     return results

@@ -4,7 +4,8 @@
     replica 1   microbatches  2   │ 7 7   ──▶ rows 2 7 7 ──┴──▶ rows 3 7 1 2 7 7 on both
 
 Every slice is multiplied by the weight of its microbatch, so that together they stand for the sum that a dense gradient
-is. Nothing is made dense: a table of embeddings may be larger than all else.
+is. Nothing is made dense, since a table of embeddings may be larger than all else, unless the slices of all replicas
+are more (`sum_of_slices`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import data_parallel
+from smp_tf.sum_of_slices import sum_of_slices
 
 
 def weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any], name: str) -> tf.IndexedSlices:
@@ -26,9 +28,11 @@ def weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any], name
         name: unique name of the operation, equal on the ranks that run this stage.
 
     Returns:
-        The slices of all replicas, in the order of the replicas, the same on each.
+        The slices of all replicas, or the rows of their sum, see `sum_of_slices`: the same on each.
     """
-    return data_parallel.gathered(own_weighted_sum(parts, weights), name)
+    # One step's come behind the last one's: they have the same names.
+    handles = [] if tf.executing_eagerly() else [data_parallel.order().handle]
+    return sum_of_slices(own_weighted_sum(parts, weights), name, handles)
 
 
 def own_weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any]) -> tf.IndexedSlices:

@@ -43,6 +43,7 @@ def place_cases() -> list[Case]:
 
 OWN_GRADIENTS = Case("own gradients", "own_gradients", {}, {"partitions": 2, "microbatches": 2})
 TWICE = Case("called twice", "called_twice", {}, {"partitions": 1, "microbatches": 2})
+SLICES = Case("slices", "few_and_many_slices", {}, {"partitions": 1, "microbatches": 2})
 RETRACED = [
     Case(f"retraced, {kind}", "traced_once_more", {}, {"partitions": 1, "gradient_compression": kind})
     for kind in (None, "bf16")
@@ -77,7 +78,7 @@ class Launches:
             more = {
                 (3, 2): place_cases(),
                 (2, 2): [SHUFFLED, OWN_GRADIENTS, *COMPRESSED.values()],
-                (1, 2): [TWICE, *RETRACED, *UNEQUAL],
+                (1, 2): [TWICE, SLICES, *RETRACED, *UNEQUAL],
             }.get(key, [])
             listed = [*cases(partitions, replicas, strategy), *more]
             if key == (3, 2) and not self._full:
@@ -123,6 +124,16 @@ def compare(found: CaseResult, wanted: dict[str, Any], tolerance: float) -> None
         told = [replica[0]["losses"][step] for replica in replicas]
         assert sum(count for _, count in told) == samples
         np.testing.assert_allclose(sum(one * count for one, count in told) / samples, loss, rtol=max(tolerance, 1e-9))
+
+
+def test_sparse_gradients_are_sent_sparse_while_that_is_less(launches: Launches) -> None:
+    """Of a linear loss, whose gradients need nothing of the model; they were not averaged at all."""
+    for rank in launches.of(1, 2)[SLICES.name].values():
+        # Four samples, a slice of each, and a mean over two columns.
+        assert rank["few"] == [[0, 1, 1, 1], [0.125, 0.375, 0.0], [0.625, 1.875, 0.0]]
+        # Of 24 samples four have the first row, and none has the second.
+        assert rank["many"][0] == [0, 2]
+        np.testing.assert_allclose(rank["many"][1:], [[2 / 24, 0.0, 10 / 24], [10 / 24, 0.0, 50 / 24]], rtol=1e-6)
 
 
 #: Partitions and replicas on which every schedule is tried.

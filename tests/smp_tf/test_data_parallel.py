@@ -68,17 +68,18 @@ def test_sparse_gradients_of_all_microbatches_and_replicas_are_gathered(
 ) -> None:
     """They were once refused where there are replicas."""
     parts = [
-        tf.IndexedSlices(tf.constant([[1.0], [2.0]], tf.bfloat16), tf.constant([3, 1]), tf.constant([4, 1])),
-        tf.IndexedSlices(tf.constant([[5.0]], tf.bfloat16), tf.constant([3]), tf.constant([4, 1])),
+        tf.IndexedSlices(tf.constant([[1.0], [2.0]], tf.bfloat16), tf.constant([3, 1]), tf.constant([40, 1])),
+        tf.IndexedSlices(tf.constant([[5.0]], tf.bfloat16), tf.constant([3]), tf.constant([40, 1])),
     ]
     given = [tf.constant(2, tf.int64), tf.constant(1, tf.int64)] if weights == "as it runs" else weights
     total = weighted_sum(parts, given, "gradients_7_2")
     assert total.values.dtype == tf.bfloat16
     assert tf.cast(total.values, tf.float32).numpy().ravel().tolist() == [2.0, 4.0, 5.0] * 3
     assert total.indices.numpy().tolist() == [3, 1, 3] * 3
-    assert total.dense_shape.numpy().tolist() == [4, 1]
-    common = {"process_set": "the set of this stage", "ignore_name_scope": False}
-    assert reduced == [
+    assert total.dense_shape.numpy().tolist() == [40, 1]
+    common = {"process_set": "the set of this stage", "ignore_name_scope": True}
+    assert reduced[0]["name"] == "gradients_7_2_rows_int64"
+    assert reduced[1:] == [
         {"gathered": tf.float32, "name": "gradients_7_2_values", **common},
         {"gathered": tf.int32, "name": "gradients_7_2_indices", **common},
     ]

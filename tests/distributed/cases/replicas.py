@@ -125,6 +125,37 @@ def called_twice() -> dict[str, Any]:
     return {"sums": [both(x).numpy().ravel().tolist() for _ in range(20)]}
 
 
+def few_and_many_slices() -> dict[str, Any]:
+    """Sparse gradients of a table of three rows, of few tokens and of many, in a function and in a loop in it."""
+    model = smp.DistributedModel(lambda: tf.keras.Sequential([tf.keras.layers.Embedding(3, 2)]))
+
+    @smp.step
+    def step(tokens: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(model(tokens), axis=1))
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def once(tokens: Any) -> Any:
+        found = step(tokens)[0].accumulate()
+        return found.indices, tf.convert_to_tensor(found)
+
+    @tf.function
+    def in_a_loop(tokens: Any) -> Any:
+        total = tf.zeros([3, 2])
+        for _ in tf.range(5):
+            total += tf.convert_to_tensor(step(tokens)[0].accumulate())
+        return total
+
+    few, many = ([[0], [1]], [[0]] * 4 + [[2]] * 4) if smp.dp_rank() == 0 else ([[1], [1]], [[2]] * 16)
+    found = {}
+    for name, tokens in (("few", few), ("many", many)):
+        indices, total = once(tf.constant(tokens))
+        looped = in_a_loop(tf.constant(tokens))
+        found[name] = indices.numpy().tolist(), total.numpy()[:, 0].tolist(), looped.numpy()[:, 0].tolist()
+    return found
+
+
 def traced_once_more() -> dict[str, Any]:
     """Averages in a function within a function, of which one replica traces the outer one for two sizes of batches."""
 

@@ -1,0 +1,99 @@
+"""Sparse gradients of three replicas, which all hold the same, are sent sparse while that is less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from smp_tf import data_parallel
+from smp_tf.sum_of_slices import sum_of_slices
+
+
+def slices(*rows: int, of: int = 10, dtype: tf.DType = tf.float32) -> tf.IndexedSlices:
+    """Rows of two columns, of a table of so many rows."""
+    values = [[float(row), 1.0] for row in rows]
+    indices = tf.constant(rows, tf.int32)
+    return tf.IndexedSlices(tf.reshape(tf.constant(values, dtype), [-1, 2]), indices, tf.constant([of, 2]))
+
+
+def names(reduced: list[dict[str, Any]]) -> list[str]:
+    return [asked["name"] for asked in reduced]
+
+
+def test_few_slices_are_gathered(reduced: list[dict[str, Any]]) -> None:
+    # A slice takes 12 bytes, twice a row and its mark 24: as much is sent with 20 slices, and three replicas have 18.
+    given = slices(7, 3, 3, 2, 2, 2)
+    total = sum_of_slices(given, "g")
+    assert names(reduced) == ["g_rows_int64", "g_values", "g_indices"]
+    assert total.indices.numpy().tolist() == [7, 3, 3, 2, 2, 2] * 3
+
+
+def test_many_slices_are_added_up_and_rows_that_nobody_touched_stay_out(reduced: list[dict[str, Any]]) -> None:
+    """An optimizer that leaves rows alone of which there are no slices would change them otherwise."""
+    total = sum_of_slices(slices(7, 3, 3, 2, 2, 2, 0), "g")
+    assert names(reduced) == ["g_rows_int64", "g_table_float32"]
+    assert total.indices.numpy().tolist() == [0, 2, 3, 7]
+    assert total.values.numpy().tolist() == [[0.0, 3.0], [18.0, 9.0], [18.0, 6.0], [21.0, 3.0]]
+    assert (total.indices.dtype, total.dense_shape.numpy().tolist()) == (tf.int32, [10, 2])
+
+
+def test_a_function_chooses_as_it_runs_and_knows_what_shapes_come(reduced: list[dict[str, Any]]) -> None:
+    shapes: list[Any] = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32)])
+    def total(values: tf.Tensor, indices: tf.Tensor) -> Any:
+        given = tf.IndexedSlices(values, indices, tf.constant([10, 2]))
+        found = sum_of_slices(given, "g", [data_parallel.order().handle])
+        shapes.append((found.values.shape.as_list(), found.indices.shape.as_list()))
+        return found.indices
+
+    few, many = slices(7, 3), slices(*[4, 1] * 4)
+    assert total(few.values, few.indices).numpy().tolist() == [7, 3] * 3
+    assert total(many.values, many.indices).numpy().tolist() == [1, 4]
+    assert shapes[-1] == ([None, 2], [None])
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "count", "way"),
+    [
+        # Sent in two bytes, twice a row and its mark take 12, as one slice does.
+        ("bf16", tf.float32, 4, ["g_table_bf16_parts", "g_table_bf16_sums"]),
+        ("bf16", tf.float32, 3, ["g_values", "g_indices"]),
+        # Slices of half precision are sent in two bytes or, by Horovod, in four, and added up in four.
+        (None, tf.float16, 10, ["g_values", "g_indices"]),
+        (None, tf.float16, 11, ["g_table_float32"]),
+        (None, tf.bfloat16, 7, ["g_table_float32"]),
+        (None, tf.bfloat16, 6, ["g_values", "g_indices"]),
+    ],
+)
+def test_what_is_less_depends_on_how_it_is_sent(
+    reduced: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str | None,
+    dtype: tf.DType,
+    count: int,
+    way: list[str],
+) -> None:
+    import horovod.tensorflow as hvd
+
+    def alltoall(rows: tf.Tensor, **kwargs: Any) -> tf.Tensor:
+        reduced.append({"name": kwargs["name"]})
+        return tf.concat([rows[:1]] * 3, 0)
+
+    monkeypatch.setattr(hvd, "alltoall", alltoall)
+    monkeypatch.setattr(data_parallel.runtime.current().config, "gradient_compression", kind)
+    total = sum_of_slices(slices(*[5] * count, dtype=dtype), "g")
+    assert names(reduced)[1:] == way
+    assert total.values.dtype == dtype
+
+
+def test_slices_of_a_tensor_of_unknown_shape_are_gathered(reduced: list[dict[str, Any]]) -> None:
+    sum_of_slices(tf.IndexedSlices(tf.ones([9, 2]), tf.constant([1] * 9)), "g")
+    assert names(reduced) == ["g_values", "g_indices"]
+
+
+def test_no_slices_at_all_are_gathered(reduced: list[dict[str, Any]]) -> None:
+    assert sum_of_slices(slices(), "g").indices.shape == [0]
+    assert names(reduced) == ["g_rows_int64", "g_values", "g_indices"]
