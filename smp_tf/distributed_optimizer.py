@@ -53,11 +53,12 @@ def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
         pairs = list(grads_and_vars)
         if recorded_apply.recorder() is None:
             # Within a step they are those of one microbatch: the step averages their sum.
-            # One that a replica alone updates has its gradient from a step, which has averaged it.
+            # One that a replica alone updates has its gradient from a step, which has averaged it for that replica.
+            apart = sharded_slots.are_received_apart()
             todo = [
                 place
                 for place, (gradient, variable) in enumerate(pairs)
-                if gradient is not None and sharded_slots.replica_of(variable) is None
+                if gradient is not None and not (apart and sharded_slots.replica_of(variable) is not None)
             ]
             averaged = average_gradients([pairs[place][0] for place in todo])
             for place, gradient in zip(todo, averaged, strict=True):

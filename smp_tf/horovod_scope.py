@@ -308,12 +308,32 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
         for value in values
     ]
     rest = [None if done else value for value, done in zip(values, averaged, strict=True)]
+    if apart:
+        _refuse_what_may_be_averaged(name, rest)
     reduced = _skipping(rest if isinstance(given, list) else rest[0], call)
     results = [
         data_parallel.scaled(value, known[op]) if done else result
         for value, done, result in zip(values, averaged, reduced if isinstance(given, list) else [reduced], strict=True)
     ]
     return results if isinstance(given, list) else results[0]
+
+
+def _refuse_what_may_be_averaged(name: str, values: Sequence[Any]) -> None:
+    """Raise where a tensor may be a step's average that was changed: then other replicas have None in its place."""
+    import tensorflow as tf
+
+    from smp_tf import sharded_slots
+
+    for value in values:
+        if not isinstance(value, tf.Tensor) or not (owners := sharded_slots.owners_of_shape(value)):
+            continue
+        raise StepError(
+            f"hvd.{name} was given a tensor of shape {tuple(value.shape)}, as weights of this model have that replica "
+            f"{min(owners)} alone updates (shard_optimizer_state). It is not known to come from a step, and may be "
+            f"made of a gradient all the same, outside a function or in a variable; then it is averaged already, no "
+            f"other replica has it, and this one would wait. Leave the call out; what is the script's own, on all "
+            f"replicas, smp.average_gradients([value]) averages."
+        )
 
 
 def _is_elsewhere(value: Any) -> bool:

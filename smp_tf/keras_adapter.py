@@ -409,6 +409,7 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         is_spread = stands_in or _is_spread(pairs)
         if not _spread.inside:
             require_fit(optimizer, stored, isinstance(optimizer, OneBitOptimizer))
+            sharded_slots.require_received(stored)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
         waiting = _when_computed(kept) if is_spread else contextlib.nullcontext()
         on_host = update_on_host([variable for _, variable in kept])

@@ -24,8 +24,11 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import data_parallel, runtime, unaveraged_gradients
+from smp_tf.agreement import require_agreement
+from smp_tf.control import allgather_json
 from smp_tf.error_feedback import ErrorFeedback, Group, errors_per_weight
 from smp_tf.errors import StepError
+from smp_tf.topology import CommGroup
 
 #: Arguments of Keras's optimizers that change gradients before they are applied.
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
@@ -84,6 +87,8 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         self.warmup_steps = warmup_steps
         #: What was not sent yet; nobody's variables, see there.
         self.error_feedback = ErrorFeedback()
+        # The start of smp_tf in which replicas were last seen to be at the same step.
+        self._compared_in = -1
         # Keys of the weights for which there are averages, until they are applied.
         self._averaged: set[Any] = set()
 
@@ -129,6 +134,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         groups = self.error_feedback.groups_of(weights)
         with tf.init_scope():
             self.build([variable for _, variable in pairs])
+            self._require_equal_steps()
         averages = tf.cond(
             self._is_warming(),
             lambda: self._averaged_gradients(gradients, weights, groups),
@@ -173,6 +179,27 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
                 # A sign cannot say zero.
                 averages[member] = tf.where(velocity > 0, tf.cast(average, momentum.dtype), tf.zeros_like(momentum))
         return [averages[position] for position in range(len(gradients))]
+
+    def _require_equal_steps(self) -> None:
+        """Raise where replicas are at other steps: one would send gradients, another momenta, and both would wait.
+
+        At the first use since `smp.init` only: from then on they count alike.
+
+        Raises:
+            RankMismatchError: they are.
+        """
+        if self._compared_in == runtime.starts():
+            return
+        topology = runtime.current().topology
+        own = {"iterations": int(self.iterations.numpy()), "warmup_steps": self.warmup_steps}
+        said = allgather_json(own, CommGroup.DP_GROUP, name=f"the first use of {type(self).__name__}")
+        require_agreement(
+            f"the steps of {type(self).__name__}",
+            dict(zip(topology.members(CommGroup.DP_GROUP), said, strict=True)),
+            topology.describe,
+            "Restore the same checkpoint on all replicas, and give the optimizer the same arguments.",
+        )
+        self._compared_in = runtime.starts()
 
     def _slots_of(self, variable: Any) -> tuple[Any, Any]:
         """Momentum and variance of a weight."""

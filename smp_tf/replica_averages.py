@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import data_parallel, runtime, sharded_slots
-from smp_tf.errors import StepError
+from smp_tf.alike_averages import require_alike
 from smp_tf.gradient_marks import comes_from_a_step, is_averaged, mark_averaged
 from smp_tf.host_offload import beside_gradients
 from smp_tf.sum_of_slices import sum_of_slices
@@ -30,7 +30,8 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
 
     Raises:
         NotInitializedError: `smp.init` was not called.
-        StepError: with shard_optimizer_state, it cannot be known which of them are averaged.
+        StepError: with shard_optimizer_state, replicas were given unlike lists, such as averages of a step that were
+            changed outside a function, or zeros in place of None; in a function it is a tf.errors.OpError.
         StepError: one is a step's, which leaves it to an optimizer to average it (`"gradient_compression": "1bit"`).
         tf.errors.OpError: the gradients of another replica have other shapes.
 
@@ -45,21 +46,15 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     require_averaged(results, "smp.average_gradients (which smp.DistributedOptimizer calls)")
     replicas = runtime.current().topology.dp_size
     todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
-    if sharded_slots.are_received_apart():
-        # What was made of averages is one, such as a clipped one, and other replicas have those of other weights.
-        todo = [i for i in todo if not comes_from_a_step(results[i])]
-        if todo and tf.executing_eagerly() and any(gradient is None for gradient in results):
-            raise StepError(
-                "With shard_optimizer_state a replica has the averages of the gradients of weights that it updates, "
-                "and None for the others. smp.average_gradients was given a list with None in it, and in place "
-                f"{todo[0]} what is not known to come from a step, as what was computed of a gradient outside a "
-                "tf.function. What accumulate() gives is averaged: pass only gradients of the script's own variables."
-            )
-    if not todo:
-        return results
     # One name for all: a replica with batches of another size may trace a function once more than others, so that
     # counting would give the same average other names.
     name, handles = "smp_average", [] if tf.executing_eagerly() else [data_parallel.order().handle]
+    if sharded_slots.are_received_apart() and results:
+        # What was made of averages is one, such as a clipped one, and other replicas have those of other weights.
+        todo = [i for i in todo if not comes_from_a_step(results[i])]
+        results = require_alike(results, todo, f"{name}_alike", handles)
+    if not todo:
+        return results
     dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
     tensors = [tf.convert_to_tensor(results[i]) for i in dense]
     sums = data_parallel.sum_gradients(tensors, name, handles=handles)

@@ -17,19 +17,22 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from smp_tf import data_parallel, optimizer_state, runtime, tf_internals, variables
+from smp_tf.control import allgather_json
 from smp_tf.data_parallel import IN_PARTS
 from smp_tf.errors import StepError
+from smp_tf.gradient_marks import comes_from_a_step, is_averaged
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.op_graph import Tensor
 from smp_tf.partition.slot_shares import share_out
 from smp_tf.partition.split import Split
 from smp_tf.pipeline.reduction import MOST_BYTES
+from smp_tf.topology import CommGroup
 
 #: Bits travel as the widest of these that fits, by bytes of an element: Horovod counts elements.
 _WIRE_TYPES = {8: tf.int64, 4: tf.int32, 2: tf.uint16, 1: tf.uint8}
@@ -109,6 +112,14 @@ def replica_of(variable: Any) -> int | None:
     return placement.replica if placement.replicas == count() else None
 
 
+def owners_of_shape(tensor: tf.Tensor) -> set[int]:
+    """The replicas that alone update a weight of the shape and type of a tensor, among those of this rank's stage."""
+    if not are_shared() or not tensor.shape.is_fully_defined():
+        return set()
+    alike = [v for v in variables.of_models() if v.dtype == tensor.dtype and v.shape == tensor.shape]
+    return {replica for v in alike if (replica := replica_of(v)) is not None}
+
+
 def receivers(split: Split, stage: int, handled: Sequence[Any]) -> dict[int, int]:
     """Which replica alone gets the average of a gradient: the one that updates its weight.
 
@@ -142,6 +153,77 @@ def receivers(split: Split, stage: int, handled: Sequence[Any]) -> dict[int, int
         if replica is not None:
             found[position] = replica
     return found
+
+
+def note_receivers(split: Split, handled: Sequence[Any], found: Mapping[int, int]) -> None:
+    """Note which weights have gradients that a step gives to more than one replica, so that one may be anywhere.
+
+    Args:
+        split: a cut step.
+        handled: TensorFlow's variables, by index in the step's graph.
+        found: its receivers, as agreed.
+    """
+    variable_of = {
+        tensor: handled[gradient.variable] for gradient in split.graph.gradients for tensor in gradient.tensors
+    }
+    # Of what a step has made of gradients it is not known of which.
+    makes_others = any(o.is_gradient and o.tensor not in variable_of for o in split.outputs)
+    alone = {id(variable_of[split.outputs[position].tensor].handle) for position in found}
+    for variable in variable_of.values():
+        if replica_of(variable) is not None and (makes_others or id(variable.handle) not in alone):
+            _placement(variable).goes_to_all = True
+
+
+def require_received(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Raise where a rank has a gradient that a step gives to another replica alone: no step has made it.
+
+    It is another one on each replica, and the one that updates the weight would go by its own.
+
+    Args:
+        pairs: gradients, or None, and variables, as an optimizer is given them.
+
+    Raises:
+        StepError: there is one; zeros stand for None.
+        tf.errors.OpError: likewise, in a function.
+    """
+    if not are_received_apart():
+        return
+    for gradient, variable in pairs:
+        if gradient is None or is_averaged(gradient) or not is_updated_elsewhere(variable):
+            continue
+        if _placement(variable).goes_to_all or comes_from_a_step(gradient):
+            continue
+        words = (
+            f"With shard_optimizer_state replica {replica_of(variable)} alone gets the gradient of {variable.name!r} "
+            f"from a step, and updates the weight. Replica {runtime.current().topology.dp_rank} applies one that no "
+            f"step has given it, so it is not averaged over the replicas. Compute gradients of a model's weights in a "
+            f"step, or average them by smp.average_gradients(gradients) on all replicas before they are applied."
+        )
+        value = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+        is_nothing = tf.logical_not(tf.reduce_any(tf.not_equal(value, 0)))
+        if not tf.executing_eagerly():
+            tf.debugging.Assert(is_nothing, [f"smp_tf: {words}"])
+        elif not is_nothing:
+            raise StepError(words)
+
+
+def agreed_receivers(own: Mapping[int, int], step: str) -> dict[int, int]:
+    """The receivers that all replicas of this rank's stage have found; all of them call it together.
+
+    Which gradients are one tensor may depend on the batch: those of two rows that are added to a batch of one row are,
+    where to one of several rows they are not.
+
+    Args:
+        own: of `receivers`.
+        step: name of the step, for messages.
+
+    Returns:
+        By position, the receivers that all have.
+    """
+    name = f"who receives the gradients of step {step!r}"
+    said = allgather_json(sorted(own.items()), CommGroup.DP_GROUP, name=name)
+    found = [{position: replica for position, replica in other} for other in said]
+    return {position: replica for position, replica in own.items() if all(o.get(position) == replica for o in found)}
 
 
 def of_shares() -> set[int]:

@@ -46,6 +46,7 @@ from smp_tf.microbatching import (
 from smp_tf.model import DistributedModel
 from smp_tf.optimizer_state import slots_of
 from smp_tf.output_positions import composites_of, local_outputs_of
+from smp_tf.partition.fingerprint import form
 from smp_tf.partition.lower import Lowered
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Ranks
@@ -127,6 +128,8 @@ class Step:
         self._signature = inspect.signature(function)
         self._programs: dict[Any, SplitProgram | UnsplitProgram] = {}
         self._known_as = ""
+        # By the form of the step: replicas come to each together, and to programs for other batches one by one.
+        self._receivers: dict[tuple[str, ...], Mapping[int, int]] = {}
         self._signatures: Signatures
         options.check(self._signature, self.name)
 
@@ -181,6 +184,7 @@ class Step:
 
     def _forget(self) -> None:
         self._programs.clear()
+        self._receivers.clear()
         self._known_as = ""
 
     def _sort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -328,7 +332,7 @@ class Step:
             for index, variable in enumerate(lowered.variables)
             if cut.stage_of_variable(index) in (None, stage)
         }
-        receivers = sharded_slots.receivers(cut, stage, lowered.variables)
+        receivers = self._receivers_in(cut, lowered)
         averages = running.topology.dp_size > 1 and not unaveraged_gradients.are_left()
         program = build_stage_program(
             cut,
@@ -385,6 +389,19 @@ class Step:
             autograph=self._options.autograph,
             name=self.name,
         )
+
+    def _receivers_in(self, cut: Split, lowered: Lowered) -> Mapping[int, int]:
+        """By output, the replica that alone gets a gradient's sum: as all have agreed for the first such program."""
+        if not cut.graph.gradients or not sharded_slots.are_received_apart():
+            return {}
+        kind = form(cut.graph)
+        if kind not in self._receivers:
+            stage = runtime.current().topology.mp_rank
+            with tf.init_scope():
+                own = sharded_slots.receivers(cut, stage, lowered.variables)
+                self._receivers[kind] = sharded_slots.agreed_receivers(own, self.name)
+            sharded_slots.note_receivers(cut, lowered.variables, self._receivers[kind])
+        return self._receivers[kind]
 
     def _sums_over(self, receivers: Mapping[int, int]) -> Reduce:
         """How the buckets are summed over the replicas, given which replica alone gets the sum of an output."""

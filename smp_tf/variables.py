@@ -39,6 +39,7 @@ class Placement:
             share them; None where all keep them.
         replicas: among how many that was decided.
         number: the start of smp_tf in which that was decided, and of how many variables before.
+        goes_to_all: whether a step has given a gradient of it to other replicas than that one, too.
     """
 
     owner: int | None = None
@@ -49,6 +50,7 @@ class Placement:
     replica: int | None = None
     replicas: int = 1
     number: tuple[int, int] = (0, 0)
+    goes_to_all: bool = False
 
 
 @dataclasses.dataclass

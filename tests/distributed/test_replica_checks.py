@@ -81,8 +81,6 @@ def test_replicas_that_average_gradients_of_different_steps_are_named() -> None:
     """They once waited in Horovod until stall_timeout."""
     outcome = run(2, "other", "--partitions", "1")
     assert outcome.returncode != 0, outcome.report()
-    found = (
-        r"ank \d .* has been in step \d of '(forward_backward|penalty_of)' on .* and waits for no message.*, while rank "
-        r"\d .* has been in step \d of '(forward_backward|penalty_of)' on .*Each averages gradients with the other"
-    )
+    place = r"ank \d .* has been in step \d of '(forward_backward|penalty_of)' on "
+    found = rf"R{place}.* and waits for no message.*, while r{place}.*Each averages gradients with the other"
     assert re.search(found, words_of(outcome)), outcome.report()

@@ -94,6 +94,8 @@ def shared(wanted: Wanted) -> dict[Grid, dict[str, CaseResult]]:
         if partitions == 1:
             listed += [Case(f"buckets {on}", "several_buckets", {}, config(1, on)) for on in (True, False)]
             listed.append(Case("early", "built_too_early", {}, config(1)))
+            listed.append(Case("one row", "one_row", {}, config(1)))
+            listed.append(Case("astray", "not_as_a_step_gives_them", {}, config(1)))
         return listed
 
     found = {}
@@ -216,6 +218,33 @@ def test_replicas_without_a_share_take_part(tmp_path: Path) -> None:
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-7)
     keys = [checkpoint_files.read_manifest(str(tmp_path / str(on)), "ckpt-1").tensors.keys() for on in (True, False)]
     assert keys[0] == keys[1]
+
+
+def test_replicas_of_which_one_has_a_single_row_agree_on_who_receives_what(shared: Shared) -> None:
+    """Two gradients are one tensor there, which all replicas get; the others gave each to one, and all waited."""
+    rows = np.zeros([2, 3])
+    for number, size in enumerate((6, 6, 8)):
+        batch = np.random.RandomState(number).standard_normal((size, 3))
+        # Of the mean of (x + a + b - 1)^2, by a and by b.
+        rows = rows - 0.5 * 2.0 * np.sum(batch + rows.sum(axis=0) - 1.0, axis=0) / (3.0 * size)
+    for rank in shared[1, 2]["one row"].values():
+        np.testing.assert_allclose(np.concatenate(rank["weights"]), rows, rtol=1e-5)
+
+
+def test_gradients_that_are_not_as_a_step_gives_them_are_refused_in_words(shared: Shared) -> None:
+    """Of a replica's own gradient the weights of all were made; sums of averages were halved, and some waited."""
+    ranks = shared[1, 2]["astray"].values()
+    for rank in ranks:
+        said = rank["said"]
+        for name in ("of no step", "of no step, in a function"):
+            assert "applies one that no step has given it, so it is not averaged over the replicas." in said[name], said
+        for name in ("accumulators", "accumulators, in a function"):
+            assert "their average would be too small by a factor of 2." in said[name], said
+        assert "lists with unlike things in place 0: " in said["changed"]
+        assert all(change > 0.0 for change in rank["changes"])
+        assert rank["averaged"] == [[[1.5, 1.5], [1.5, 1.5]]]
+    for first, second in zip(ranks[0]["weights"], ranks[1]["weights"], strict=True):
+        np.testing.assert_array_equal(first, second)
 
 
 def test_replicas_that_differ_are_an_error_though_the_gather_makes_them_equal(others: Others) -> None:

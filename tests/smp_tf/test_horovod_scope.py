@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
-from smp_tf import distributed_optimizer, gradient_marks, horovod_scope, runtime
+from smp_tf import distributed_optimizer, gradient_marks, horovod_scope, runtime, sharded_slots
 from smp_tf.errors import StepError
 from smp_tf.topology import Grid
 
@@ -142,6 +142,24 @@ def test_gradients_that_are_averaged_cost_nothing(hvd: ModuleType, replicas: Non
     assert (kept is gradient, float(other)) == (True, 10.0)
     hvd.allreduce(gradient, op=hvd.Max)
     assert asked == [("grouped_allreduce", 3, 1), ("allreduce", 3, hvd.Max)]
+
+
+def test_what_may_be_a_changed_average_is_refused_where_only_one_replica_has_it(
+    hvd: ModuleType, replicas: None, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once waited: the other replica had None in its place."""
+    monkeypatch.setattr(sharded_slots, "are_received_apart", lambda: True)
+    monkeypatch.setattr(sharded_slots, "owners_of_shape", lambda tensor: {1} if tensor.shape == [2] else set())
+    changed = 2.0 * tf.constant([1.0, 2.0])
+    with pytest.raises(StepError, match=r"hvd\.allreduce was given a tensor of shape \(2,\), as weights .* replica 1 "):
+        hvd.allreduce(changed)
+    with pytest.raises(StepError, match=r"hvd\.grouped_allreduce was given a tensor of shape \(2,\)"):
+        hvd.grouped_allreduce([None, tf.constant(1.0), changed])
+    assert asked == []
+    # A loss, and what comes of a step.
+    assert float(hvd.allreduce(tf.constant(3.0))) == 3.0
+    gradient = gradient_marks.mark(tf.constant([1.0, 2.0]))
+    assert hvd.allreduce(gradient) is gradient
 
 
 def test_other_tensors_are_reduced_over_the_replicas(hvd: ModuleType, replicas: None, asked: list[Any]) -> None:

@@ -13,9 +13,9 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
-from smp_tf import data_parallel, error_feedback, optimizer_state, runtime
+from smp_tf import data_parallel, error_feedback, one_bit_optimizer, optimizer_state, runtime
 from smp_tf.config import Config
-from smp_tf.errors import StepError
+from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.one_bit_sums import BLOCK
 from tests.smp_tf.exchanging_threads import Replicas
 
@@ -128,6 +128,8 @@ class Threads:
 
         monkeypatch.setattr(runtime, "current", current)
         monkeypatch.setattr(runtime, "current_or_none", current)
+        # What they say of their steps; a test of that has replicas that differ.
+        monkeypatch.setattr(one_bit_optimizer, "allgather_json", lambda own, *given, **named: [own] * REPLICAS)
         monkeypatch.setattr(data_parallel, "exchange_of", lambda *given: self.replicas.exchange(rank()))
         monkeypatch.setattr(
             data_parallel,
@@ -139,7 +141,14 @@ class Threads:
         def on(replica: int) -> Any:
             self._here.running = SimpleNamespace(
                 config=Config(gradient_compression="1bit"),
-                topology=SimpleNamespace(dp_size=REPLICAS, dp_rank=replica, mp_size=1, size=REPLICAS),
+                topology=SimpleNamespace(
+                    dp_size=REPLICAS,
+                    dp_rank=replica,
+                    mp_size=1,
+                    size=REPLICAS,
+                    members=lambda group: tuple(range(REPLICAS)),
+                    describe="rank {}".format,
+                ),
             )
             return function(replica)
 
@@ -211,6 +220,39 @@ def test_the_warm_up_is_adam(keras_defaults: None) -> None:
         values.append((weight.numpy().tolist(), table.numpy()))
     assert values[0][0] == values[1][0]
     np.testing.assert_allclose(values[0][1], values[1][1], rtol=1e-6)
+
+
+def test_replicas_at_other_steps_are_refused_at_the_first_use(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One would have sent its gradients and the other its momenta, and both would have waited."""
+    other, asked = {"iterations": 7, "warmup_steps": WARMUP}, []
+
+    def allgather(own: Any, group: Any, name: str) -> list[Any]:
+        asked.append(name)
+        return [own, other]
+
+    monkeypatch.setattr(one_bit_optimizer, "allgather_json", allgather)
+    optimizer = MAKERS["adam"]()
+
+    def apply(replica: int) -> None:
+        optimizer.apply_gradients([(tf.ones([3]), weight)])
+
+    weight = tf.Variable(tf.ones([3]))
+
+    def refused(replica: int) -> str:
+        if replica:
+            return ""
+        with pytest.raises(RankMismatchError) as error:
+            apply(replica)
+        return str(error.value)
+
+    said, _ = threads.run(refused)
+    assert said == (
+        "The ranks do not agree on the steps of OneBitAdam:\n  iterations: rank 1 has 7; rank 0 has 0\n"
+        "Restore the same checkpoint on all replicas, and give the optimizer the same arguments."
+    )
+    assert asked == ["the first use of OneBitAdam"]
 
 
 def test_bfloat16_weights_train_and_none_is_left_out(threads: Threads) -> None:

@@ -46,7 +46,9 @@ def agree(
         return proposal.propose(graph, request if like is None else request.like(like), owners)
 
     propose = propose or planned
-    return plan_agreement.agree_on_plan("train", arguments, graph, propose, {}, everywhere=everywhere, known_as="train/0")
+    return plan_agreement.agree_on_plan(
+        "train", arguments, graph, propose, {}, everywhere=everywhere, known_as="train/0"
+    )
 
 
 def with_other_op(graph: OpGraph) -> OpGraph:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
-from smp_tf import gradient_marks, sharded_slots
-from smp_tf.errors import StepError
+from smp_tf import gradient_marks
 from smp_tf.replica_averages import average_gradients
 
 
@@ -59,34 +57,3 @@ def test_names_do_not_depend_on_how_many_functions_were_traced(reduced: list[dic
         # Nothing to average takes no name.
         average_gradients([None])
     assert [asked["name"] for asked in reduced] == ["smp_average_float32"] * 4
-
-
-class TestShares:
-    """With shared slots the list has None for gradients that another replica was given."""
-
-    @pytest.fixture(autouse=True)
-    def apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Each replica receives other averages than the others."""
-        monkeypatch.setattr(sharded_slots, "are_received_apart", lambda: True)
-
-    def test_what_was_made_of_averages_in_a_function_is_one(self, reduced: list[dict[str, Any]]) -> None:
-        @tf.function
-        def clipped(gradient: tf.Tensor) -> Any:
-            return average_gradients([tf.clip_by_norm(gradient_marks.mark(gradient * 1.0), 1.0), None])
-
-        value, none = clipped(tf.constant([3.0, 4.0]))
-        assert (value.numpy().tolist(), none) == (pytest.approx([0.6, 0.8]), None)
-        assert reduced == []
-
-    def test_a_changed_gradient_that_cannot_be_told_from_the_scripts_own_is_refused(
-        self, reduced: list[dict[str, Any]]
-    ) -> None:
-        """Another replica, with None in its place, would not take part in the average."""
-        with pytest.raises(StepError, match=r"a list with None in it, and in place 1 what is not known"):
-            average_gradients([None, 2.0 * tf.constant([1.0])])
-        assert reduced == []
-
-    def test_those_of_the_scripts_own_variables_are_averaged(self, reduced: list[dict[str, Any]]) -> None:
-        (average,) = average_gradients([tf.constant([1.0])])
-        assert average.numpy().tolist() == [1.0]
-        assert len(reduced) == 1

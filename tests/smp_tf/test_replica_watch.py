@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,12 @@ NAMES = {GENERATOR: "'generator'", DISCRIMINATOR: "'discriminator'", RAGGED: "'g
 
 
 @pytest.fixture(autouse=True)
-def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_watch, "_averaging", {})
     monkeypatch.setattr(replica_watch, "_everywhere", set())
     replica_watch.know_program(GENERATOR, "generator/0", everywhere=True)
     replica_watch.know_program(DISCRIMINATOR, "discriminator/0", everywhere=True)
     replica_watch.know_program(RAGGED, "generator/0", everywhere=False)
-    yield
 
 
 def in_step(rank: int, program: int, step: int = 7, seconds: float = 31.0, **more: Any) -> dict[str, Any]:
@@ -75,8 +73,8 @@ def test_replicas_in_steps_of_different_functions_are_named() -> None:
         "Rank 0 has been in step 7 of 'generator' for 31 s and waits for no message: it computes, or its gradients "
         "wait for those of other replicas, while rank 1 has been in step 5 of 'discriminator' for 40 s. Each averages "
         "gradients with the other, of different steps, so neither can end: all replicas must call the steps that give "
-        "gradients in the same order. Every rank must call the same steps in the same order, and the ranks of a replica "
-        "with batches of the same shapes."
+        "gradients in the same order. Every rank must call the same steps in the same order, and the ranks of a "
+        "replica with batches of the same shapes."
     )
 
 

@@ -296,6 +296,68 @@ def one_gradient_of_two() -> dict[str, Any]:
     return {"norms": norms, "weights": [v.numpy() for v in net.trainable_variables]}
 
 
+class Rows(smp.DistributedModel):
+    """Two rows that are added to each of the batch: to a batch of one row, and their gradients are one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = [self.add_weight(f"row_{n}", (1, 3), initializer="zeros") for n in range(2)]
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return x + self.rows[0] + self.rows[1]
+
+
+def one_row() -> dict[str, Any]:
+    """Microbatches of two rows on one replica and of one on the other, and the other way around."""
+    net, optimizer = Rows(), tf_keras.optimizers.SGD(0.5)
+    step = stepped(net)
+    for number, sizes in enumerate([(4, 2), (2, 4), (4, 4)]):
+        begin = sum(sizes[: smp.dp_rank()])
+        whole = np.random.RandomState(number).standard_normal((sum(sizes), 3)).astype(np.float32)
+        sums = [gradient.accumulate() for gradient in step(whole[begin : begin + sizes[smp.dp_rank()]])]
+        optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+    return {"weights": [v.numpy() for v in net.trainable_variables]}
+
+
+def not_as_a_step_gives_them() -> dict[str, Any]:
+    """What is said of gradients that no step has made, of accumulators, and of changed ones that Horovod is given."""
+    net, optimizer = Chain(5, 20, 30, 5), smp.DistributedOptimizer(tf_keras.optimizers.SGD(0.1))
+    step = stepped(net)
+    sums, weights = [gradient.accumulate() for gradient in step(tf.constant(batch(0)))], net.trainable_variables
+    filled = [tf.zeros_like(w) if g is None else g + 0.0 for g, w in zip(sums, weights, strict=True)]
+    kept = [tf.Variable(g) for g in filled]
+    doubled = [None if g is None else 2.0 * g for g in sums]
+    own = [tf.fill([2, 2], 1.0 + smp.dp_rank())]
+
+    def apply(gradients: Any) -> None:
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+    def average_kept() -> Any:
+        return smp.average_gradients([variable.read_value() for variable in kept])
+
+    tries = {
+        "of no step": lambda: apply([tf.ones_like(w) for w in weights]),
+        "of no step, in a function": tf.function(lambda: apply([tf.ones_like(w) for w in weights])),
+        "accumulators": lambda: smp.average_gradients(filled),
+        "accumulators, in a function": tf.function(average_kept),
+        "changed": lambda: smp.average_gradients(doubled),
+    }
+    said = {}
+    for name, attempt in tries.items():
+        try:
+            attempt()
+            said[name] = ""
+        except (smp.errors.StepError, tf.errors.InvalidArgumentError) as error:
+            said[name] = str(error)
+    # All that is well goes on: zeros in place of None, averages that were changed, and the script's own.
+    before = [w.numpy() for w in weights]
+    apply(filled)
+    changes = [float(np.abs(w.numpy() - b).max()) for w, b in zip(weights, before, strict=True)]
+    averaged = [g.numpy().tolist() for g in smp.average_gradients([*own, None])[:1]]
+    apply(smp.average_gradients([tf.fill(w.shape, 1.0 + smp.dp_rank()) for w in weights]))
+    return {"said": said, "changes": changes, "averaged": averaged, "weights": [w.numpy() for w in weights]}
+
+
 def added_up(filled: bool) -> dict[str, Any]:
     """The norm of gradients that were added up over two steps, with zeros or None for those of other replicas."""
     net = Chain(5, 20, 30, 5)
