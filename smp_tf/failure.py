@@ -7,6 +7,7 @@ exception that only follows from another rank's end ──▶ its traceback ─�
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -28,6 +29,11 @@ _CAUSE_TIME = 3.0
 _TELL_TIME = 2.0
 _LONGEST_MESSAGE = 1500
 _LINES_OF_TRACEBACK = 3
+# An error of an op in a graph begins so; then come the lines of the script that made the op.
+_IN_A_GRAPH = "Graph execution error:"
+_LINES_OF_CODE = re.compile(r'^Detected at node .* defined at \(most recent call last\):\n|^ +File ".*\n+', re.M)
+# A tf.debugging.Assert of this library, in one line; what it shows is in brackets.
+_CHECK = re.compile(r"assertion failed: \[smp_tf: (.+?)\] \[\[\{\{node ")
 
 
 class FailureHooks:
@@ -117,13 +123,28 @@ def describe(error: BaseException, trace: TracebackType | None, who: str) -> str
     """
     if isinstance(error, KeyboardInterrupt):
         return f"{who} was ended by Ctrl-C"
-    text = " ".join(str(error).split())
+    what = " ".join(_type_and_words(error).split())
+    check = _CHECK.search(what)
+    if check:
+        # Which ranks differ, it says; this one only looked.
+        return f"{who} ends the job: " + _cut(check[1].replace("] [", " ").replace("\\'", "'"))
     if isinstance(error, RankMismatchError):
         # It names the ranks that differ; the one that happened to end first is not to blame.
-        return _cut(text)
-    what = f"{type(error).__name__}: {_cut(text)}" if text else type(error).__name__
+        return _cut(what.removeprefix(f"{type(error).__name__}: "))
     lines = _last_lines(trace)
-    return f"{who} failed: {what}" + (f" (at {lines[-1]})" if lines else "")
+    return f"{who} failed: {_cut(what)}" + (f" (at {lines[-1]})" if lines else "")
+
+
+def _type_and_words(error: BaseException) -> str:
+    """An error's type and message, without the lines of code that TensorFlow puts before the message."""
+    # What is raised while a tf.function is traced is replaced by another error.
+    metadata = getattr(error, "ag_error_metadata", None)
+    if metadata is not None:
+        return str(metadata.cause_message)
+    text = str(error)
+    if text.startswith(_IN_A_GRAPH):
+        text = _LINES_OF_CODE.sub("", text.removeprefix(_IN_A_GRAPH))
+    return f"{type(error).__name__}: {text}" if text.strip() else type(error).__name__
 
 
 def _last_lines(trace: TracebackType | None) -> list[str]:

@@ -1,10 +1,13 @@
 """What an exception that ends a rank is told as, and which exceptions only follow from another."""
 
+import json
 import os
+import re
 import sys
 import threading
 
 import pytest
+import tensorflow as tf
 
 from smp_tf.errors import RankMismatchError
 from smp_tf.failure import FailureHooks, describe, follows_from_another
@@ -98,6 +101,48 @@ def test_removed_hooks_tell_nothing(hooks):
 def test_a_disagreement_blames_the_rank_it_names():
     error = caught(RankMismatchError("The ranks do not agree on x:\n  rank 2 has 3"))
     assert describe(error, error.__traceback__, "rank 0") == ("The ranks do not agree on x: rank 2 has 3")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (RankMismatchError, r"rank 2 has 3"),
+        (ValueError, r"rank 0 failed: ValueError: rank 2 has 3 \(at .*\)"),
+        # TensorFlow cannot make one of these, and raises an error of its own.
+        (json.JSONDecodeError, r"rank 0 failed: JSONDecodeError: rank 2 has 3: line 1 column 1 \(char 0\) \(at .*\)"),
+    ],
+)
+def test_an_error_in_a_tf_function_is_told_without_its_lines_of_code(kind, expected):
+    @tf.function
+    def step():
+        raise kind("rank 2 has\n3", *(["", 0] if kind is json.JSONDecodeError else []))
+
+    with pytest.raises(Exception, match="in user code") as raised:
+        step()
+    assert re.fullmatch(expected, describe(raised.value, raised.tb, "rank 0"))
+
+
+def test_an_error_of_an_op_is_told_without_its_lines_of_code():
+    @tf.function
+    def step(x):
+        return tf.strings.to_number(x, name="read")
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Graph execution error") as raised:
+        step(tf.constant("seven"))
+    words = describe(raised.value, raised.tb, "rank 0")
+    expected = "StringToNumberOp could not correctly convert string: seven [[{{node read}}]]"
+    assert words.startswith(f"rank 0 failed: InvalidArgumentError: {expected}")
+
+
+def test_a_check_of_this_library_in_a_graph_says_its_words():
+    @tf.function
+    def step(x):
+        with tf.control_dependencies([tf.debugging.Assert(x < 3, ["smp_tf: 'x' differs on rank 1. Step:", x, [7, 8]])]):
+            return tf.identity(x)
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        step(tf.constant(5))
+    assert describe(raised.value, raised.tb, "rank 0") == "rank 0 ends the job: 'x' differs on rank 1. Step: 5 7 8"
 
 
 def test_a_forked_child_tells_nobody(hooks):
