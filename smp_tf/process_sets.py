@@ -139,8 +139,8 @@ def exchange_bytes(payload: bytes, name: str, most: int = _HELLO_LIMIT) -> list[
         together = bytes(allgather(np.frombuffer(payload, np.uint8), "bytes"))
     except (tf.errors.OpError, HorovodInternalError) as error:
         raise PeerError(
-            f"Another rank ended while the ranks greeted each other ({name}). Its own message, "
-            "earlier in the output, says why."
+            f"Another rank ended while the ranks greeted each other ({name}). Its own message, earlier in the output, "
+            f"says why; of one that was killed, the launcher says which it was."
         ) from error
     said, start = [], 0
     for length in lengths:

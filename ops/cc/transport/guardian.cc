@@ -1,5 +1,6 @@
 #include "transport/guardian.h"
 
+#include <cxxabi.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -14,10 +15,12 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <mutex>
 #include <sstream>
 #include <thread>
+#include <typeinfo>
 #include <vector>
 
 namespace smp {
@@ -30,6 +33,23 @@ constexpr int kSignals[] = {SIGINT, SIGTERM};
 constexpr auto kSignalHandlerTime = std::chrono::milliseconds(500);
 // Time the news of a failure has to reach the other ranks before a signal ends this process.
 constexpr auto kTellTime = std::chrono::seconds(1);
+
+// Time until it is known here why another rank's connections to Horovod ended.
+constexpr auto kCauseTime = std::chrono::seconds(3);
+
+std::atomic<std::terminate_handler> previous_terminate{nullptr};
+std::atomic<bool> any_failed{false};
+
+// When a rank is gone, Horovod's thread on another may throw an exception of Gloo's that nobody
+// catches, before the cause is told. The guardian, which tells it, ends the process then.
+void HandleTerminate() {
+  const std::type_info* const kind = abi::__cxa_current_exception_type();
+  if (kind != nullptr && std::strstr(kind->name(), "gloo") != nullptr) {
+    std::this_thread::sleep_for(kCauseTime);
+    while (any_failed) std::this_thread::sleep_for(kCauseTime);
+  }
+  previous_terminate.load()();
+}
 
 std::atomic<int> signal_pipe{-1};
 std::atomic<int> first_signal{0};
@@ -278,6 +298,11 @@ Guardian::Guardian(const GuardianOptions& options, OnEvent on_event)
     throw std::runtime_error(std::string("opening a pipe failed: ") + std::strerror(errno));
   }
   if (options.watch_launcher) state_->launchers = WatchLaunchers();
+  if (options.end_process) {
+    any_failed = false;
+    const std::terminate_handler previous = std::set_terminate(HandleTerminate);
+    if (previous != HandleTerminate) previous_terminate = previous;
+  }
   if (options.watch_signals) {
     first_signal = 0;
     signal_pipe = state_->signals[1];
@@ -314,6 +339,7 @@ void Guardian::Failed(const std::string& line, int exit_code) {
   state_->failed = true;
   state_->line = line;
   state_->exit_code = exit_code;
+  any_failed = state_->options.end_process;
   state_->Wake();
 }
 
@@ -346,6 +372,9 @@ void Guardian::Stop() {
     return;
   }
   state_->thread.join();
+  if (state_->options.end_process && std::get_terminate() == HandleTerminate) {
+    std::set_terminate(previous_terminate);
+  }
   if (state_->options.watch_signals) {
     signal_pipe = -1;
     for (int number : kSignals) {

@@ -1,4 +1,5 @@
-// The C interface between forked processes: many messages in any order, and an intruder.
+// The C interface between forked processes: many messages in any order, one of more than 2 GiB, an
+// intruder, and an end that is told before an exception that nobody catches ends the process.
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -10,13 +11,24 @@
 #include <functional>
 #include <mutex>
 #include <random>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
 #include "transport/address.h"
 #include "transport/message.h"
 #include "transport/smp_transport.h"
+
+namespace gloo {
+
+// As Gloo throws it, in a thread of Horovod's.
+struct IoException : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace gloo
 
 namespace {
 
@@ -377,16 +389,31 @@ pid_t Fork(const std::function<void()>& child) {
   return pid;
 }
 
-void Join(pid_t pid) {
+void Join(pid_t pid, int exit_code = 0) {
   int status = 0;
   CHECK(waitpid(pid, &status, 0) == pid);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == exit_code);
+}
+
+void RunUncaught() {
+  smp_options options;
+  smp_options_init(&options);
+  options.watch_launcher = 0;
+  options.watch_signals = 0;
+  options.grace_s = 0.2;
+  char error[256] = "";
+  smp_transport* transport = smp_transport_create(0, 1, &options, error, sizeof(error));
+  CHECK(transport != nullptr);
+  std::thread([] { throw gloo::IoException("Connection closed by peer"); }).detach();
+  smp_transport_abort(transport, R"({"message": "rank 1 was lost"})", 7, 0.1);
+  pause();
 }
 
 }  // namespace
 
 int main() {
   alarm(240);
+  Join(Fork(RunUncaught), 7);
   std::vector<Line> lines;
   std::vector<pid_t> ranks;
   for (uint32_t r = 0; r < kSize; ++r) {
