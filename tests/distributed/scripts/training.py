@@ -1,6 +1,6 @@
 """Trains a small model, and lets one rank misbehave as the command line says.
 
-    training.py MODE [--steps 8] [--rank 1] [--at 3] [--save [TIMES]]
+    training.py MODE [--steps 8] [--rank 1] [--at 3] [--save [TIMES]] [--partitions P]
 
 Each rank prints a line when something has happened: "imported", "initialised", "tracing",
 "step 0 done" and so on, "saving", "finished". MODE says what the rank `--rank` does at step `--at`:
@@ -35,9 +35,11 @@ parser.add_argument("--rank", type=int, default=1)
 parser.add_argument("--at", type=int, default=3)
 parser.add_argument("--save", type=int, nargs="?", const=1, default=0, help="how often to save at the end")
 parser.add_argument("--stall-timeout", type=float, default=1800.0)
+parser.add_argument("--partitions", type=int, help="as many as ranks, if not given")
 args = parser.parse_args()
 
-smp.init({"microbatches": 4, "seed": 1, "stall_timeout": args.stall_timeout})
+config = {"microbatches": 4, "seed": 1, "stall_timeout": args.stall_timeout}
+smp.init(config if args.partitions is None else {**config, "partitions": args.partitions})
 print("initialised", flush=True)
 odd = smp.rank() == args.rank
 
