@@ -1,45 +1,55 @@
-"""A job of two ranks that ends in the way its argument names; rank 0 waits for rank 1."""
+"""A job of two ranks that ends in the way its argument names."""
 
 import os
+import secrets
 import signal
 import sys
+from typing import Any
 
 import smp_tf as smp
 
 
-def wait_for(other: int) -> None:
-    print("@@ waiting", flush=True)
-    smp.recv_from(other)
+def die(*_: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def raise_an_exception() -> None:
-    if smp.rank() == 1:
-        raise ValueError("the data are\nnot there")
-    wait_for(1)
-
-
-def die() -> None:
-    if smp.rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    wait_for(1)
-
-
-def leave_early() -> None:
-    if smp.rank() == 0:
-        wait_for(1)
+def configuration(way: str) -> dict[str, Any]:
+    """What this rank gives to smp.init, in which some ways end."""
+    if os.environ["HOROVOD_RANK"] == "1":
+        if way == "die_in_init":
+            # Asked for when Horovod runs, just before ranks tell each other their addresses.
+            secrets.token_bytes = die
+        if way == "configure_apart":
+            return {"partitions": 2, "microbatches": 2}
+    return {"partitions": 2, "microbatches": 1}
 
 
 def wait() -> None:
-    wait_for(1 - smp.rank())
+    """Each rank waits for a message of the other."""
+    print("@@ waiting", flush=True)
+    smp.recv_from(1 - smp.rank())
 
 
-def wait_in_horovod() -> None:
+def raise_beside_horovod() -> None:
     """Rank 1 fails while rank 0 waits in a collective of Horovod."""
+    if smp.rank() == 1:
+        raise ValueError("never\ncame to the sum")
+    _sum_of_all()
+
+
+def die_beside_horovod() -> None:
+    """Rank 1 dies while rank 0 waits in a collective of Horovod."""
+    if smp.rank() == 1:
+        smp.recv_from(0)
+        die()
+    smp.send("about to wait", 1)
+    _sum_of_all()
+
+
+def _sum_of_all() -> None:
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
-    if smp.rank() == 1:
-        raise ValueError("never came to the sum")
     hvd.allreduce(tf.constant([1.0]), name="sum", process_set=hvd.global_process_set)
 
 
@@ -56,12 +66,10 @@ def fit() -> None:
 
 
 def main() -> None:
-    config = {"partitions": 2}
-    if sys.argv[1] == "configure_apart":
-        config["microbatches"] = 1 + int(os.environ["HOROVOD_RANK"])
-    smp.init(config)
+    way = sys.argv[1]
+    smp.init(configuration(way))
     smp.barrier()
-    globals()[sys.argv[1]]()
+    globals()[way]()
 
 
 main()
