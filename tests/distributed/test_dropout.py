@@ -17,24 +17,22 @@ def config(partitions: int, seed: int = 1) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def trained() -> dict[int, CaseResult]:
-    """The dropout model trained on any number of partitions."""
-    case = {p: Case("dropout", "train", {"model": "dropout"}, config(p)) for p in PARTITIONS}
+def trained() -> dict[int, dict[str, CaseResult]]:
+    """The dropout model trained twice on any number of partitions."""
     module = "tests.distributed.cases.equality"
+    cases = {
+        p: [Case(name, "train", {"model": "dropout", "predicts": False}, config(p)) for name in ("first", "again")]
+        for p in PARTITIONS
+    }
     # Three first: the other processes then wait for the cases of `drawn`.
-    return {p: launch(p, module, [case[p]])["dropout"] for p in (3, 4, 2, 1)}
+    return {p: launch(p, module, cases[p]) for p in (3, 4, 2, 1)}
 
 
 @pytest.fixture(scope="module")
 def drawn() -> dict[int, dict[str, CaseResult]]:
-    """Masks on one, two and four partitions: twice with one seed, once with another."""
+    """Masks on one, two and four partitions, with two seeds."""
     cases = {
-        p: [
-            Case("first", "masks", {}, config(p)),
-            Case("again", "masks", {}, config(p)),
-            Case("other", "masks", {}, config(p, seed=2)),
-        ]
-        for p in (1, 2, 4)
+        p: [Case("first", "masks", {}, config(p)), Case("other", "masks", {}, config(p, seed=2))] for p in (1, 2, 4)
     }
     return {p: launch(p, "tests.distributed.cases.dropout", cases[p]) for p in cases}
 
@@ -49,13 +47,24 @@ def masks_of(result: CaseResult) -> np.ndarray:
 
 @pytest.mark.parametrize("partitions", PARTITIONS[1:])
 def test_training_with_dropout_is_the_same_on_any_number_of_partitions(
-    trained: dict[int, CaseResult], partitions: int
+    trained: dict[int, dict[str, CaseResult]], partitions: int
 ) -> None:
-    [alone] = trained[1].values()
-    for rank in trained[partitions].values():
+    [alone] = trained[1]["first"].values()
+    for rank in trained[partitions]["first"].values():
         np.testing.assert_allclose(rank["losses"], alone["losses"], rtol=1e-9)
         for position, value in rank["variables"].items():
             np.testing.assert_allclose(value, alone["variables"][position], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("partitions", PARTITIONS)
+def test_the_same_seed_gives_the_same_run_to_the_bit(
+    trained: dict[int, dict[str, CaseResult]], partitions: int
+) -> None:
+    for first, again in zip(trained[partitions]["first"].values(), trained[partitions]["again"].values(), strict=True):
+        np.testing.assert_array_equal(again["losses"], first["losses"])
+        assert again["variables"].keys() == first["variables"].keys()
+        for position, value in again["variables"].items():
+            np.testing.assert_array_equal(value, first["variables"][position])
 
 
 def test_masks_differ_between_steps_layers_and_microbatches(
@@ -76,10 +85,9 @@ def test_masks_do_not_depend_on_the_number_of_partitions(
     np.testing.assert_array_equal(masks_of(drawn[partitions]["first"]), masks_of(drawn[1]["first"]))
 
 
-def test_the_seed_decides(drawn: dict[int, dict[str, CaseResult]]) -> None:
+def test_another_seed_draws_other_masks(drawn: dict[int, dict[str, CaseResult]]) -> None:
     for partitions in drawn:
-        first, again, other = (masks_of(drawn[partitions][n]) for n in ("first", "again", "other"))
-        np.testing.assert_array_equal(first, again)
+        first, other = (masks_of(drawn[partitions][name]) for name in ("first", "other"))
         assert (first != other).any()
 
 
