@@ -9,27 +9,31 @@ from tests.distributed.harness import Case, CaseResult, launch
 pytestmark = pytest.mark.alone
 
 CASES = "tests.distributed.cases.graph"
-# Per stage and microbatch a stash of three layers' activations: 3 x (samples x width) floats.
-WIDTH, SAMPLES = 64, 8 * 2048
-ACTIVATION = SAMPLES // 8 * WIDTH * 4
+# Per stage and microbatch a stash of six layers' activations: 6 x (samples x width) floats.
+WIDTH, DEPTH, SAMPLES = 64, 12, 2048
+ACTIVATION = SAMPLES * WIDTH * 4
 
 
-def config(microbatches: int, schedule: str = "interleaved") -> dict[str, object]:
-    return {"microbatches": microbatches, "pipeline": schedule, "check_inputs": False, "seed": 1}
+def config(microbatches: int, schedule: str = "interleaved", check_inputs: bool = False) -> dict[str, object]:
+    return {"microbatches": microbatches, "pipeline": schedule, "check_inputs": check_inputs, "seed": 1}
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, CaseResult]:
     """All cases, in one launch of two processes; the start-up times in turns."""
-    big = {"width": WIDTH, "samples": SAMPLES}
     cases = [
-        Case("program-4", "program", {}, config(4)),
-        Case("program-8", "program", {}, config(8)),
+        Case("program-4", "program", {}, config(4, check_inputs=True)),
+        Case("program-8", "program", {}, config(8, check_inputs=True)),
         Case("idle", "idle", {"seconds": 3.0}, config(4)),
         *(Case(f"start-{m}-{n}", "start_time", {"blocks": 1}, config(m)) for n in range(3) for m in (8, 64)),
         *(
-            Case(f"peak-{schedule}", "peak_of_a_step", big, config(8, schedule))
-            for schedule in ("simple", "interleaved")
+            Case(
+                f"peak-{schedule}-{m}",
+                "peak_of_a_step",
+                {"width": WIDTH, "depth": DEPTH, "samples": m * SAMPLES},
+                config(m, schedule),
+            )
+            for schedule, m in (("simple", 8), ("interleaved", 8), ("interleaved", 1))
         ),
     ]
     # TensorFlow counts the bytes of tensors only where oneDNN's allocator is in use.
@@ -43,8 +47,9 @@ def test_a_step_runs_without_python_and_without_horovod(results: dict[str, CaseR
         assert told["python_ops"] == 0
         assert told["traced_again"] == 0
         assert told["own_calls"] == 0
-        # Rank 0 sends activations and gets gradients and losses; rank 1 the other way round.
-        forward, back = microbatches, 2 * microbatches
+        # Rank 0 sends activations and gets gradients, losses, and once the hashes of the batch; rank 1 the other way
+        # round.
+        forward, back = microbatches, 2 * microbatches + 1
         expected = (forward, back) if rank == 0 else (back, forward)
         assert (told["sends"], told["receives"]) == expected
 
@@ -66,12 +71,16 @@ def test_64_microbatches_start_in_less_than_twice_the_time_of_8(
 
 def test_live_activations_are_what_the_schedule_says(results: dict[str, CaseResult]) -> None:
     # Of 8 microbatches "simple" keeps 8 on each rank; 1F1B keeps min(2 - r, 8) on rank r.
-    simple = [r["bytes"] for r in results["peak-simple"].values()]
-    interleaved = [r["bytes"] for r in results["peak-interleaved"].values()]
-    for rank, live in enumerate((2, 1)):
-        saved = (simple[rank] - interleaved[rank]) / ACTIVATION
-        per_microbatch = saved / (8 - live)
-        assert 2.5 <= per_microbatch <= 4.5, (rank, saved, simple, interleaved)
+    simple, interleaved, one = (
+        [r["bytes"] for r in results[f"peak-{of}"].values()] for of in ("simple-8", "interleaved-8", "interleaved-1")
+    )
+    # The stash of one microbatch more is 1.5 more on rank 0, and 2.1 on rank 1. Without it, 0.2 and 0.8 are measured:
+    # a lone microbatch needs some of the second one's room on rank 0, and rank 1 has messages on their way.
+    for rank, (live, most) in enumerate(((2, 0.9), (1, 1.4))):
+        stash = (simple[rank] - interleaved[rank]) / (8 - live)
+        told = (rank, *(peaks[rank] / ACTIVATION for peaks in (simple, interleaved, one)))
+        assert 5.5 <= stash / ACTIVATION <= 7.5, told
+        assert interleaved[rank] - one[rank] < most * stash, told
 
 
 def test_a_rank_that_waits_costs_next_to_nothing(results: dict[str, CaseResult]) -> None:
