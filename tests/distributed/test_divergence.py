@@ -47,7 +47,7 @@ def test_a_rank_that_leaves_the_common_path_is_named(mode: str, does: str, odd: 
         assert "with batches of the same shapes" in last_words(outcome, rank), outcome.report()
 
 
-@pytest.mark.parametrize(("size", "odd"), [(2, 1), (3, 0)])
+@pytest.mark.parametrize(("size", "odd"), [(2, 1), pytest.param(3, 0, marks=pytest.mark.full)])
 def test_ranks_in_two_steps_that_both_know_are_named(size: int, odd: int) -> None:
     outcome = ended(size, ["known", "--odd", str(odd)])
     for rank in range(size):
@@ -59,6 +59,7 @@ def test_ranks_in_two_steps_that_both_know_are_named(size: int, odd: int) -> Non
         assert re.search(r"rank \d \(.*?\) is in step \d+ of 'train' on x: float32\(16, 8\) and waits", said), said
 
 
+@pytest.mark.full
 def test_a_rank_that_catches_an_error_of_a_step_and_goes_on_is_named() -> None:
     outcome = ended(2, ["caught"])
     assert "@@ caught in step 3" in outcome.output(1), outcome.report()

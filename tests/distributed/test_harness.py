@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.distributed import job, pool
-from tests.distributed.harness import LAUNCHER, Case, Job, launch, launch_script, on_marker
+from tests.distributed.harness import LAUNCHER, Case, Job, Line, launch, launch_script, on_marker
 from tests.distributed.job import delete_folders, running_test
 from tests.distributed.pool import POOLS
 
 SCRIPT = "tests/distributed/scripts/harness_job.py"
 CASES = "tests.distributed.cases.harness"
+# Ranks that are not forked import TensorFlow, which takes them seconds.
+COLD = [False, pytest.param(True, marks=pytest.mark.full)]
 
 
 def test_cases_return_values_arrays_and_words_per_rank() -> None:
@@ -49,6 +52,7 @@ def pid(**options: Any) -> int:
     return value["pid"]
 
 
+@pytest.mark.full
 def test_launches_share_their_processes_until_one_fails_or_fresh_ones_are_asked_for() -> None:
     seen = [pid(), pid(), pid(fresh=True), pid()]
     launch(1, CASES, [Case("dies", "die_on", {"dying_rank": 0}, None)])
@@ -57,6 +61,7 @@ def test_launches_share_their_processes_until_one_fails_or_fresh_ones_are_asked_
     assert len(set(seen)) == 4
 
 
+@pytest.mark.full
 def test_of_the_processes_that_wait_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     POOLS.end()
     monkeypatch.setattr(pool, "MOST_RANKS", 2)
@@ -77,7 +82,7 @@ def test_what_a_case_leaves_behind_is_an_error_when_its_processes_end(monkeypatc
         POOLS.end()
 
 
-@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("cold", COLD)
 def test_exit_codes_are_those_of_the_ranks(cold: bool) -> None:
     outcome = launch_script(2, SCRIPT, ["exit", "3"], deadline=30, cold=cold)
     assert outcome.returncode != 0
@@ -88,15 +93,20 @@ def test_exit_codes_are_those_of_the_ranks(cold: bool) -> None:
 
 
 def test_a_deadline_prints_every_ranks_stack_and_kills_all() -> None:
-    outcome = launch_script(2, SCRIPT, ["hang"], deadline=12)
+    def pass_deadline(job: Job, line: Line) -> None:
+        job.expires_at = time.monotonic() + 1.0
+
+    waiting = on_marker("about to wait", pass_deadline, ranks={0, 1})
+    outcome = launch_script(2, SCRIPT, ["hang"], deadline=60, on_line=waiting)
     assert outcome.timed_out
+    assert outcome.seconds < 30.0
     for rank in range(2):
         assert "about to wait" in outcome.output(rank)
         assert "in wait_for_nothing" in outcome.output(rank)
     assert all(end is not None for end in outcome.ended_at)
 
 
-@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("cold", COLD)
 def test_a_signal_is_sent_when_ranks_print_a_marker(cold: bool) -> None:
     kill = on_marker("ready", lambda job, line: job.kill(1), ranks={0, 1})
     outcome = launch_script(2, SCRIPT, ["marker"], deadline=60, on_line=kill, cold=cold)
@@ -106,7 +116,7 @@ def test_a_signal_is_sent_when_ranks_print_a_marker(cold: bool) -> None:
     assert not outcome.timed_out
 
 
-@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("cold", COLD)
 def test_the_launcher_can_be_killed(cold: bool) -> None:
     kill = on_marker("ready", lambda job, line: job.kill(LAUNCHER))
     outcome = launch_script(1, SCRIPT, ["marker"], deadline=60, on_line=kill, cold=cold)
@@ -114,6 +124,7 @@ def test_the_launcher_can_be_killed(cold: bool) -> None:
     assert outcome.exit_codes == [None]
 
 
+@pytest.mark.full
 def test_a_forked_rank_ends_with_the_process_in_whose_place_it_is() -> None:
     kill = on_marker("ready", lambda job, line: job.kill(LAUNCHER))
     variables = {"HOROVOD_RANK": "0"}
