@@ -12,7 +12,7 @@ Each rank prints a line when something has happened: "imported", "initialised", 
     shape    passes a batch of another size
     data     passes other numbers
     model    has built a model of another width, from the start
-    pause    waits forever before the step, so that the others wait inside TensorFlow
+    pause    waits forever before the step, so that the others wait inside TensorFlow; says so when rank 0 does
 """
 
 import argparse
@@ -26,6 +26,8 @@ import smp_tf as smp
 import numpy as np
 import tensorflow as tf
 from tensorflow.keras import layers
+
+from smp_tf import runtime
 
 print("imported", flush=True)
 parser = argparse.ArgumentParser()
@@ -86,6 +88,12 @@ def batch_of(step, misbehaves):
     return tf.constant(x), tf.constant(y)
 
 
+def await_step_of_rank_0(step):
+    status = None
+    while status is None or not status["in_step"] or status["step"] != step:
+        status = runtime.current().transport.ask(0)
+
+
 def main():
     for step in range(args.steps):
         misbehaves = odd and step == args.at
@@ -96,6 +104,7 @@ def main():
         if misbehaves and args.mode == "exit":
             sys.exit(3)
         if misbehaves and args.mode == "pause":
+            await_step_of_rank_0(step)
             print("pausing", flush=True)
             threading.Event().wait()
         train_step(*batch_of(step, misbehaves)).numpy()
