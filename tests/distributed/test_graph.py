@@ -74,9 +74,10 @@ def test_live_activations_are_what_the_schedule_says(results: dict[str, CaseResu
     simple, interleaved, one = (
         [r["bytes"] for r in results[f"peak-{of}"].values()] for of in ("simple-8", "interleaved-8", "interleaved-1")
     )
-    # The stash of one microbatch more is 1.5 more on rank 0, and 2.1 on rank 1. Without it, 0.2 and 0.8 are measured:
-    # a lone microbatch needs some of the second one's room on rank 0, and rank 1 has messages on their way.
-    for rank, (live, most) in enumerate(((2, 0.9), (1, 1.4))):
+    # Stashes between the peaks of 8 microbatches and of one: with one too many 1.5 on rank 0, and 2.1 on rank 1; as it
+    # should be, up to 0.2 and 1.1. A lone microbatch needs some of the second one's room on rank 0, and rank 1 has
+    # messages on their way.
+    for rank, (live, most) in enumerate(((2, 0.9), (1, 1.6))):
         stash = (simple[rank] - interleaved[rank]) / (8 - live)
         told = (rank, *(peaks[rank] / ACTIVATION for peaks in (simple, interleaved, one)))
         assert 5.5 <= stash / ACTIVATION <= 7.5, told
