@@ -98,8 +98,8 @@ def test_gradients_are_added_up_as_in_a_step_of_many_microbatches(monkeypatch: p
 
     monkeypatch.setattr(profile, "Accumulator", noted)
     ready = {unit.name: make_ready(done, unit.index, around(found)) for unit in units}
-    # The bias of the last layer has a gradient that is the same in every step, and made where it is wanted.
-    assert sorted(kind.shape or () for kind in sums) == [(8,), (8, 3), (8, 8), (8, 8)]
+    # That of the last layer's bias needs nothing of the model, and is added up where the bias is, as the others are.
+    assert sorted(kind.shape or () for kind in sums) == [(3,), (8,), (8, 3), (8, 8), (8, 8)]
     # The first unit's backward gives nothing but what is added up.
     function, given = ready["net/first"].calls[1]
     assert list(function(*given)) == []

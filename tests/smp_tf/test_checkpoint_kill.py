@@ -66,7 +66,9 @@ def start(folder: Path, deadly: int, number: int | None) -> int:
     return process.exitcode
 
 
-@pytest.mark.parametrize("number", [None, 1], ids=["another number", "the same number"])
+@pytest.mark.parametrize(
+    "number", [None, pytest.param(1, marks=pytest.mark.full)], ids=["another number", "the same number"]
+)
 def test_every_moment(number: int | None, tmp_path: Path) -> None:
     seen = []
     for deadly in range(1, 60):
