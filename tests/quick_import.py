@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+#: Begins the code of a process that finds the packages of this repository.
+CODE = "from tests import quick_import; quick_import.install()\n"
+
 
 class _Finder:
     """Finds TensorFlow, once; no garbage is looked for while it is imported, nor later among what the import made."""

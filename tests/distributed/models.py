@@ -498,7 +498,7 @@ MODELS: dict[str, ZooModel] = {
             floatx="float32",
             policy="mixed_bfloat16",
             optimizer=_plain_sgd,
-            loose=1e-3,
+            loose=3e-3,
         ),
         _entry(
             "mlp_adam_float32",

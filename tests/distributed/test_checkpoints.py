@@ -44,7 +44,7 @@ def results(folders: Path, request: pytest.FixtureRequest) -> dict[str, CaseResu
     found |= launch(1, CASES, [whole(folders, 1, "1"), whole(folders, 1, "nadam", "nadam")])
     found |= launch(3, CASES, [whole(folders, 3, "3")])
     full = request.config.getoption("--full")
-    optimizers = ("adafactor", "averages", "legacy") if full else ("averages", "legacy")
+    optimizers = ("adafactor", "averages", "legacy") if full else ("averages",)
     with_full = [resumed(folders, 2, "1"), resumed(folders, 2, "2", when="after evaluation")] if full else []
     cases = [
         whole(folders, 2, "2"),
@@ -93,7 +93,7 @@ RESUMED = {
     "1 to 2, nadam": ("nadam", "resumed nadam before nadam"),
 }
 #: "1 to 2" is also what Nadam does.
-ONLY_FULL = ("2 to 2, after evaluation", "1 to 2", "adafactor")
+ONLY_FULL = ("2 to 2, after evaluation", "1 to 2", "adafactor", "legacy")
 WAYS = params(RESUMED, ONLY_FULL)
 
 

@@ -64,12 +64,14 @@ def test_replicas_that_read_the_same_data_are_named_once() -> None:
     )
 
 
+@pytest.mark.full
 def test_replicas_with_equal_weights_and_data_of_their_own_hear_nothing() -> None:
     outcome = run(2, "own", "--partitions", "1", "--steps", "120")
     outcome.expect_clean()
     assert "same batch" not in words_of(outcome)
 
 
+@pytest.mark.full
 def test_both_checks_can_be_switched_off() -> None:
     outcome = run(2, "apart together", "--partitions", "1", "--unchecked")
     outcome.expect_clean()

@@ -205,6 +205,7 @@ def test_a_transformer_learns_split_and_is_read_by_transformers(tmp_path: Path) 
     assert told.stdout.strip() == "[] []"
 
 
+@pytest.mark.full
 def test_the_transformer_example_says_what_it_needs() -> None:
     without = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path('examples/transformer.py')"
     told = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, cwd=ROOT)

@@ -259,6 +259,9 @@ PARTS: dict[str, Callable[[Rank], None]] = {
 def main() -> None:
     name, rank_text, size_text, options, tell_fd = sys.argv[1:]
     if name.startswith("tf_"):
+        from tests import quick_import
+
+        quick_import.install()
         from tests.ops import tensor_parts
 
         PARTS.update(tensor_parts.PARTS)

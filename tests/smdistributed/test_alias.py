@@ -15,6 +15,7 @@ import tf_keras
 
 import smdistributed.modelparallel.tensorflow as smp
 import smp_tf
+from tests import quick_import
 from tests.smp_tf.conftest import _reset_keras
 
 pytestmark = pytest.mark.large
@@ -34,7 +35,7 @@ def run(code: str, **environment: str) -> str:
     """What Python code prints in a fresh process, or its error's last line."""
     clean = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", quick_import.CODE + code],
         env={**clean, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
         capture_output=True,
         text=True,

@@ -19,6 +19,7 @@ import smp_tf as smp
 from smp_tf import distributed_optimizer, gradient_marks, horovod_scope, runtime, sharded_slots
 from smp_tf.errors import StepError
 from smp_tf.topology import Grid
+from tests import quick_import
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -295,7 +296,7 @@ def test_inside_a_step_a_distributed_tape_is_a_tape(hvd: ModuleType, replicas: N
 @pytest.mark.parametrize("first", ["import horovod.tensorflow", "import smp_tf"])
 def test_horovod_may_be_imported_before_or_after(first: str) -> None:
     second = "import smp_tf" if "horovod" in first else "import horovod.tensorflow"
-    code = f"{first}; {second}; from horovod.tensorflow import allreduce, rank; print(rank.smp_original is not None)"
+    code = f"{quick_import.CODE}{first}; {second}; from horovod.tensorflow import allreduce, rank; print(rank.smp_original is not None)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},

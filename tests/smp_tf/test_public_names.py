@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import quick_import
+
 pytestmark = pytest.mark.large
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +22,7 @@ def run(code, **environment):
         if name not in ("TF_USE_LEGACY_KERAS", "HOROVOD_DYNAMIC_PROCESS_SETS")
     }
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", quick_import.CODE + code],
         env={**clean, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
         capture_output=True,
         text=True,
