@@ -296,9 +296,9 @@ def test_inside_a_step_a_distributed_tape_is_a_tape(hvd: ModuleType, replicas: N
 @pytest.mark.parametrize("first", ["import horovod.tensorflow", "import smp_tf"])
 def test_horovod_may_be_imported_before_or_after(first: str) -> None:
     second = "import smp_tf" if "horovod" in first else "import horovod.tensorflow"
-    code = f"{quick_import.CODE}{first}; {second}; from horovod.tensorflow import allreduce, rank; print(rank.smp_original is not None)"
+    code = f"{first}; {second}; from horovod.tensorflow import allreduce, rank; print(rank.smp_original is not None)"
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", quick_import.CODE + code],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
