@@ -27,6 +27,7 @@ from answers import answer
 
 #: Number of the program; steps of smp_tf's own are not run here.
 PROGRAM = 1
+LABEL = "hand_over"
 FORTH, BACK = 0, 1
 
 
@@ -56,15 +57,16 @@ class SmpTf(Way):
         """See `Way`."""
         from smp_tf.ops import send_recv
 
-        where = {"program": PROGRAM, "edge": edge, "microbatch": 0, "label": "hand_over"}
-        return send_recv.send(tensor, step, dest=1 - self.rank, **where)
+        return send_recv.send(tensor, step, dest=1 - self.rank, program=PROGRAM, edge=edge, microbatch=0, label=LABEL)
 
     def take(self, like: Any, step: Any, edge: int) -> Any:
         """See `Way`."""
         from smp_tf.ops import send_recv
 
-        where = {"program": PROGRAM, "edge": edge, "microbatch": 0, "label": "hand_over"}
-        return send_recv.recv(step, like.dtype, like.shape, src=1 - self.rank, **where)
+        source = 1 - self.rank
+        return send_recv.recv(
+            step, like.dtype, like.shape, src=source, program=PROGRAM, edge=edge, microbatch=0, label=LABEL
+        )
 
 
 class Broadcast(Way):

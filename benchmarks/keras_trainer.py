@@ -117,7 +117,8 @@ class Pipeline(Split):
         """Bytes of tensors that this rank has sent so far."""
         import smp_tf as smp
 
-        edges = smp.runtime.current().transport.stats()["edges"]
+        transport = smp.runtime.current().transport
+        edges = transport.stats()["edges"] if transport is not None else []
         return sum(edge["bytes"] for edge in edges if edge["direction"] == "sent")
 
 

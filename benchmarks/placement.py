@@ -74,7 +74,7 @@ class Row:
 
 def models() -> dict[str, Callable[[], Any]]:
     """Functions that make the models, by name."""
-    made = {
+    made: dict[str, Callable[[], Any]] = {
         name: functools.partial(_of_applications, make)
         for name, make in inspect.getmembers(tf_keras.applications, inspect.isfunction)
         if name[0].isupper()

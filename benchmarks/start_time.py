@@ -188,11 +188,11 @@ def table_of(axis: str, measured: dict[int, list[Start]], about: str) -> Table:
             f"{chosen.of_plain:.2f}",
             f"{1e3 * chosen.step:.1f}",
         )
-    chosen = {value: middle(starts) for value, starts in measured.items()}
-    if len(chosen) > 1:
-        first, last = min(chosen), max(chosen)
+    middles = {value: middle(starts) for value, starts in measured.items()}
+    if len(middles) > 1:
+        first, last = min(middles), max(middles)
         grows = [
-            exponent((first, of(chosen[first])), (last, of(chosen[last])))
+            exponent((first, of(middles[first])), (last, of(middles[last])))
             for of in (*(lambda start, part=part: start.parts[part] for part in PARTS), lambda start: start.first)
         ]
         table.add_row("grows as", *(f"{power:.2f}" for power in grows), "", "", "")

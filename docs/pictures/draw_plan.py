@@ -33,7 +33,10 @@ def bytes_of(layer: str, variables: dict[str, str]) -> int:
     total = 0
     for name, kind in variables.items():
         if f"/{layer}/".endswith(f"/{name.rpartition('/')[0]}/"):
-            bits, shape = re.fullmatch(r"[a-z]+(\d+)\[([\d,]*)\]", kind).groups()
+            described = re.fullmatch(r"[a-z]+(\d+)\[([\d,]*)\]", kind)
+            if described is None:
+                raise ValueError(f'The plan describes the weight {name} as {kind!r}, not as "float32[64,512]".')
+            bits, shape = described.groups()
             total += int(bits) // 8 * math.prod(int(size) for size in shape.split(",") if size)
     return total
 
