@@ -11,6 +11,10 @@ import pytest
 
 from tests import quick_import
 
+# Containers often set it; every process of every test would then compile smp_tf, and what it imports, anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 #: Folders in which all tests start several processes, and those in which some do: the Makefile looks nowhere else.
 ALL_SEVERAL = ("examples", "distributed")
 SOME_SEVERAL = ("benchmarks", "docs")

@@ -72,8 +72,19 @@ class References:
         self._process.communicate()
 
 
+def rounding(size: float, rate: float) -> float:
+    """By how much two trainings in float64 may differ in a weight, whatever its change, since numbers have 53 bits.
+
+    Args:
+        size: norm of the weight: its elements are rounded in each step.
+        rate: the learning rate, by which rounding counts of a gradient that is zero in truth, such as that of a bias
+            before batch normalisation. Adam makes a whole step of what is left of it.
+    """
+    return 2e-15 * size + 1e-11 * rate + 1e-16
+
+
 def relative(difference: float, size: float, floor: float) -> float:
-    """A difference relative to a size, of which `floor` is taken for rounding of zero."""
+    """A difference relative to a size, of which `floor` is taken for rounding."""
     return max(0.0, difference - floor) / size if size else max(0.0, difference - floor)
 
 
@@ -138,6 +149,7 @@ def compare_weights(found: Comparison, ranks: list[dict], reference: dict, toler
         return
     found.weights = 0.0
     square_difference = square_size = 0.0
+    rate = float(entry.optimizer().learning_rate)
     for position, name in enumerate(names):
         value = np.asarray(ranks[owners[position][0]]["variables"][str(position)], np.float64)
         final = reference[f"final_{position}"].astype(np.float64)
@@ -146,8 +158,7 @@ def compare_weights(found: Comparison, ranks: list[dict], reference: dict, toler
         square_difference += difference**2
         square_size += np.linalg.norm(final) ** 2
         if entry.floatx == "float64":
-            # Rounding of the values themselves, and of a gradient that is zero in truth.
-            floor = 1e-12 * max(1.0, np.linalg.norm(final))
+            floor = rounding(float(np.linalg.norm(final)), rate)
             error = relative(difference, np.linalg.norm(final - initial), floor)
             found.weights = max(found.weights, error)
             if not error <= tolerance:

@@ -19,6 +19,8 @@ from tf_keras import layers
 
 SEED = 7
 STEPS = 6
+# Of an image for `tf_keras.applications`, which halves it five times: the fewest of which two by two are left.
+PIXELS = 33
 
 Batch = tuple[np.ndarray, ...]
 
@@ -315,20 +317,22 @@ def _two_branches_loss(model: tf_keras.Model, batch: Sequence[tf.Tensor]) -> tf.
 
 def resnet50(base: type) -> tf_keras.Model:
     """ResNet50 as Keras ships it."""
-    return tf_keras.applications.ResNet50(weights=None, input_shape=(48, 48, 3), classes=5, classifier_activation=None)
+    return tf_keras.applications.ResNet50(
+        weights=None, input_shape=(PIXELS, PIXELS, 3), classes=5, classifier_activation=None
+    )
 
 
 def mobilenet_v2(base: type) -> tf_keras.Model:
     """MobileNetV2 as Keras ships it, a third as wide."""
     return tf_keras.applications.MobileNetV2(
-        weights=None, input_shape=(48, 48, 3), alpha=0.35, classes=5, classifier_activation=None
+        weights=None, input_shape=(PIXELS, PIXELS, 3), alpha=0.35, classes=5, classifier_activation=None
     )
 
 
 def efficientnet_b0(base: type) -> tf_keras.Model:
     """EfficientNetB0 as Keras ships it, which rescales its inputs, squeezes and excites; its random layers are off."""
     model = tf_keras.applications.EfficientNetB0(
-        weights=None, input_shape=(48, 48, 3), classes=5, classifier_activation=None
+        weights=None, input_shape=(PIXELS, PIXELS, 3), classes=5, classifier_activation=None
     )
     for layer in model.layers:
         if isinstance(layer, layers.Dropout):
@@ -481,12 +485,12 @@ MODELS: dict[str, ZooModel] = {
             loss=_two_branches_loss,
             form="built",
         ),
-        _entry("resnet50", resnet50, _features(48, 48, 3, classes=5), optimizer=_slow_sgd(1e-6)),
-        _entry("mobilenet_v2", mobilenet_v2, _features(48, 48, 3, classes=5), optimizer=_slow_sgd(1e-5)),
+        _entry("resnet50", resnet50, _features(PIXELS, PIXELS, 3, classes=5), optimizer=_slow_sgd(1e-6)),
+        _entry("mobilenet_v2", mobilenet_v2, _features(PIXELS, PIXELS, 3, classes=5), optimizer=_slow_sgd(1e-5)),
         _entry(
             "efficientnet_b0",
             efficientnet_b0,
-            _features(48, 48, 3, classes=5),
+            _features(PIXELS, PIXELS, 3, classes=5),
             form="built",
             optimizer=_slow_sgd(1e-6),
         ),

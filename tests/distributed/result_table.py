@@ -25,10 +25,10 @@ Every model is trained for six steps on P partitions with M microbatches (M in {
 ("simple", "interleaved"), the step called eagerly in most of the settings; and again in one process that never imports
 smp_tf, from the same seeds, on the same microbatches. A cell says how many of the eight settings agree, and the largest
 relative deviation among them: of a step's loss, and of the six steps' change of a variable (float32 models: of all
-weights together; "equal" is a change that is off by no more than rounding, 1e-12 of the variable's norm). Tolerances:
-float64 1e-9; float32 1e-5; mixed_bfloat16 as the model's entry in [models.py](models.py) says. The last models differ
-from others above them in little, and run with one setting per P. Made by `make test-all`, whole or in parts: a run
-replaces the cells of what it ran.
+weights together; "equal" is a change that is off by no more than rounding, 2e-15 of the variable's norm and 1e-11 of
+the learning rate). Tolerances: float64 1e-9; float32 1e-5; mixed_bfloat16 as the model's entry in
+[models.py](models.py) says. The last models differ from others above them in little, and run with one setting per P.
+Made by `make test-all`, whole or in parts: a run replaces the cells of what it ran.
 """
 
 

@@ -154,6 +154,10 @@ def _become(asked: Mapping[str, Any]) -> None:
 def _import_what_ranks_need() -> None:
     quick_import.install()
     import horovod.tensorflow  # noqa: F401
+    import networkx  # noqa: F401
+    import rich.console
+    import rich.progress
+    import rich.table  # noqa: F401
     import tensorflow as tf
 
     # Keras is imported when it is first asked for.
