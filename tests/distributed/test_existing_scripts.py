@@ -49,10 +49,11 @@ def whole() -> list[str]:
 @pytest.mark.parametrize(
     ("size", "config", "local_and_sum"),
     [
-        (4, {"partitions": 2, "horovod": True}, [(0, 0, 2), (0, 1, 4), (1, 2, 2), (1, 3, 4)]),
         pytest.param(
-            2, {"partitions": 1, "placement_strategy": "spread"}, [(0, 0, 1), (1, 1, 1)], marks=pytest.mark.full
+            *(4, {"partitions": 2, "horovod": True}, [(0, 0, 2), (0, 1, 4), (1, 2, 2), (1, 3, 4)]),
+            marks=pytest.mark.full,
         ),
+        (2, {"partitions": 1, "placement_strategy": "spread"}, [(0, 0, 1), (1, 1, 1)]),
     ],
 )
 def test_mnist_with_horovod(

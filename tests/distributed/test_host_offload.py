@@ -10,12 +10,14 @@ import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch, launch_script
 from tests.distributed.test_replicas import TOLERANCE, compare
+from tests.full_only import params
 
 CASES = "tests.distributed.cases.host_offload"
 SLOTS = "tests.distributed.cases.sharded_slots"
 REPLICAS = "tests.distributed.cases.replicas"
-#: What decides by all gradients, and what looks at a weight as a whole.
+#: What decides by all gradients, and what looks at a weight as a whole; the second with --full only.
 OPTIMIZERS = ("clipped", "adafactor")
+ONLY_FULL = ("adafactor",)
 #: With sparse gradients, and shares of samples that differ and change.
 MODEL = "sparse_embedding"
 
@@ -24,8 +26,9 @@ def config(partitions: int, **more: Any) -> dict[str, Any]:
     return {"partitions": partitions, "microbatches": 2, "seed": 1, **more}
 
 
-def trainings(partitions: int, **more: Any) -> list[Case]:
-    return [Case(name, "trained", {"optimizer": name}, config(partitions, **more)) for name in OPTIMIZERS]
+def trainings(request: pytest.FixtureRequest, partitions: int, **more: Any) -> list[Case]:
+    names = [name for name in OPTIMIZERS if name not in ONLY_FULL or request.config.getoption("--full")]
+    return [Case(name, "trained", {"optimizer": name}, config(partitions, **more)) for name in names]
 
 
 def on_shares(partitions: int, **more: Any) -> list[Case]:
@@ -33,24 +36,24 @@ def on_shares(partitions: int, **more: Any) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[str, CaseResult]:
+def whole(request: pytest.FixtureRequest) -> dict[str, CaseResult]:
     """One process, which has all on its device."""
-    return launch(1, SLOTS, trainings(1)) | launch(1, REPLICAS, on_shares(1))
+    return launch(1, SLOTS, trainings(request, 1)) | launch(1, REPLICAS, on_shares(1))
 
 
 @pytest.fixture(scope="module")
-def offloaded() -> dict[str, CaseResult]:
+def offloaded(request: pytest.FixtureRequest) -> dict[str, CaseResult]:
     """Two partitions and two replicas, and more than one key."""
     more = [
         Case("in parts", "sent", {}, config(2, gradient_offload=True)),
         Case("in parts, bf16", "sent", {}, config(2, gradient_offload=True, gradient_compression="bf16")),
         Case("legacy", "legacy", {}, config(2, optimizer_offload=True)),
     ]
-    found = launch(4, SLOTS, trainings(2, optimizer_offload=True))
+    found = launch(4, SLOTS, trainings(request, 2, optimizer_offload=True))
     return found | launch(4, REPLICAS, on_shares(2, gradient_offload=True)) | launch(4, CASES, more)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", params(OPTIMIZERS, ONLY_FULL))
 def test_every_optimizer_gives_the_weights_of_one_process(
     whole: dict[str, CaseResult], offloaded: dict[str, CaseResult], name: str
 ) -> None:

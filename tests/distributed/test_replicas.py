@@ -159,6 +159,8 @@ def test_every_schedule_on_shares_of_any_size(partitions: int, replicas: int) ->
         compare(result, wanted, 1e-9)
 
 
+# Six processes. By default the layouts are looked at in one (tests/smp_tf/test_topology.py).
+@pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_puts_stages_and_replicas_where_its_letters_say(launches: Launches, layout: str) -> None:
     stages = LAYOUTS[layout]
@@ -170,6 +172,7 @@ def test_every_layout_puts_stages_and_replicas_where_its_letters_say(launches: L
         assert told["groups"] == told["heard"] == [stages[replica], replicas[stage]]
 
 
+@pytest.mark.full
 def test_partition_i_is_on_mp_rank_i(launches: Launches) -> None:
     """The layers of the model in order, on ranks that are laid out by stage."""
     by_stage = {rank["stage"]: min(map(int, rank["variables"])) for rank in launches.of(3, 2)["mlp"].values()}

@@ -43,7 +43,7 @@ def test_files_go_to_plain_keras_and_come_from_there(launched: LaunchedCase, cas
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("launched", [launched(2, "lists"), launched(4, "lists")])
+@pytest.mark.parametrize("launched", [launched(2, "lists"), launched(4, "lists", pytest.mark.full)])
 def test_lists_are_kept_put_back_gathered_and_set(launched: LaunchedCase, case_result: CaseResult) -> None:
     ranks = case_result.values()
     for rank in ranks:
@@ -72,7 +72,7 @@ def test_sharded_weights_move_to_a_model_that_is_cut_otherwise(launched: Launche
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("launched", [launched(2, "failing"), launched(4, "failing")])
+@pytest.mark.parametrize("launched", [launched(2, "failing"), launched(4, "failing", pytest.mark.full)])
 def test_a_failure_of_the_writing_rank_is_told_to_all_and_training_can_go_on(
     launched: LaunchedCase, case_result: CaseResult
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import quick_import
 from tests.distributed.harness import ROOT, Outcome, launch_script
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -214,9 +215,16 @@ def test_the_transformer_example_says_what_it_needs() -> None:
     assert "pip install 'transformers<5'" in told.stderr
 
 
-def test_help_is_given_in_one_process() -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param([name for name in EXAMPLES if name != "transformer"], id="those of Keras"),
+        pytest.param(["transformer"], id="transformer", marks=pytest.mark.full),
+    ],
+)
+def test_help_is_given_in_one_process(names: list[str]) -> None:
     """All in one process, since each would import TensorFlow anew."""
-    code = """
+    code = f"""{quick_import.CODE}
 import runpy, sys
 sys.path.insert(0, "examples")
 for path in sys.argv[1:]:
@@ -226,7 +234,7 @@ for path in sys.argv[1:]:
     except SystemExit as end:
         print(path, "ended with", end.code)
 """
-    paths = [f"examples/{name}.py" for name in EXAMPLES]
+    paths = [f"examples/{name}.py" for name in names]
     told = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True, cwd=ROOT)
     assert re.findall(r"(\S+) ended with 0", told.stdout) == paths
     assert told.stdout.count("--help") >= len(paths)
