@@ -11,7 +11,7 @@ import pytest
 
 from tests import quick_import
 
-# Containers often set it; every process of every test would then compile smp_tf, and what it imports, anew.
+# Containers often set it; every process of every test would then compile smp_tf and the tests anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -72,15 +72,16 @@ class References:
         self._process.communicate()
 
 
-def rounding(size: float, rate: float) -> float:
-    """By how much two trainings in float64 may differ in a weight, whatever its change, since numbers have 53 bits.
+def rounding(name: str, size: float, rate: float) -> float:
+    """By how much two trainings in float64 may differ in a variable, whatever its change, since numbers have 53 bits.
 
     Args:
-        size: norm of the weight: its elements are rounded in each step.
-        rate: the learning rate, by which rounding counts of a gradient that is zero in truth, such as that of a bias
-            before batch normalisation. Adam makes a whole step of what is left of it.
+        name: of the variable: moving averages are means of activations, which are about one, and may be zero in truth.
+        size: its norm: its elements are rounded in each step.
+        rate: the learning rate, by which the rounding of a gradient counts that is zero in truth, as that of a bias
+            before batch normalisation or of attention's keys. Adam divides what is left of it by its epsilon, 1e-7.
     """
-    return 2e-15 * size + 1e-11 * rate + 1e-16
+    return 2e-15 * size + (1e-14 if "/moving_" in name else 1e-11 * rate)
 
 
 def relative(difference: float, size: float, floor: float) -> float:
@@ -112,6 +113,8 @@ def compare(entry: ZooModel, ranks: list[dict], reference: dict[str, np.ndarray]
     from tests.distributed.models import STEPS
 
     tolerance = entry.loose or {"float64": 1e-9, "float32": 1e-5}[entry.floatx]
+    # Logits of bfloat16 have two digits, and of small ones, differences of larger numbers, hardly those.
+    of_predictions = (20 if entry.loose else 10) * tolerance
     found = Comparison(losses=0.0)
     for index, rank in enumerate(ranks):
         losses = np.abs(rank["losses"] - reference["losses"]) / np.abs(reference["losses"])
@@ -123,7 +126,7 @@ def compare(entry: ZooModel, ranks: list[dict], reference: dict[str, np.ndarray]
         for number, values in enumerate(rank["predictions"]):
             plain = reference[f"predictions_{number}"]
             size = np.linalg.norm(plain)
-            if not np.linalg.norm(values - plain) <= 10 * tolerance * size:
+            if not np.linalg.norm(values - plain) <= of_predictions * size:
                 found.wrong.append(f"predictions {number} of rank {index} differ")
     if not found.wrong:
         compare_weights(found, ranks, reference, tolerance, entry)
@@ -149,7 +152,7 @@ def compare_weights(found: Comparison, ranks: list[dict], reference: dict, toler
         return
     found.weights = 0.0
     square_difference = square_size = 0.0
-    rate = float(entry.optimizer().learning_rate)
+    rate = float(entry.optimizer().learning_rate) if entry.floatx == "float64" else 0.0
     for position, name in enumerate(names):
         value = np.asarray(ranks[owners[position][0]]["variables"][str(position)], np.float64)
         final = reference[f"final_{position}"].astype(np.float64)
@@ -158,7 +161,7 @@ def compare_weights(found: Comparison, ranks: list[dict], reference: dict, toler
         square_difference += difference**2
         square_size += np.linalg.norm(final) ** 2
         if entry.floatx == "float64":
-            floor = rounding(float(np.linalg.norm(final)), rate)
+            floor = rounding(name, float(np.linalg.norm(final)), rate)
             error = relative(difference, np.linalg.norm(final - initial), floor)
             found.weights = max(found.weights, error)
             if not error <= tolerance:

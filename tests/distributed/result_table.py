@@ -26,9 +26,9 @@ Every model is trained for six steps on P partitions with M microbatches (M in {
 smp_tf, from the same seeds, on the same microbatches. A cell says how many of the eight settings agree, and the largest
 relative deviation among them: of a step's loss, and of the six steps' change of a variable (float32 models: of all
 weights together; "equal" is a change that is off by no more than rounding, 2e-15 of the variable's norm and 1e-11 of
-the learning rate). Tolerances: float64 1e-9; float32 1e-5; mixed_bfloat16 as the model's entry in
-[models.py](models.py) says. The last models differ from others above them in little, and run with one setting per P.
-Made by `make test-all`, whole or in parts: a run replaces the cells of what it ran.
+the learning rate, or 1e-14 for moving averages). Tolerances: float64 1e-9; float32 1e-5; mixed_bfloat16 as the model's
+entry in [models.py](models.py) says. The last models differ from others above them in little, and run with one setting
+per P. Made by `make test-all`, whole or in parts: a run replaces the cells of what it ran.
 """
 
 

@@ -50,7 +50,9 @@ def whole() -> list[str]:
     ("size", "config", "local_and_sum"),
     [
         pytest.param(
-            *(4, {"partitions": 2, "horovod": True}, [(0, 0, 2), (0, 1, 4), (1, 2, 2), (1, 3, 4)]),
+            4,
+            {"partitions": 2, "horovod": True},
+            [(0, 0, 2), (0, 1, 4), (1, 2, 2), (1, 3, 4)],
             marks=pytest.mark.full,
         ),
         (2, {"partitions": 1, "placement_strategy": "spread"}, [(0, 0, 1), (1, 1, 1)]),

@@ -16,12 +16,10 @@ CASES = "tests.distributed.cases.fit"
 KINDS = ("two", "masked", "own", "dropout")
 # Partitions x replicas, microbatches of one replica: four in all, so that every one has the same samples.
 SETTINGS = {"1x1": (1, 1, 4), "2x1": (2, 1, 4), "2x2": (2, 2, 2)}
-# "masked" is also fitted by one process beside plain Keras (tests/smp_tf/test_training.py).
-ONLY_FULL = ("masked",)
 # Replicas draw masks of their own, so no single process has the same. Four processes take longest.
 REPLICAS = {"two": (), "masked": pytest.mark.full, "own": pytest.mark.full}
 COMPARED = [
-    *(pytest.param(kind, "2x1", marks=pytest.mark.full if kind in ONLY_FULL else ()) for kind in KINDS),
+    *((kind, "2x1") for kind in KINDS),
     *(pytest.param(kind, "2x2", marks=marks) for kind, marks in REPLICAS.items()),
 ]
 
@@ -29,11 +27,10 @@ COMPARED = [
 @pytest.fixture(scope="module")
 def histories(request: pytest.FixtureRequest) -> dict[str, dict[str, CaseResult]]:
     found = {}
-    full = request.config.getoption("--full")
-    of_replicas = [kind for kind, marks in REPLICAS.items() if not marks or full]
+    of_replicas = [k for k, marks in REPLICAS.items() if not marks or request.config.getoption("--full")]
     for name, (partitions, replicas, microbatches) in SETTINGS.items():
         config = {"partitions": partitions, "microbatches": microbatches, "seed": 5}
-        kinds = of_replicas if replicas > 1 else [kind for kind in KINDS if kind not in ONLY_FULL or full]
+        kinds = KINDS if replicas == 1 else of_replicas
         cases = [Case(kind, "history", {"kind": kind}, config) for kind in kinds]
         found[name] = launch(partitions * replicas, CASES, cases)
     return found

@@ -91,10 +91,15 @@ def check(size: int, models: Sequence[RandomModel], record: Callable[[str, objec
     assert trained >= len(models) // 2
 
 
+@pytest.mark.distributed
+def test_random_models_are_trained_as_in_one_process(record_property: Callable[[str, object], None]) -> None:
+    check(2, drawn(3, (2,)), record_property)
+
+
 @pytest.mark.full
 @pytest.mark.distributed
 @pytest.mark.parametrize(("size", "partitions"), [(4, (2, 4)), (3, (3,)), (2, (2,))])
-def test_random_models_are_trained_as_in_one_process(
+def test_many_random_models_are_trained_as_in_one_process(
     size: int, partitions: tuple[int, ...], record_property: Callable[[str, object], None]
 ) -> None:
     check(size, drawn(100, partitions), record_property)

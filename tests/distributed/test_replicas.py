@@ -60,14 +60,19 @@ UNEQUAL = [
     Case(f"unequal shapes, {kind}", "unequal_shapes", {}, {"partitions": 1, "gradient_compression": kind})
     for kind in (None, "bf16")
 ]
+BY_STAGE_FIRST = Case(
+    "by stage first",
+    "train",
+    {"model": "mlp"},
+    {"partitions": 2, "microbatches": 2, "seed": 1, "placement_strategy": "PDT"},
+)
 SHUFFLED = Case("shuffled shares", "shuffled_shares", {}, {"partitions": 2, "microbatches": 2})
 
 
 class Launches:
     """The launches of this file, each made once, with all cases that its number of ranks is for."""
 
-    def __init__(self, full: bool) -> None:
-        self._full = full
+    def __init__(self) -> None:
         self._made: dict[tuple[int, int], dict[str, CaseResult]] = {}
 
     def of(self, partitions: int, replicas: int) -> dict[str, CaseResult]:
@@ -77,13 +82,10 @@ class Launches:
             strategy = "PDT" if key == (3, 2) else "cluster"
             more = {
                 (3, 2): place_cases(),
-                (2, 2): [SHUFFLED, OWN_GRADIENTS, *COMPRESSED.values()],
+                (2, 2): [SHUFFLED, OWN_GRADIENTS, BY_STAGE_FIRST, *COMPRESSED.values()],
                 (1, 2): [TWICE, SLICES, *RETRACED, *UNEQUAL],
             }.get(key, [])
             listed = [*cases(partitions, replicas, strategy), *more]
-            if key == (3, 2) and not self._full:
-                # Of six processes on two cores, what no other test looks at.
-                listed = [case for case in listed if case.name == "mlp" or case in more]
             # Once as often as users have it: otherwise many buckets of a step come in one cycle.
             cycle = {"HOROVOD_CYCLE_TIME": "1"} if key == (2, 2) else {}
             self._made[key] = launch(partitions * replicas, CASES, listed, environment=cycle)
@@ -91,9 +93,9 @@ class Launches:
 
 
 @pytest.fixture(scope="module")
-def launches(request: pytest.FixtureRequest) -> Launches:
+def launches() -> Launches:
     """The launches of this file."""
-    return Launches(request.config.getoption("--full"))
+    return Launches()
 
 
 @pytest.mark.parametrize(("partitions", "replicas"), [(1, 2), (2, 2), pytest.param(3, 2, marks=pytest.mark.full)])
@@ -105,6 +107,13 @@ def test_weights_are_those_of_one_process(launches: Launches, partitions: int, r
     for case in cases(partitions, replicas):
         [wanted] = launches.of(1, 1)[case.name].values()
         compare(launches.of(partitions, replicas)[case.name], wanted, TOLERANCE[case.arguments["model"]])
+
+
+def test_ranks_that_are_laid_out_by_stage_give_the_weights_of_one_process(launches: Launches) -> None:
+    [wanted] = launches.of(1, 1)["mlp"].values()
+    found = launches.of(2, 2)["by stage first"]
+    compare(found, wanted, TOLERANCE["mlp"])
+    assert [rank["stage"] for rank in found.values()] == [0, 0, 1, 1]
 
 
 def compare(found: CaseResult, wanted: dict[str, Any], tolerance: float) -> None:

@@ -132,7 +132,7 @@ def test_the_plan_shown_is_that_of_the_readme() -> None:
     assert shown in next(text for text in blocks("text", page()) if "2 partitions" in text)
 
 
-# By default README's script is run.
+# By default README's script, whose loop is of its own, is run.
 @pytest.mark.full
 @pytest.mark.distributed
 def test_getting_started_runs(tmp_path: Path) -> None:

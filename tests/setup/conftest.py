@@ -23,7 +23,7 @@ def root() -> Path:
 def checkout(tmp_path: Path) -> Path:
     """A folder with the set-up program in it and nothing set up."""
     folder = tmp_path / "checkout"
-    shutil.copytree(ROOT / "tools", folder / "tools")
+    shutil.copytree(ROOT / "tools", folder / "tools", ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 

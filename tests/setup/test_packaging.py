@@ -66,7 +66,7 @@ def build(folder: Path, kind: str, target: Path) -> Path:
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources, with the compiled ops, in which a build may leave things."""
     target = tmp_path_factory.mktemp("packaging") / "tree"
-    ignored = shutil.ignore_patterns(".git", ".venv*", ".setup", "bazel-*", "build", ".*_cache")
+    ignored = shutil.ignore_patterns(".git", ".venv*", ".setup", "bazel-*", "build", ".*_cache", "__pycache__")
     return shutil.copytree(Path(__file__).resolve().parents[2], target, ignore=ignored)
 
 
