@@ -18,3 +18,14 @@ def params(values: Iterable[str], only_full: Collection[str]) -> list[object]:
         One per value, in order.
     """
     return [pytest.param(value, marks=[pytest.mark.full] if value in only_full else []) for value in values]
+
+
+def selected(values: Iterable[str], only_full: Collection[str], config: pytest.Config) -> list[str]:
+    """Those of such values that this session runs, for a fixture that prepares them all at once.
+
+    Args:
+        values: all of them.
+        only_full: those that run only with `--full`.
+        config: of the session.
+    """
+    return [value for value in values if value not in only_full or config.getoption("--full")]

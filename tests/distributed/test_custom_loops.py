@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
-from tests.full_only import params
+from tests.full_only import params, selected
 
 CASES = "tests.distributed.cases.custom_loops"
 PARTITIONS = 2
@@ -39,17 +39,17 @@ def cases(partitions: int) -> list[Case]:
 NAMES = [case.name for case in cases(1)]
 
 
-def selected(request: pytest.FixtureRequest, partitions: int) -> list[Case]:
+def tried(request: pytest.FixtureRequest, partitions: int) -> list[Case]:
     """The cases that this session tries."""
-    full = request.config.getoption("--full")
-    return [case for case in cases(partitions) if full or case.name not in ONLY_FULL]
+    names = selected(NAMES, ONLY_FULL, request.config)
+    return [case for case in cases(partitions) if case.name in names]
 
 
 @pytest.fixture(scope="module")
 def whole(request: pytest.FixtureRequest) -> dict[str, CaseResult]:
     """One process."""
     kept = Case("two models", "two_models", {}, {"partitions": 1, "microbatches": 4, "seed": 1})
-    return launch(1, CASES, [*selected(request, 1), kept])
+    return launch(1, CASES, [*tried(request, 1), kept])
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def split(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     config = {"partitions": PARTITIONS, "microbatches": 4, "seed": 1}
     path = str(tmp_path_factory.mktemp("plans") / "plan.json")
     kept = Case("plan file", "plan_file", {"config": config, "path": path}, config)
-    return launch(PARTITIONS, CASES, [*selected(request, PARTITIONS), kept])
+    return launch(PARTITIONS, CASES, [*tried(request, PARTITIONS), kept])
 
 
 @pytest.mark.parametrize("name", params(NAMES, ONLY_FULL))

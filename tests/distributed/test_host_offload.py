@@ -10,7 +10,7 @@ import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch, launch_script
 from tests.distributed.test_replicas import TOLERANCE, compare
-from tests.full_only import params
+from tests.full_only import params, selected
 
 CASES = "tests.distributed.cases.host_offload"
 SLOTS = "tests.distributed.cases.sharded_slots"
@@ -27,7 +27,7 @@ def config(partitions: int, **more: Any) -> dict[str, Any]:
 
 
 def trainings(request: pytest.FixtureRequest, partitions: int, **more: Any) -> list[Case]:
-    names = [name for name in OPTIMIZERS if name not in ONLY_FULL or request.config.getoption("--full")]
+    names = selected(OPTIMIZERS, ONLY_FULL, request.config)
     return [Case(name, "trained", {"optimizer": name}, config(partitions, **more)) for name in names]
 
 

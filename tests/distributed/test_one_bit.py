@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
-from tests.full_only import params
+from tests.full_only import params, selected
 
 CASES = "tests.distributed.cases.one_bit"
 STEPS, WARMUP = 50, 30
@@ -29,7 +29,7 @@ def learned(names: Collection[str], **more: Any) -> Case:
 
 def trained(request: pytest.FixtureRequest) -> dict[str, str]:
     """The optimizers that this session tries."""
-    return {name: w for name, w in WHOLE.items() if name not in ONLY_FULL or request.config.getoption("--full")}
+    return {name: WHOLE[name] for name in selected(WHOLE, ONLY_FULL, request.config)}
 
 
 def shares(**more: Any) -> Case:

@@ -134,7 +134,7 @@ def test_public_workloads_are_solved_and_proved(name: str, proved: float) -> Non
 
 
 # Many at a time, since the solver's start takes longer than all of them.
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(graphs(), min_size=100, max_size=100))
 def test_no_placement_is_better(asked: list[DagProblem]) -> None:
     fastest = solve_dags([replace(one, objective="speed") for one in asked])
