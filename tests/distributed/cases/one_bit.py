@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ def language_model(names: list[str], steps: int, warmup: int) -> dict[str, Any]:
             return loss.reduce_mean()
 
         random, losses, warm = np.random.default_rng(1), [], {}
+        # Optimizers of the cases before this one in these processes were once deleted only while this one trained.
+        gc.collect()
         held = slot_bytes_here()
         with Sent() as sent:
             for step in range(steps):
