@@ -230,7 +230,7 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
         _being_built.add(optimizer)
         kept = [v for v in wanted if _updated_here(v)]
         try:
-            with update_on_host(kept):
+            with update_on_host(kept), _slots_need_no_second_trace(kept):
                 # Some look at the first variable.
                 result = original(optimizer, kept) if kept or not wanted else None
         finally:
@@ -245,6 +245,30 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _being_built: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def _slots_need_no_second_trace(weights: Iterable[Any]) -> Iterator[None]:
+    """Lets a `tf.function` keep the trace in which the slots of distributed models' weights are made.
+
+    TensorFlow traces a function anew that made variables, so as to lift their initialization out of it. Keras has then
+    made slots outside already; TensorFlow counts them all the same, and the second trace, which takes about as long as
+    the first, would be the same once more.
+
+    Args:
+        weights: slots are made for them.
+    """
+
+    def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            kwargs["experimental_enable_variable_lifting"] = False
+        return next_creator(**kwargs)
+
+    if any(variables.store_of(weight) is not None for weight in weights):
+        with tf.variable_creator_scope(creator):
+            yield
+    else:
+        yield
 
 
 def _updated_on_host(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -273,7 +297,8 @@ def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
                 f"its weights. Use the optimizer of tf_keras.optimizers, or leave optimizer_offload out."
             )
         _require_the_same_shares(optimizer, wanted)
-        result = original(optimizer, wanted)
+        with _slots_need_no_second_trace(wanted):
+            result = original(optimizer, wanted)
         with tf.init_scope():
             pending_restore.optimizer_ready(optimizer)
         return result

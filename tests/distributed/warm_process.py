@@ -1,4 +1,4 @@
-"""The process that ranks are forked from: it has imported TensorFlow, for which each would need seconds.
+"""The process that ranks are forked from: it has imported TensorFlow, for which each would need seconds, and smp_tf.
 
     pytest ── warm process ◀── socket ── rank_main.py, as horovodrun started it
                     └── fork ──▶ the rank: the script, environment, folder and streams of that rank_main.py
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from smp_tf.environment import prepare
 from tests import quick_import
 from tests.distributed import rank_main
 
@@ -147,6 +148,8 @@ def _become(asked: Mapping[str, Any]) -> None:
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
     sys.argv = asked["arguments"]
+    # What the import of smp_tf sets, of which this process has taken its own away.
+    prepare()
     tempfile.tempdir = None
     np.random.seed()
 
@@ -160,8 +163,12 @@ def _import_what_ranks_need() -> None:
     import rich.table  # noqa: F401
     import tensorflow as tf
 
-    # Keras is imported when it is first asked for.
+    import smp_tf.first_steps  # noqa: F401
+
+    # Keras, and what smp_tf is made of, is imported when it is first asked for.
     tf.keras.layers.Layer  # noqa: B018
+    for name in smp_tf.__all__:
+        getattr(smp_tf, name)
     # Ranks share the memory of what nobody looks for garbage among. They look seldom: what tracing makes stays.
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

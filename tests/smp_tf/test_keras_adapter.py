@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -197,6 +198,53 @@ def test_building_an_optimizer_makes_slots_for_own_variables_only(name: str, pat
     optimizer = getattr(tf_keras.optimizers, name)()
     optimizer.build([own, remote])
     assert (1000,) not in slots_of(optimizer)
+
+
+def traces_and_weights(optimizer: Any) -> tuple[int, list[np.ndarray]]:
+    """How often TensorFlow traces a function that trains three steps, the model and the slots made in it."""
+    model = Net()
+    traces = []
+
+    @smp.step
+    def forward_backward(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def train(x: tf.Tensor) -> tf.Tensor:
+        traces.append(1)
+        loss, gradients = forward_backward(x)
+        means = [gradient.accumulate() for gradient in gradients]
+        optimizer.apply_gradients(zip(means, model.trainable_variables, strict=True))
+        return loss.reduce_mean()
+
+    for _ in range(3):
+        train(tf.reshape(tf.range(8.0), [4, 2]))
+    return len(traces), model.get_weights()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tf_keras.optimizers.Adam,
+        tf_keras.optimizers.legacy.Adam,
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.Adam()),
+    ],
+    ids=["new", "legacy", "loss scaled"],
+)
+def test_a_function_in_which_slots_are_made_is_traced_once(
+    make: Callable[[], Any], init: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(microbatches=2)
+    once = traces_and_weights(make())
+    monkeypatch.setattr(keras_adapter, "_slots_need_no_second_trace", lambda weights: contextlib.nullcontext())
+    smp.shutdown()
+    init(microbatches=2)
+    twice = traces_and_weights(make())
+    assert (once[0], twice[0]) == (1, 2)
+    for now, before in zip(once[1], twice[1], strict=True):
+        np.testing.assert_array_equal(now, before)
 
 
 class TestBuiltBeforeTheFirstStep:
