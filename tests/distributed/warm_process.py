@@ -163,7 +163,7 @@ def _import_what_ranks_need() -> None:
     import rich.table  # noqa: F401
     import tensorflow as tf
 
-    import smp_tf.first_steps  # noqa: F401
+    import smp_tf.first_steps
 
     # Keras, and what smp_tf is made of, is imported when it is first asked for.
     tf.keras.layers.Layer  # noqa: B018

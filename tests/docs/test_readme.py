@@ -24,10 +24,20 @@ def keys_in(table: str) -> set[str]:
 
 def script(folder: Path) -> Path:
     """README's script, saving in another folder."""
-    [text] = blocks("python", page())
+    text = blocks("python", page())[0]
     assert text.count(SAVED) == 1
     path = folder / "train.py"
     path.write_text(text.replace(SAVED, repr(str(folder / "saved"))), encoding="utf-8")
+    return path
+
+
+def script_with_a_loop(folder: Path) -> Path:
+    """README's script, but for `compile` and `fit`, which the loop that is shown takes the place of."""
+    text, loop = blocks("python", page())
+    kept = text[: text.index("loss = tf.keras")]
+    assert "model.fit(" not in kept
+    path = folder / "loop.py"
+    path.write_text(kept + loop, encoding="utf-8")
     return path
 
 
@@ -35,18 +45,37 @@ def lines_that_start(outcome: Outcome, rank: int, start: str) -> list[str]:
     return [line for line in outcome.output(rank).splitlines() if line.startswith(start)]
 
 
+def losses_in(text: str) -> list[str]:
+    """What Keras says of its epochs, but for the seconds."""
+    return re.findall(r" - loss: \d\S* - accuracy: \d\S*", text)
+
+
 @pytest.mark.distributed
 def test_the_script_runs_and_prints_what_is_shown(tmp_path: Path) -> None:
     path = script(tmp_path)
     split = launch_script(2, path, environment=ONE_THREAD).expect_clean()
     shown = next(block for block in blocks("text", page()) if "2 partitions" in block)
-    table = shown[: shown.index("step 50")]
+    # Keras says that an epoch begins, and then the plan is made.
+    table = shown[shown.index("2 partitions") : shown.index("15/15")]
     assert table in split.output(0) + "\n"
-    losses = lines_that_start(split, 0, "step ")
-    assert losses == [line for line in shown.splitlines() if line.startswith("step ")]
-    assert lines_that_start(split, 1, "step ") == []
+    losses = losses_in(split.output(0))
+    assert len(losses) == 10
+    # The first epochs and the last are shown.
+    assert losses_in(shown) == [*losses[:2], losses[-1]]
+    assert losses_in(split.output(1)) == []
     assert (tmp_path / "saved" / "saved_model.pb").is_file()
 
+    whole = launch_script(1, path, environment=ONE_THREAD, launched=False).expect_clean()
+    assert losses_in(whole.output(0)) == losses
+
+
+@pytest.mark.distributed
+def test_the_loop_runs_in_place_of_fit(tmp_path: Path) -> None:
+    path = script_with_a_loop(tmp_path)
+    split = launch_script(2, path, environment=ONE_THREAD).expect_clean()
+    losses = lines_that_start(split, 0, "step ")
+    assert len(losses) == 4
+    assert lines_that_start(split, 1, "step ") == []
     whole = launch_script(1, path, environment=ONE_THREAD, launched=False).expect_clean()
     assert lines_that_start(whole, 0, "step ") == losses
 
