@@ -72,10 +72,7 @@ def one_of_four(setting: Setting) -> bool:
 
 
 def is_eager(setting: Setting) -> bool:
-    """Whether the step is called eagerly: in most settings, and within a tf.function on one P of every model.
-
-    TensorFlow traces twice what makes variables within a tf.function; the largest models are called eagerly always.
-    """
+    """Whether the step is called eagerly: in most settings, the largest models always; on one P within a tf.function."""
     if setting.model in LARGEST or setting.model not in MODELS:
         return True
     row, column = PARTITIONS.index(setting.partitions), MODELS.index(setting.model)
