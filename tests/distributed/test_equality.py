@@ -72,7 +72,7 @@ def one_of_four(setting: Setting) -> bool:
 
 
 def is_eager(setting: Setting) -> bool:
-    """Whether the step is called eagerly: in most settings, the largest models always; on one P within a tf.function."""
+    """Whether the step is called eagerly: in most settings, the largest models always; on one P in a tf.function."""
     if setting.model in LARGEST or setting.model not in MODELS:
         return True
     row, column = PARTITIONS.index(setting.partitions), MODELS.index(setting.model)
