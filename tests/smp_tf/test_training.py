@@ -40,7 +40,7 @@ def two_outputs() -> tf_keras.Model:
 def masked() -> tf_keras.Model:
     inputs = tf_keras.Input((5,), dtype=tf.int32)
     words = layers.Embedding(7, 4, mask_zero=True)(inputs)
-    tags = layers.Dense(3, name="tags")(layers.LSTM(6, return_sequences=True)(words))
+    tags = layers.Dense(3, name="tags")(layers.SimpleRNN(6, return_sequences=True)(words))
     whole = layers.Dense(2, name="whole")(layers.GlobalAveragePooling1D()(words))
     return tf_keras.Model(inputs, [tags, whole])
 
