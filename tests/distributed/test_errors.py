@@ -126,7 +126,7 @@ def test_a_rank_killed_while_all_start_ends_all_within_ten_seconds() -> None:
     """Ranks do not know each other yet: it is the launcher that names it."""
     killer = Killer("imported", 1, signal.SIGKILL, watch=1)
     outcome = run(2, "well", "--steps", "2000", killer=killer)
-    # The other may not have started yet, and then never does: nothing is left behind, and the launcher has the last word.
+    # The other may not have started yet, and then never does: nothing is left behind; the launcher has the last word.
     assert killer.at is not None
     ends = [end for end in outcome.ended_at if end is not None]
     assert all(end - killer.at < 10.0 for end in (*ends, outcome.lines[-1].at)), outcome.report()
