@@ -264,7 +264,7 @@ def _slots_need_no_second_trace(weights: Iterable[Any]) -> Iterator[None]:
             kwargs["experimental_enable_variable_lifting"] = False
         return next_creator(**kwargs)
 
-    if any(variables.store_of(weight) is not None for weight in weights):
+    if _are_of_models(weights):
         with tf.variable_creator_scope(creator):
             yield
     else:
@@ -290,7 +290,7 @@ def _made_on_host(original: Callable[..., Any]) -> Callable[..., Any]:
 def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def _create_all_weights(optimizer: Any, var_list: Iterable[Any]) -> Any:
         wanted = list(var_list)
-        if are_updates_offloaded() and any(variables.store_of(variable) is not None for variable in wanted):
+        if are_updates_offloaded() and _are_of_models(wanted):
             name = type(optimizer).__name__
             raise StepError(
                 f"optimizer_offload keeps slots on the host, and tf_keras.optimizers.legacy.{name} keeps them beside "
@@ -308,7 +308,7 @@ def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _require_the_same_shares(optimizer: Any, wanted: Iterable[Any]) -> None:
     """Raise where an optimizer has slots for another share of the variables than this rank updates now."""
-    if runtime.current_or_none() is None or all(variables.store_of(variable) is None for variable in wanted):
+    if runtime.current_or_none() is None or not _are_of_models(wanted):
         return
     then = _in_words(sharded_slots.shares_of(optimizer), are_slots_on_host(optimizer))
     now = _in_words(sharded_slots.count(), are_updates_offloaded())
@@ -390,7 +390,8 @@ def _whole_apply(kept: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, An
     if _spread.inside:
         yield
         return
-    if are_updates_offloaded() and _are_of_models(stored) and tf_internals.is_compiled_by_xla():
+    is_offloaded = are_updates_offloaded() and _are_of_models(variable for _, variable in stored)
+    if is_offloaded and tf_internals.is_compiled_by_xla():
         raise StepError(
             "Gradients are applied inside a tf.function with jit_compile=True, and slots are on the host "
             "(optimizer_offload): XLA compiles for one device. Leave jit_compile out of the function that applies "
@@ -405,9 +406,9 @@ def _whole_apply(kept: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, An
     sharded_slots.gather(variable for _, variable in stored)
 
 
-def _are_of_models(pairs: Iterable[tuple[Any, Any]]) -> bool:
+def _are_of_models(wanted: Iterable[Any]) -> bool:
     """Whether a distributed model has one of the variables."""
-    return any(variables.store_of(variable) is not None for _, variable in pairs)
+    return any(variables.store_of(variable) is not None for variable in wanted)
 
 
 def _is_spread(pairs: Iterable[Any]) -> bool:
@@ -415,7 +416,7 @@ def _is_spread(pairs: Iterable[Any]) -> bool:
     running = runtime.current_or_none()
     if running is None or not _is_divided(running):
         return False
-    return _spread.wrapped or _are_of_models(pairs)
+    return _spread.wrapped or _are_of_models(variable for _, variable in pairs)
 
 
 def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:

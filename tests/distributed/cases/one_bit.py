@@ -100,7 +100,7 @@ class Sent:
     """The bytes of gradients and momenta that this rank gives to collectives, by these, while functions are traced."""
 
     def __init__(self) -> None:
-        # By their names: a function that makes variables is traced twice.
+        # By their names: a function may be traced more than once.
         self._of_name: dict[tuple[str, str], int] = {}
         self._patches = [self._counted(name) for name in ("alltoall", "allgather", "grouped_allreduce")]
 
