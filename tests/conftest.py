@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests import quick_import
@@ -39,6 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # What one test measures is nothing to the next, nor to the user.
     os.environ["SMP_TF_PROFILES"] = "off"
     quick_import.install()
+    # Of properties that say no number of their own.
+    hypothesis.settings.register_profile("default run", max_examples=40)
+    if not config.getoption("--full"):
+        hypothesis.settings.load_profile("default run")
     config.addinivalue_line("markers", "distributed: starts several processes with horovodrun")
     config.addinivalue_line("markers", "full: the whole grid of settings; only with --full")
     config.addinivalue_line("markers", "alone: measures time or processors, so that nothing may run beside it")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,10 +135,21 @@ def test_a_gradient_in_two_buckets_is_taken_in_one_place(
     assert sorted(bucket.number for bucket in (found.buckets if found is not None else ())) == inside
 
 
-@pytest.mark.parametrize("limit", [1 << 20, KERNEL + BIAS, 1], ids=["one bucket", "a bucket per layer", "one each"])
-@pytest.mark.parametrize("weights", [None, [3, 2, 2, 1]])
-@pytest.mark.parametrize(("microbatches", "times"), [(1, 1), (4, 1), (4, 2)])
-@pytest.mark.parametrize("within", [True, False], ids=["within the last task", "behind it"])
+def averaged() -> Iterator[object]:
+    """Every combination; by default the half in which each two values meet."""
+    limits = {"one bucket": 1 << 20, "a bucket per layer": KERNEL + BIAS, "one each": 1}
+    ways = {"within the last task": True, "behind it": False}
+    parts = [(1, 1), (4, 1), (4, 2)]
+    for values in itertools.product(
+        enumerate(parts), enumerate([None, [3, 2, 2, 1]]), enumerate(limits), enumerate(ways)
+    ):
+        (part, (microbatches, times)), (weighted, weights), (limit, name), (behind, way) = values
+        marks = [] if (part + weighted + limit + behind) % 2 == 0 else [pytest.mark.full]
+        label = f"{microbatches} microbatches, {times} times, {weights}, {name}, {way}"
+        yield pytest.param(microbatches, times, weights, limits[name], ways[way], id=label, marks=marks)
+
+
+@pytest.mark.parametrize(("microbatches", "times", "weights", "limit", "within"), list(averaged()))
 def test_what_comes_of_it_is_the_sum_over_the_replicas(
     microbatches: int, times: int, weights: list[int] | None, limit: int, within: bool
 ) -> None:
@@ -182,7 +194,7 @@ class Receivers:
 # The second bucket, of the layer in the middle, goes to others as a whole.
 @pytest.mark.parametrize("elsewhere", [{3, 4}, {1, 3, 4, 6}, {1, 2, 3, 4, 5, 6}], ids=str)
 @pytest.mark.parametrize("within", [True, False], ids=["within the last task", "behind it"])
-@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.full), 4])
 def test_sums_that_another_replica_gets_are_not_here(elsewhere: set[int], within: bool, microbatches: int) -> None:
     step = dense_chain(3, 1, microbatches)
     gone = frozenset(elsewhere)

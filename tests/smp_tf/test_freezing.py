@@ -12,6 +12,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
+from tests.full_only import params
 
 pytestmark = pytest.mark.large
 
@@ -62,7 +63,7 @@ def changed(model: Any, before: list[np.ndarray]) -> list[str]:
     return layer_names(found)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", params(KINDS, ["builder"]))
 def test_compiling_again_makes_what_was_thawed_count(kind: str) -> None:
     make, inner = KINDS[kind]
     model, values = make(), list[np.ndarray]()
@@ -85,7 +86,7 @@ def test_compiling_again_makes_what_was_thawed_count(kind: str) -> None:
     assert changed(model, values) == ["middle"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", params(KINDS, ["subclass", "wrapped"]))
 def test_compiling_again_brings_another_optimizer_and_loss(kind: str) -> None:
     model, values = KINDS[kind][0](), list[np.ndarray]()
     model.compile(tf_keras.optimizers.SGD(0.1), "mse")

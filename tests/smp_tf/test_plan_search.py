@@ -38,23 +38,20 @@ def found(model: OfflineModel, limit: str | None = None, **options: Any) -> Sear
     return search(model, check_config(wanted, "a test"), 4, cluster=CLUSTER, **options)
 
 
-def test_all_that_the_ranks_allow_is_tried(model: OfflineModel) -> None:
-    sizes = [(c.config.partitions, c.replicas, c.config.microbatches) for c in found(model).candidates]
+def test_all_that_the_ranks_allow_is_tried_and_without_a_limit_replicas_are_fastest(model: OfflineModel) -> None:
+    tried = found(model)
+    sizes = [(c.config.partitions, c.replicas, c.config.microbatches) for c in tried.candidates]
     assert {(p, r) for p, r, _ in sizes} == {(1, 4), (2, 2), (4, 1)}
     assert {m for _, _, m in sizes} == {1, 2, 4, 8, 16, 32}
+    assert (tried.best.config.partitions, tried.best.replicas, tried.best.config.microbatches) == (1, 4, 1)
     pipelines = [c.config.pipeline for c in found(model, partitions=[2], microbatches=[4]).candidates]
     assert pipelines == [kind for kind in IN_ORDER if kind not in LEAN]
     lean = found(model, "3MiB", partitions=[2], microbatches=[4]).candidates
     assert [c.config.pipeline for c in lean] == list(IN_ORDER)
 
 
-def test_without_a_limit_replicas_are_fastest(model: OfflineModel) -> None:
-    best = found(model).best
-    assert (best.config.partitions, best.replicas, best.config.microbatches) == (1, 4, 1)
-
-
 def test_the_fastest_that_fits_is_taken_and_of_equals_the_smallest(model: OfflineModel) -> None:
-    tried = found(model, limit="3MiB")
+    tried = found(model, limit="3MiB", microbatches=[1, 4, 16])
     assert all(c.refused == "does not fit" and c.needed > 3 * 2**20 for c in tried.candidates if c.size[0] == 1)
     assert tried.best.config.partitions == 2
     fitting = [c for c in tried.candidates if c.fits]

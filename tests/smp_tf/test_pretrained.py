@@ -13,6 +13,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
+from tests.full_only import params
 
 pytestmark = pytest.mark.large
 
@@ -55,7 +56,7 @@ def test_a_builder_may_load_a_model(form: str, tmp_path: Path) -> None:
     assert predictions(model) == pytest.approx(source(X).numpy(), abs=1e-6)
 
 
-@pytest.mark.parametrize("form", MODELS)
+@pytest.mark.parametrize("form", params(MODELS, ["hdf5"]))
 def test_a_model_that_was_trained_by_fit_is_loaded_with_its_optimizer(form: str, tmp_path: Path) -> None:
     source = pretrained(1)
     source.compile("adam", "mse")
@@ -87,7 +88,7 @@ class Pair(smp.DistributedModel):
         return self.one(x, training=training) + 10.0 * self.other(x, training=training)
 
 
-@pytest.mark.parametrize("form", MODELS)
+@pytest.mark.parametrize("form", params(MODELS, ["hdf5"]))
 def test_two_models_of_the_same_names_in_one(form: str, tmp_path: Path) -> None:
     sources = {seed: pretrained(seed) for seed in (1, 2)}
     for seed, source in sources.items():
