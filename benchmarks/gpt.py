@@ -105,7 +105,8 @@ def build(base: type, size: Size) -> Any:
                 x = block(x)
             if not size.tied:
                 return self.out(self.norm(x))
-            return tf.matmul(self.norm(x), self.tokens.embeddings, transpose_b=True)
+            x = self.norm(x)
+            return tf.matmul(x, tf.cast(self.tokens.embeddings, x.dtype), transpose_b=True)
 
     return GPT()
 
@@ -113,7 +114,8 @@ def build(base: type, size: Size) -> Any:
 def forward_backward(model: Any, tokens: tf.Tensor, following: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Returns the gradients and the mean loss of a (micro)batch."""
     with tf.GradientTape() as tape:
-        each = tf.nn.sparse_softmax_cross_entropy_with_logits(following, model(tokens))
+        logits = tf.cast(model(tokens), tf.float32)
+        each = tf.nn.sparse_softmax_cross_entropy_with_logits(following, logits)
         loss = tf.reduce_mean(each)
     gradients = tape.gradient(loss, model.trainable_variables)
     return [tf.convert_to_tensor(gradient) for gradient in gradients], loss

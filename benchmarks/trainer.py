@@ -1,9 +1,11 @@
 """One process of the benchmark: it trains in one of three ways, and only when it is its turn.
 
-    python trainer.py WAY SIZE MICROBATCHES THREADS BALANCE SOCKET
+    python trainer.py WAY SIZE MICROBATCHES THREADS CONFIG SOCKET
 
 `step_time.py` starts these processes and tells them over a socket, one JSON object a line, what to
-do. Between its turns a process waits for the next line and computes nothing.
+do. Between its turns a process waits for the next line and computes nothing. CONFIG is a JSON object:
+"optimize" as in smp_tf's configuration; "xla": whether models are compiled, in every way; "policy": of
+Keras's mixed precision.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -69,6 +72,7 @@ class Trainer:
     Args:
         size: of the model.
         microbatches: how many parts a batch is cut into.
+        xla: whether forward and backward are compiled.
 
     Attributes:
         train: a `tf.function` that runs one optimizer step on a batch and returns the loss; each way makes its own.
@@ -76,7 +80,7 @@ class Trainer:
 
     train: Any
 
-    def __init__(self, size: Any, microbatches: int) -> None:
+    def __init__(self, size: Any, microbatches: int, xla: bool) -> None:
         import gpt
         import tf_keras
 
@@ -125,17 +129,20 @@ class Trainer:
 class WholeBatch(Trainer):
     """(a) One process, the whole batch at once: plain Keras."""
 
-    def __init__(self, size: Any, microbatches: int) -> None:
-        super().__init__(size, microbatches)
+    def __init__(self, size: Any, microbatches: int, xla: bool) -> None:
+        super().__init__(size, microbatches, xla)
         import gpt
         import tensorflow as tf
         import tf_keras
 
         model = gpt.build(tf_keras.Model, size)
+        of_batch = functools.partial(gpt.forward_backward, model)
+        if xla:
+            of_batch = tf.function(of_batch, jit_compile=True)
 
         @tf.function
         def train(tokens: Any, following: Any) -> Any:
-            gradients, loss = gpt.forward_backward(model, tokens, following)
+            gradients, loss = of_batch(tokens, following)
             self.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             return loss
 
@@ -145,14 +152,14 @@ class WholeBatch(Trainer):
 class Accumulating(Trainer):
     """(b) One process, microbatch after microbatch, gradients added up: plain Keras."""
 
-    def __init__(self, size: Any, microbatches: int) -> None:
-        super().__init__(size, microbatches)
+    def __init__(self, size: Any, microbatches: int, xla: bool) -> None:
+        super().__init__(size, microbatches, xla)
         import gpt
         import tensorflow as tf
         import tf_keras
 
         self.model = model = gpt.build(tf_keras.Model, size)
-        one = tf.function(functools.partial(gpt.forward_backward, model))
+        one = tf.function(functools.partial(gpt.forward_backward, model), jit_compile=xla or None)
 
         @tf.function
         def train(tokens: Any, following: Any) -> Any:
@@ -175,13 +182,13 @@ class Accumulating(Trainer):
 class Split(Trainer):
     """(c) This process is one rank of a pipeline."""
 
-    def __init__(self, size: Any, microbatches: int) -> None:
+    def __init__(self, size: Any, microbatches: int, xla: bool) -> None:
         import gpt
         import tensorflow as tf
 
         import smp_tf as smp
 
-        super().__init__(size, microbatches)
+        super().__init__(size, microbatches, xla)
         self.stopwatch = Stopwatch(
             importlib.import_module("smp_tf.step"),
             {
@@ -288,7 +295,8 @@ WAYS: dict[str, type[Trainer]] = {"a": WholeBatch, "b": Accumulating, "c": Split
 
 
 def main() -> None:
-    way, size_name, microbatches, threads, balance, path = sys.argv[1:]
+    way, size_name, microbatches, threads, config, path = sys.argv[1:]
+    told = json.loads(config)
     if way == "c":
         import smp_tf as smp
 
@@ -296,9 +304,10 @@ def main() -> None:
         smp.init(
             {
                 "microbatches": int(microbatches),
-                "optimize": balance,
+                "optimize": told["optimize"],
                 "intra_op_threads": int(threads),
                 "seed": SEED,
+                "xla": told["xla"],
             }
         )
         rank = smp.rank()
@@ -309,8 +318,10 @@ def main() -> None:
         tf.config.threading.set_intra_op_parallelism_threads(int(threads))
         rank = 0
     import gpt
+    import tf_keras
 
-    answer(WAYS[way](gpt.size_of(size_name), int(microbatches)), rank, path)
+    tf_keras.mixed_precision.set_global_policy(told["policy"])
+    answer(WAYS[way](gpt.size_of(size_name), int(microbatches), told["xla"]), rank, path)
 
 
 if __name__ == "__main__":

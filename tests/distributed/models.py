@@ -211,7 +211,6 @@ def _recurrent(make: Callable[..., layers.Layer]) -> Callable[[type], tf_keras.M
             [
                 layers.Input((6, 5)),
                 make(8, return_sequences=True),
-                make(7, return_sequences=True),
                 make(6),
                 layers.Dense(6, activation="tanh"),
                 layers.Dense(5),
@@ -460,6 +459,7 @@ def _entry(name: str, build: Any, batch: Any, **rest: Any) -> ZooModel:
     return ZooModel(name, build, batch, **{"loss": classification, "optimizer": _sgd, **rest})
 
 
+IMAGES = _features(PIXELS, PIXELS, 3, classes=5)
 MODELS: dict[str, ZooModel] = {
     entry.name: entry
     for entry in (
@@ -485,12 +485,12 @@ MODELS: dict[str, ZooModel] = {
             loss=_two_branches_loss,
             form="built",
         ),
-        _entry("resnet50", resnet50, _features(PIXELS, PIXELS, 3, classes=5), optimizer=_slow_sgd(1e-6)),
-        _entry("mobilenet_v2", mobilenet_v2, _features(PIXELS, PIXELS, 3, classes=5), optimizer=_slow_sgd(1e-5)),
+        _entry("resnet50", resnet50, IMAGES, optimizer=_slow_sgd(1e-6)),
+        _entry("mobilenet_v2", mobilenet_v2, IMAGES, optimizer=_slow_sgd(1e-5)),
         _entry(
             "efficientnet_b0",
             efficientnet_b0,
-            _features(PIXELS, PIXELS, 3, classes=5),
+            IMAGES,
             form="built",
             optimizer=_slow_sgd(1e-6),
         ),

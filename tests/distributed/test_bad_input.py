@@ -50,6 +50,8 @@ def test_a_mistake_gets_a_clear_error_on_every_rank(mistake: str, case_result: C
         assert all(word in error["words"] for word in words), error["words"]
 
 
+# tests/smp_tf/test_public_names.py and tests/smdistributed/test_alias.py import TensorFlow first, too.
+@pytest.mark.full
 def test_keras_3_in_place_of_tf_keras_is_named() -> None:
     outcome = launch_script(
         1,

@@ -18,7 +18,7 @@ CASES = "tests.distributed.cases.checkpoints"
 
 
 def config(partitions: int, seed: int = 1) -> dict[str, object]:
-    return {"partitions": partitions, "microbatches": 4, "seed": seed}
+    return {"partitions": partitions, "microbatches": 2, "seed": seed}
 
 
 @pytest.fixture(scope="module")
@@ -26,45 +26,57 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
-def whole(folders: Path, partitions: int, name: str, optimizer: str = "adam") -> Case:
-    arguments = {"folder": str(folders / name), "optimizer": optimizer}
+#: A graph for each of two shapes of batches, or steps of one shape, each called eagerly.
+THOROUGH: dict[str, Any] = {"eager": False, "shapes": "two"}
+QUICK: dict[str, Any] = {"eager": True, "shapes": "one"}
+
+
+def whole(folders: Path, partitions: int, name: str, how: dict[str, Any], optimizer: str = "adam") -> Case:
+    arguments = {"folder": str(folders / name), "optimizer": optimizer, **how}
     return Case(f"whole {name}", "whole", arguments, config(partitions))
 
 
-def resumed(folders: Path, partitions: int, source: str, **arguments: Any) -> Case:
+def resumed(folders: Path, partitions: int, source: str, how: dict[str, Any], **arguments: Any) -> Case:
     name = " ".join(["resumed", source, *map(str, arguments.values())])
     # Another seed: that of the checkpoint is to be used.
-    return Case(name, "resumed", {"folder": str(folders / source), **arguments}, config(partitions, seed=99))
+    told = {"folder": str(folders / source), **how, **arguments}
+    return Case(name, "resumed", told, config(partitions, seed=99))
 
 
 @pytest.fixture(scope="module")
 def results(folders: Path, request: pytest.FixtureRequest) -> dict[str, CaseResult]:
     """All launches: trainings that are saved first, then those that go on from there, in the same processes."""
-    found = launch(4, CASES, [whole(folders, 2, "2x2")])
-    found |= launch(1, CASES, [whole(folders, 1, "1"), whole(folders, 1, "nadam", "nadam")])
-    found |= launch(3, CASES, [whole(folders, 3, "3")])
     full = request.config.getoption("--full")
+    # By default, only a training of two partitions that goes on there has all that takes long.
+    how = THOROUGH if full else QUICK
+    found = launch(4, CASES, [whole(folders, 2, "2x2", how)])
+    found |= launch(1, CASES, [whole(folders, 1, "1", how), whole(folders, 1, "nadam", how, "nadam")])
+    found |= launch(3, CASES, [whole(folders, 3, "3", how)])
     optimizers = ("adafactor", "averages", "legacy") if full else ("averages",)
-    with_full = [resumed(folders, 2, "1"), resumed(folders, 2, "2", when="after evaluation")] if full else []
+    with_full = [
+        resumed(folders, 2, "1", THOROUGH),
+        resumed(folders, 2, "2", THOROUGH, when="after evaluation"),
+        resumed(folders, 2, "2", {**THOROUGH, "eager": True}, when="before", optimizer="adam"),
+    ]
     cases = [
-        whole(folders, 2, "2"),
-        *(whole(folders, 2, name, name) for name in optimizers),
-        *with_full,
-        resumed(folders, 2, "2"),
-        resumed(folders, 2, "2", when="after"),
-        resumed(folders, 2, "2", when="before", optimizer="adam", eager=True),
-        resumed(folders, 2, "3"),
-        resumed(folders, 1, "2x2"),
+        whole(folders, 2, "2", THOROUGH),
+        *(whole(folders, 2, name, how, name) for name in optimizers),
+        *(with_full if full else []),
+        resumed(folders, 2, "2", THOROUGH),
+        resumed(folders, 2, "2", THOROUGH, when="after"),
+        resumed(folders, 2, "3", how),
+        resumed(folders, 1, "2x2", how),
         # Nadam has a product of momenta that no weight has: the same on every number of ranks.
-        resumed(folders, 2, "nadam", when="before", optimizer="nadam"),
-        *(resumed(folders, 2, name, when="before", optimizer=name) for name in optimizers),
+        resumed(folders, 2, "nadam", how, when="before", optimizer="nadam"),
+        *(resumed(folders, 2, name, how, when="before", optimizer=name) for name in optimizers),
         Case("rotation", "rotation", {"folder": str(folders / "rotation")}, config(2)),
         Case("measured", "measured", {"folder": str(folders / "measured")}, config(2)),
         Case("nothing", "restored_from_nothing", {"folder": str(folders / "nothing")}, config(2)),
     ]
     found |= launch(2, CASES, cases)
-    found |= {f"on 3: {n}": r for n, r in launch(3, CASES, [resumed(folders, 3, "2")]).items()}
-    found |= {f"on 1: {n}": r for n, r in launch(1, CASES, [resumed(folders, 1, "2")]).items()}
+    for partitions in (1, 3) if full else (1,):
+        [again] = launch(partitions, CASES, [resumed(folders, partitions, "2", THOROUGH)]).values()
+        found[f"on {partitions}: resumed 2"] = again
     return found
 
 
@@ -81,7 +93,7 @@ RESUMED = {
     "2 to 2": ("2", "resumed 2"),
     "2 to 2, after steps": ("2", "resumed 2 after"),
     "2 to 2, after evaluation": ("2", "resumed 2 after evaluation"),
-    "2 to 2, eagerly": ("2", "resumed 2 before adam True"),
+    "2 to 2, eagerly": ("2", "resumed 2 before adam"),
     "1 to 2": ("1", "resumed 1"),
     "3 to 2": ("3", "resumed 3"),
     "2 to 3": ("2", "on 3: resumed 2"),
@@ -92,8 +104,8 @@ RESUMED = {
     "legacy": ("legacy", "resumed legacy before legacy"),
     "1 to 2, nadam": ("nadam", "resumed nadam before nadam"),
 }
-#: "1 to 2" is also what Nadam does.
-ONLY_FULL = ("2 to 2, after evaluation", "1 to 2", "adafactor", "legacy")
+#: "1 to 2" is also what Nadam does, and by default most go on eagerly.
+ONLY_FULL = ("2 to 2, after evaluation", "2 to 2, eagerly", "1 to 2", "2 to 3", "adafactor", "legacy")
 WAYS = params(RESUMED, ONLY_FULL)
 
 

@@ -10,6 +10,9 @@ import pytest
 from tests.distributed.harness import Case, CaseResult, launch
 
 PARTITIONS = (1, 2, 3, 4)
+#: Without --full: a training on two partitions, and masks also on three.
+TRAINED, DRAWN = (1, 2), (1, 2, 3)
+SEVERAL = [pytest.param(p, marks=[] if p in TRAINED else [pytest.mark.full]) for p in PARTITIONS[1:]]
 
 
 def config(partitions: int, seed: int = 1) -> dict[str, object]:
@@ -17,24 +20,29 @@ def config(partitions: int, seed: int = 1) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def trained() -> dict[int, dict[str, CaseResult]]:
-    """The dropout model trained twice on any number of partitions."""
-    module = "tests.distributed.cases.equality"
-    cases = {
-        p: [Case(name, "train", {"model": "dropout", "predicts": False}, config(p)) for name in ("first", "again")]
-        for p in PARTITIONS
-    }
-    # Three first: the other processes then wait for the cases of `drawn`.
-    return {p: launch(p, module, cases[p]) for p in (3, 4, 2, 1)}
+def trained(request: pytest.FixtureRequest) -> dict[int, dict[str, CaseResult]]:
+    """The dropout model trained on any number of partitions, and twice on several."""
+
+    def cases(partitions: int) -> list[Case]:
+        names = ("first", "again") if partitions > 1 else ("first",)
+        given = {"model": "dropout", "predicts": False}
+        return [Case(name, "train", given, config(partitions)) for name in names]
+
+    several = PARTITIONS if request.config.getoption("--full") else TRAINED
+    # The largest first: the other processes then wait for the cases of `drawn`.
+    return {p: launch(p, "tests.distributed.cases.equality", cases(p)) for p in reversed(several)}
 
 
 @pytest.fixture(scope="module")
-def drawn() -> dict[int, dict[str, CaseResult]]:
-    """Masks on one, two and four partitions, with two seeds."""
-    cases = {
-        p: [Case("first", "masks", {}, config(p)), Case("other", "masks", {}, config(p, seed=2))] for p in (1, 2, 4)
-    }
-    return {p: launch(p, "tests.distributed.cases.dropout", cases[p]) for p in cases}
+def drawn(request: pytest.FixtureRequest) -> dict[int, dict[str, CaseResult]]:
+    """Masks on several numbers of partitions, on two with another seed as well."""
+
+    def cases(partitions: int) -> list[Case]:
+        seeds = {"first": 1, "other": 2} if partitions == 2 else {"first": 1}
+        return [Case(name, "masks", {}, config(partitions, seed)) for name, seed in seeds.items()]
+
+    several = PARTITIONS if request.config.getoption("--full") else DRAWN
+    return {p: launch(p, "tests.distributed.cases.dropout", cases(p)) for p in several}
 
 
 def masks_of(result: CaseResult) -> np.ndarray:
@@ -45,7 +53,7 @@ def masks_of(result: CaseResult) -> np.ndarray:
     return first
 
 
-@pytest.mark.parametrize("partitions", PARTITIONS[1:])
+@pytest.mark.parametrize("partitions", SEVERAL)
 def test_training_with_dropout_is_the_same_on_any_number_of_partitions(
     trained: dict[int, dict[str, CaseResult]], partitions: int
 ) -> None:
@@ -56,7 +64,7 @@ def test_training_with_dropout_is_the_same_on_any_number_of_partitions(
             np.testing.assert_allclose(value, alone["variables"][position], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("partitions", PARTITIONS)
+@pytest.mark.parametrize("partitions", SEVERAL)
 def test_the_same_seed_gives_the_same_run_to_the_bit(
     trained: dict[int, dict[str, CaseResult]], partitions: int
 ) -> None:
@@ -78,7 +86,7 @@ def test_masks_differ_between_steps_layers_and_microbatches(
         assert (flat[one] != flat[other]).any(), (one, other)
 
 
-@pytest.mark.parametrize("partitions", [2, 4])
+@pytest.mark.parametrize("partitions", [2, 3, pytest.param(4, marks=pytest.mark.full)])
 def test_masks_do_not_depend_on_the_number_of_partitions(
     drawn: dict[int, dict[str, CaseResult]], partitions: int
 ) -> None:
@@ -86,9 +94,8 @@ def test_masks_do_not_depend_on_the_number_of_partitions(
 
 
 def test_another_seed_draws_other_masks(drawn: dict[int, dict[str, CaseResult]]) -> None:
-    for partitions in drawn:
-        first, other = (masks_of(drawn[partitions][name]) for name in ("first", "other"))
-        assert (first != other).any()
+    first, other = (masks_of(drawn[2][name]) for name in ("first", "other"))
+    assert (first != other).any()
 
 
 def test_replicas_draw_different_masks() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.distributed.harness import LAUNCHER, Job, Line, Outcome, launch_script
+from tests.full_only import params
 
 SCRIPT = "tests/distributed/scripts/training.py"
 
@@ -65,7 +66,7 @@ def assert_all_end_within(seconds: float, outcome: Outcome, since: float | None)
 
 
 def test_a_whole_run_is_clean() -> None:
-    run(2, "well", "--save").expect_clean()
+    run(2, "well", "--steps", "3", "--save").expect_clean()
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,10 @@ KILLS = {
     "saving": Kill("saving", 2, 1, LATER),
     # A rank in the middle: the last stage of the first replica, whose others average with it.
     "replicas": Kill("step 0 done", 4, 1, LATER, partitions=2),
-    "saving_of_4": Kill("saving", 4, 2, LATER),
 }
 # Four ranks take long to start.
 MORE_KILLS = {
+    "saving_of_4": Kill("saving", 4, 2, LATER),
     "initialised_of_4": Kill("initialised", 4, 3, FIRST),
     "tracing_of_4": Kill("tracing", 4, 0, FIRST),
     "first_step_of_4": Kill("step 0 done", 4, 3, LATER),
@@ -152,7 +153,7 @@ def test_an_exception_on_one_rank_is_the_stated_cause_on_all() -> None:
     assert "Traceback" in outcome.output(1)
 
 
-@pytest.mark.parametrize("mode", ["leave", "exit"])
+@pytest.mark.parametrize("mode", params(["leave", "exit"], only_full={"exit"}))
 def test_leaving_the_loop_early_is_noticed_at_once(mode: str) -> None:
     outcome = run(2, mode, "--steps", "2000")
     assert outcome.returncode != 0, outcome.report()
@@ -186,7 +187,14 @@ def test_a_rank_that_is_fed_another_batch_is_named_with_what_differs() -> None:
         assert re.fullmatch(expected, message(outcome, rank)), outcome.report()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "sigterm"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        # In test_endings.py it ends a fit.
+        pytest.param(signal.SIGINT, id="ctrl_c", marks=pytest.mark.full),
+        pytest.param(signal.SIGTERM, id="sigterm"),
+    ],
+)
 def test_signals_to_the_launcher_end_all(number: signal.Signals) -> None:
     killer = Killer("pausing", LAUNCHER, number, watch=1)
     outcome = run(2, "pause", killer=killer)
@@ -202,7 +210,8 @@ def test_signals_to_the_launcher_end_all(number: signal.Signals) -> None:
         pytest.param(
             signal.SIGINT, r"(ends in step 3: was ended by SIGINT \(Ctrl-C\)|was ended by Ctrl-C)", id="ctrl_c"
         ),
-        pytest.param(signal.SIGTERM, "ends in step 3: was ended by SIGTERM", id="sigterm"),
+        # The launcher sends it to both, in the test above.
+        pytest.param(signal.SIGTERM, "ends in step 3: was ended by SIGTERM", id="sigterm", marks=pytest.mark.full),
     ],
 )
 def test_a_signal_to_a_rank_inside_tensorflow_ends_all(number: signal.Signals, words: str) -> None:
@@ -213,9 +222,9 @@ def test_a_signal_to_a_rank_inside_tensorflow_ends_all(number: signal.Signals, w
 
 
 def test_ranks_end_when_the_launcher_is_killed() -> None:
-    killer = Killer("step 3 done", LAUNCHER, signal.SIGKILL, watch=1)
+    killer = Killer("pausing", LAUNCHER, signal.SIGKILL, watch=1)  # rank 0 waits for rank 1, in C++
     # They look for it among their ancestors.
-    outcome = run(2, "well", "--steps", "1000000", killer=killer, cold=True)
+    outcome = run(2, "pause", killer=killer, cold=True)
     assert_all_end_within(20.0, outcome, killer.at)
 
 

@@ -41,7 +41,7 @@ def test_mnist_without_horovod() -> None:
 @pytest.fixture(scope="module")
 def whole() -> list[str]:
     """What one process prints that is given all replicas' batches."""
-    outcome = run(1, "mnist_horovod", {"partitions": 1, "microbatches": 4}, launched=False)
+    outcome = run(1, "mnist_horovod", {"partitions": 1, "microbatches": 2}, launched=False)
     assert len(lines(outcome, "epoch ")) == 8
     return lines(outcome, "epoch ")
 

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.distributed.conftest import LaunchedCase
 from tests.distributed.harness import Case, CaseResult, launch
+from tests.full_only import selected
 
 CASES = "tests.distributed.cases.fit"
 KINDS = ("two", "masked", "own", "dropout")
 # Partitions x replicas, microbatches of one replica: four in all, so that every one has the same samples.
 SETTINGS = {"1x1": (1, 1, 4), "2x1": (2, 1, 4), "2x2": (2, 2, 2)}
-# Replicas draw masks of their own, so no single process has the same. Four processes take longest.
-REPLICAS = {"two": (), "masked": pytest.mark.full, "own": pytest.mark.full}
+# Replicas draw masks of their own, so no single process has the same.
+KINDS_OF = {"1x1": KINDS, "2x1": KINDS, "2x2": ("two", "masked", "own")}
+# Four processes take longest. By default, one process goes on with the dropout of two partitions, below.
+ONLY_FULL = {"1x1": ("dropout",), "2x1": ("dropout",), "2x2": ("masked", "own")}
 COMPARED = [
-    *((kind, "2x1") for kind in KINDS),
-    *(pytest.param(kind, "2x2", marks=marks) for kind, marks in REPLICAS.items()),
+    pytest.param(kind, processes, marks=[pytest.mark.full] if kind in ONLY_FULL[processes] else [])
+    for processes in ("2x1", "2x2")
+    for kind in KINDS_OF[processes]
 ]
 
 
 @pytest.fixture(scope="module")
 def histories(request: pytest.FixtureRequest) -> dict[str, dict[str, CaseResult]]:
     found = {}
-    of_replicas = [k for k, marks in REPLICAS.items() if not marks or request.config.getoption("--full")]
     for name, (partitions, replicas, microbatches) in SETTINGS.items():
         config = {"partitions": partitions, "microbatches": microbatches, "seed": 5}
-        kinds = KINDS if replicas == 1 else of_replicas
+        kinds = selected(KINDS_OF[name], ONLY_FULL[name], request.config)
         cases = [Case(kind, "history", {"kind": kind}, config) for kind in kinds]
         found[name] = launch(partitions * replicas, CASES, cases)
     return found
@@ -65,35 +68,40 @@ def test_progress_is_shown_by_rank_0(histories: dict[str, dict[str, CaseResult]]
         assert ["Epoch 3/3" in text for text in output] == [True] + [False] * (ranks - 1)
 
 
-def case(size: int, name: str, function: str, folder: str, **arguments: Any) -> Any:
-    config = {"partitions": 2, "microbatches": 2, "seed": 5}
-    return pytest.param(LaunchedCase(size, CASES, Case(name, function, arguments, config)), id=name)
-
-
-def interrupted(save_freq: Any, kind: str, folder: Path, config: dict[str, Any], name: str | None = None) -> list[Case]:
+def interrupted(
+    save_freq: Any, kind: str, folder: Path, config: dict[str, Any], parts: Collection[str] = ("first", "second")
+) -> list[Case]:
     """A training that is not interrupted, one that is after 7 batches, and one that goes on from its last backup."""
-    name = name or str(save_freq)
     cases = []
-    for part, stop_after in (("whole", None), ("first", 7), ("second", None)):
-        backup = folder / f"{name}{'-whole' if part == 'whole' else ''}"
+    for part in parts:
+        backup = folder / f"{save_freq}{'-whole' if part == 'whole' else ''}"
+        stop_after = 7 if part == "first" else None
         told = {"kind": kind, "folder": str(backup), "stop_after": stop_after, "save_freq": save_freq}
-        cases.append(Case(f"{name} {part}", "interrupted", told, config))
+        cases.append(Case(f"{save_freq} {part}", "interrupted", told, config))
     return cases
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_callbacks_decide_alike_and_write_once(size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "kind"), [(2, "dropout"), *(pytest.param(4, kind, marks=pytest.mark.full) for kind in ("two", "dropout"))]
+)
+def test_callbacks_decide_alike_and_write_once(size: int, kind: str, tmp_path: Path) -> None:
     config = {"partitions": 2, "microbatches": 2, "seed": 5}
+    alone = config | {"partitions": 1}
+    # Replicas draw masks of their own, so no single process goes on as they would.
+    as_one_process = size == 2 or kind != "dropout"
     cases = [
         Case("callbacks", "callbacks", {"folder": str(tmp_path / "all")}, config),
-        Case("summary", "summary", {}, config),
+        # How often it keeps a backup is nothing to a training that nobody interrupts.
+        *interrupted(3, kind, tmp_path, config, ["whole"]),
+        *interrupted("epoch", kind, tmp_path, config, ["first"]),
     ]
-    cases += interrupted("epoch", "dropout", tmp_path, config) + interrupted(3, "two", tmp_path, config)
-    _, moved, moved_on = interrupted("epoch", "two", tmp_path, config, "moved")
-    cases.append(moved)
     (tmp_path / "all").mkdir()
     found = launch(size, CASES, cases)
+    if as_one_process:
+        shutil.copytree(tmp_path / "epoch", tmp_path / "one" / "epoch")
+    cases = [*interrupted("epoch", kind, tmp_path, config, ["second"]), *interrupted(3, kind, tmp_path, config)]
+    found |= launch(size, CASES, cases)
     ranks = found["callbacks"].values()
     for rank in ranks:
         assert rank["epochs"] == [0, 1, 2]
@@ -112,23 +120,28 @@ def test_callbacks_decide_alike_and_write_once(size: int, tmp_path: Path) -> Non
     assert "Epoch 3/6" in ranks[0]["printed"]
     for rank in ranks[1:]:
         assert rank["printed"] == ""
-    # One process goes on from the epoch's end that two partitions have kept.
-    alone = interrupted(3, "two", tmp_path / "one", config | {"partitions": 1})
-    one_process = launch(1, CASES, [*alone, replace(moved_on, config=config | {"partitions": 1})])
-    [rest] = one_process["moved second"].values()
-    assert rest["batches"] == 10
-    np.testing.assert_allclose(rest["losses"], found["3 whole"].values()[0]["losses"][1:], rtol=1e-5)
+    wanted_of = {"epoch": found["3 whole"]}
+    if as_one_process:
+        # One process goes on from the epoch's end that two partitions have kept.
+        cases = interrupted(3, kind, tmp_path / "one", alone)
+        one_process = launch(1, CASES, [*cases, *interrupted("epoch", kind, tmp_path / "one", alone, ["second"])])
+        [rest] = one_process["epoch second"].values()
+        assert rest["batches"] == 10
+        np.testing.assert_allclose(rest["losses"], found["3 whole"].values()[0]["losses"][1:], rtol=1e-5)
+        wanted_of[3] = one_process["3 second"]
     # After the backup of every third batch Keras goes on with the epoch's second batch, but with the data's first.
-    for save_freq, batches, wanted in (("epoch", 10, found["epoch whole"]), (3, 9, one_process["3 second"])):
-        ranks = zip(*(found[f"{save_freq} {part}"].values() for part in ("whole", "first", "second")), strict=True)
-        for whole, first, second in ranks:
-            np.testing.assert_allclose(second["losses"][-1], wanted.values()[0]["losses"][-1], rtol=1e-5)
-            assert (whole["batches"], whole["left"]) == (15, False)
+    for whole in found["3 whole"].values():
+        assert (whole["batches"], whole["left"]) == (15, False)
+    for save_freq, batches in (("epoch", 10), (3, 9)):
+        for first, second in zip(*(found[f"{save_freq} {part}"].values() for part in ("first", "second")), strict=True):
+            if save_freq in wanted_of:
+                [wanted, *_] = wanted_of[save_freq].values()
+                np.testing.assert_allclose(second["losses"][-1], wanted["losses"][-1], rtol=1e-5)
             assert (first["batches"], first["left"]) == (7, True)
             assert (second["batches"], second["left"]) == (batches, False)
-    for rank in found["summary"].values():
-        assert "Which rank stores a layer is decided at the first step." in rank["before"]
-        assert rank["after"] == found["summary"].values()[0]["after"]
+    for rank in ranks:
+        assert "Which rank stores a layer is decided at the first step." in rank["summary before"]
+        assert rank["summary after"] == ranks[0]["summary after"]
 
 
 @pytest.mark.distributed
@@ -146,22 +159,17 @@ def test_replicas_with_different_numbers_of_batches_are_told() -> None:
 def test_ranks_begin_alike_and_stop_together(tmp_path: Path) -> None:
     config = {"partitions": 2, "microbatches": 2, "seed": 5}
     cases = [
-        Case("epoch", "stopped_by_one", {"rank": 1, "epoch": 1}, config),
-        Case("batch", "stopped_by_one", {"rank": 0, "batch": 2}, config),
-        Case("unlike", "called_unlike", {"epochs": 3}, config),
-        Case("loggers", "called_unlike", {"callbacks": []}, config),
+        Case("one model", "of_one_model", {}, config),
         Case("best", "best_weights_stay", {}, config),
-        Case("sequence", "sequence", {}, config),
-        Case("workers", "sequence", {"workers": 2}, config),
         Case("summaries", "summaries", {"folder": str(tmp_path)}, config),
         Case("no summaries", "summaries", {"folder": None}, config),
     ]
     found = launch(2, CASES, cases)
-    for rank in range(2):
-        assert found["epoch"].values()[rank] == {"epochs": 2, "batches": 10}
-        assert found["batch"].values()[rank] == {"epochs": 1, "batches": 3}
-        assert found["loggers"].values()[rank] == {"said": ""}
-        said = found["unlike"].values()[rank]["said"].splitlines()
+    for rank, of_one_model in enumerate(found["one model"].values()):
+        assert of_one_model["stopped at an epoch"] == {"epochs": 2, "batches": 10}
+        assert of_one_model["stopped at a batch"] == {"epochs": 1, "batches": 3}
+        assert of_one_model["with other loggers"] == ""
+        said = of_one_model["unlike"].splitlines()
         assert said[0] == "The ranks do not agree on how fit is called:"
         assert said[1].endswith("has 1.0; rank 0 has 3.0")
         assert said[2].endswith("has []; rank 0 has ['EarlyStopping']")
@@ -169,9 +177,10 @@ def test_ranks_begin_alike_and_stop_together(tmp_path: Path) -> None:
         assert (best["sent"], best["sent_in_all"], best["epochs"]) == (0, True, 3)
         for kept, now in zip(best["best"], best["now"], strict=True):
             np.testing.assert_array_equal(kept, now)
-    for name in ("sequence", "workers"):
-        assert len(found[name].values()[0]["batches"]) == 10, name
-        assert found[name].values()[0] == found[name].values()[1], name
+    first, second = found["one model"].values()
+    for name in ("sequence", "of workers"):
+        assert len(first[name]) == 10, name
+        assert first[name] == second[name], name
     told = ["tf.summary writes nothing inside step 'train_step'" in said for said in found["summaries"].output]
     assert told == [True, False]
     assert found["summaries"].values() == found["no summaries"].values()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
@@ -9,6 +11,8 @@ from tests.distributed.harness import Case, CaseResult, launch
 pytestmark = pytest.mark.alone
 
 CASES = "tests.distributed.cases.graph"
+# TensorFlow counts the bytes of tensors only where oneDNN's allocator is in use.
+ENVIRONMENT = {"TF_ENABLE_ONEDNN_OPTS": "1", "HOROVOD_CYCLE_TIME": ""}
 # Per stage and microbatch a stash of six layers' activations: 6 x (samples x width) floats.
 WIDTH, DEPTH, SAMPLES = 64, 12, 2048
 ACTIVATION = SAMPLES * WIDTH * 4
@@ -20,12 +24,11 @@ def config(microbatches: int, schedule: str = "interleaved", check_inputs: bool 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, CaseResult]:
-    """All cases, in one launch of two processes; the start-up times in turns."""
+    """All cases but those of start-up times, in one launch of two processes."""
     cases = [
         Case("program-4", "program", {}, config(4, check_inputs=True)),
         Case("program-8", "program", {}, config(8, check_inputs=True)),
         Case("idle", "idle", {"seconds": 3.0}, config(4)),
-        *(Case(f"start-{m}-{n}", "start_time", {"blocks": 1}, config(m)) for n in range(3) for m in (8, 64)),
         *(
             Case(
                 f"peak-{schedule}-{m}",
@@ -36,8 +39,7 @@ def results() -> dict[str, CaseResult]:
             for schedule, m in (("simple", 8), ("interleaved", 8), ("interleaved", 1))
         ),
     ]
-    # TensorFlow counts the bytes of tensors only where oneDNN's allocator is in use.
-    return launch(2, CASES, cases, environment={"TF_ENABLE_ONEDNN_OPTS": "1", "HOROVOD_CYCLE_TIME": ""})
+    return launch(2, CASES, cases, environment=ENVIRONMENT)
 
 
 @pytest.mark.parametrize("microbatches", [4, 8])
@@ -62,11 +64,16 @@ def test_python_does_the_same_for_any_number_of_microbatches(
     assert [r["functions"] for r in few] == [r["functions"] for r in many]
 
 
-def test_64_microbatches_start_in_less_than_twice_the_time_of_8(
-    results: dict[str, CaseResult],
-) -> None:
-    best = {m: min(max(r["seconds"] for r in results[f"start-{m}-{n}"].values()) for n in range(3)) for m in (8, 64)}
-    assert best[64] < 2 * best[8], best
+def test_64_microbatches_start_in_less_than_twice_the_time_of_8() -> None:
+    # In turns, up to three times. The 64 first: what a process does only once counts against them.
+    cases = [Case(f"start-{m}", "start_time", {"blocks": 1}, config(m)) for m in (64, 8)]
+    best = {"start-64": math.inf, "start-8": math.inf}
+    for _ in range(3):
+        for name, result in launch(2, CASES, cases, environment=ENVIRONMENT).items():
+            best[name] = min(best[name], max(rank["seconds"] for rank in result.values()))
+        if best["start-64"] < 2 * best["start-8"]:
+            break
+    assert best["start-64"] < 2 * best["start-8"], best
 
 
 def test_live_activations_are_what_the_schedule_says(results: dict[str, CaseResult]) -> None:

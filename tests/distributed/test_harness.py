@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed import job, pool
-from tests.distributed.harness import LAUNCHER, Case, Job, Line, launch, launch_script, on_marker
+from tests.distributed import job, pool, rank_main
+from tests.distributed.harness import LAUNCHER, ROOT, Case, Job, Line, launch, launch_script, on_marker
 from tests.distributed.job import delete_folders, running_test
 from tests.distributed.pool import POOLS
 
@@ -45,6 +48,16 @@ def test_a_failing_case_is_reported_and_the_next_cases_run() -> None:
     assert "wait_forever" in str(results["hangs"].ranks[0].error)
     assert "DEADLINE PASSED" in str(results["hangs"].ranks[1].error)
     assert results["well"].values()[1]["rank"] == 1
+
+
+def test_a_rank_that_is_ended_while_it_asks_to_be_forked_ends_no_other() -> None:
+    """The answer to it once ended the warm process, and every launch after it failed."""
+    name = job.WARM.environment(dict(os.environ))[rank_main.WARM]
+    asked = {"arguments": ["rank_main.py", SCRIPT], "environment": {}, "folder": str(ROOT)}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.connect(f"\0{name}")
+        socket.send_fds(server, [json.dumps(asked).encode()], [0, 1, 2])
+    assert pid(fresh=True) > 0
 
 
 def pid(**options: Any) -> int:

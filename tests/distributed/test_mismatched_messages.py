@@ -28,6 +28,7 @@ def test_an_array_is_received_where_it_is_used(case_result: CaseResult) -> None:
 
 
 @pytest.mark.large
+@pytest.mark.full
 @pytest.mark.parametrize(
     "launched", [LaunchedCase(2, CASES, Case("1 GB", "large", {"count": 1 << 27}, TWO), fresh=True)], ids=[""]
 )

@@ -6,40 +6,47 @@ import numpy as np
 import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
+from tests.full_only import params, selected
 
 CASES = "tests.distributed.cases.norms"
 STAGES = 3
 # The norm that one process gives, by the type of the weights.
-NORMS = {"eager": 1.656311, "graph": 1.656311, "float64": 1.644314}
+NORMS = {"eager": 1.656311, "graph": 1.656311, "float64": 1.644314, "float64 graph": 1.644314}
 KINDS = ("optimizers", "legacy")
+#: By default "float64" is eager, too, and those that scale the loss clip as these do.
+ONLY_FULL = ("eager", "float64 graph", *KINDS)
 
 
-def cases(partitions: int) -> list[Case]:
-    config = {"partitions": partitions, "microbatches": 4, "seed": 1}
+def cases(partitions: int, session: pytest.Config) -> list[Case]:
+    config = {"partitions": partitions, "microbatches": 2, "seed": 1}
     listed = [
         Case("eager", "norms", {"eager": True}, config),
         Case("graph", "norms", {"eager": False}, config),
-        Case("float64", "norms_in_float64", {}, config),
+        Case("float64", "norms_in_float64", {"eager": True}, config),
+        Case("float64 graph", "norms_in_float64", {"eager": False}, config),
         Case("nothing", "nothing_of_its_own", {}, config),
         *(Case(k, "optimizers", {"kind": k, "optimizer": "SGD"}, config) for k in KINDS),
         *(Case(f"{k} scaled", "optimizers", {"kind": k, "optimizer": "SGD", "scaled": True}, config) for k in KINDS),
     ]
-    return [*listed, Case("filtered", "filtered_list", {}, config)] if partitions > 1 else listed
+    if partitions > 1:
+        listed.append(Case("filtered", "filtered_list", {}, config))
+    names = selected([case.name for case in listed], ONLY_FULL, session)
+    return [case for case in listed if case.name in names]
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[str, CaseResult]:
+def whole(request: pytest.FixtureRequest) -> dict[str, CaseResult]:
     """One process, which has every gradient."""
-    return launch(1, CASES, cases(1))
+    return launch(1, CASES, cases(1, request.config))
 
 
 @pytest.fixture(scope="module")
-def split() -> dict[str, CaseResult]:
+def split(request: pytest.FixtureRequest) -> dict[str, CaseResult]:
     """Three stages."""
-    return launch(STAGES, CASES, cases(STAGES))
+    return launch(STAGES, CASES, cases(STAGES, request.config))
 
 
-@pytest.mark.parametrize("way", NORMS)
+@pytest.mark.parametrize("way", params(NORMS, ONLY_FULL))
 def test_every_rank_gets_the_norm_of_one_process(
     whole: dict[str, CaseResult], split: dict[str, CaseResult], way: str
 ) -> None:
@@ -54,7 +61,7 @@ def test_every_rank_gets_the_norm_of_one_process(
     assert [float(rank["others"]) for rank in ranks] == [5.0] * STAGES
 
 
-@pytest.mark.parametrize("way", NORMS)
+@pytest.mark.parametrize("way", params(NORMS, ONLY_FULL))
 @pytest.mark.parametrize("clipped", ["clipped", "plainly"])
 def test_gradients_are_clipped_by_it_and_stay_sparse(
     whole: dict[str, CaseResult], split: dict[str, CaseResult], way: str, clipped: str
@@ -70,7 +77,7 @@ def test_gradients_are_clipped_by_it_and_stay_sparse(
     assert split[way].values()[0]["sparse"][0] is True
 
 
-@pytest.mark.parametrize("name", [*KINDS, *(f"{kind} scaled" for kind in KINDS)])
+@pytest.mark.parametrize("name", params([*KINDS, *(f"{kind} scaled" for kind in KINDS)], ONLY_FULL))
 def test_optimizers_decide_by_all_gradients(
     whole: dict[str, CaseResult], split: dict[str, CaseResult], name: str
 ) -> None:

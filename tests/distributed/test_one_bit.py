@@ -44,21 +44,25 @@ def whole(request: pytest.FixtureRequest) -> dict[str, CaseResult]:
 
 @pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResult]:
-    """Two partitions and two replicas."""
-    cases = [
-        learned(trained(request)),
-        shares(),
-        Case("fit", "fitted", {"folder": str(tmp_path_factory.mktemp("checkpoints"))}, config()),
-        Case("refused", "refused", {}, config(microbatches=1)),
+    """Two replicas; of two partitions with --full, and otherwise where checkpoints join what the stages have."""
+    full = request.config.getoption("--full")
+    partitions = 2 if full else 1
+    listed = [
+        learned(trained(request), partitions=partitions),
+        shares(partitions=partitions),
+        Case("refused", "refused", {}, config(partitions=partitions, microbatches=1)),
     ]
-    # As often as users have it: averages come one after the other.
-    return launch(4, CASES, cases, environment={"HOROVOD_CYCLE_TIME": "1"})
+    fit = Case("fit", "fitted", {"folder": str(tmp_path_factory.mktemp("checkpoints"))}, config())
+    # With --full as often as users have it: averages come one after the other. That takes twice the processor time.
+    cycle = {"HOROVOD_CYCLE_TIME": "1"} if full else {}
+    found = launch(2 * partitions, CASES, listed, environment=cycle)
+    return found | launch(4, CASES, [fit], environment=cycle)
 
 
 def replicas_of(case: CaseResult) -> list[tuple[Any, Any]]:
     """The two replicas of each stage."""
     by_place = {tuple(rank["place"]): rank for rank in case.values()}
-    return [(by_place[stage, 0], by_place[stage, 1]) for stage in range(2)]
+    return [(by_place[stage, 0], by_place[stage, 1]) for stage in sorted({stage for stage, _ in by_place})]
 
 
 def have_same_bits(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:

@@ -101,7 +101,8 @@ def check(size: int, models: Sequence[RandomModel], record: Callable[[str, objec
 
 @pytest.mark.distributed
 def test_random_models_are_trained_as_in_one_process(record_property: Callable[[str, object], None]) -> None:
-    check(2, drawn(3, (2,)), record_property)
+    # The first is the simplest that there is: dense layers, as in every other test.
+    check(2, drawn(3, (2,))[1:], record_property)
 
 
 @pytest.mark.full

@@ -41,12 +41,18 @@ def test_a_weight_that_is_not_the_same_on_all_replicas_is_an_error(
     assert all(line.text != "finished" for line in outcome.lines), outcome.report()
 
 
-def test_weights_that_part_later_are_told_of_once_and_end_nothing() -> None:
-    """Ranks that round differently drift apart in the last bit."""
-    outcome = run(2, "apart", "--at", "57", "--steps", "250", "--partitions", "1")
+@pytest.fixture(scope="module")
+def warned() -> Outcome:
+    """Replicas that read the same data, and whose weights part later."""
+    outcome = run(2, "apart together", "--at", "57", "--steps", "250", "--partitions", "1")
     outcome.expect_clean()
-    said = [line for line in outcome.lines if "do not have the same values of weight" in line.text]
-    assert sorted(line.rank for line in said) == [0, 1], outcome.report()
+    return outcome
+
+
+def test_weights_that_part_later_are_told_of_once_and_end_nothing(warned: Outcome) -> None:
+    """Ranks that round differently drift apart in the last bit."""
+    said = [line for line in warned.lines if "do not have the same values of weight" in line.text]
+    assert sorted(line.rank for line in said) == [0, 1], warned.report()
     for line in said:
         assert (
             'the ranks [0, 1] do not have the same values of weight "net/head/bias:0" It may be rounding' in line.text
@@ -54,9 +60,16 @@ def test_weights_that_part_later_are_told_of_once_and_end_nothing() -> None:
         assert line.text.endswith("Steps before this one: 100")
 
 
-def test_replicas_that_read_the_same_data_are_named_once() -> None:
-    outcome = run(4, "together")
-    outcome.expect_clean()
+def test_replicas_that_read_the_same_data_are_named_once(warned: Outcome) -> None:
+    was_named_once(warned)
+
+
+@pytest.mark.full
+def test_replicas_of_two_stages_that_read_the_same_data_are_named_once() -> None:
+    was_named_once(run(4, "together").expect_clean())
+
+
+def was_named_once(outcome: Outcome) -> None:
     said = [line for line in outcome.lines if "were given the same batch" in line.text]
     assert [line.rank for line in said] == [0], outcome.report()
     assert "in the second call of step 'forward_backward', these replicas were given the same batch: [0 1]" in (

@@ -14,19 +14,20 @@ from smp_tf.partition.slot_shares import share_out
 from tests.distributed.cases.sharded_slots import OPTIMIZERS
 from tests.distributed.harness import Case, CaseResult, launch
 from tests.distributed.test_replicas import compare
+from tests.full_only import selected
 
 CASES = "tests.distributed.cases.sharded_slots"
 REPLICAS = "tests.distributed.cases.replicas"
-CHECKPOINTS = "tests.distributed.cases.checkpoints"
 NORMS = "tests.distributed.cases.norms"
 GRIDS = [(1, 2), (2, 2)]
 #: What an optimizer does over stages too; the others do the same with what each stage has.
 OVER_STAGES = ("adam", "clipped", "averages", "legacy")
 ZOO = {"mlp_adam_float32": 1e-4, "sparse_embedding": 1e-9}
-#: What differs most, on one of both grids; every optimizer and model on both runs with --full.
+#: What differs most, on one of both grids; every optimizer and model on both runs with --full. Norms over shares and
+#: stages are in tests of their own, below.
 QUICKLY = {
-    (1, 2): ("averages", "adafactor", "legacy", "sparse_embedding"),
-    (2, 2): ("adam", "clipped", "fit"),
+    (1, 2): ("averages", "legacy", "fit", "sparse_embedding"),
+    (2, 2): ("adam",),
 }
 
 Grid = tuple[int, int]
@@ -93,16 +94,16 @@ def shared(wanted: Wanted) -> dict[Grid, dict[str, CaseResult]]:
             listed = [Case(f"fit {on}", "fitted", {}, config(partitions, on)) for on in (True, False)]
         if partitions == 1:
             listed += [Case(f"buckets {on}", "several_buckets", {}, config(1, on)) for on in (True, False)]
-            listed.append(Case("early", "built_too_early", {}, config(1)))
             listed.append(Case("one row", "one_row", {}, config(1)))
+            listed.append(Case("early", "built_too_early", {}, config(1)))
             listed.append(Case("astray", "not_as_a_step_gives_them", {}, config(1)))
         return listed
 
     found = {}
     for p, d in GRIDS:
         names = [name for name in wanted[p, d] if name not in (*ZOO, "fit")]
-        found[p, d] = launch(p * d, CASES, [*cases(names, p), *more(p, d)])
-        found[p, d] |= launch(p * d, REPLICAS, zoo([name for name in wanted[p, d] if name in ZOO], p))
+        found[p, d] = launch(p * d, REPLICAS, zoo([name for name in wanted[p, d] if name in ZOO], p))
+        found[p, d] |= launch(p * d, CASES, [*cases(names, p), *more(p, d)])
     return found
 
 
@@ -111,25 +112,46 @@ Shared = dict[Grid, dict[str, CaseResult]]
 Others = dict[int, dict[str, CaseResult]]
 
 
+#: Partitions, and whether within a loss scale, of a user's optimizer.
+OWN_QUICKLY = ((1, False), (2, True))
+
+
 @pytest.fixture(scope="module")
-def others() -> Others:
-    """What is not compared with one process."""
-    own = [("own False", False), ("own True", True)]
+def others(request: pytest.FixtureRequest) -> Others:
+    """What needs no optimizer of Keras to be seen."""
     found = {}
     for partitions in (1, 2):
-        listed = [Case(name, "own_optimizer", {"scaled": scaled}, config(partitions)) for name, scaled in own]
+        listed = [
+            Case(f"own {scaled}", "own_optimizer", {"scaled": scaled}, config(partitions))
+            for scaled in (False, True)
+            if (partitions, scaled) in OWN_QUICKLY or request.config.getoption("--full")
+        ]
         if partitions == 1:
-            for on in (True, False):
-                listed.append(Case(f"sum {on}", "one_gradient_of_two", {}, config(1, on)))
-                listed.append(Case(f"added {on}", "added_up", {"filled": False}, config(1, on)))
+            listed.append(Case("sum", "one_gradient_of_two", {}, config(1)))
+            listed.append(Case("added", "added_up", {"filled": False}, config(1)))
+            listed.append(Case("sent", "sent", {}, config(1)))
+            listed += [
+                Case(f"sent {kind}", "sent", {}, config(1, gradient_compression=kind))
+                for kind in selected(("bf16", "fp16"), ("fp16",), request.config)
+            ]
             listed.append(Case("filled", "added_up", {"filled": True}, config(1)))
+            # These end their processes, so they come last.
             listed.append(Case("by layer", "clips_by_layer", {}, config(1)))
             listed.append(Case("unequal", "unequal", {}, config(1)))
         else:
-            listed += [Case("received", "received", {}, config(2)), Case("sent", "sent", {}, config(2))]
-            listed += [Case(f"sent {c}", "sent", {}, config(2, gradient_compression=c)) for c in ("bf16", "fp16")]
+            listed.append(Case("received", "received", {}, config(2)))
         found[partitions] = launch(2 * partitions, CASES, listed)
     return found
+
+
+@pytest.fixture(scope="module")
+def others_alone() -> dict[str, CaseResult]:
+    """Some of that in one process."""
+    listed = [
+        Case("sum", "one_gradient_of_two", {}, config(1, False)),
+        Case("added", "added_up", {"filled": False}, config(1, False)),
+    ]
+    return launch(1, CASES, listed)
 
 
 @on_grids(*OPTIMIZERS, "eager")
@@ -202,21 +224,17 @@ def test_replicas_without_a_share_take_part(tmp_path: Path) -> None:
 
     And an optimizer that only replica 1 had been built for could not be saved.
     """
-    found = launch(
-        2,
-        CASES,
-        [
-            Case(f"two {on}", "two_models", {"folder": str(tmp_path / str(on))}, config(1, on, check_inputs=False))
-            for on in (True, False)
-        ],
+    found, whole = (
+        launch(size, CASES, [Case("two", "two_models", {"folder": str(tmp_path / str(size))}, config(1, size > 1))])
+        for size in (2, 1)
     )
-    ranks, whole = (found[f"two {on}"].values() for on in (True, False))
+    ranks, [wanted] = found["two"].values(), whole["two"].values()
     assert sorted(rank["slots of the small"] for rank in ranks) == [0, 2]
-    for rank, wanted in zip(ranks, whole, strict=True):
+    for rank in ranks:
         assert rank["iterations"] == [3, 3]
         for value, expected in zip(rank["weights"], wanted["weights"], strict=True):
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-7)
-    keys = [checkpoint_files.read_manifest(str(tmp_path / str(on)), "ckpt-1").tensors.keys() for on in (True, False)]
+    keys = [checkpoint_files.read_manifest(str(tmp_path / str(size)), "ckpt-1").tensors.keys() for size in (2, 1)]
     assert keys[0] == keys[1]
 
 
@@ -252,8 +270,14 @@ def test_replicas_that_differ_are_an_error_though_the_gather_makes_them_equal(ot
     assert any("replicas begin with equal weights and must keep them." in error for error in errors)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize(
+    ("partitions", "scaled"),
+    [
+        pytest.param(partitions, scaled, marks=[] if (partitions, scaled) in OWN_QUICKLY else pytest.mark.full)
+        for partitions in (1, 2)
+        for scaled in (False, True)
+    ],
+)
 def test_a_users_optimizer_clips_by_the_norm_of_the_gradients_of_all_ranks(
     others: Others, partitions: int, scaled: bool
 ) -> None:
@@ -279,20 +303,24 @@ def test_gradients_are_averaged_only_where_the_weight_is_updated(others: Others)
     assert all(rank["values of the first microbatch"] == rank["stored here"] for rank in ranks)
 
 
-def test_a_weight_that_is_a_sum_is_trained_in_all_of_its_parts(others: Others) -> None:
+def test_a_weight_that_is_a_sum_is_trained_in_all_of_its_parts(
+    others: Others, others_alone: dict[str, CaseResult]
+) -> None:
     """Two weights had one gradient, which only the replica of one of them was given; the other one stayed."""
-    ranks, whole = (others[1][f"sum {on}"].values() for on in (True, False))
-    for rank in ranks:
-        np.testing.assert_allclose(rank["norms"], whole[0]["norms"], rtol=1e-5)
-        for value, wanted in zip(rank["weights"], whole[0]["weights"], strict=True):
+    [alone] = others_alone["sum"].values()
+    for rank in others[1]["sum"].values():
+        np.testing.assert_allclose(rank["norms"], alone["norms"], rtol=1e-5)
+        for value, wanted in zip(rank["weights"], alone["weights"], strict=True):
             np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-7)
 
 
-def test_norms_of_what_was_added_up_count_none_and_refuse_zeros_in_its_place(others: Others) -> None:
-    found = {rank["norm"] for name in ("added True", "added False") for rank in others[1][name].values()}
-    assert max(found) == pytest.approx(min(found), rel=1e-5)
-    errors = [rank.error or "" for rank in others[1]["filled"].ranks]
-    assert all("with None left in, not zeros, for" in error for error in errors)
+def test_norms_of_what_was_added_up_count_none_and_refuse_zeros_in_its_place(
+    others: Others, others_alone: dict[str, CaseResult]
+) -> None:
+    [alone] = others_alone["added"].values()
+    for rank in others[1]["added"].values():
+        assert rank["norm"] == pytest.approx(alone["norm"], rel=1e-5)
+    assert all("with None left in, not zeros, for" in rank["said"] for rank in others[1]["filled"].values())
 
 
 def test_a_users_optimizer_that_asks_for_a_norm_of_some_gradients_is_told_so(others: Others) -> None:
@@ -301,9 +329,11 @@ def test_a_users_optimizer_that_asks_for_a_norm_of_some_gradients_is_told_so(oth
     assert any("tf.clip_by_norm clips one by its own" in error for error in errors)
 
 
-@pytest.mark.parametrize(("name", "bytes_each"), [("sent", 4), ("sent bf16", 2), ("sent fp16", 2)])
+@pytest.mark.parametrize(
+    ("name", "bytes_each"), [("sent", 4), ("sent bf16", 2), pytest.param("sent fp16", 2, marks=pytest.mark.full)]
+)
 def test_replicas_send_each_gradient_once(others: Others, name: str, bytes_each: int) -> None:
-    for rank in others[2][name].values():
+    for rank in others[1][name].values():
         # What it sends itself is among it. Sums do not come back.
         assert rank["sent"].keys() == {"alltoall"}
         wanted = bytes_each * rank["of the stage"]
@@ -311,8 +341,9 @@ def test_replicas_send_each_gradient_once(others: Others, name: str, bytes_each:
 
 
 def test_models_whose_weights_have_the_same_names_are_told_apart() -> None:
-    found = launch(2, CASES, [Case(f"members {on}", "members", {}, config(1, on)) for on in (True, False)])
-    for rank, wanted in zip(found["members True"].values(), found["members False"].values(), strict=True):
+    found, whole = (launch(size, CASES, [Case("members", "members", {}, config(1, size > 1))]) for size in (2, 1))
+    [wanted] = whole["members"].values()
+    for rank in found["members"].values():
         for value, expected in zip(rank["weights"], wanted["weights"], strict=True):
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-7)
 
@@ -339,27 +370,29 @@ def test_checkpoints_know_the_shares_before_the_first_step_of_another_start(tmp_
 
 
 def test_what_xla_cannot_compile_is_an_error_in_words() -> None:
-    for rank in launch(2, CASES, [Case("compiled", "compiled", {}, config(1))])["compiled"].ranks:
-        assert "Leave jit_compile out of the function that applies gradients" in (rank.error or "")
+    for said in launch(2, CASES, [Case("compiled", "compiled", {}, config(1))])["compiled"].values():
+        assert "Leave jit_compile out of the function that applies gradients" in said
 
 
 def test_an_optimizer_built_before_the_first_step_is_an_error_in_words(shared: Shared) -> None:
-    for rank in shared[1, 2]["early"].ranks:
-        assert rank.error is not None
-        assert "Which of the 2 ranks has slots for the variable is not decided yet" in rank.error
+    for said in shared[1, 2]["early"].values():
+        assert "Which of the 2 ranks has slots for the variable is not decided yet" in said
 
 
-def test_norms_count_every_gradient_once() -> None:
+@pytest.mark.parametrize("partitions", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_norms_count_every_gradient_once(partitions: int) -> None:
+    # Norms over two stages are also what "received" and a user's optimizer are about.
+    kinds = [("optimizers", True), ("legacy", False)][:partitions]
     listed = [
         Case(f"{kind}{' scaled' if scaled else ''}", "optimizers", {"kind": kind, "optimizer": "SGD", "scaled": scaled})
-        for kind, scaled in (("optimizers", True), ("legacy", False))
+        for kind, scaled in kinds
     ]
     listed.append(Case("nothing", "nothing_of_its_own"))
 
     def on(shared: bool) -> dict[str, CaseResult]:
         # All replicas have the same batch.
-        given = config(2, shared, check_inputs=False)
-        return launch(4, NORMS, [Case(c.name, c.function, c.arguments, given) for c in listed])
+        given = config(partitions, shared, check_inputs=False)
+        return launch(2 * partitions, NORMS, [Case(c.name, c.function, c.arguments, given) for c in listed])
 
     # Not beside one process, which has other slices of the sparse gradient: they are squared as they are.
     whole, found = on(False), on(True)
@@ -374,86 +407,3 @@ def test_norms_count_every_gradient_once() -> None:
         for way in ("plain", "scaled"):
             assert rank[way]["norm"] == pytest.approx(wanted[way]["norm"], rel=1e-5)
             assert rank[way]["iterations"] == 1
-
-
-#: From and to how many partitions and replicas, and whether these share slots.
-RESUMED = {
-    "shared to shared": ((2, 2, True), (2, 2, True)),
-    "shared to other numbers of both": ((2, 2, True), (1, 4, True)),
-    "shared to one replica": ((2, 2, True), (2, 1, False)),
-    "shared to one process": ((2, 2, True), (1, 1, False)),
-    "whole to shared": ((2, 2, False), (2, 2, True)),
-}
-
-
-#: Those that differ most, and when.
-RESUMED_QUICKLY = [
-    ("shared to shared", "after"),
-    ("shared to other numbers of both", "before"),
-    ("shared to one process", "before"),
-    ("whole to shared", "before"),
-]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shares")
-
-
-@pytest.fixture(scope="module")
-def saved(folder: Path) -> dict[tuple[int, int, bool], CaseResult]:
-    """Uninterrupted trainings that save on their way."""
-    wanted = {source: name for source, name in ((s, "_".join(map(str, s))) for s, _ in RESUMED.values())}
-    listed = [
-        Case(name, "whole", {"folder": str(folder / name)}, config(source[0], source[2], microbatches=4))
-        for source, name in wanted.items()
-    ]
-    found = launch(4, CHECKPOINTS, listed)
-    return {source: found[name] for source, name in wanted.items()}
-
-
-@pytest.mark.parametrize(
-    ("way", "when"),
-    [
-        pytest.param(way, when, marks=[] if (way, when) in RESUMED_QUICKLY else pytest.mark.full)
-        for way in RESUMED
-        for when in ("before", "after")
-    ],
-)
-def test_checkpoints_restore_on_other_numbers_of_replicas(
-    way: str, when: str, saved: dict[tuple[int, int, bool], CaseResult], folder: Path
-) -> None:
-    source, (partitions, replicas, shared) = RESUMED[way]
-    losses = {rank["replica"]: rank["losses"] for rank in saved[source].values()}
-    arguments = {"folder": str(folder / "_".join(map(str, source))), "when": when}
-    given = config(partitions, shared, microbatches=4 if replicas < 4 else 2, seed=99)
-    [result] = launch(partitions * replicas, CHECKPOINTS, [Case("resumed", "resumed", arguments, given)]).values()
-    ranks = result.values()
-    for rank in ranks:
-        assert rank["read of stages"] == rank["held of stages"]
-    if replicas == source[1]:
-        for rank in ranks:
-            np.testing.assert_allclose(rank["losses"], losses[rank["replica"]], rtol=1e-9)
-    # Whatever the masks, which differ between replicas: all that was saved is taken up, by one rank of the stage each.
-    slots = [key for rank in ranks for key in rank["held of stages"] if ".OPTIMIZER_SLOT" in key]
-    assert len(slots) == len(set(slots)) * (replicas if not shared else 1)
-    manifest = checkpoint_files.read_manifest(str(folder / "_".join(map(str, source))), "ckpt-1")
-    assert set(slots) == {key for key in manifest.tensors if ".OPTIMIZER_SLOT" in key}
-
-
-def test_parts_of_shares_are_beside_those_of_their_stage(
-    saved: dict[tuple[int, int, bool], CaseResult], folder: Path
-) -> None:
-    saved[2, 2, True].values()
-    manifest = checkpoint_files.read_manifest(str(folder / "2_2_True"), "ckpt-1")
-    nonce = manifest.parts[0].prefix.rpartition("-")[2]
-    assert [part.prefix for part in manifest.parts] == [
-        f"mp_rank_0/ckpt-1-{nonce}",
-        f"mp_rank_1/ckpt-1-{nonce}",
-        f"mp_rank_0/ckpt-1-{nonce}-1",
-        f"mp_rank_1/ckpt-1-{nonce}-1",
-    ]
-    held = {part: {key for key, t in manifest.tensors.items() if t.part == part} for part in range(4)}
-    assert all(".OPTIMIZER_SLOT" in key for part in (2, 3) for key in held[part])
-    whole = checkpoint_files.read_manifest(str(folder / "2_2_False"), "ckpt-1")
-    assert manifest.tensors.keys() == whole.tensors.keys()

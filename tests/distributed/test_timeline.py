@@ -89,20 +89,23 @@ def assert_messages_come_between(step: StepAnatomy) -> None:
 @pytest.mark.distributed
 def test_fit_records_batches_of_all_epochs(tmp_path: Path) -> None:
     config = {"partitions": 2, "microbatches": 2, "seed": 1}
-    asked: dict[str, dict[str, Any]] = {
-        "plain": {"steps": [4, 7]},
-        "several": {"steps": [4, 4], "steps_per_execution": 3},
-        "past": {"steps": [11, 99]},
-        "beyond": {"steps": [12, 99]},
+    steps = {
+        str(tmp_path / name): steps for name, steps in (("plain", [4, 7]), ("past", [11, 99]), ("beyond", [12, 99]))
     }
-    cases = [Case(name, "fitted", {"folder": str(tmp_path / name), **how}, config) for name, how in asked.items()]
-    found = launch(2, CASES, [*cases, Case("clock", "clock_offset", {}, config)])
-    losses = [found[name].values()[0]["losses"] for name in asked]
+    several = {"steps": {str(tmp_path / "several"): [4, 4]}, "steps_per_execution": 3}
+    cases = [
+        Case("one by one", "fitted", {"steps": steps}, config),
+        Case("several", "fitted", several, config),
+        Case("clock", "clock_offset", {}, config),
+    ]
+    found = launch(2, CASES, cases)
+    losses = [of_fit for name in ("one by one", "several") for of_fit in found[name].values()[0]["losses"]]
     assert losses == [losses[0]] * 4
     assert [number for _, number in replica_in(tmp_path / "plain").steps] == [4, 5, 6, 7]
     # Whole executions, those of batches 3 to 5.
     assert [number for _, number in replica_in(tmp_path / "several").steps] == [3, 4, 5]
-    assert [number for _, number in replica_in(tmp_path / "past").steps] == [11]
+    # The second training of that model: the first had twelve batches.
+    assert [number for _, number in replica_in(tmp_path / "past").steps] == [12 + 11]
     assert not (tmp_path / "beyond").exists()
     for step in replica_in(tmp_path / "plain").steps.values():
         for stage in stages_of(step):
@@ -144,7 +147,7 @@ def test_replicas_reduce(tmp_path: Path) -> None:
 def test_gradients_are_averaged_while_others_are_computed(tmp_path: Path, partitions: int, microbatches: int) -> None:
     config = {"partitions": partitions, "microbatches": microbatches, "seed": 1}
     # Kernels of 16 MiB: a bucket each, with its bias.
-    arguments = {"folder": str(tmp_path), "width": 2048, "batch": 64, "count": 2, "steps": None}
+    arguments = {"folder": str(tmp_path), "width": 2048, "batch": 32, "count": 1, "steps": None}
     launched(2 * partitions, Case("overlap", "recorded", arguments, config)).values()
     for replica in replicas_of(timeline_file.read([tmp_path])):
         for step in replica.steps.values():
@@ -168,7 +171,7 @@ def test_gradients_are_averaged_while_others_are_computed(tmp_path: Path, partit
 @pytest.mark.alone
 def test_receives_overlap_with_compute_and_the_bubble_is_that_of_the_plan(tmp_path: Path) -> None:
     config = {"partitions": 2, "microbatches": 4, "seed": 1}
-    arguments = {"folder": str(tmp_path), "width": 1024, "batch": 1024, "count": 20, "steps": None}
+    arguments = {"folder": str(tmp_path), "width": 1024, "batch": 512, "count": 20, "steps": None}
     launched(2, Case("bubble", "recorded", arguments, config)).values()
     steps = list(replica_in(tmp_path).steps.values())
     assert len(steps) == 20

@@ -29,6 +29,7 @@ def test_files_go_to_plain_keras_and_come_from_there(launched: LaunchedCase, cas
     ranks = case_result.values()
     ours, changed = ranks[0]["ours"], ranks[0]["changed"]
     assert not close(ours, changed)
+    assert not close(ranks[0]["filled"], changed)
     for name, said in ranks[0]["plain"].items():
         assert close(said, ours), f"plain Keras with {name}"
     stored = 0

@@ -116,7 +116,9 @@ class _Server:
             return {**json.loads(message), "streams": streams}
         for stream in streams:
             os.close(stream)
-        connection.send(str(pid).encode())
+        # Who asked may have been killed meanwhile; `_handle` then ends the rank.
+        with contextlib.suppress(BrokenPipeError):
+            connection.send(str(pid).encode())
         self._connections[pid] = connection
         self._selector.register(connection, selectors.EVENT_READ, pid)
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)

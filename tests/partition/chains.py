@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -28,31 +31,37 @@ def names(count: int) -> tuple[str, ...]:
 amount = st.integers(0, 20).map(float)
 
 
-@st.composite
-def chains(draw: st.DrawFn, most: int = 7) -> Chain:
-    """Random chains, small enough to look at all their placements."""
-    count = draw(st.integers(1, most))
+@cache
+def _records(count: int) -> tuple[st.SearchStrategy[list[Any]], ...]:
+    """Flows, stashes, weights and times of so many units; to make these strategies takes as long as to draw."""
     unit = st.integers(0, count - 1)
 
     def some(users: int = 4) -> st.SearchStrategy[tuple[int, ...]]:
         return st.sets(unit, min_size=1, max_size=users).map(lambda s: tuple(sorted(s)))
 
-    flows = [
-        Flow(producer, tuple(c for c in readers if c != producer), size)
-        for producer, readers, size in draw(st.lists(st.tuples(unit, some(), amount), max_size=5))
-        if set(readers) != {producer}
-    ]
-    stashes = [Stash(*s) for s in draw(st.lists(st.tuples(some(), amount), max_size=4))]
-    weights = [
-        Weight(variable, *w)
-        for variable, w in enumerate(draw(st.lists(st.tuples(some(3), amount, amount, amount), max_size=3)))
-    ]
+    return (
+        st.lists(st.tuples(unit, some(), amount), max_size=5),
+        st.lists(st.tuples(some(), amount), max_size=4),
+        st.lists(st.tuples(some(3), amount, amount, amount), max_size=3),
+        st.lists(amount, min_size=count, max_size=count),
+    )
+
+
+@st.composite
+def chains(draw: st.DrawFn, most: int = 7) -> Chain:
+    """Random chains, small enough to look at all their placements."""
+    count = draw(st.integers(1, most))
+    flows, stashes, weights, times = (draw(records) for records in _records(count))
     return Chain(
         names(count),
-        tuple(draw(st.lists(amount, min_size=count, max_size=count))),
-        tuple(flows),
-        tuple(stashes),
-        tuple(weights),
+        tuple(times),
+        tuple(
+            Flow(producer, tuple(c for c in readers if c != producer), size)
+            for producer, readers, size in flows
+            if set(readers) != {producer}
+        ),
+        tuple(Stash(*s) for s in stashes),
+        tuple(Weight(variable, *w) for variable, w in enumerate(weights)),
         seconds_per_byte=0.5,
     )
 
@@ -124,22 +133,54 @@ def problem(chain: Chain, needs: Needs, stages: int, **options: Any) -> DagProbl
     return DagProblem(chain, tuple(needs), stages, **options)
 
 
-def placements(count: int, needs: Needs, stages: int) -> Iterator[tuple[int, ...]]:
-    """All that leave no stage empty."""
-    for stage_of in product(range(stages), repeat=count):
-        if len(set(stage_of)) == stages and all(stage_of[a] <= stage_of[b] for a, b in needs):
-            yield stage_of
+def placements(count: int, needs: Needs, stages: int) -> np.ndarray:
+    """All that leave no stage empty: a row for each, with the stage of every unit."""
+    every = np.array(list(product(range(stages), repeat=count)))
+    kept = np.all([(every == stage).any(axis=1) for stage in range(stages)], axis=0)
+    for before, after in needs:
+        kept &= every[:, before] <= every[:, after]
+    return every[kept]
+
+
+def costs_of_all(one: DagProblem, every: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Step time of each placement, and the bytes of its fullest stage, with the best owners.
+
+    Like `slow_costs`, but with all placements in one array, for each unit and stage whether it is there.
+    """
+    chain, held = one.chain, np.array(one.in_flight)
+    there = every[:, :, None] == np.arange(one.stages)
+    times = (there * np.array(chain.times)[:, None]).sum(axis=1)
+    memory = np.zeros_like(times)
+    for flow in chain.flows:
+        at = there[:, flow.producer]
+        for side in (
+            [c for c in flow.consumers if c > flow.producer],
+            [c for c in flow.consumers if c < flow.producer],
+        ):
+            away = there[:, side].any(axis=1) & ~at
+            times += (away | (at & away.any(axis=1, keepdims=True))) * flow.nbytes * chain.seconds_per_byte
+    for stash in chain.stashes:
+        memory += there[:, list(stash.readers)].any(axis=1) * held * stash.nbytes
+    used_by = [there[:, list(weight.users)].any(axis=1) for weight in chain.weights]
+    for weight, used in zip(chain.weights, used_by, strict=True):
+        memory += used * (weight.value + weight.gradient)
+        crossing = weight.value + (weight.value if weight.gradient else 0.0)
+        crosses = used.sum(axis=1, keepdims=True) > 1
+        times += (used & crosses) * crossing / one.microbatches * chain.seconds_per_byte
+    fullest = np.full(len(every), np.inf)
+    for owners in product(range(one.stages), repeat=len(chain.weights)):
+        whole, possible = memory.copy(), np.ones(len(every), bool)
+        for weight, used, owner in zip(chain.weights, used_by, owners, strict=True):
+            whole[:, owner] += weight.slots
+            possible &= used[:, owner]
+        fullest = np.where(possible, np.minimum(fullest, whole.max(axis=1)), fullest)
+    steps = times.sum(axis=1) + (one.microbatches - 1) * times.max(axis=1)
+    return steps, fullest
 
 
 def fullest(chain: Chain, stage_of: Sequence[int], in_flight: Sequence[int]) -> float:
-    """Bytes of the fullest stage, with the best owners."""
-    light = Chain(
-        chain.names,
-        chain.times,
-        chain.flows,
-        chain.stashes,
-        tuple(Weight(w.variable, w.users, w.value, w.gradient, 0.0) for w in chain.weights),
-    )
+    """Bytes of the fullest stage, with the best owners, as `slow_costs` has them."""
+    light = replace(chain, weights=tuple(replace(weight, slots=0.0) for weight in chain.weights))
     _, memory = slow_costs(light, stage_of, frozenset(), in_flight, 1)
     choices = [sorted({stage_of[user] for user in weight.users}) for weight in chain.weights]
     found = []

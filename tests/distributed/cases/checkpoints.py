@@ -18,8 +18,8 @@ from smp_tf.checkpoint_keys import Kind, survey
 
 SAVED_AT = 3
 STEPS = 6
-# Samples of all replicas together: two shapes, of which a resumed training sees the other one first.
-SAMPLES = (32, 32, 16, 16, 32, 16)
+# Samples of all replicas together: one shape, or two of which a resumed training sees the other one first.
+SAMPLES = {"one": (32,) * 6, "two": (32, 32, 16, 16, 32, 16)}
 
 
 class Net(smp.DistributedModel):
@@ -50,7 +50,7 @@ def optimizer_named(name: str) -> Any:
 class Training:
     """A model, an optimizer, a metric and a counter of the script's, and what trains them."""
 
-    def __init__(self, optimizer: str = "adam", eager: bool = False) -> None:
+    def __init__(self, optimizer: str = "adam", eager: bool = True, shapes: str = "two") -> None:
         tf_keras.backend.set_floatx("float64")
         tf_keras.mixed_precision.set_global_policy("float64")
         self.net, self.optimizer = Net(), optimizer_named(optimizer)
@@ -77,6 +77,7 @@ class Training:
             self.mean.update_state(loss.reduce_mean())
             return loss.reduce_mean()
 
+        self._shapes = shapes
         self._train = train if eager else tf.function(train)
         self.predict = predict
 
@@ -84,7 +85,7 @@ class Training:
         """Steps of the given numbers; returns their losses."""
         losses = []
         for number in numbers:
-            x = batch(number)
+            x = batch(number, self._shapes)
             losses.append(float(self._train(x)))
             self.seen.assign_add(len(x))
         return losses
@@ -95,14 +96,14 @@ class Training:
         return {i.key: i.target.numpy() for i in items if i.is_here and i.kind is not Kind.STATE}
 
 
-def batch(number: int) -> np.ndarray:
-    whole = np.random.RandomState(number).standard_normal((SAMPLES[number], 5))
+def batch(number: int, shapes: str = "two") -> np.ndarray:
+    whole = np.random.RandomState(number).standard_normal((SAMPLES[shapes][number], 5))
     return whole[smp.dp_rank() :: smp.dp_size()]
 
 
-def whole(folder: str, optimizer: str = "adam") -> dict[str, Any]:
+def whole(folder: str, eager: bool, shapes: str, optimizer: str) -> dict[str, Any]:
     """A training that saves on its way and is not interrupted."""
-    training = Training(optimizer)
+    training = Training(optimizer, eager, shapes)
     manager = smp.CheckpointManager(training.checkpoint, folder)
     training.run(range(SAVED_AT))
     path = manager.save()
@@ -110,14 +111,15 @@ def whole(folder: str, optimizer: str = "adam") -> dict[str, Any]:
     return {"path": path, "losses": losses, "state": training.state(), "replica": smp.dp_rank()}
 
 
-def resumed(folder: str, when: str = "before", optimizer: str = "adam", eager: bool = False) -> dict[str, Any]:
+def resumed(folder: str, eager: bool, shapes: str, when: str = "before", optimizer: str = "adam") -> dict[str, Any]:
     """The rest of it.
 
     Args:
         folder: of the checkpoint.
+        eager: apply gradients outside a tf.function.
+        shapes: of batches, "one" or "two", as in the training that was saved.
         when: "before" the first step, "after" some, or "after evaluation": after a first step that does not train.
         optimizer: as in the training that was saved.
-        eager: apply gradients outside a tf.function.
     """
     read: list[str] = []
 
@@ -128,13 +130,13 @@ def resumed(folder: str, when: str = "before", optimizer: str = "adam", eager: b
 
     restore.read_tensors = noted
     try:
-        training = Training(optimizer, eager)
+        training = Training(optimizer, eager, shapes)
         manager = smp.CheckpointManager(training.checkpoint, folder)
         if when == "after":
             training.run([5, 4])
         path = manager.restore("ckpt-1") if when == "after" else manager.restore()
         if when == "after evaluation":
-            training.predict(batch(2))
+            training.predict(batch(2, shapes))
         losses = training.run(range(SAVED_AT, STEPS))
     finally:
         restore.read_tensors = checkpoint_files.read_tensors

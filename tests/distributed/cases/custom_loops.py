@@ -25,7 +25,7 @@ def features(samples: int = ROWS, shift: float = 0.0) -> np.ndarray:
 class Net(smp.DistributedModel):
     """Dense layers in float64, with another way into them."""
 
-    def __init__(self, width: int, depth: int = 3, name: str = "net") -> None:
+    def __init__(self, width: int, depth: int = 1, name: str = "net") -> None:
         super().__init__(name=name)
         self.hidden = [layers.Dense(6, activation="tanh", dtype="float64") for _ in range(depth)]
         self.head = layers.Dense(width, dtype="float64")
@@ -164,7 +164,7 @@ def records_and_objects(eager: bool, strided: bool) -> dict[str, Any]:
 
 
 def batches_of_all_sizes(eager: bool, signature: bool) -> dict[str, Any]:
-    """Batches of five sizes, one of them smaller than the number of microbatches; arrays of NumPy, float32 cast."""
+    """Batches of many sizes, one of them smaller than the number of microbatches; arrays of NumPy, float32 cast."""
     net = Net(4)
     traced = []
     options = {"input_signature": [tf.TensorSpec([None, 4], tf.float64)]} if signature else {}
@@ -181,7 +181,8 @@ def batches_of_all_sizes(eager: bool, signature: bool) -> dict[str, Any]:
         return tf.stack([loss.reduce_mean(), smp.global_norm([g.accumulate() for g in gradients])])
 
     run: Callable[..., Any] = norm if eager else tf.function(norm)
-    numbers = [run(features(size) if eager else tf.constant(features(size))) for size in (12, 8, 3, 10, 11, 12)]
+    sizes = (12, 3, 10, 12) if signature else (12, 8, 3, 10, 11, 12)
+    numbers = [run(features(size) if eager else tf.constant(features(size))) for size in sizes]
     return {"numbers": np.array(numbers), "weights": owned(net), "traced": [size or 0 for size in traced]}
 
 
@@ -262,7 +263,7 @@ def plan_file(config: dict[str, Any], path: str) -> dict[str, Any]:
 
 def local_outputs() -> dict[str, Any]:
     """Values that stay where they are made, and one that is sent to all."""
-    net = Net(4)
+    net = Net(4, depth=3)
 
     @smp.step(local_outputs=["first", "last"])
     def step(x: tf.Tensor) -> Any:

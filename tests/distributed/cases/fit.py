@@ -137,8 +137,11 @@ class Seen(tf_keras.callbacks.Callback):
 
 
 def callbacks(folder: str) -> dict[str, Any]:
-    """Every callback of Keras at once."""
+    """Every callback of Keras at once, and `model.summary` before and after it is decided who stores what."""
     model, x, y = model_of("two")
+    summaries: list[list[str]] = [[], []]
+    model.build((None, 6))
+    model.summary(print_fn=summaries[0].append)
     root = Path(folder)
     seen = Seen()
     found: list[int] = []
@@ -149,7 +152,8 @@ def callbacks(folder: str) -> dict[str, Any]:
             str(root / "best.weights.h5"), "loss", save_best_only=True, save_weights_only=True
         ),
         tf_keras.callbacks.ModelCheckpoint(str(root / "epoch-{epoch}"), save_weights_only=True),
-        tf_keras.callbacks.ModelCheckpoint(str(root / "whole")),
+        # A SavedModel takes long to write: the loss falls, so only the first epoch's is written.
+        tf_keras.callbacks.ModelCheckpoint(str(root / "whole"), "loss", mode="max", save_best_only=True),
         tf_keras.callbacks.ModelCheckpoint(str(root / "whole.keras")),
         tf_keras.callbacks.TensorBoard(str(root / "board"), histogram_freq=1, write_images=True),
         tf_keras.callbacks.BackupAndRestore(str(root / "backup")),
@@ -166,6 +170,7 @@ def callbacks(folder: str) -> dict[str, Any]:
     with contextlib.redirect_stdout(printed):
         fitted = model.fit(x, y, batch_size=8 // smp.dp_size(), epochs=6, shuffle=False, callbacks=given)
     smp.barrier()
+    model.summary(print_fn=summaries[1].append)
     with (root / "log.csv").open() as file:
         rows = list(csv.DictReader(file))
     return {
@@ -175,7 +180,8 @@ def callbacks(folder: str) -> dict[str, Any]:
         "rows": [float(row["loss"]) for row in rows],
         "files": sorted(path.name for path in root.iterdir()),
         "printed": printed.getvalue(),
-        "after": float(np.sum([np.abs(np.asarray(v)).sum() for v in model.local_variables])),
+        "summary before": "\n".join(summaries[0]),
+        "summary after": "\n".join(summaries[1]),
     }
 
 
@@ -208,17 +214,6 @@ def interrupted(kind: str, folder: str, stop_after: int | None, save_freq: Any) 
         fitted = model.fit(x, y, batch_size=8 // smp.dp_size(), epochs=3, shuffle=False, verbose=0, callbacks=given)
         history = fitted.history
     return {"losses": history["loss"], "batches": len(seen.batches), "left": Path(folder).exists()}
-
-
-def summary() -> dict[str, Any]:
-    """What `model.summary` prints before and after it is decided who stores what."""
-    model, x, y = model_of("two")
-    lines: list[list[str]] = [[], []]
-    model.build((None, 6))
-    model.summary(print_fn=lines[0].append)
-    model.fit(x, y, batch_size=8 // smp.dp_size(), verbose=0)
-    model.summary(print_fn=lines[1].append)
-    return {"before": "\n".join(lines[0]), "after": "\n".join(lines[1])}
 
 
 class Summarised(OwnSteps):
@@ -271,9 +266,8 @@ class Stop(tf_keras.callbacks.Callback):
         self.model.stop_training |= epoch == self.at.get("epoch")
 
 
-def stopped_by_one(**when: int) -> dict[str, Any]:
+def stopped_by_one(model: Any, x: Any, y: Any, **when: int) -> dict[str, Any]:
     """A training that one rank wants to stop."""
-    model, x, y = model_of("dropout")
     seen = Seen()
     history = model.fit(
         x, y, batch_size=8 // smp.dp_size(), epochs=4, shuffle=False, verbose=0, callbacks=[seen, Stop(**when)]
@@ -291,29 +285,40 @@ class Batches(tf_keras.utils.Sequence):
         return X[8 * index : 8 * index + 8], CLASSES[8 * index : 8 * index + 8]
 
 
-def sequence(**given: Any) -> dict[str, Any]:
+def sequence(model: Any, **given: Any) -> list[float]:
     """The losses of the batches of a shuffled sequence, where ranks have drawn other random numbers before."""
-    model, _, _ = model_of("dropout")
     random.seed(smp.rank())
     seen = Seen()
     model.fit(Batches(), epochs=2, verbose=0, callbacks=[seen], **given)
-    return {"batches": seen.batches}
+    return seen.batches
 
 
-def called_unlike(**arguments: Any) -> dict[str, Any]:
+def called_unlike(model: Any, x: Any, y: Any, **arguments: Any) -> str:
     """`fit` with a callback, and other arguments, that rank 0 alone has."""
-    model, x, y = model_of("dropout")
     alone: dict[str, Any] = {"callbacks": [Seen(), tf_keras.callbacks.EarlyStopping("loss")], **arguments}
     try:
         model.fit(x, y, batch_size=8 // smp.dp_size(), verbose=0, **(alone if smp.rank() == 0 else {}))
     except smp.errors.RankMismatchError as error:
-        return {"said": str(error)}
-    return {"said": ""}
+        return str(error)
+    return ""
+
+
+def of_one_model() -> dict[str, Any]:
+    """Many a training of one model, whose step is traced once."""
+    model, x, y = model_of("dropout")
+    return {
+        "stopped at an epoch": stopped_by_one(model, x, y, rank=1, epoch=1),
+        "stopped at a batch": stopped_by_one(model, x, y, rank=0, batch=2),
+        "with other loggers": called_unlike(model, x, y, callbacks=[]),
+        "sequence": sequence(model),
+        "of workers": sequence(model, workers=2),
+        "unlike": called_unlike(model, x, y, epochs=3),
+    }
 
 
 def best_weights_stay() -> dict[str, Any]:
     """What a rank sends while EarlyStopping keeps and restores the best weights."""
-    model, x, y = model_of("two")
+    model, x, y = model_of("dropout")
 
     class Watched(tf_keras.callbacks.EarlyStopping):
         sent = 0

@@ -87,10 +87,10 @@ def norms(eager: bool) -> dict[str, Any]:
     return {**run(), "rank": smp.mp_rank()}
 
 
-def norms_in_float64() -> dict[str, Any]:
+def norms_in_float64(eager: bool) -> dict[str, Any]:
     tf_keras.backend.set_floatx("float64")
     tf_keras.mixed_precision.set_global_policy("float64")
-    return norms(eager=False)
+    return norms(eager)
 
 
 def optimizers(kind: str, optimizer: str, scaled: bool = False) -> dict[str, Any]:

@@ -133,8 +133,8 @@ class Sent:
         return mock.patch.object(hvd, name, count)
 
 
-#: Samples of each replica in each step; one of them takes batches of three sizes, the other one all of one.
-SHARES = [(4, 4), (4, 2), (4, 4), (4, 6), (4, 2), (4, 4)]
+#: Samples of each replica in each step; one of them takes batches of two sizes, the other one all of one.
+SHARES = [(4, 4), (4, 2), (4, 4), (4, 2), (4, 4)]
 
 
 class Table(smp.DistributedModel):
@@ -151,7 +151,7 @@ class Table(smp.DistributedModel):
 
 
 def shares(warmup: int) -> dict[str, Any]:
-    """Six steps on shares of different sizes, in groups of a weight each, applied in a function; one process has all.
+    """Five steps on shares of different sizes, in groups of a weight each, applied in a function; one process has all.
 
     Args:
         warmup: how many of them send gradients.

@@ -58,20 +58,25 @@ def recorded(folder: str, width: int, batch: int, count: int, steps: list[int] |
     return {"losses": losses, "began": began, "ended": ended}
 
 
-def fitted(folder: str, steps: list[int], **options: Any) -> dict[str, Any]:
-    """Trains with `fit` for two epochs of six batches.
+def fitted(steps: dict[str, list[int]], **options: Any) -> dict[str, Any]:
+    """Trains a model with `fit` for two epochs of six batches, again and again from the same weights.
 
     Args:
-        folder: for the file.
-        steps: which batches are recorded.
+        steps: which batches are recorded, by the folder for the file.
         **options: more arguments of `compile`.
     """
     model = smp.DistributedModel(lambda: dense_net(8))
-    model.compile("adam", "mse", **options)
-    x = np.random.RandomState(0).randn(48, 8).astype(np.float32)
-    timeline = smp.callbacks.Timeline(steps=tuple(steps), path=folder)
-    history = model.fit(x, x, batch_size=8, epochs=2, verbose=0, callbacks=[timeline])
-    return {"losses": history.history["loss"]}
+    model.compile("sgd", "mse", **options)
+    random = np.random.RandomState(0)
+    x = random.randn(48, 8).astype(np.float32)
+    weights = [random.randn(*weight.shape).astype(np.float32) for weight in model.weights]
+    losses = []
+    for folder, recorded_steps in steps.items():
+        model.set_weights(weights)
+        timeline = smp.callbacks.Timeline(steps=tuple(recorded_steps), path=folder)
+        history = model.fit(x, x, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[timeline])
+        losses.append(history.history["loss"])
+    return {"losses": losses}
 
 
 def clock_offset() -> dict[str, Any]:

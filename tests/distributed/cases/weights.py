@@ -52,12 +52,14 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[], Any], list[str]]] = {
 }
 
 
-def predictions(model: Any) -> np.ndarray:
+def predictor(model: Any) -> Callable[[], np.ndarray]:
+    """What asks for a model's predictions, by one step that is traced once."""
+
     @smp.step
     def predict(x: tf.Tensor) -> tf.Tensor:
         return model(x, training=False)
 
-    return predict(X).concat().numpy()
+    return lambda: predict(X).concat().numpy()
 
 
 @contextlib.contextmanager
@@ -99,7 +101,7 @@ def files(kind: str) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp()) if smp.rank() == 0 else None
     folder = smp.allgather(folder)[0]
     model = distributed()
-    ours = predictions(model)
+    ours = predictor(model)()
     found: dict[str, Any] = {"ours": ours, "plain": {}, "before": {}, "after": {}, "read": {}}
     for name in names:
         if name.startswith("w"):
@@ -120,17 +122,21 @@ def files(kind: str) -> dict[str, Any]:
             target.save(folder / name) if name == "m.keras" else target.save_weights(folder / name)
             found["changed"] = target(X).numpy()
     smp.barrier()
+    late = distributed()
+    predict_late = predictor(late)
+    predict_late()
     for name in names:
         if name == "m.h5":
             continue
-        early, late = distributed(), distributed()
+        early = distributed()
         with values_read() as read:
             early.load_weights(folder / name)
-            found["before"][name] = predictions(early)
-        predictions(late)
+            found["before"][name] = predictor(early)()
+        late.set_weights([np.full(shard.shape, 0.5, np.float32) for shard in late.get_weights().shards])
+        found["filled"] = predict_late()
         with values_read() as read_late:
             late.load_weights(folder / name)
-        found["after"][name] = predictions(late)
+        found["after"][name] = predict_late()
         found["read"][name] = [len(read), len(read_late), len(late.local_variables), len(late.variables)]
     return found
 
@@ -138,13 +144,14 @@ def files(kind: str) -> dict[str, Any]:
 def lists() -> dict[str, Any]:
     """Lists of weights: taken and put back, moved to a model cut otherwise, gathered, set whole, and refused."""
     model = KINDS["builder"][0]()
-    before = predictions(model)
+    predict = predictor(model)
+    before = predict()
     kept = model.get_weights()
     here = sorted(kept.local)
     model.set_weights([np.zeros(shard.shape, np.float32) for shard in kept.shards])
-    zeros = predictions(model)
+    zeros = predict()
     model.set_weights(kept)
-    back = predictions(model)
+    back = predict()
     gathered = list(kept)
     last = kept[-1]
     whole = KINDS["builder"][0]()
@@ -156,7 +163,7 @@ def lists() -> dict[str, Any]:
         except ValueError as error:
             refused.append(str(error))
     return {
-        "before": before, "zeros": zeros, "back": back, "whole": predictions(whole), "last": last, "here": here,
+        "before": before, "zeros": zeros, "back": back, "whole": predictor(whole)(), "last": last, "here": here,
         "gathered": gathered, "said": repr(kept), "refused": refused,
     }  # fmt: skip
 
@@ -183,17 +190,19 @@ class Placed(smp.DistributedModel):
 def moved() -> dict[str, Any]:
     """The weights of a model cut after its first layer, given to one that is cut after its third."""
     source, target = Placed(1), Placed(3)
-    wanted = predictions(source)
-    before = predictions(target)
+    predict = predictor(target)
+    wanted = predictor(source)()
+    before = predict()
     target.set_weights(source.get_weights())
     owners = [[shard.owner for shard in model.get_weights().shards] for model in (source, target)]
-    return {"wanted": wanted, "before": before, "after": predictions(target), "owners": owners}
+    return {"wanted": wanted, "before": before, "after": predict(), "owners": owners}
 
 
 def failing() -> dict[str, Any]:
     """Rank 0 cannot write: every rank gets an error, and can go on."""
     model = KINDS["builder"][0]()
-    before = predictions(model)
+    predict = predictor(model)
+    before = predict()
     folder = Path(tempfile.mkdtemp())
 
     def full(*args: Any, **kwargs: Any) -> None:
@@ -214,16 +223,16 @@ def failing() -> dict[str, Any]:
         refused = foreign is None
     except OwnershipError:
         refused = True
-    same = bool((predictions(model) == before).all())
+    same = bool((predict() == before).all())
     return {"said": said, "left": [path.name for path in folder.iterdir()], "refused": refused, "same": same}
 
 
 def pretrained() -> dict[str, Any]:
     """Two pre-trained models of the same names, loaded where a distributed model is made, in every format.
 
-    Each rank makes them, which takes no more than knowing what they give.
+    Each rank makes them, which takes no more than knowing what they give; rank 0 writes them.
     """
-    folder = Path(tempfile.mkdtemp())
+    folder = smp.allgather(Path(tempfile.mkdtemp()) if smp.rank() == 0 else None)[0]
     sources = [functional(), functional()]
     for number, source in enumerate(sources):
         drawn = np.random.default_rng(number)
@@ -240,8 +249,10 @@ def pretrained() -> dict[str, Any]:
 
     for end in (".keras", ".h5", ""):
         paths = [str(folder / f"{number}{end}") for number in range(2)]
-        for source, path in zip(sources, paths, strict=True):
-            source.save(path)
+        if smp.rank() == 0:
+            for source, path in zip(sources, paths, strict=True):
+                source.save(path)
+        smp.barrier()
         with values_read() as read:
             model = Pair(paths)
             before = len(read)

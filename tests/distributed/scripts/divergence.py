@@ -21,13 +21,13 @@ parser.add_argument("mode")
 parser.add_argument("--odd", type=int, default=1)
 args = parser.parse_args()
 
-smp.init({"microbatches": 4, "seed": 1, "check_inputs": args.mode not in ("caught", "left")})
+smp.init({"microbatches": 2, "seed": 1, "check_inputs": args.mode not in ("caught", "left")})
 
 
 class Net(smp.DistributedModel):
     def __init__(self):
         super().__init__()
-        self.hidden = [layers.Dense(16, activation="tanh") for _ in range(4)]
+        self.hidden = [layers.Dense(16, activation="tanh") for _ in range(smp.mp_size() - 1)]
         self.head = layers.Dense(3)
 
     def call(self, x):

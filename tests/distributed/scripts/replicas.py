@@ -46,7 +46,7 @@ class Net(smp.DistributedModel):
 
 
 net = Net()
-optimizer = tf.keras.optimizers.Adam(0.01)
+optimizer = tf.keras.optimizers.SGD(0.01)
 
 
 @smp.step

@@ -1,10 +1,13 @@
 """Trains a model whose weights are on a device that is not the host's first, as those on a GPU are.
 
+    two_devices.py [PARTITIONS]
+
 A rank prints, for each way to offload: the losses, and where weights, sums and averages of gradients, slots and updates
-are.
+are. On one partition, the default, it first does so of two, which are on one replica.
 """
 
 import json
+import sys
 from types import SimpleNamespace
 
 import smp_tf as smp
@@ -88,9 +91,12 @@ def devices_as_with_a_gpu(kind=None):
 
 
 stage_program.Accumulator = NotedAccumulator
-for key, microbatches in ((None, 2), ("gradient_offload", 2), ("optimizer_offload", 2), ("gradient_offload", 1)):
+given = int(sys.argv[1]) if sys.argv[1:] else 1
+runs = [(given, None, 2), (given, "gradient_offload", 2), (given, "optimizer_offload", 2)]
+runs = [(2, None, 2), (2, "optimizer_offload", 2), *runs] if given == 1 else [*runs, (given, "gradient_offload", 1)]
+for partitions, key, microbatches in runs:
     devices_of_sums.clear()
-    smp.init({"partitions": 2, "microbatches": microbatches, "seed": 1, **({key: True} if key else {})})
+    smp.init({"partitions": partitions, "microbatches": microbatches, "seed": 1, **({key: True} if key else {})})
     if key is not None:
         tf.config.list_logical_devices = devices_as_with_a_gpu
     with tf.device(DEVICE):
