@@ -135,8 +135,8 @@ def _bound_table(sizes: Mapping[str, Any]) -> Table:
 
 def _memory_table(sizes: Mapping[str, Any]) -> Table:
     table = _table(
-        "Peak memory in MiB: resident, beyond what the imports took, in tensors of 256 KiB and more; "
-        "and the plan's forecast",
+        "Peak memory in MiB: resident, beyond what the imports took, in tensors of 256 KiB and more (where oneDNN "
+        "is on, else TensorFlow does not count them); and the plan's forecast",
         *("size", "process", "resident", "beyond imports", "tensors", "forecast"),
     )
     for size, figures in sizes.items():
@@ -148,7 +148,7 @@ def _memory_table(sizes: Mapping[str, Any]) -> Table:
                     f"({way})" + (f" rank {rank}" if way == "c" else ""),
                     _mib(memory["resident_peak"]),
                     _mib(beyond),
-                    _mib(memory["tensors_peak"]),
+                    _mib(memory["tensors_peak"]) if memory["tensors_peak"] else "",
                     _mib(memory["forecast"]["all"]) if "forecast" in memory else "",
                 )
         table.add_section()
