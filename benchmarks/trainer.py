@@ -80,7 +80,7 @@ class Trainer:
 
     train: Any
 
-    def __init__(self, size: Any, microbatches: int, xla: bool) -> None:
+    def __init__(self, size: Any, microbatches: int, xla: bool = False) -> None:
         import gpt
         import tf_keras
 
@@ -129,7 +129,7 @@ class Trainer:
 class WholeBatch(Trainer):
     """(a) One process, the whole batch at once: plain Keras."""
 
-    def __init__(self, size: Any, microbatches: int, xla: bool) -> None:
+    def __init__(self, size: Any, microbatches: int, xla: bool = False) -> None:
         super().__init__(size, microbatches, xla)
         import gpt
         import tensorflow as tf
@@ -152,7 +152,7 @@ class WholeBatch(Trainer):
 class Accumulating(Trainer):
     """(b) One process, microbatch after microbatch, gradients added up: plain Keras."""
 
-    def __init__(self, size: Any, microbatches: int, xla: bool) -> None:
+    def __init__(self, size: Any, microbatches: int, xla: bool = False) -> None:
         super().__init__(size, microbatches, xla)
         import gpt
         import tensorflow as tf
@@ -182,7 +182,7 @@ class Accumulating(Trainer):
 class Split(Trainer):
     """(c) This process is one rank of a pipeline."""
 
-    def __init__(self, size: Any, microbatches: int, xla: bool) -> None:
+    def __init__(self, size: Any, microbatches: int, xla: bool = False) -> None:
         import gpt
         import tensorflow as tf
 
