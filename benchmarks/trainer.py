@@ -72,7 +72,6 @@ class Trainer:
     Args:
         size: of the model.
         microbatches: how many parts a batch is cut into.
-        xla: whether forward and backward are compiled.
 
     Attributes:
         train: a `tf.function` that runs one optimizer step on a batch and returns the loss; each way makes its own.
@@ -80,7 +79,7 @@ class Trainer:
 
     train: Any
 
-    def __init__(self, size: Any, microbatches: int, xla: bool = False) -> None:
+    def __init__(self, size: Any, microbatches: int) -> None:
         import gpt
         import tf_keras
 
@@ -127,10 +126,14 @@ class Trainer:
 
 
 class WholeBatch(Trainer):
-    """(a) One process, the whole batch at once: plain Keras."""
+    """(a) One process, the whole batch at once: plain Keras.
+
+    Args:
+        xla: whether forward and backward are compiled.
+    """
 
     def __init__(self, size: Any, microbatches: int, xla: bool = False) -> None:
-        super().__init__(size, microbatches, xla)
+        super().__init__(size, microbatches)
         import gpt
         import tensorflow as tf
         import tf_keras
@@ -150,10 +153,14 @@ class WholeBatch(Trainer):
 
 
 class Accumulating(Trainer):
-    """(b) One process, microbatch after microbatch, gradients added up: plain Keras."""
+    """(b) One process, microbatch after microbatch, gradients added up: plain Keras.
+
+    Args:
+        xla: whether forward and backward are compiled.
+    """
 
     def __init__(self, size: Any, microbatches: int, xla: bool = False) -> None:
-        super().__init__(size, microbatches, xla)
+        super().__init__(size, microbatches)
         import gpt
         import tensorflow as tf
         import tf_keras
@@ -182,13 +189,13 @@ class Accumulating(Trainer):
 class Split(Trainer):
     """(c) This process is one rank of a pipeline."""
 
-    def __init__(self, size: Any, microbatches: int, xla: bool = False) -> None:
+    def __init__(self, size: Any, microbatches: int) -> None:
         import gpt
         import tensorflow as tf
 
         import smp_tf as smp
 
-        super().__init__(size, microbatches, xla)
+        super().__init__(size, microbatches)
         self.stopwatch = Stopwatch(
             importlib.import_module("smp_tf.step"),
             {
@@ -291,7 +298,7 @@ class Split(Trainer):
         return calls
 
 
-WAYS: dict[str, type[Trainer]] = {"a": WholeBatch, "b": Accumulating, "c": Split}
+ONE_PROCESS: dict[str, type[WholeBatch | Accumulating]] = {"a": WholeBatch, "b": Accumulating}
 
 
 def main() -> None:
@@ -321,7 +328,8 @@ def main() -> None:
     import tf_keras
 
     tf_keras.mixed_precision.set_global_policy(told["policy"])
-    answer(WAYS[way](gpt.size_of(size_name), int(microbatches), told["xla"]), rank, path)
+    asked = gpt.size_of(size_name), int(microbatches)
+    answer(Split(*asked) if way == "c" else ONE_PROCESS[way](*asked, xla=told["xla"]), rank, path)
 
 
 if __name__ == "__main__":

@@ -211,6 +211,7 @@ def _recurrent(make: Callable[..., layers.Layer]) -> Callable[[type], tf_keras.M
             [
                 layers.Input((6, 5)),
                 make(8, return_sequences=True),
+                make(7, return_sequences=True),
                 make(6),
                 layers.Dense(6, activation="tanh"),
                 layers.Dense(5),

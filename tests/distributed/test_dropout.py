@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
+from tests.full_only import params
 
 PARTITIONS = (1, 2, 3, 4)
 #: Without --full: a training on two partitions, and masks also on three.
 TRAINED, DRAWN = (1, 2), (1, 2, 3)
-SEVERAL = [pytest.param(p, marks=[] if p in TRAINED else [pytest.mark.full]) for p in PARTITIONS[1:]]
+SEVERAL = params(PARTITIONS[1:], only_full=[p for p in PARTITIONS if p not in TRAINED])
 
 
 def config(partitions: int, seed: int = 1) -> dict[str, object]:
@@ -86,7 +87,7 @@ def test_masks_differ_between_steps_layers_and_microbatches(
         assert (flat[one] != flat[other]).any(), (one, other)
 
 
-@pytest.mark.parametrize("partitions", [2, 3, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("partitions", params([2, 3, 4], only_full=[p for p in PARTITIONS if p not in DRAWN]))
 def test_masks_do_not_depend_on_the_number_of_partitions(
     drawn: dict[int, dict[str, CaseResult]], partitions: int
 ) -> None:

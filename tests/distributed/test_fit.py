@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.distributed.harness import Case, CaseResult, launch
-from tests.full_only import selected
+from tests.full_only import params, selected
 
 CASES = "tests.distributed.cases.fit"
 KINDS = ("two", "masked", "own", "dropout")
@@ -21,11 +21,10 @@ SETTINGS = {"1x1": (1, 1, 4), "2x1": (2, 1, 4), "2x2": (2, 2, 2)}
 KINDS_OF = {"1x1": KINDS, "2x1": KINDS, "2x2": ("two", "masked", "own")}
 # Four processes take longest. By default, one process goes on with the dropout of two partitions, below.
 ONLY_FULL = {"1x1": ("dropout",), "2x1": ("dropout",), "2x2": ("masked", "own")}
-COMPARED = [
-    pytest.param(kind, processes, marks=[pytest.mark.full] if kind in ONLY_FULL[processes] else [])
-    for processes in ("2x1", "2x2")
-    for kind in KINDS_OF[processes]
-]
+COMPARED = params(
+    [(kind, processes) for processes in ("2x1", "2x2") for kind in KINDS_OF[processes]],
+    [(kind, processes) for processes, kinds in ONLY_FULL.items() for kind in kinds],
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def interrupted(
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("size", "kind"), [(2, "dropout"), *(pytest.param(4, kind, marks=pytest.mark.full) for kind in ("two", "dropout"))]
+    ("size", "kind"), params([(2, "dropout"), (4, "two"), (4, "dropout")], only_full=[(4, "two"), (4, "dropout")])
 )
 def test_callbacks_decide_alike_and_write_once(size: int, kind: str, tmp_path: Path) -> None:
     config = {"partitions": 2, "microbatches": 2, "seed": 5}

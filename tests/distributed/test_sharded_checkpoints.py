@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from smp_tf import checkpoint_files
 from tests.distributed.harness import Case, CaseResult, launch
 from tests.distributed.test_sharded_slots import config
+from tests.full_only import params
 
 CHECKPOINTS = "tests.distributed.cases.checkpoints"
 #: From and to how many partitions and replicas, and whether these share slots.
@@ -24,6 +26,7 @@ RESUMED = {
 }
 
 
+WAYS = list(itertools.product(RESUMED, ("before", "after")))
 #: Those that differ most, and when.
 RESUMED_QUICKLY = [
     ("shared to other partitions", "after"),
@@ -67,14 +70,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return Saved(tmp_path_factory.mktemp("shares"))
 
 
-@pytest.mark.parametrize(
-    ("way", "when"),
-    [
-        pytest.param(way, when, marks=[] if (way, when) in RESUMED_QUICKLY else pytest.mark.full)
-        for way in RESUMED
-        for when in ("before", "after")
-    ],
-)
+@pytest.mark.parametrize(("way", "when"), params(WAYS, only_full=set(WAYS) - set(RESUMED_QUICKLY)))
 def test_checkpoints_restore_on_other_numbers_of_replicas(way: str, when: str, saved: Saved) -> None:
     source, (partitions, replicas, shared) = RESUMED[way]
     losses = {rank["replica"]: rank["losses"] for rank in saved.of(source).values()}

@@ -14,7 +14,7 @@ from smp_tf.partition.slot_shares import share_out
 from tests.distributed.cases.sharded_slots import OPTIMIZERS
 from tests.distributed.harness import Case, CaseResult, launch
 from tests.distributed.test_replicas import compare
-from tests.full_only import selected
+from tests.full_only import params, selected
 
 CASES = "tests.distributed.cases.sharded_slots"
 REPLICAS = "tests.distributed.cases.replicas"
@@ -35,15 +35,14 @@ Grid = tuple[int, int]
 
 def on_grids(*names: str) -> pytest.MarkDecorator:
     """The parameters `grid` and `name` of a test."""
-    return pytest.mark.parametrize(
-        ("grid", "name"),
-        [
-            pytest.param(grid, name, marks=[] if name in QUICKLY[grid] else pytest.mark.full)
-            for grid in GRIDS
-            for name in names
-            if grid == (1, 2) or name not in OPTIMIZERS or name in (*OVER_STAGES, *QUICKLY[grid])
-        ],
-    )
+    trained = [
+        (grid, name)
+        for grid in GRIDS
+        for name in names
+        if grid == (1, 2) or name not in OPTIMIZERS or name in (*OVER_STAGES, *QUICKLY[grid])
+    ]
+    only_full = [(grid, name) for grid, name in trained if name not in QUICKLY[grid]]
+    return pytest.mark.parametrize(("grid", "name"), params(trained, only_full))
 
 
 def config(partitions: int, shared: bool = True, **more: Any) -> dict[str, Any]:
@@ -113,7 +112,8 @@ Others = dict[int, dict[str, CaseResult]]
 
 
 #: Partitions, and whether within a loss scale, of a user's optimizer.
-OWN_QUICKLY = ((1, False), (2, True))
+OWN = ((1, False), (1, True), (2, False), (2, True))
+OWN_ONLY_FULL = ((1, True), (2, False))
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +123,8 @@ def others(request: pytest.FixtureRequest) -> Others:
     for partitions in (1, 2):
         listed = [
             Case(f"own {scaled}", "own_optimizer", {"scaled": scaled}, config(partitions))
-            for scaled in (False, True)
-            if (partitions, scaled) in OWN_QUICKLY or request.config.getoption("--full")
+            for of, scaled in selected(OWN, OWN_ONLY_FULL, request.config)
+            if of == partitions
         ]
         if partitions == 1:
             listed.append(Case("sum", "one_gradient_of_two", {}, config(1)))
@@ -270,14 +270,7 @@ def test_replicas_that_differ_are_an_error_though_the_gather_makes_them_equal(ot
     assert any("replicas begin with equal weights and must keep them." in error for error in errors)
 
 
-@pytest.mark.parametrize(
-    ("partitions", "scaled"),
-    [
-        pytest.param(partitions, scaled, marks=[] if (partitions, scaled) in OWN_QUICKLY else pytest.mark.full)
-        for partitions in (1, 2)
-        for scaled in (False, True)
-    ],
-)
+@pytest.mark.parametrize(("partitions", "scaled"), params(OWN, OWN_ONLY_FULL))
 def test_a_users_optimizer_clips_by_the_norm_of_the_gradients_of_all_ranks(
     others: Others, partitions: int, scaled: bool
 ) -> None:
@@ -330,7 +323,7 @@ def test_a_users_optimizer_that_asks_for_a_norm_of_some_gradients_is_told_so(oth
 
 
 @pytest.mark.parametrize(
-    ("name", "bytes_each"), [("sent", 4), ("sent bf16", 2), pytest.param("sent fp16", 2, marks=pytest.mark.full)]
+    ("name", "bytes_each"), params([("sent", 4), ("sent bf16", 2), ("sent fp16", 2)], only_full=[("sent fp16", 2)])
 )
 def test_replicas_send_each_gradient_once(others: Others, name: str, bytes_each: int) -> None:
     for rank in others[1][name].values():

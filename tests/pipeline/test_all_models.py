@@ -603,6 +603,13 @@ def test_chunks_on_any_stages(make: Any, placement: tuple[int, ...]) -> None:
     assert {chunk for chunk, _, _ in step.split.segments} == set(range(len(placement)))
 
 
+def test_stages_of_a_mixed_policy_hand_over_bfloat16() -> None:
+    step = run(mixed_bfloat16, 3, 2)
+    handed = [t for t in step.split.transfers if t.tensor is not None and t.dst_sweep is not None]
+    # Two activations, and their gradients.
+    assert [step.graph.type_of(t.tensor).dtype for t in handed] == ["bfloat16"] * 4
+
+
 def test_a_weight_that_both_ends_of_a_model_use_stays_on_a_stage_that_has_both() -> None:
     apart, together = run(tied_gpt, 2, 2), run(tied_gpt, 2, 2, placement=(0, 1, 0))
     table = built(tied_gpt).models[0].tokens.embeddings.name.partition(":")[0]

@@ -139,14 +139,12 @@ def averaged() -> Iterator[object]:
     """Every combination; by default the half in which each two values meet."""
     limits = {"one bucket": 1 << 20, "a bucket per layer": KERNEL + BIAS, "one each": 1}
     ways = {"within the last task": True, "behind it": False}
-    parts = [(1, 1), (4, 1), (4, 2)]
-    for values in itertools.product(
-        enumerate(parts), enumerate([None, [3, 2, 2, 1]]), enumerate(limits), enumerate(ways)
-    ):
-        (part, (microbatches, times)), (weighted, weights), (limit, name), (behind, way) = values
-        marks = [] if (part + weighted + limit + behind) % 2 == 0 else [pytest.mark.full]
-        label = f"{microbatches} microbatches, {times} times, {weights}, {name}, {way}"
-        yield pytest.param(microbatches, times, weights, limits[name], ways[way], id=label, marks=marks)
+    axes = [(1, 1), (4, 1), (4, 2)], [None, [3, 2, 2, 1]], list(limits), list(ways)
+    for places in itertools.product(*(range(len(axis)) for axis in axes)):
+        (microbatches, times), weights, limit, way = (axis[place] for axis, place in zip(axes, places, strict=True))
+        marks = [] if sum(places) % 2 == 0 else [pytest.mark.full]
+        label = f"{microbatches} microbatches, {times} times, {weights}, {limit}, {way}"
+        yield pytest.param(microbatches, times, weights, limits[limit], ways[way], id=label, marks=marks)
 
 
 @pytest.mark.parametrize(("microbatches", "times", "weights", "limit", "within"), list(averaged()))
