@@ -4,8 +4,8 @@
 
 `step_time.py` starts these processes and tells them over a socket, one JSON object a line, what to
 do. Between its turns a process waits for the next line and computes nothing. CONFIG is a JSON object:
-"optimize" as in smp_tf's configuration; "xla": whether models are compiled, in every way; "policy": of
-Keras's mixed precision.
+"optimize" and "pipeline" (interleaved where it is not there) as in smp_tf's configuration; "xla":
+whether models are compiled, in every way; "policy": of Keras's mixed precision.
 """
 
 from __future__ import annotations
@@ -312,6 +312,7 @@ def main() -> None:
             {
                 "microbatches": int(microbatches),
                 "optimize": told["optimize"],
+                "pipeline": told.get("pipeline", "interleaved"),
                 "intra_op_threads": int(threads),
                 "seed": SEED,
                 "xla": told["xla"],

@@ -11,22 +11,28 @@ graph would grow by one op per weight and microbatch.
 from __future__ import annotations
 
 import contextlib
+import functools
+from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.ops.graph_op import run_independently
+from smp_tf.ops.graph_op import add_op, run_independently
 from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import TensorType
+
+#: One name for all: TensorFlow makes and keeps a kernel for each that it has not seen, which takes a millisecond.
+_NAME = "smp_sum"
 
 
 class Accumulator:
     """The sum of one tensor over the microbatches.
 
     Its storage is a resource variable of its own, made outside the graph being traced, which is empty between steps.
+    A model has one for each of its weights, so its ops are added without TensorFlow's wrappers (see `ops/graph_op.py`).
 
     Args:
         kind: type of the tensor; its shape is fully known.
-        name: for messages of TensorFlow.
+        name: for the message where it is not.
         device: TensorFlow's name of where the sum is; None for where the graph is.
     """
 
@@ -40,21 +46,25 @@ class Accumulator:
             self._empty = tf.constant([0], tf.int32)
             nothing = tf.zeros([0], self._dtype)
             self._variable = tf_internals.make_plain_variable(
-                initial_value=nothing, trainable=False, shape=tf.TensorShape(None), name=name
+                initial_value=nothing, trainable=False, shape=tf.TensorShape(None), name=_NAME
             )
 
     def clear(self, after: tf.Operation) -> tf.Operation:
         """Make the op that begins a sum, to run after another op."""
-        shape = tf.constant(self._shape.as_list(), tf.int32)
+        shape = self._add_op("Const", [], tf.int32, dtype=_type(tf.int32), value=_shape_value(self._shape))
         with tf.control_dependencies([after]), on_device(self._device):
             # Not tf.zeros, which would be folded into constants: see `_nothing`.
-            zeros = tf.raw_ops.Empty(shape=shape, dtype=self._dtype, init=True)
+            zeros = self._add_op("Empty", [shape], self._dtype, dtype=_type(self._dtype), init=_truth(True))
         run_independently(zeros.op)
         return self._assign(zeros, after)
 
     def add(self, value: tf.Tensor) -> tf.Operation:
         """Make the op that adds a tensor, within a function being traced."""
-        return tf.raw_ops.AssignAddVariableOp(resource=self._handle(), value=value)
+        inputs = [self._handle(), value]
+        return add_op(tf_internals.current_graph(), "AssignAddVariableOp", inputs, [], {"dtype": _type(self._dtype)})
+
+    def _add_op(self, kind: str, inputs: list[tf.Tensor], made: tf.DType, **attributes: Any) -> tf.Tensor:
+        return add_op(tf_internals.current_graph(), kind, inputs, [made], attributes).outputs[0]
 
     def _handle(self) -> tf.Tensor:
         """The storage, for the graph that is being traced."""
@@ -70,7 +80,7 @@ class Accumulator:
             The sum, and the op that frees the storage.
         """
         with tf.control_dependencies([after]):
-            value = tf.raw_ops.ReadVariableOp(resource=self._handle(), dtype=self._dtype)
+            value = self._add_op("ReadVariableOp", [self._handle()], self._dtype, dtype=_type(self._dtype))
         value.set_shape(self._shape)
         run_independently(value.op)
         return value, self._assign(self._nothing(), value.op)
@@ -78,8 +88,10 @@ class Accumulator:
     def _assign(self, value: tf.Tensor, after: tf.Operation) -> tf.Operation:
         # The value is made outside the context: inside, the control edge would go to a constant, and TensorFlow
         # drops it when it folds constants.
+        attributes = {"dtype": _type(self._dtype), "validate_shape": _truth(False)}
         with tf.control_dependencies([after]):
-            op = tf.raw_ops.AssignVariableOp(resource=self._handle(), value=value)
+            inputs = [self._handle(), value]
+            op = add_op(tf_internals.current_graph(), "AssignVariableOp", inputs, [], attributes)
         run_independently(op)
         return op
 
@@ -87,8 +99,23 @@ class Accumulator:
         # Of a shape that the graph takes from outside. TensorFlow's optimizer (seen in 2.21) holds all values that are
         # assigned to one handle for equal in shape; a [0] written in the graph, one constant for all sums to it,
         # would make it take the shapes of different sums for each other: clip_by_norm then loses its reduction.
+        empty = tf_internals.capture(tf_internals.current_graph(), self._empty)
         with on_device(self._device):
-            return tf.raw_ops.Empty(shape=self._empty, dtype=self._dtype)
+            return self._add_op("Empty", [empty], self._dtype, dtype=_type(self._dtype), init=_truth(False))
+
+
+@functools.cache
+def _type(dtype: tf.DType) -> Any:
+    return tf.compat.v1.AttrValue(type=dtype.as_datatype_enum)
+
+
+@functools.cache
+def _truth(value: bool) -> Any:
+    return tf.compat.v1.AttrValue(b=value)
+
+
+def _shape_value(shape: tf.TensorShape) -> Any:
+    return tf.compat.v1.AttrValue(tensor=tf.make_tensor_proto(shape.as_list(), tf.int32, [shape.rank]))
 
 
 def on_device(name: str | None) -> contextlib.AbstractContextManager[object]:

@@ -47,12 +47,9 @@ class ReadyUnit:
         """Run every segment for a while.
 
         Returns:
-            Seconds by sweep: the median over the calls, without the time that calling any function takes.
+            Seconds by sweep: the median over the calls, without what calling a function takes that does nothing.
         """
-        overhead = _overhead()
-        return {
-            sweep: max(0.0, _median(function, *given) - overhead) for sweep, (function, given) in self.calls.items()
-        }
+        return {sweep: _measured(function, given) for sweep, (function, given) in self.calls.items()}
 
 
 def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
@@ -115,10 +112,16 @@ def _begin(sums: list[Accumulator]) -> None:
         tf.function(clear).get_concrete_function()()
 
 
-@functools.cache
-def _overhead() -> float:
-    """Seconds that calling any function takes."""
-    return _median(tf.function(lambda: [tf.constant(0)]).get_concrete_function())
+def _empty(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> Callable[..., Any]:
+    """A function that takes and returns as many tensors as another, and does nothing.
+
+    A stage calls one function for all of its units. Of the calls that single units take, a model of a hundred units
+    would seem to need half of its time for microbatches of one sample.
+    """
+    results = len(function.outputs)  # type: ignore[attr-defined]
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
+    nothing = tf.function(lambda *tensors: [tf.constant(0) for _ in range(results)], autograph=False)
+    return nothing.get_concrete_function(*specs)  # type: ignore[no-any-return]
 
 
 def _cool() -> None:
@@ -150,16 +153,25 @@ def _sharers(cache: Path) -> int:
     return int((cache / "shared_cpu_map").read_text().replace(",", ""), 16).bit_count()
 
 
-def _median(function: Callable[..., Any], *given: tf.Tensor) -> float:
-    """Seconds of a call."""
+def _measured(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
+    """Seconds of what a function does."""
+    empty = _empty(function, given)
     taken: list[float] = []
+    for_nothing: list[float] = []
+    # In turns, so that what slows the machine for a while slows both.
     while len(taken) < _FEWEST_CALLS or (sum(taken) < _ENOUGH and len(taken) < _MOST_CALLS):
-        _cool()
-        began = time.perf_counter()
-        function(*given)
-        _finish()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+        taken.append(_seconds(function, given))
+        for_nothing.append(_seconds(empty, given))
+    return max(0.0, statistics.median(taken) - statistics.median(for_nothing))
+
+
+def _seconds(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
+    """Seconds of a call."""
+    _cool()
+    began = time.perf_counter()
+    function(*given)
+    _finish()
+    return time.perf_counter() - began
 
 
 def _finish() -> None:

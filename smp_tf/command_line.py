@@ -38,13 +38,15 @@ examples:
 """
 
 PROFILE = """Measures every layer of a model, forward and backward, one after the other in this process and with the
-weights of one at a time. The times are kept for smp-tf plan and for model.profile in a training."""
+weights of one at a time. The times are kept for smp-tf plan and for model.profile in a training. Several numbers of
+microbatches show how much longer a batch takes, the more parts it is cut into, for smp-tf plan --microbatches auto."""
 
 PROFILE_EXAMPLE = """The function is that of smp-tf plan (smp-tf plan --help). Times are kept for the model, the samples
 of a microbatch and the machine, in ~/.cache/smp_tf/profiles; SMP_TF_PROFILES names another folder, or is "off".
 
-example:
+examples:
   smp-tf profile train.py:build --microbatches 8 --batch-size 64
+  smp-tf profile train.py:build --microbatches 1 4 16 --batch-size 64 --threads 1
 """
 
 TIMELINE = """Says what was recorded in the steps of a training: whether the tasks ran as planned, and where the time of
@@ -144,7 +146,9 @@ def parser() -> argparse.ArgumentParser:
     )
     profile.add_argument("target", metavar="SCRIPT_OR_MODULE:FUNCTION", help="what makes the model")
     profile.add_argument("--batch-size", type=int, metavar="N", help="of one replica (default: that of the inputs)")
-    profile.add_argument("--microbatches", type=int, default=1, metavar="M", help="per batch (default: 1)")
+    profile.add_argument(
+        "--microbatches", type=int, nargs="+", default=[1], metavar="M", help="per batch, one or more (default: 1)"
+    )
     profile.add_argument("--threads", type=int, metavar="T", help="per operation (default: TensorFlow's choice)")
     profile.add_argument("--fresh", action="store_true", help="measure again what is known already")
     profile.set_defaults(run=run_profile)
@@ -236,9 +240,11 @@ def run_plan(given: argparse.Namespace) -> None:
         from smp_tf.plan_text import comparison, text
         from smp_tf.profile_command import known_times
 
-        # What was measured here says nothing of other machines, and of one size of microbatches nothing of others.
-        compares = is_auto and given.microbatches in (None, "auto")
-        measured = {} if given.static or cluster is not None or compares else {"times": known_times(_most(given), _say)}
+        # What was measured here says nothing of other machines.
+        measured: dict[str, Any] = {}
+        if not given.static and cluster is None:
+            compares = is_auto and given.microbatches in (None, "auto")
+            measured["times"] = known_times(_most(given), _say, of_all_sizes=compares)
         with offline():
             model = OfflineModel(function, optimizer=given.optimizer, batch_size=given.batch_size, **measured)
             found = None

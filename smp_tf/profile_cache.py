@@ -1,6 +1,8 @@
 """Where measured times are kept: a file per model, size of microbatch and machine, for the next run.
 
-    ~/.cache/smp_tf/profiles/3f9c….json      moved or turned off by SMP_TF_PROFILES
+    ~/.cache/smp_tf/profiles/a07e…-3f9c….json      moved or turned off by SMP_TF_PROFILES
+                             │     └ graph, samples, machine
+                             └ what of the graph is the same for microbatches of all sizes
 
 A file that cannot be read, or is not as it was written, is as good as none, and that is said.
 """
@@ -20,11 +22,14 @@ from pathlib import Path
 import tensorflow as tf
 
 from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.fingerprint import fingerprint, form
 from smp_tf.partition.json_record import record_from
+from smp_tf.partition.op_graph import OpGraph
 
 #: The environment variable that names another folder, or says "off".
 FOLDER_VARIABLE = "SMP_TF_PROFILES"
-_FORMAT = 1
+#: Version of the fields of a file.
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -49,22 +54,46 @@ class Hardware:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What is measured: a model, given microbatches of one size.
+
+    Args:
+        fingerprint: of the graph of a microbatch.
+        form: a hash of what of the graph is the same for microbatches of all sizes.
+        samples: samples of a microbatch.
+    """
+
+    fingerprint: str
+    form: str
+    samples: int
+
+
+def subject_of(graph: OpGraph, samples: int) -> Subject:
+    """What a graph is, to be measured.
+
+    Args:
+        graph: of a microbatch.
+        samples: of a microbatch.
+    """
+    lines = "\n".join(form(graph))
+    return Subject(fingerprint(graph), hashlib.sha256(lines.encode()).hexdigest(), samples)
+
+
+@dataclass(frozen=True)
 class Profile:
     """The times of a model's units.
 
     Args:
         format: version of these fields.
         model: name of the model, for people.
-        fingerprint: of the graph whose units were measured.
-        samples: samples of the microbatch that was measured.
+        subject: what was measured.
         hardware: where.
         units: seconds forward and backward of each unit, by name.
     """
 
     format: int
     model: str
-    fingerprint: str
-    samples: int
+    subject: Subject
     hardware: Hardware
     units: dict[str, tuple[float, ...]]
 
@@ -112,39 +141,59 @@ class ProfileCache:
         #: What went wrong with the file that was last looked for or written; "" where nothing did.
         self.trouble = ""
 
-    def path(self, fingerprint: str, samples: int, hardware: Hardware) -> Path | None:
+    def path(self, subject: Subject, hardware: Hardware) -> Path | None:
         """The file of a profile; None where profiles are not kept."""
         if self.folder is None:
             return None
-        key = json.dumps([_FORMAT, fingerprint, samples, dataclasses.asdict(hardware)], sort_keys=True)
-        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+        key = json.dumps([FORMAT, dataclasses.asdict(subject), dataclasses.asdict(hardware)], sort_keys=True)
+        return self.folder / f"{subject.form[:16]}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
-    def find(self, fingerprint: str, samples: int, hardware: Hardware) -> Profile | None:
+    def find(self, subject: Subject, hardware: Hardware) -> Profile | None:
         """The profile of a model; None where there is none, or none that can be used: then `trouble` says why.
 
         Args:
-            fingerprint: of the model's graph.
-            samples: samples of a microbatch.
+            subject: the model.
             hardware: what it was measured on.
         """
         self.trouble = ""
-        path = self.path(fingerprint, samples, hardware)
+        path = self.path(subject, hardware)
         if path is None or not path.exists():
             return None
+        found = self._read(path)
+        if found is not None and (found.subject, found.hardware) != (subject, hardware):
+            return self._damaged(path, "It is of another model or machine.")
+        return found
+
+    def find_sizes(self, subject: Subject, hardware: Hardware) -> dict[int, Profile]:
+        """The profiles of a model for microbatches of whatever size, by samples; `trouble` says what cannot be used.
+
+        Args:
+            subject: the model, given microbatches of any size.
+            hardware: what it was measured on.
+        """
+        self.trouble = ""
+        found = {}
+        for path in sorted(self.folder.glob(f"{subject.form[:16]}-*.json")) if self.folder is not None else ():
+            profile = self._read(path)
+            if profile is not None and (profile.subject.form, profile.hardware) == (subject.form, hardware):
+                found[profile.subject.samples] = profile
+        return found
+
+    def _read(self, path: Path) -> Profile | None:
         try:
             found: Profile = record_from(Profile, json.loads(path.read_text(encoding="utf-8")), "a profile")
-            if (found.format, found.fingerprint, found.samples, found.hardware) != (
-                _FORMAT, fingerprint, samples, hardware,
-            ):  # fmt: skip
-                raise PlacementError("It is of another model or machine.")
+            if found.format != FORMAT:
+                raise PlacementError("It is of another version of smp_tf.")
             if not all(
                 len(times) == 2 and 0.0 <= min(times) <= max(times) < math.inf for times in found.units.values()
             ):
                 raise PlacementError("A unit must have two times, neither of them negative.")
         except (OSError, ValueError, PlacementError) as error:
-            self.trouble = f"The profile in {path} is damaged and not used. {error}"
-            return None
+            return self._damaged(path, str(error))
         return found
+
+    def _damaged(self, path: Path, why: str) -> None:
+        self.trouble = f"The profile in {path} is damaged and not used. {why}"
 
     def keep(self, profile: Profile) -> Path | None:
         """Write a profile; a reader finds it whole or not at all.
@@ -156,7 +205,7 @@ class ProfileCache:
             The file; None where profiles are not kept, or where it cannot be written: then `trouble` says why.
         """
         self.trouble = ""
-        path = self.path(profile.fingerprint, profile.samples, profile.hardware)
+        path = self.path(profile.subject, profile.hardware)
         if path is None:
             return None
         try:

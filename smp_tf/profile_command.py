@@ -1,4 +1,9 @@
-"""`smp-tf profile`: how long every layer takes on this machine, in one process; kept for `smp-tf plan` and training."""
+"""`smp-tf profile`: how long every layer takes on this machine, in one process; kept for `smp-tf plan` and training.
+
+A batch takes longer, the more microbatches it is cut into: every one costs something besides its samples. How much is
+shown where several numbers of microbatches are measured, and `smp-tf plan --microbatches auto` weighs it against the
+bubble, which more microbatches make smaller.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +21,11 @@ from smp_tf import lifecycle, planning
 from smp_tf.config import check_config
 from smp_tf.offline_plan import OfflineModel, OfflineTrace
 from smp_tf.partition.cost import UnitCost, estimate
-from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import as_bytes
-from smp_tf.profile_cache import ProfileCache, this_hardware
+from smp_tf.profile_cache import Hardware, ProfileCache, subject_of, this_hardware
 from smp_tf.profiling import Times, already_known, hardware_alike, measure_alone, new_profile, progress_of
+from smp_tf.times_by_size import times_for
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,29 @@ class Measured:
     cost: UnitCost
 
 
+@dataclass(frozen=True)
+class Batch:
+    """A batch, cut into microbatches, of which one was measured.
+
+    Args:
+        microbatches: how many.
+        samples: of the largest.
+        units: all units of the model.
+    """
+
+    microbatches: int
+    samples: int
+    units: tuple[Measured, ...]
+
+    @property
+    def seconds(self) -> tuple[float, float] | None:
+        """Of all microbatches, one after the other, forward and backward; None where a unit has no times."""
+        times = [unit.times for unit in self.units if unit.times is not None]
+        if len(times) < len(self.units):
+            return None
+        return self.microbatches * sum(t[0] for t in times), self.microbatches * sum(t[1] for t in times)
+
+
 def run(given: argparse.Namespace, function: Callable[[], Any]) -> None:
     """Measures a model, or shows what is known of it, and prints the table.
 
@@ -50,21 +78,30 @@ def run(given: argparse.Namespace, function: Callable[[], Any]) -> None:
         OfflinePlanError: the function gives no model, or not what it is called with.
         PlacementError: the model cannot be cut into units.
     """
-    wanted = {"partitions": 1, "microbatches": given.microbatches}
+    wanted = {"partitions": 1, "microbatches": max(given.microbatches)}
     if given.threads is not None:
         wanted["intra_op_threads"] = given.threads
-    check_config(wanted, "smp-tf profile")
+    for count in given.microbatches:
+        check_config({**wanted, "microbatches": count}, "smp-tf profile")
     said = Console(stderr=True, soft_wrap=True)
-    with _alone(wanted):
-        made = OfflineModel(function, batch_size=given.batch_size).trace(given.microbatches)
-        found, words = _times(made, given.target, fresh=given.fresh)
-        for line in words:
-            said.print(f"smp-tf: {line}", markup=False, highlight=False)
-        units = planning.units_of(made.graph)
-        costs = estimate(made.graph, units, unknown=made.samples)
-        rows = [Measured(u.name, found.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
     console = Console()
-    print(table(rows, made.samples, max(100, console.width), console.is_terminal))
+    width = max(100, console.width)
+    batches: list[Batch] = []
+    with _alone(wanted):
+        model = OfflineModel(function, batch_size=given.batch_size)
+        for count in dict.fromkeys(given.microbatches):
+            made = model.trace(count)
+            found, words = _times(made, given.target, fresh=given.fresh)
+            for line in words:
+                said.print(f"smp-tf: {line}", markup=False, highlight=False)
+            units = planning.units_of(made.graph)
+            costs = estimate(made.graph, units, unknown=made.samples)
+            rows = [Measured(u.name, found.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
+            batches.append(Batch(count, made.samples, tuple(rows)))
+            print(table(rows, made.samples, width, console.is_terminal))
+    if len(batches) > 1:
+        print()
+        print(growth(batches, model.batch_size, width, console.is_terminal))
 
 
 @contextmanager
@@ -78,8 +115,8 @@ def _alone(config: Mapping[str, Any]) -> Iterator[None]:
 
 def _times(made: OfflineTrace, target: str, *, fresh: bool) -> tuple[Times, list[str]]:
     """The times, and what there is to say of them."""
-    cache, hardware, digest = ProfileCache(), this_hardware(), fingerprint(made.graph)
-    known = None if fresh else cache.find(digest, made.samples, hardware)
+    cache, hardware, subject = ProfileCache(), this_hardware(), subject_of(made.graph, made.samples)
+    known = None if fresh else cache.find(subject, hardware)
     words = [cache.trouble] if cache.trouble else []
     if known is not None:
         return known.times, [*words, already_known(made.model, hardware)]
@@ -87,37 +124,88 @@ def _times(made: OfflineTrace, target: str, *, fresh: bool) -> tuple[Times, list
         times, failed = measure_alone(made.traced, made.tensors, progress)
     words += [f"{name} could not be measured. {why}" for name, why in failed.items()]
     if not failed:
-        path = cache.keep(new_profile(made.model, digest, made.samples, hardware, times))
+        path = cache.keep(new_profile(made.model, subject, hardware, times))
         words += [f"kept in {path}"] if path is not None else []
         words += [cache.trouble] if cache.trouble else []
     return times, words
 
 
-def known_times(partitions: int, say: Callable[[str], None]) -> Callable[[OpGraph, int], Times]:
+def known_times(
+    partitions: int, say: Callable[[str], None], *, of_all_sizes: bool = False
+) -> Callable[[OpGraph, int], Times]:
     """Looks up what was measured of a model on this machine, for a plan.
 
     Args:
         partitions: of the plan; their processes may share this machine.
         say: is told what was found, or what is wrong with it.
+        of_all_sizes: plans for microbatches of several sizes are compared: one size alone that was measured is no use.
 
     Returns:
-        A function of the graph and the samples of a microbatch; its times are none where nothing was measured.
+        A function of the graph and the samples of a microbatch; its times are none where nothing was measured. A size
+        that was not measured gets what two or more others make likely.
     """
+    told: set[str] = set()
+
+    def tell(text: str) -> None:
+        if text and text not in told:
+            told.add(text)
+            say(text)
 
     def find(graph: OpGraph, samples: int) -> Times:
-        cache, digest = ProfileCache(), fingerprint(graph)
+        cache, subject = ProfileCache(), subject_of(graph, samples)
+        alone: list[str] = []
         for hardware in hardware_alike(this_hardware(), partitions):
-            found = cache.find(digest, samples, hardware)
-            if cache.trouble:
-                say(cache.trouble)
-            if found is not None:
-                threads = f"{hardware.threads} threads per operation" if hardware.threads else "all threads"
-                together = f", {hardware.processes} processes at once" if hardware.processes > 1 else ""
-                say(f"times as measured on {hardware.device}, {threads}{together}; --static ignores them")
-                return found.times
+            where = _where(hardware)
+            exact = None if of_all_sizes else cache.find(subject, hardware)
+            tell(cache.trouble)
+            if exact is not None:
+                tell(f"times as measured on {where}; --static ignores them")
+                return exact.times
+            sizes = {size: profile.times for size, profile in cache.find_sizes(subject, hardware).items()}
+            tell(cache.trouble)
+            found = times_for(samples, sizes) if len(sizes) > 1 else {}
+            if found:
+                of = ", ".join(map(str, sorted(sizes)))
+                tell(f"times by those of microbatches of {of} samples, as measured on {where}; --static ignores them")
+                return found
+            alone += [f"{size} samples on {where}" for size in sizes]
+        if alone:
+            tell(
+                f"only microbatches of {alone[0]} were measured, which says nothing of other sizes: all times are "
+                f"estimates. smp-tf profile --microbatches takes several numbers"
+            )
         return {}
 
     return find
+
+
+def _where(hardware: Hardware) -> str:
+    threads = f"{hardware.threads} threads per operation" if hardware.threads else "all threads"
+    together = f", {hardware.processes} processes at once" if hardware.processes > 1 else ""
+    return f"{hardware.device}, {threads}{together}"
+
+
+def growth(batches: Sequence[Batch], batch_size: int, width: int = 100, color: bool = False) -> str:
+    """How much longer a batch takes, the more microbatches it is cut into.
+
+    Args:
+        batches: the batch, cut in several ways.
+        batch_size: its samples.
+        width: columns of the terminal.
+        color: mark the heading with terminal codes.
+    """
+    shown = Table(title=f"a batch of {batch_size}, one microbatch after the other", title_justify="left")
+    for name in ("microbatches", "samples of each", "forward ms", "backward ms", "of the shortest"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    totals = [sum(seconds) for batch in batches if (seconds := batch.seconds) is not None]
+    for batch in batches:
+        seconds = batch.seconds
+        cells = ["-", "-", "-"]
+        if seconds is not None:
+            ratio = f"{sum(seconds) / min(totals):.2f}" if min(totals) else "-"
+            cells = [f"{1e3 * seconds[0]:,.2f}", f"{1e3 * seconds[1]:,.2f}", ratio]
+        shown.add_row(str(batch.microbatches), str(batch.samples), *cells)
+    return _printed(shown, width, color)
 
 
 def table(rows: Sequence[Measured], samples: int, width: int = 100, color: bool = False) -> str:
@@ -140,6 +228,10 @@ def table(rows: Sequence[Measured], samples: int, width: int = 100, color: bool 
     if len(times) == len(rows):
         total = (sum(t[0] for t in times), sum(t[1] for t in times))
         shown.add_row("all", *_cells(total, [row.cost for row in rows]))
+    return _printed(shown, width, color)
+
+
+def _printed(shown: Table, width: int, color: bool) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
     console.print(shown)

@@ -28,12 +28,11 @@ from smp_tf.control import agree, allgather_json, barrier, broadcast_json
 from smp_tf.errors import PlacementError, StepError
 from smp_tf.model import DistributedModel, keras_model_of
 from smp_tf.partition.cost import Costs, estimate
-from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.split import Split
 from smp_tf.partition.units import Unit
 from smp_tf.pipeline.made_up import Surroundings
 from smp_tf.pipeline.profile import ReadyUnit, make_ready
-from smp_tf.profile_cache import Hardware, Profile, ProfileCache, this_hardware
+from smp_tf.profile_cache import FORMAT, Hardware, Profile, ProfileCache, Subject, subject_of, this_hardware
 from smp_tf.step import step
 from smp_tf.step_trace import StepTrace
 
@@ -77,10 +76,10 @@ def profile(model: DistributedModel, inputs: tuple[Any, ...], kwargs: dict[str, 
 def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tensor], samples: int) -> Times:
     """The times of a kept profile, or of one that is measured and kept now; the same on all ranks."""
     topology = runtime.current().topology
-    hardware, cache, digest = this_hardware(topology.local_size), ProfileCache(), fingerprint(traced.graph)
+    hardware, cache, subject = this_hardware(topology.local_size), ProfileCache(), subject_of(traced.graph, samples)
     found = None
     for kind in hardware_alike(hardware, topology.local_size) if topology.rank == 0 else ():
-        found = found or cache.find(digest, samples, kind)
+        found = found or cache.find(subject, kind)
         _say(cache.trouble)
     known = broadcast_json(found and found.times, 0, name=f"profiling model {model!r}")
     if known is not None:
@@ -93,7 +92,7 @@ def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tenso
         return {}
     times = _measured_by_all(model, traced, units, cut, tensors, samples)
     if topology.rank == 0 and len(times) == len(units):
-        cache.keep(new_profile(model, digest, samples, hardware, times))
+        cache.keep(new_profile(model, subject, hardware, times))
         _say(cache.trouble)
     return times
 
@@ -117,19 +116,16 @@ def already_known(model: str, hardware: Hardware) -> str:
     return f"The times of model {model!r} on {hardware.device} are known from an earlier profile; nothing is measured."
 
 
-def new_profile(
-    model: str, digest: str, samples: int, hardware: Hardware, times: Mapping[str, tuple[float, float]]
-) -> Profile:
+def new_profile(model: str, subject: Subject, hardware: Hardware, times: Mapping[str, tuple[float, float]]) -> Profile:
     """A profile to keep.
 
     Args:
         model: its name.
-        digest: fingerprint of the graph.
-        samples: samples of the microbatch that was measured.
+        subject: what was measured.
         hardware: where.
         times: of all units.
     """
-    return Profile(1, model, digest, samples, hardware, dict(times))
+    return Profile(FORMAT, model, subject, hardware, dict(times))
 
 
 def _say(trouble: str) -> None:

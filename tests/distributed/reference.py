@@ -43,6 +43,8 @@ def weighted_mean(values: Sequence[Any], weights: Sequence[int]) -> Any:
         scaled = [v.values * tf.constant(w / total, v.dtype) for v, w in zip(values, weights, strict=True)]
         indices = tf.concat([v.indices for v in values], 0)
         return tf.IndexedSlices(tf.concat(scaled, 0), indices, values[0].dense_shape)
+    if len(set(weights)) == 1:  # so for most batches, and of ResNet50's gradients every pass takes its time
+        return tf.add_n(values) / tf.cast(len(values), values[0].dtype) if len(values) > 1 else values[0]
     terms = [v * tf.cast(w, v.dtype) for v, w in zip(values, weights, strict=True)]
     return tf.add_n(terms) / tf.cast(total, values[0].dtype)
 

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from smp_tf.profile_cache import Hardware, Profile, ProfileCache, this_hardware
+from smp_tf.profile_cache import FORMAT, Hardware, Profile, ProfileCache, Subject, this_hardware
 
 HERE = Hardware("a processor", 2, 1, True, 2, "2.21.0")
-PROFILE = Profile(1, "net", "f" * 64, 4, HERE, {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)})
+NET = Subject("f" * 64, "a" * 64, 4)
+PROFILE = Profile(FORMAT, "net", NET, HERE, {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)})
 
 
 def found(cache: ProfileCache, **other: object) -> Profile | None:
     """What there is for the profile's key, or for one that differs in a field."""
     asked = dataclasses.replace(PROFILE, **other)  # type: ignore[arg-type]
-    return cache.find(asked.fingerprint, asked.samples, asked.hardware)
+    return cache.find(asked.subject, asked.hardware)
 
 
 def test_a_profile_is_found_as_it_was_kept(tmp_path: Path) -> None:
@@ -34,8 +35,8 @@ def test_a_profile_is_found_as_it_was_kept(tmp_path: Path) -> None:
 def test_another_model_or_machine_has_a_profile_of_its_own(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path)
     cache.keep(PROFILE)
-    assert found(cache, fingerprint="e" * 64) is None
-    assert found(cache, samples=5) is None
+    for field, value in {"fingerprint": "e" * 64, "form": "b" * 64, "samples": 5}.items():
+        assert found(cache, subject=dataclasses.replace(NET, **{field: value})) is None, field
     for field, value in {"device": "another", "cores": 3, "threads": 0, "onednn": False, "processes": 1}.items():
         assert found(cache, hardware=dataclasses.replace(HERE, **{field: value})) is None, field
     assert found(cache, hardware=dataclasses.replace(HERE, tensorflow="2.20.0")) is None
@@ -51,7 +52,8 @@ def test_another_model_or_machine_has_a_profile_of_its_own(tmp_path: Path) -> No
         (lambda text: text.replace("0.25", "-1.0"), "neither of them negative"),
         (lambda text: text.replace("0.25", "NaN"), "neither of them negative"),
         (lambda text: text.replace("0.25,", ""), "must have two times"),
-        (lambda text: text.replace('"format": 1', '"format": 2'), "of another model or machine"),
+        (lambda text: text.replace('"format": 2', '"format": 3'), "of another version"),
+        (lambda text: text.replace('"cores": 2', '"cores": 3'), "of another model or machine"),
         (lambda text: json.dumps({**json.loads(text), "more": 1}), "Wrong: ['more']"),
     ],
 )
@@ -67,6 +69,25 @@ def test_a_damaged_profile_is_none_and_that_is_said(tmp_path: Path, damage: obje
     cache.keep(PROFILE)
     assert found(cache) == PROFILE
     assert cache.trouble == ""
+
+
+def test_profiles_of_all_sizes_are_found_together(tmp_path: Path) -> None:
+    cache = ProfileCache(tmp_path)
+    larger = dataclasses.replace(PROFILE, subject=Subject("e" * 64, NET.form, 8))
+    of_another_model = dataclasses.replace(PROFILE, subject=Subject("d" * 64, "a" * 16 + "b" * 48, 16))
+    elsewhere = dataclasses.replace(larger, hardware=dataclasses.replace(HERE, cores=3))
+    for profile in (PROFILE, larger, of_another_model, elsewhere):
+        cache.keep(profile)
+    # Of a graph that was not measured itself.
+    asked = Subject("c" * 64, NET.form, 2)
+    assert cache.find(asked, HERE) is None
+    assert cache.find_sizes(asked, HERE) == {4: PROFILE, 8: larger}
+    assert cache.find_sizes(dataclasses.replace(asked, form="c" * 64), HERE) == {}
+    path = cache.path(larger.subject, HERE)
+    assert path is not None
+    path.write_text("")
+    assert cache.find_sizes(asked, HERE) == {4: PROFILE}
+    assert str(path) in cache.trouble
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -90,6 +111,7 @@ def test_the_folder_is_the_users_cache_or_where_the_environment_says(
     cache = ProfileCache()
     assert cache.keep(PROFILE) is None
     assert found(cache) is None
+    assert cache.find_sizes(NET, HERE) == {}
     assert cache.trouble == ""
 
 

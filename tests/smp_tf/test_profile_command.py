@@ -104,7 +104,9 @@ def test_a_model_is_measured_once_and_planned_by_its_times(
     assert "not measured" in capsys.readouterr().out
     # Of a microbatch of another size nothing is known.
     assert plan(f"{script}:build", "--batch-size", "8") == 0
-    assert "not measured" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "not measured" in said.out
+    assert "only microbatches of 4 samples on" in said.err
 
 
 def test_a_training_finds_what_the_command_has_measured(script: str, tmp_path: Path, init: Callable[..., None]) -> None:
@@ -113,7 +115,7 @@ def test_a_training_finds_what_the_command_has_measured(script: str, tmp_path: P
     init()
     model = smp.DistributedModel(command_line.load(f"{script}:build"))
     traced = forward_backward(model).trace(tf.ones([4, 8]), training=True)
-    assert fingerprint(traced.graph) == json.loads(kept.read_text())["fingerprint"]
+    assert fingerprint(traced.graph) == json.loads(kept.read_text())["subject"]["fingerprint"]
 
 
 def test_a_damaged_profile_is_measured_again(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,3 +157,49 @@ def test_wrong_arguments_are_told_in_a_line(
     said = capsys.readouterr().err.splitlines()
     assert words in said[-1]
     assert said[-1].startswith("smp-tf: ")
+
+
+def test_what_every_further_microbatch_costs_decides_how_many_there_are(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = (f"{script}:build", "--batch-size", "16")
+    assert profile(*batch, "--microbatches", "1", "4") == 0
+    said = capsys.readouterr()
+    assert "a microbatch of 16, forward and backward" in said.out
+    assert "a microbatch of 4, forward and backward" in said.out
+    _, _, last = said.out.partition("a batch of 16, one microbatch after the other")
+    rows = [re.split(r"\s*│\s*", line)[1:-1] for line in last.splitlines() if line.startswith("│")]
+    assert [row[:2] for row in rows] == [["1", "16"], ["4", "4"]]
+    # The loops of the model take hardly longer for 16 samples than for four.
+    assert rows[0][4] == "1.00"
+    assert float(rows[1][4]) > 1.5
+    kept = {json.loads(file.read_text())["subject"]["samples"]: file for file in (tmp_path / "profiles").iterdir()}
+    assert kept.keys() == {4, 16}
+
+    def proposed_where_units_take(seconds: Callable[[int], float]) -> int:
+        for samples, file in kept.items():
+            record = json.loads(file.read_text())
+            file.write_text(json.dumps({**record, "units": dict.fromkeys(record["units"], [seconds(samples)] * 2)}))
+        assert plan(*batch, "--microbatches", "auto", "--ranks", "2") == 0
+        said = capsys.readouterr()
+        assert said.err.count("times by those of microbatches of 4, 16 samples, as measured on") == 1
+        assert said.out.splitlines()[-1].endswith("; from measured times")
+        return proposed(said.out)
+
+    assert proposed_where_units_take(lambda samples: 0.01) == 1
+    assert proposed_where_units_take(lambda samples: 0.001 * (8 + samples)) in (2, 4)
+    assert proposed_where_units_take(lambda samples: 0.001 * samples) == 16
+
+    # By one size alone more microbatches would cost nothing.
+    kept[16].unlink()
+    assert plan(*batch, "--microbatches", "auto", "--ranks", "2") == 0
+    said = capsys.readouterr()
+    assert "only microbatches of 4 samples on" in said.err
+    assert "not measured" in said.out
+
+
+def proposed(table: str) -> int:
+    """The number of microbatches that a comparison recommends."""
+    rows = [re.split(r"\s*│\s*", line)[1:-1] for line in table.splitlines() if line.startswith("│")]
+    [taken] = [row for row in rows if row[-1] == "taken"]
+    return int(taken[2])

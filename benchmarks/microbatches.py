@@ -1,0 +1,185 @@
+"""Compares the number of microbatches that the planner proposes with the step times of all numbers.
+
+    python benchmarks/microbatches.py --size small --microbatches 1,2,4,8,16,32 --json out.json
+
+More microbatches leave the ranks of a pipeline less to wait for, and each costs something besides
+its samples. The planner is told what one process measured of microbatches of a few sizes
+(--profiled), as `smp-tf profile` does it, and foresees a step for every number (`smp-tf plan
+--microbatches auto`). Then pipelines with every number train, in turns of about --turn seconds, the
+others asleep, forwards and backwards through the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gpt
+import tensorflow as tf
+import tf_keras
+from fleet import HERE, Crew, TrainerError
+from report import paired, spread
+from rich.console import Console
+from rich.table import Table
+from step_time import machine, take_turn
+
+sys.path.append(str(HERE.parent))
+from smp_tf.config import Config
+from smp_tf.offline_plan import OfflineModel, offline
+from smp_tf.plan_search import search
+from smp_tf.profiling import measure_alone
+from smp_tf.times_by_size import Times, times_for
+
+
+def _counts(text: str) -> list[int]:
+    return sorted({int(word) for word in text.split(",")})
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="small", help='of the GPT, such as "small" or "tiny+depth=8"')
+    parser.add_argument("--microbatches", type=_counts, default="1,2,4,8,16,32", help="numbers to compare")
+    parser.add_argument("--profiled", type=_counts, default="1,4,32", help="numbers whose microbatches are measured")
+    parser.add_argument("--partitions", type=int, default=2, help="ranks of the pipeline")
+    parser.add_argument("--pipeline", default="interleaved", help="schedule")
+    parser.add_argument("--repetitions", type=int, default=7, help="turns of every number")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of all ranks together (default: cores)"
+    )
+    parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn, about")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
+    parser.add_argument("--json", type=Path, help="file to write all measurements to")
+    given = parser.parse_args()
+    batch = gpt.size_of(given.size).batch
+    for name in ("microbatches", "profiled"):
+        counts = getattr(given, name)
+        if counts[0] < 1 or counts[-1] > batch:
+            parser.error(f"--{name} are from 1 to {batch}, the samples of a batch. Received: {counts}")
+    if len(given.profiled) < 2:
+        parser.error("--profiled takes two numbers or more: one size says nothing of another")
+    return given
+
+
+def threads_of_rank(given: argparse.Namespace) -> int:
+    """Threads per operation of every rank, and of the process that measures layers for the planner."""
+    return max(1, int(given.threads) // int(given.partitions))
+
+
+def foreseen(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[dict[int, float], int]:
+    """Seconds of a step by the planner, for every number of microbatches, and the number that it takes."""
+    tf.config.threading.set_intra_op_parallelism_threads(threads_of_rank(given))
+    size = gpt.size_of(given.size)
+    measured: dict[int, Times] = {}
+
+    def example() -> Any:
+        tokens, _ = gpt.batch_of(size)
+        return gpt.build(tf_keras.Model, size), tokens, lambda outputs: tf.reduce_mean(tf.square(outputs))
+
+    with offline():
+        model = OfflineModel(example, times=lambda graph, samples: times_for(samples, measured))
+        for count in given.profiled:
+            made = model.trace(count)
+            say(f"measuring the layers of a microbatch of {made.samples}")
+            measured[made.samples], failed = measure_alone(made.traced, made.tensors)
+            if failed:
+                raise SystemExit(f"microbatches: layers could not be measured: {failed}")
+        found = search(
+            model,
+            Config(partitions=given.partitions, optimize="speed"),
+            given.partitions,
+            partitions=(given.partitions,),
+            microbatches=given.microbatches,
+            pipelines=(given.pipeline,),
+        )
+    seconds = {c.config.microbatches: size.batch / c.speed for c in found.candidates if c.fits}
+    return seconds, found.best.config.microbatches
+
+
+def swept(given: argparse.Namespace, say: Callable[[str], None]) -> dict[int, list[float]]:
+    """Seconds of a step in every repetition, for every number of microbatches."""
+    config = {"optimize": "speed", "pipeline": given.pipeline, "xla": False, "policy": "float32"}
+    with contextlib.ExitStack() as stack:
+        crews: dict[int, Crew] = {}
+        for count in given.microbatches:
+            say(f"starting {given.partitions} ranks with {count} microbatches")
+            asked = [given.size, str(count), str(threads_of_rank(given)), json.dumps(config)]
+            crews[count] = stack.enter_context(Crew("c", asked, given.partitions, given.patience))
+            crews[count].ask("prepare")
+        warm = {count: take_turn(crew, [], 2) for count, crew in crews.items()}
+        losses = [turn["loss"] for turn in warm.values()]
+        if max(losses) - min(losses) > 1e-3 * abs(losses[0]):
+            raise SystemExit(f"microbatches: the number must not change the losses, but these differ: {losses}")
+        steps = {count: max(1, round(given.turn / turn["seconds"])) for count, turn in warm.items()}
+        turns: dict[int, list[float]] = {count: [] for count in crews}
+        for repetition in range(given.repetitions):
+            say(f"repetition {repetition + 1} of {given.repetitions}")
+            for count in list(crews) if repetition % 2 == 0 else list(reversed(crews)):
+                others = [crew for other, crew in crews.items() if other != count]
+                turns[count].append(take_turn(crews[count], others, steps[count])["seconds"])
+    return turns
+
+
+def table_of(found: Mapping[str, Any], about: str) -> Table:
+    """What was foreseen beside what was measured, each in times of its shortest."""
+    shown = Table(title=about, title_justify="left")
+    for name in ("microbatches", "foreseen ms", "of its shortest", "measured ms", "of the taken one's", ""):
+        shown.add_column(name, justify="right" if name else "left", no_wrap=True)
+    least = min(row["foreseen"] for row in found["rows"])
+    for row in found["rows"]:
+        median, (low, high) = row["seconds"]["median"], row["seconds"]["quartiles"]
+        ratio, (under, over) = row["over_taken"]["median"], row["over_taken"]["quartiles"]
+        marks = ["proposed"] if row["microbatches"] == found["proposed"] else []
+        marks += ["measured best"] if row["microbatches"] == found["best"] else []
+        shown.add_row(
+            str(row["microbatches"]),
+            f"{1e3 * row['foreseen']:,.1f}",
+            f"{row['foreseen'] / least:.2f}",
+            f"{1e3 * median:,.1f} ({1e3 * low:,.1f} – {1e3 * high:,.1f})",
+            f"{ratio:.2f} ({under:.2f} – {over:.2f})",
+            ", ".join(marks),
+        )
+    return shown
+
+
+def main() -> None:
+    given = arguments()
+    progress = Console(stderr=True)
+    before = machine()
+    try:
+        seconds, proposed = foreseen(given, progress.print)
+        turns = swept(given, progress.print)
+    except TrainerError as error:
+        raise SystemExit(f"microbatches: {error}") from None
+    found = {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": before,
+        "settings": {name: value for name, value in vars(given).items() if name != "json"},
+        "proposed": proposed,
+        "best": min(turns, key=lambda count: spread(turns[count])["median"]),
+        "rows": [
+            {
+                "microbatches": count,
+                "foreseen": seconds[count],
+                "seconds": spread(turns[count]),
+                "over_taken": paired(turns[count], turns[proposed]),
+            }
+            for count in given.microbatches
+        ],
+    }
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    about = (
+        f"{given.size}, {given.partitions} partitions, {given.pipeline}; layers measured of "
+        f"{', '.join(map(str, given.profiled))} microbatches; {given.repetitions} repetitions"
+    )
+    Console(width=max(120, Console().width)).print(table_of(found, about))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The times of microbatches of a size that was not measured, from those of the sizes that were.
+
+    seconds │              ╱ 4 samples
+            │        ╱ 2
+            │   ╱ 1                    what a unit takes for no sample at all is what every further
+            │ ╱                        microbatch of a batch costs
+            └──────────────── samples
+
+Between two sizes a unit takes what lies on the line through both, and beyond the last on that through the last two.
+One size says nothing of another: by it alone, more microbatches would cost nothing.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+
+#: Seconds forward and backward of a microbatch, by unit.
+Times = Mapping[str, tuple[float, float]]
+
+
+def times_for(samples: int, measured: Mapping[int, Times]) -> dict[str, tuple[float, float]]:
+    """The times of every unit for microbatches of a size.
+
+    Args:
+        samples: of a microbatch.
+        measured: the times that were measured, by samples of a microbatch.
+
+    Returns:
+        Seconds forward and backward, by unit; those of units that were measured for every size. Empty where the size
+        was not measured, nor two others.
+
+    Example:
+        >>> times_for(8, {2: {"net/dense": (1.0, 2.0)}, 4: {"net/dense": (1.5, 3.0)}})
+        {'net/dense': (2.5, 5.0)}
+    """
+    if samples in measured:
+        return dict(measured[samples])
+    sizes = sorted(measured)
+    if len(sizes) < 2:
+        return {}
+    upper = min(max(bisect.bisect(sizes, samples), 1), len(sizes) - 1)
+    low, high = sizes[upper - 1], sizes[upper]
+    share = (samples - low) / (high - low)
+    known = [name for name in measured[low] if all(name in times for times in measured.values())]
+    return {name: _between(measured[low][name], measured[high][name], share) for name in known}
+
+
+def _between(low: tuple[float, float], high: tuple[float, float], share: float) -> tuple[float, float]:
+    # Noise may have had fewer samples take longer; nothing takes less than no time.
+    ahead, back = (max(0.0, a + share * (b - a)) for a, b in zip(low, high, strict=True))
+    return ahead, back
