@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def _counts(text: str) -> list[int]:
     return sorted({int(word) for word in text.split(",")})
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="small", help='of the GPT, such as "small" or "tiny+depth=8"')
     parser.add_argument("--microbatches", type=_counts, default="1,2,4,8,16,32", help="numbers to compare")
@@ -55,7 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn, about")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
     parser.add_argument("--json", type=Path, help="file to write all measurements to")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     batch = gpt.size_of(given.size).batch
     for name in ("microbatches", "profiled"):
         counts = getattr(given, name)
@@ -178,7 +178,7 @@ def main() -> None:
         f"{given.size}, {given.partitions} partitions, {given.pipeline}; layers measured of "
         f"{', '.join(map(str, given.profiled))} microbatches; {given.repetitions} repetitions"
     )
-    Console(width=max(120, Console().width)).print(table_of(found, about))
+    Console(width=max(140, Console().width)).print(table_of(found, about))
 
 
 if __name__ == "__main__":

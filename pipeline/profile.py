@@ -29,6 +29,8 @@ from smp_tf.pipeline.segment_function import build_segment_function
 #: Seconds of calls that a segment's time is the median of, and how many calls at least and at most.
 _ENOUGH = 0.1
 _FEWEST_CALLS, _MOST_CALLS = 3, 20
+#: Calls of a segment for each of a function that does nothing.
+_FOR_EACH_EMPTY = 4
 #: Bytes of a processor's share of the last cache, where the system does not say.
 _CACHE_SHARE = 16 << 20
 
@@ -121,7 +123,7 @@ def _empty(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> Callable
     results = len(function.outputs)  # type: ignore[attr-defined]
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
     nothing = tf.function(lambda *tensors: [tf.constant(0) for _ in range(results)], autograph=False)
-    return nothing.get_concrete_function(*specs)  # type: ignore[no-any-return]
+    return nothing.get_concrete_function(*specs)
 
 
 def _cool() -> None:
@@ -158,10 +160,11 @@ def _measured(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> float
     empty = _empty(function, given)
     taken: list[float] = []
     for_nothing: list[float] = []
-    # In turns, so that what slows the machine for a while slows both.
     while len(taken) < _FEWEST_CALLS or (sum(taken) < _ENOUGH and len(taken) < _MOST_CALLS):
+        # In between, so that what slows the machine for a while slows both.
+        if len(taken) % _FOR_EACH_EMPTY == 0:
+            for_nothing.append(_seconds(empty, given))
         taken.append(_seconds(function, given))
-        for_nothing.append(_seconds(empty, given))
     return max(0.0, statistics.median(taken) - statistics.median(for_nothing))
 
 

@@ -161,7 +161,8 @@ class ProfileCache:
             return None
         found = self._read(path)
         if found is not None and (found.subject, found.hardware) != (subject, hardware):
-            return self._damaged(path, "It is of another model or machine.")
+            self._damaged(path, "It is of another model or machine.")
+            return None
         return found
 
     def find_sizes(self, subject: Subject, hardware: Hardware) -> dict[int, Profile]:
@@ -189,7 +190,8 @@ class ProfileCache:
             ):
                 raise PlacementError("A unit must have two times, neither of them negative.")
         except (OSError, ValueError, PlacementError) as error:
-            return self._damaged(path, str(error))
+            self._damaged(path, str(error))
+            return None
         return found
 
     def _damaged(self, path: Path, why: str) -> None:

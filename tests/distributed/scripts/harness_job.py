@@ -26,7 +26,8 @@ def leave_things_behind() -> None:
     resource_tracker.unregister(block._name, "shared_memory")
     server = socket.socket(socket.AF_UNIX)
     server.bind(os.environ["TMPDIR"] + "/left.sock")
-    subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL)
+    nowhere = subprocess.DEVNULL  # else the launcher would wait for the end of what it writes
+    subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=nowhere, stderr=nowhere)
 
 
 match sys.argv[1]:
