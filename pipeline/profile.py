@@ -41,9 +41,11 @@ class ReadyUnit:
 
     Args:
         calls: by sweep, the function of the segment and what to call it with.
+        empty: by sweep, a function that is called with the same and does nothing.
     """
 
     calls: dict[int, tuple[Callable[..., Any], Sequence[tf.Tensor]]]
+    empty: dict[int, Callable[..., Any]]
 
     def measure(self) -> dict[int, float]:
         """Run every segment for a while.
@@ -51,7 +53,7 @@ class ReadyUnit:
         Returns:
             Seconds by sweep: the median over the calls, without what calling a function takes that does nothing.
         """
-        return {sweep: _measured(function, given) for sweep, (function, given) in self.calls.items()}
+        return {sweep: _measured(function, self.empty[sweep], given) for sweep, (function, given) in self.calls.items()}
 
 
 def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
@@ -73,6 +75,7 @@ def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
     foreign = {t for segment in segments for t in segment.inputs if t not in made}
     values = values_for(split, foreign, around)
     calls: dict[int, tuple[Callable[..., Any], Sequence[tf.Tensor]]] = {}
+    empty: dict[int, Callable[..., Any]] = {}
     for segment in segments:
         sums = _sums(split, segment)
         function = build_segment_function(
@@ -87,7 +90,10 @@ def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
         outputs = function.function(*given)
         values.update(zip(function.outputs, outputs, strict=True))
         calls[segment.sweep] = function.function, given
-    return ReadyUnit(calls)
+        empty[segment.sweep] = _empty(function.function, given)
+        # A first call takes 10 to 30 ms, which would be subtracted from what a slow unit takes.
+        empty[segment.sweep](*given)
+    return ReadyUnit(calls, empty)
 
 
 def _sums(split: Split, segment: Segment) -> dict[Tensor, Accumulator]:
@@ -155,9 +161,8 @@ def _sharers(cache: Path) -> int:
     return int((cache / "shared_cpu_map").read_text().replace(",", ""), 16).bit_count()
 
 
-def _measured(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
-    """Seconds of what a function does."""
-    empty = _empty(function, given)
+def _measured(function: Callable[..., Any], empty: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
+    """Seconds of what a function does beyond one that does nothing."""
     taken: list[float] = []
     for_nothing: list[float] = []
     while len(taken) < _FEWEST_CALLS or (sum(taken) < _ENOUGH and len(taken) < _MOST_CALLS):

@@ -29,7 +29,7 @@ from smp_tf.partition.op_graph import OpGraph
 #: The environment variable that names another folder, or says "off".
 FOLDER_VARIABLE = "SMP_TF_PROFILES"
 #: Version of the fields of a file.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@
             │ ╱                        microbatch of a batch costs
             └──────────────── samples
 
-Between two sizes a unit takes what lies on the line through both, and beyond the last on that through the last two.
+Between two sizes a unit takes what lies on the line through both, and beyond the last on that through the last two, as
+far as that can be: fewer samples take no longer, and half as many no less than half as long.
 One size says nothing of another: by it alone, more microbatches would cost nothing.
 """
 
@@ -41,12 +42,26 @@ def times_for(samples: int, measured: Mapping[int, Times]) -> dict[str, tuple[fl
         return {}
     upper = min(max(bisect.bisect(sizes, samples), 1), len(sizes) - 1)
     low, high = sizes[upper - 1], sizes[upper]
-    share = (samples - low) / (high - low)
     known = [name for name in measured[low] if all(name in times for times in measured.values())]
-    return {name: _between(measured[low][name], measured[high][name], share) for name in known}
+    return {name: _on_lines(samples, (low, measured[low][name]), (high, measured[high][name])) for name in known}
 
 
-def _between(low: tuple[float, float], high: tuple[float, float], share: float) -> tuple[float, float]:
-    # Noise may have had fewer samples take longer; nothing takes less than no time.
-    ahead, back = (max(0.0, a + share * (b - a)) for a, b in zip(low, high, strict=True))
+def _on_lines(
+    samples: int, lower: tuple[int, tuple[float, float]], upper: tuple[int, tuple[float, float]]
+) -> tuple[float, float]:
+    (low, of_low), (high, of_high) = lower, upper
+    ahead, back = (_on_line(samples, (low, a), (high, b)) for a, b in zip(of_low, of_high, strict=True))
     return ahead, back
+
+
+def _on_line(samples: int, lower: tuple[int, float], upper: tuple[int, float]) -> float:
+    """Seconds for a size, by those of two sizes."""
+    (low, of_low), (high, of_high) = lower, upper
+    slope = (of_high - of_low) / (high - low)
+    if low <= samples <= high:
+        return of_low + slope * (samples - low)
+    # Far outside, the noise of two times that are much alike would be all there is.
+    slope = max(0.0, slope)
+    if samples > high:
+        return of_high + slope * (samples - high)
+    return max(of_low - slope * (low - samples), of_low * samples / low)

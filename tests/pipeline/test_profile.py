@@ -69,6 +69,36 @@ def test_a_slow_unit_is_seen_to_be_slow_forward_and_backward() -> None:
         assert by_name["net/slow"][sweep] > 5 * max(others), by_name
 
 
+def test_what_does_nothing_has_run_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    units, done, found = cut_net()
+    original, calls, timed = profile._empty, {}, []
+
+    def noted(function: Any, given: Any) -> Any:
+        empty = original(function, given)
+
+        def call(*tensors: tf.Tensor) -> Any:
+            calls[call] += 1
+            return empty(*tensors)
+
+        calls[call] = 0
+        return call
+
+    def seconds(function: Any, given: Any) -> float:
+        if function in calls:
+            timed.append(calls[function])
+        return 1.0
+
+    monkeypatch.setattr(profile, "_empty", noted)
+    ready = [make_ready(done, unit.index, around(found)) for unit in units]
+    assert len(calls) == sum(len(unit.calls) for unit in ready)
+    # From here on nothing is traced: ranks that measure at the same time have waited for each other.
+    monkeypatch.setattr(profile, "_empty", None)
+    monkeypatch.setattr(profile, "_seconds", seconds)
+    for unit in ready:
+        unit.measure()
+    assert timed == [1] * len(calls), timed
+
+
 def test_no_weights_of_two_units_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     units, done, found = cut_net()
     original, made, together = made_up.weight, [], []

@@ -52,7 +52,7 @@ def test_another_model_or_machine_has_a_profile_of_its_own(tmp_path: Path) -> No
         (lambda text: text.replace("0.25", "-1.0"), "neither of them negative"),
         (lambda text: text.replace("0.25", "NaN"), "neither of them negative"),
         (lambda text: text.replace("0.25,", ""), "must have two times"),
-        (lambda text: text.replace('"format": 2', '"format": 3'), "of another version"),
+        (lambda text: text.replace('"format": 3', '"format": 4'), "of another version"),
         (lambda text: text.replace('"cores": 2', '"cores": 3'), "of another model or machine"),
         (lambda text: json.dumps({**json.loads(text), "more": 1}), "Wrong: ['more']"),
     ],

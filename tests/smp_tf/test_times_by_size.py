@@ -20,8 +20,8 @@ MEASURED = {
         (4, (2.0, 6.0), (2.0, 1.0)),
         (3, (1.5, 5.0), (2.0, 1.5)),  # between two
         (10, (8.0, 18.0), (2.0, 0.5)),
-        (1, (0.5, 3.0), (2.0, 2.5)),  # beyond them
-        (28, (26.0, 54.0), (2.0, 0.0)),  # where nothing takes less than no time
+        (1, (0.5, 3.0), (2.0, 2.0)),  # beyond them, where fewer samples take no longer
+        (28, (26.0, 54.0), (2.0, 0.0)),  # nor more samples less long
     ],
 )
 def test_a_size_lies_on_the_line_through_its_neighbours(
@@ -30,6 +30,24 @@ def test_a_size_lies_on_the_line_through_its_neighbours(
     found = times_for(samples, MEASURED)
     assert found["net/a"] == pytest.approx(of_a)
     assert found["net/b"] == pytest.approx(of_b)
+
+
+@pytest.mark.parametrize(
+    ("samples", "measured", "expected"),
+    [
+        # Sixteen times as few samples take a sixteenth at the least, not less than nothing.
+        (1, {16: (0.010, 0.020), 64: (0.048, 0.100)}, (0.000625, 0.00125)),
+        (8, {16: (0.010, 0.020), 64: (0.048, 0.100)}, (0.005, 0.010)),
+        (8, {16: (0.010, 0.020), 64: (0.022, 0.044)}, (0.008, 0.016)),
+        # What noise makes of two times that are much alike is no reason for a time of zero.
+        (32, {1: (0.0020, 0.0020), 2: (0.0019, 0.0020)}, (0.0019, 0.0020)),
+    ],
+)
+def test_outside_of_what_was_measured_the_line_goes_as_far_as_it_can(
+    samples: int, measured: dict[int, tuple[float, float]], expected: tuple[float, float]
+) -> None:
+    found = times_for(samples, {size: {"net/a": seconds} for size, seconds in measured.items()})
+    assert found["net/a"] == pytest.approx(expected)
 
 
 def test_one_size_says_nothing_of_another() -> None:
