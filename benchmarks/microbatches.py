@@ -82,7 +82,7 @@ def foreseen(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[dic
         return gpt.build(tf_keras.Model, size), tokens, lambda outputs: tf.reduce_mean(tf.square(outputs))
 
     with offline():
-        model = OfflineModel(example, times=lambda graph, samples: times_for(samples, measured))
+        model = OfflineModel(example, times=lambda model, samples: times_for(samples, measured))
         for count in given.profiled:
             made = model.trace(count)
             say(f"measuring the layers of a microbatch of {made.samples}")

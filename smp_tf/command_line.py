@@ -234,17 +234,17 @@ def run_plan(given: argparse.Namespace) -> None:
     function = load(given.target)
     said = Console(stderr=True)
     with said.status(f"planning {given.target}") as status:
+        from smp_tf.known_times import KnownTimes
         from smp_tf.offline_plan import OfflineModel, offline
         from smp_tf.plan_page import page
         from smp_tf.plan_search import search
         from smp_tf.plan_text import comparison, text
-        from smp_tf.profile_command import known_times
 
         # What was measured here says nothing of other machines.
         measured: dict[str, Any] = {}
         if not given.static and cluster is None:
             compares = is_auto and given.microbatches in (None, "auto")
-            measured["times"] = known_times(_most(given), _say, of_all_sizes=compares)
+            measured["times"] = KnownTimes(_most(given), _say, of_all_sizes=compares)
         with offline():
             model = OfflineModel(function, optimizer=given.optimizer, batch_size=given.batch_size, **measured)
             found = None

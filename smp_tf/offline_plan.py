@@ -9,7 +9,7 @@ So a model larger than this machine's memory is planned in the time it takes to 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ from smp_tf.pipeline.task import Kind
 from smp_tf.plan_timeline import timeline_of
 from smp_tf.profiling import forward_backward, takes_training
 from smp_tf.step_trace import StepTrace
+from smp_tf.times_by_size import UnitTimes
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class OfflinePlan:
         timeline: what runs when, by the costs.
         batch_size: samples of a batch of one replica.
         is_measured: whether the times of the costs were measured, at least in part.
+        measured_sizes: where they are drawn from microbatches of other sizes, the samples of those.
         replicas: how many train at the same time, each with batches of its own.
         reduce_seconds: of each stage, to average gradients over the replicas.
     """
@@ -86,6 +88,7 @@ class OfflinePlan:
     timeline: Timeline
     batch_size: int
     is_measured: bool = False
+    measured_sizes: tuple[int, ...] = ()
     replicas: int = 1
     reduce_seconds: tuple[float, ...] = (0.0,)
 
@@ -124,14 +127,6 @@ class OfflineTrace:
         return self.traced.graph
 
 
-#: Gives, for the graph and the samples of a microbatch, seconds forward and backward of units, by name.
-Times = Callable[[OpGraph, int], Mapping[str, tuple[float, float]]]
-
-
-def _no_times(graph: OpGraph, samples: int) -> Mapping[str, tuple[float, float]]:
-    return {}
-
-
 class OfflineModel:
     """A model that is planned, perhaps for several settings: traced once for each size of a microbatch.
 
@@ -139,8 +134,7 @@ class OfflineModel:
         function: makes the model; see `example_of`.
         optimizer: its name in `tf.keras.optimizers`, or that of one of smp_tf; its slots are part of what is stored.
         batch_size: samples of a batch of one replica; None for that of the example inputs.
-        times: gives, for the graph and the samples of a microbatch, seconds forward and backward of units that were
-            measured, by name.
+        times: gives, for this model and the samples of a microbatch, what was measured.
 
     Raises:
         OfflinePlanError: the function gives no model, or there is no such optimizer.
@@ -152,7 +146,7 @@ class OfflineModel:
         *,
         optimizer: str = "adam",
         batch_size: int | None = None,
-        times: Times = _no_times,
+        times: Callable[[OfflineModel, int], UnitTimes] = lambda model, samples: UnitTimes(),
     ) -> None:
         self._slots = slots_by_name(optimizer)
         self._is_one_bit = isinstance(_optimizer(optimizer), OneBitOptimizer)
@@ -160,7 +154,7 @@ class OfflineModel:
         self.batch_size = batch_size if batch_size is not None else _batch_size(self._example)
         self._times = times
         self._traces: dict[int, OfflineTrace] = {}
-        self._measured: dict[int, Mapping[str, tuple[float, float]]] = {}
+        self._measured: dict[int, UnitTimes] = {}
 
     def trace(self, microbatches: int) -> OfflineTrace:
         """One microbatch, forward and backward.
@@ -176,7 +170,17 @@ class OfflineModel:
                 f"A batch has at least one sample for every microbatch. Received: a batch of {self.batch_size}, and "
                 f"{microbatches} microbatches."
             )
-        samples = -(-self.batch_size // microbatches)
+        return self.trace_of(-(-self.batch_size // microbatches))
+
+    def trace_of(self, samples: int) -> OfflineTrace:
+        """A microbatch of a size, forward and backward.
+
+        Args:
+            samples: of the microbatch, which may be more than a batch has.
+
+        Raises:
+            OfflinePlanError: the model cannot be called with its inputs.
+        """
         if samples not in self._traces:
             traced, tensors = _traced(self._model, self._example, samples)
             self._traces[samples] = OfflineTrace(self._model.name, traced, tensors, samples, self.batch_size)
@@ -214,7 +218,7 @@ class OfflineModel:
         made, stages = self.trace(config.microbatches), config.partitions or 1
         cluster = cluster or one_host(stages * replicas)
         if made.samples not in self._measured:
-            self._measured[made.samples] = self._times(made.graph, made.samples)
+            self._measured[made.samples] = self._times(self, made.samples)
         measured = self._measured[made.samples]
         request = planning.PlacementRequest(
             stages,
@@ -223,7 +227,7 @@ class OfflineModel:
             config.optimize,
             self._slots + self._errors(config, replicas),
             made.samples,
-            measured,
+            measured.seconds,
             ranks=cluster.stages(stages, replicas).within(config.memory_limit),
             machine=cluster.machine,
             proof_seconds=proof_seconds,
@@ -235,6 +239,7 @@ class OfflineModel:
             averaging_bytes=averaging_bytes(replicas),
             gradients_on_host=config.gradient_offload or config.optimizer_offload,
             slots_on_host=config.optimizer_offload,
+            measured_sizes=measured.sizes,
         )
         plan = proposal.propose(made.graph, request, {})
         units, costs = planning.costs_of(made.graph, request)
@@ -248,7 +253,8 @@ class OfflineModel:
             split,
             timeline_of(plan, units, costs, split, made.samples, request.ranks),
             made.batch_size,
-            is_measured=bool(measured),
+            is_measured=bool(measured.seconds),
+            measured_sizes=measured.sizes,
             replicas=replicas,
             reduce_seconds=cluster.reduce_seconds(stages, replicas, [row.gradient_bytes for row in plan.forecast]),
         )

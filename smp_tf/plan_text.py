@@ -13,6 +13,7 @@ from smp_tf.offline_plan import OfflinePlan
 from smp_tf.partition.plan import as_bytes
 from smp_tf.partition.report import render
 from smp_tf.plan_search import Candidate, Search
+from smp_tf.times_by_size import other_sizes
 
 
 def text(made: OfflinePlan, width: int = 100, color: bool = False) -> str:
@@ -30,6 +31,8 @@ def forecast(made: OfflinePlan) -> str:
     """What is forecast of a step."""
     timeline = made.timeline
     source = "from measured times" if made.is_measured else "estimated from the sizes of operations, not measured"
+    if made.measured_sizes:
+        source = f"by measured times of {other_sizes(made.measured_sizes)}"
     whole = f"step: {in_seconds(made.step_seconds)} for a batch of {made.batch_size}"
     if made.replicas > 1:
         whole += f" on each of {made.replicas} replicas"

@@ -34,6 +34,7 @@ from smp_tf.pipeline.stage_program import edges_of, plan_program
 from smp_tf.pipeline.stash import stash_profile
 from smp_tf.pipeline.step_memory import StepMemory, step_memory
 from smp_tf.pipeline.task import Kind
+from smp_tf.times_by_size import other_sizes
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class PlacementRequest:
         slot_shares: among how many replicas the slots of a stage are shared.
         averaging_bytes: memory through which every rank averages gradients; see `data_parallel.averaging_bytes`.
         gradients_on_host, slots_on_host: whether these are in the host's memory instead of the device's.
+        measured_sizes: where measured times are drawn from microbatches of other sizes, the samples of those.
     """
 
     stages: int
@@ -88,6 +90,7 @@ class PlacementRequest:
     averaging_bytes: int = 0
     gradients_on_host: bool = False
     slots_on_host: bool = False
+    measured_sizes: Sequence[int] = ()
 
     @property
     def chunks(self) -> Chunks:
@@ -242,6 +245,9 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, "the placement is that of the plan that was loaded"))
     if known:
         said = f"the times are measured ones, of {known} of the {len(units)} units"
+        if request.measured_sizes:
+            which = other_sizes(request.measured_sizes)
+            said = f"the times of {known} of the {len(units)} units are by measured ones of {which}"
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
     return plan
 

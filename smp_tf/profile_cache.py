@@ -1,8 +1,9 @@
 """Where measured times are kept: a file per model, size of microbatch and machine, for the next run.
 
-    ~/.cache/smp_tf/profiles/a07e…-3f9c….json      moved or turned off by SMP_TF_PROFILES
-                             │     └ graph, samples, machine
-                             └ what of the graph is the same for microbatches of all sizes
+    ~/.cache/smp_tf/profiles/3-a07e…-3f9c….json    moved or turned off by SMP_TF_PROFILES
+                             │ │     └ graph, samples, machine
+                             │ └ form: some of what is the same for microbatches of all sizes; models may share it
+                             └ version of the fields
 
 A file that cannot be read, or is not as it was written, is as good as none, and that is said.
 """
@@ -59,7 +60,8 @@ class Subject:
 
     Args:
         fingerprint: of the graph of a microbatch.
-        form: a hash of what of the graph is the same for microbatches of all sizes.
+        form: a hash of some of what is the same for microbatches of all sizes: variables, layers and results. Other
+            models may have the same.
         samples: samples of a microbatch.
     """
 
@@ -146,7 +148,7 @@ class ProfileCache:
         if self.folder is None:
             return None
         key = json.dumps([FORMAT, dataclasses.asdict(subject), dataclasses.asdict(hardware)], sort_keys=True)
-        return self.folder / f"{subject.form[:16]}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+        return self.folder / f"{_begin(subject.form)}{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
     def find(self, subject: Subject, hardware: Hardware) -> Profile | None:
         """The profile of a model; None where there is none, or none that can be used: then `trouble` says why.
@@ -165,19 +167,22 @@ class ProfileCache:
             return None
         return found
 
-    def find_sizes(self, subject: Subject, hardware: Hardware) -> dict[int, Profile]:
-        """The profiles of a model for microbatches of whatever size, by samples; `trouble` says what cannot be used.
+    def of_form(self, form: str) -> list[Profile]:
+        """The profiles of all subjects of a form, on whatever machine; `trouble` says what cannot be used.
 
         Args:
-            subject: the model, given microbatches of any size.
-            hardware: what it was measured on.
+            form: of subjects. That it is theirs does not say that they are of one model.
         """
         self.trouble = ""
-        found = {}
-        for path in sorted(self.folder.glob(f"{subject.form[:16]}-*.json")) if self.folder is not None else ():
+        found = []
+        for path in sorted(self.folder.glob(f"{_begin(form)}*.json")) if self.folder is not None else ():
             profile = self._read(path)
-            if profile is not None and (profile.subject.form, profile.hardware) == (subject.form, hardware):
-                found[profile.subject.samples] = profile
+            if profile is None:
+                continue
+            if self.path(profile.subject, profile.hardware) != path:
+                self._damaged(path, "It is of another model or machine.")
+            elif profile.subject.form == form:
+                found.append(profile)
         return found
 
     def _read(self, path: Path) -> Profile | None:
@@ -221,6 +226,11 @@ class ProfileCache:
             self.trouble = f"The profile cannot be kept in {path.parent}: {error.strerror}."
             return None
         return path
+
+
+def _begin(form: str) -> str:
+    """How the names of files begin whose subjects have a form."""
+    return f"{FORMAT}-{form[:16]}-"
 
 
 def _folder() -> Path | None:

@@ -21,11 +21,9 @@ from smp_tf import lifecycle, planning
 from smp_tf.config import check_config
 from smp_tf.offline_plan import OfflineModel, OfflineTrace
 from smp_tf.partition.cost import UnitCost, estimate
-from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import as_bytes
-from smp_tf.profile_cache import Hardware, ProfileCache, subject_of, this_hardware
-from smp_tf.profiling import Times, already_known, hardware_alike, measure_alone, new_profile, progress_of
-from smp_tf.times_by_size import times_for
+from smp_tf.profile_cache import ProfileCache, subject_of, this_hardware
+from smp_tf.profiling import Times, already_known, measure_alone, new_profile, progress_of
 
 
 @dataclass(frozen=True)
@@ -128,61 +126,6 @@ def _times(made: OfflineTrace, target: str, *, fresh: bool) -> tuple[Times, list
         words += [f"kept in {path}"] if path is not None else []
         words += [cache.trouble] if cache.trouble else []
     return times, words
-
-
-def known_times(
-    partitions: int, say: Callable[[str], None], *, of_all_sizes: bool = False
-) -> Callable[[OpGraph, int], Times]:
-    """Looks up what was measured of a model on this machine, for a plan.
-
-    Args:
-        partitions: of the plan; their processes may share this machine.
-        say: is told what was found, or what is wrong with it.
-        of_all_sizes: plans for microbatches of several sizes are compared: one size alone that was measured is no use.
-
-    Returns:
-        A function of the graph and the samples of a microbatch; its times are none where nothing was measured. A size
-        that was not measured gets what two or more others make likely.
-    """
-    told: set[str] = set()
-
-    def tell(text: str) -> None:
-        if text and text not in told:
-            told.add(text)
-            say(text)
-
-    def find(graph: OpGraph, samples: int) -> Times:
-        cache, subject = ProfileCache(), subject_of(graph, samples)
-        alone: list[str] = []
-        for hardware in hardware_alike(this_hardware(), partitions):
-            where = _where(hardware)
-            exact = None if of_all_sizes else cache.find(subject, hardware)
-            tell(cache.trouble)
-            if exact is not None:
-                tell(f"times as measured on {where}; --static ignores them")
-                return exact.times
-            sizes = {size: profile.times for size, profile in cache.find_sizes(subject, hardware).items()}
-            tell(cache.trouble)
-            found = times_for(samples, sizes) if len(sizes) > 1 else {}
-            if found:
-                of = ", ".join(map(str, sorted(sizes)))
-                tell(f"times by those of microbatches of {of} samples, as measured on {where}; --static ignores them")
-                return found
-            alone += [f"{size} samples on {where}" for size in sizes]
-        if alone:
-            tell(
-                f"only microbatches of {alone[0]} were measured, which says nothing of other sizes: all times are "
-                f"estimates. smp-tf profile --microbatches takes several numbers"
-            )
-        return {}
-
-    return find
-
-
-def _where(hardware: Hardware) -> str:
-    threads = f"{hardware.threads} threads per operation" if hardware.threads else "all threads"
-    together = f", {hardware.processes} processes at once" if hardware.processes > 1 else ""
-    return f"{hardware.device}, {threads}{together}"
 
 
 def growth(batches: Sequence[Batch], batch_size: int, width: int = 100, color: bool = False) -> str:

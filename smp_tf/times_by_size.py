@@ -14,13 +14,36 @@ One size says nothing of another: by it alone, more microbatches would cost noth
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 #: Seconds forward and backward of a microbatch, by unit.
 Times = Mapping[str, tuple[float, float]]
 
 
-def times_for(samples: int, measured: Mapping[int, Times]) -> dict[str, tuple[float, float]]:
+@dataclass(frozen=True)
+class UnitTimes:
+    """What is known of how long units take.
+
+    Args:
+        seconds: forward and backward of a microbatch, by unit; none where nothing was measured.
+        sizes: where microbatches of this size were not measured, the samples of those that were.
+    """
+
+    seconds: Times = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()
+
+
+def other_sizes(sizes: Sequence[int]) -> str:
+    """The sizes that times were drawn from, in words.
+
+    Args:
+        sizes: samples of the microbatches that were measured.
+    """
+    return f"other sizes of a microbatch, {min(sizes)} to {max(sizes)} samples"
+
+
+def times_for(samples: int, measured: Mapping[int, Times]) -> UnitTimes:
     """The times of every unit for microbatches of a size.
 
     Args:
@@ -28,22 +51,23 @@ def times_for(samples: int, measured: Mapping[int, Times]) -> dict[str, tuple[fl
         measured: the times that were measured, by samples of a microbatch.
 
     Returns:
-        Seconds forward and backward, by unit; those of units that were measured for every size. Empty where the size
-        was not measured, nor two others.
+        Those of units that were measured for every size; none where the size was not measured, nor two others.
 
     Example:
-        >>> times_for(8, {2: {"net/dense": (1.0, 2.0)}, 4: {"net/dense": (1.5, 3.0)}})
+        >>> times_for(8, {2: {"net/dense": (1.0, 2.0)}, 4: {"net/dense": (1.5, 3.0)}}).seconds
         {'net/dense': (2.5, 5.0)}
     """
     if samples in measured:
-        return dict(measured[samples])
+        return UnitTimes(measured[samples])
     sizes = sorted(measured)
     if len(sizes) < 2:
-        return {}
-    upper = min(max(bisect.bisect(sizes, samples), 1), len(sizes) - 1)
-    low, high = sizes[upper - 1], sizes[upper]
+        return UnitTimes()
+    place = min(max(bisect.bisect(sizes, samples), 1), len(sizes) - 1)
+    low, high = sizes[place - 1], sizes[place]
     known = [name for name in measured[low] if all(name in times for times in measured.values())]
-    return {name: _on_lines(samples, (low, measured[low][name]), (high, measured[high][name])) for name in known}
+    lower, upper = measured[low], measured[high]
+    seconds = {name: _on_lines(samples, (low, lower[name]), (high, upper[name])) for name in known}
+    return UnitTimes(seconds, tuple(sizes) if seconds else ())
 
 
 def _on_lines(

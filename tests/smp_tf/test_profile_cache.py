@@ -71,23 +71,33 @@ def test_a_damaged_profile_is_none_and_that_is_said(tmp_path: Path, damage: obje
     assert cache.trouble == ""
 
 
-def test_profiles_of_all_sizes_are_found_together(tmp_path: Path) -> None:
+def test_profiles_of_a_form_are_found_together(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path)
     larger = dataclasses.replace(PROFILE, subject=Subject("e" * 64, NET.form, 8))
-    of_another_model = dataclasses.replace(PROFILE, subject=Subject("d" * 64, "a" * 16 + "b" * 48, 16))
+    of_another_form = dataclasses.replace(PROFILE, subject=Subject("d" * 64, "a" * 16 + "b" * 48, 16))
     elsewhere = dataclasses.replace(larger, hardware=dataclasses.replace(HERE, cores=3))
-    for profile in (PROFILE, larger, of_another_model, elsewhere):
+    for profile in (PROFILE, larger, of_another_form, elsewhere):
         cache.keep(profile)
-    # Of a graph that was not measured itself.
-    asked = Subject("c" * 64, NET.form, 2)
-    assert cache.find(asked, HERE) is None
-    assert cache.find_sizes(asked, HERE) == {4: PROFILE, 8: larger}
-    assert cache.find_sizes(dataclasses.replace(asked, form="c" * 64), HERE) == {}
+    in_order = sorted([PROFILE, larger, elsewhere], key=lambda p: str(cache.path(p.subject, p.hardware)))
+    assert cache.of_form(NET.form) == in_order
+    assert cache.of_form("c" * 64) == []
+    assert cache.trouble == ""
     path = cache.path(larger.subject, HERE)
     assert path is not None
-    path.write_text("")
-    assert cache.find_sizes(asked, HERE) == {4: PROFILE}
-    assert str(path) in cache.trouble
+    whole = path.read_text()
+    for damage in ("", whole.replace('"cores": 2', '"cores": 4')):
+        path.write_text(damage)
+        assert cache.of_form(NET.form) == [profile for profile in in_order if profile != larger]
+        assert str(path) in cache.trouble
+
+
+@pytest.mark.parametrize("name", [f"{NET.form[:16]}-{'0' * 32}.json", f"2-{NET.form[:16]}-{'0' * 32}.json"])
+def test_profiles_of_another_version_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(json.dumps({**dataclasses.asdict(PROFILE), "format": 2}))
+    cache = ProfileCache(tmp_path)
+    assert cache.of_form(NET.form) == []
+    assert found(cache) is None
+    assert cache.trouble == ""
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -111,7 +121,7 @@ def test_the_folder_is_the_users_cache_or_where_the_environment_says(
     cache = ProfileCache()
     assert cache.keep(PROFILE) is None
     assert found(cache) is None
-    assert cache.find_sizes(NET, HERE) == {}
+    assert cache.of_form(NET.form) == []
     assert cache.trouble == ""
 
 

@@ -176,19 +176,21 @@ def test_what_every_further_microbatch_costs_decides_how_many_there_are(
     kept = {json.loads(file.read_text())["subject"]["samples"]: file for file in (tmp_path / "profiles").iterdir()}
     assert kept.keys() == {4, 16}
 
-    def proposed_where_units_take(seconds: Callable[[int], float]) -> int:
+    def proposed_where_units_take(seconds: Callable[[int], float], source: str = "from measured times") -> int:
         for samples, file in kept.items():
             record = json.loads(file.read_text())
             file.write_text(json.dumps({**record, "units": dict.fromkeys(record["units"], [seconds(samples)] * 2)}))
         assert plan(*batch, "--microbatches", "auto", "--ranks", "2") == 0
         said = capsys.readouterr()
         assert said.err.count("times by those of microbatches of 4, 16 samples, as measured on") == 1
-        assert said.out.splitlines()[-1].endswith("; from measured times")
+        assert said.out.splitlines()[-1].endswith(f"; {source}")
+        assert ("the times of 4 of the 4 units are by measured ones of other sizes" in said.out) == ("other" in source)
         return proposed(said.out)
 
     assert proposed_where_units_take(lambda samples: 0.01) == 1
-    assert proposed_where_units_take(lambda samples: 0.001 * (8 + samples)) in (2, 4)
-    assert proposed_where_units_take(lambda samples: 0.001 * samples) == 16
+    others = "by measured times of other sizes of a microbatch, 4 to 16 samples"
+    assert proposed_where_units_take(lambda samples: 0.001 * (8 + samples), others) == 2
+    assert proposed_where_units_take(lambda samples: 0.001 * samples, others) == 16
 
     # By one size alone more microbatches would cost nothing.
     kept[16].unlink()

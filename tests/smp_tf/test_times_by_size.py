@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smp_tf.times_by_size import times_for
+from smp_tf.times_by_size import UnitTimes, other_sizes, times_for
 
 MEASURED = {
     2: {"net/a": (1.0, 4.0), "net/b": (2.0, 2.0)},
@@ -27,9 +27,10 @@ MEASURED = {
 def test_a_size_lies_on_the_line_through_its_neighbours(
     samples: int, of_a: tuple[float, float], of_b: tuple[float, float]
 ) -> None:
-    found = times_for(samples, MEASURED)
+    found = times_for(samples, MEASURED).seconds
     assert found["net/a"] == pytest.approx(of_a)
     assert found["net/b"] == pytest.approx(of_b)
+    assert times_for(samples, MEASURED).sizes == (() if samples in MEASURED else (2, 4, 16))
 
 
 @pytest.mark.parametrize(
@@ -46,17 +47,21 @@ def test_a_size_lies_on_the_line_through_its_neighbours(
 def test_outside_of_what_was_measured_the_line_goes_as_far_as_it_can(
     samples: int, measured: dict[int, tuple[float, float]], expected: tuple[float, float]
 ) -> None:
-    found = times_for(samples, {size: {"net/a": seconds} for size, seconds in measured.items()})
+    found = times_for(samples, {size: {"net/a": seconds} for size, seconds in measured.items()}).seconds
     assert found["net/a"] == pytest.approx(expected)
 
 
 def test_one_size_says_nothing_of_another() -> None:
     one = {4: MEASURED[4]}
-    assert times_for(4, one) == MEASURED[4]
-    assert times_for(8, one) == {}
-    assert times_for(8, {}) == {}
+    assert times_for(4, one) == UnitTimes(MEASURED[4])
+    assert times_for(8, one) == UnitTimes()
+    assert times_for(8, {}) == UnitTimes()
 
 
 def test_a_unit_that_one_size_lacks_has_no_times() -> None:
     lacking = {**MEASURED, 16: {"net/a": (14.0, 30.0)}}
-    assert list(times_for(8, lacking)) == ["net/a"]
+    assert list(times_for(8, lacking).seconds) == ["net/a"]
+
+
+def test_the_sizes_that_were_measured_are_said_in_words() -> None:
+    assert other_sizes([4, 1, 16]) == "other sizes of a microbatch, 1 to 16 samples"
