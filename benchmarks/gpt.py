@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from sizes import changed
 from tf_keras import layers
 
 
@@ -34,7 +35,7 @@ class Size:
     tied: int = 1
 
     @property
-    def tokens(self) -> int:
+    def items(self) -> int:
         """Tokens of a batch."""
         return self.batch * self.length
 
@@ -48,23 +49,8 @@ SIZES = {
 
 
 def size_of(name: str) -> Size:
-    """A size by its name, or one that differs from it.
-
-    Args:
-        name: of `SIZES`, and what is to be otherwise, such as "tiny+depth=24+batch=64".
-
-    Raises:
-        ValueError: there is no such size, or a size has nothing of that name.
-    """
-    base, *changes = name.split("+")
-    known = [field.name for field in fields(Size)]
-    given = [change.partition("=") for change in changes]
-    if base not in SIZES or any(key not in known or not value.isdecimal() for key, _, value in given):
-        raise ValueError(
-            f"A size is one of {', '.join(SIZES)}, or one with other numbers, of {', '.join(known)}, such as "
-            f"tiny+depth=24. Received: {name}"
-        )
-    return replace(SIZES[base], **{key: int(value) for key, _, value in given})
+    """A size by its name, or one that differs from it, as `sizes.changed` takes it."""
+    return changed(name, SIZES)
 
 
 class Block(layers.Layer):

@@ -167,7 +167,7 @@ def measure(given: argparse.Namespace, size: str, say: Callable[[str], None]) ->
                 ]
                 for way, answers in first.items()
             },
-            **repeat(given, size, first["a"][0]["tokens"], crews, say),
+            **repeat(given, size, first["a"][0]["items"], crews, say),
         }
 
 

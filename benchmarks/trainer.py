@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from answers import answer, resident
+from sizes import model_of, size_of
 
 SEED = 1
 
@@ -80,14 +81,14 @@ class Trainer:
     train: Any
 
     def __init__(self, size: Any, microbatches: int) -> None:
-        import gpt
         import tf_keras
 
         self.size = size
+        self.source = model_of(size)
         self.microbatches = microbatches
         self.baseline = resident("VmRSS")
         tf_keras.utils.set_random_seed(SEED)
-        self.batch = gpt.batch_of(size)
+        self.batch = self.source.batch_of(size)
         self.optimizer = tf_keras.optimizers.Adam(1e-3)
 
     def phases(self) -> dict[str, float]:
@@ -104,7 +105,7 @@ class Trainer:
         phases = self.phases()
         graph = traced - began - sum(phases.values())
         seconds = {**phases, "graph": graph, "first execution": done - traced}
-        return {"seconds": seconds, "loss": loss, "tokens": self.size.tokens}
+        return {"seconds": seconds, "loss": loss, "items": self.size.items}
 
     def steps(self, count: int) -> dict[str, Any]:
         """Runs some steps; returns when they began and ended."""
@@ -134,18 +135,17 @@ class WholeBatch(Trainer):
 
     def __init__(self, size: Any, microbatches: int, xla: bool = False) -> None:
         super().__init__(size, microbatches)
-        import gpt
         import tensorflow as tf
         import tf_keras
 
-        model = gpt.build(tf_keras.Model, size)
-        of_batch = functools.partial(gpt.forward_backward, model)
+        model = self.source.build(tf_keras.Model, size)
+        of_batch = functools.partial(self.source.forward_backward, model)
         if xla:
             of_batch = tf.function(of_batch, jit_compile=True)
 
         @tf.function
-        def train(tokens: Any, following: Any) -> Any:
-            gradients, loss = of_batch(tokens, following)
+        def train(inputs: Any, targets: Any) -> Any:
+            gradients, loss = of_batch(inputs, targets)
             self.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             return loss
 
@@ -161,22 +161,21 @@ class Accumulating(Trainer):
 
     def __init__(self, size: Any, microbatches: int, xla: bool = False) -> None:
         super().__init__(size, microbatches)
-        import gpt
         import tensorflow as tf
         import tf_keras
 
-        self.model = model = gpt.build(tf_keras.Model, size)
-        one = tf.function(functools.partial(gpt.forward_backward, model), jit_compile=xla or None)
+        self.model = model = self.source.build(tf_keras.Model, size)
+        one = tf.function(functools.partial(self.source.forward_backward, model), jit_compile=xla or None)
 
         @tf.function
-        def train(tokens: Any, following: Any) -> Any:
+        def train(inputs: Any, targets: Any) -> Any:
             totals: list[Any] = []
             losses: list[Any] = []
             for part in range(microbatches):
                 of_part = slice(part * size.batch // microbatches, (part + 1) * size.batch // microbatches)
                 # One after the other: only one microbatch's activations are there at a time.
                 with tf.control_dependencies(totals):
-                    gradients, loss = one(tokens[of_part], following[of_part])
+                    gradients, loss = one(inputs[of_part], targets[of_part])
                 totals = [a + b for a, b in zip(totals, gradients, strict=True)] if totals else gradients
                 losses.append(loss)
             mean = [total / microbatches for total in totals]
@@ -190,7 +189,6 @@ class Split(Trainer):
     """(c) This process is one rank of a pipeline."""
 
     def __init__(self, size: Any, microbatches: int) -> None:
-        import gpt
         import tensorflow as tf
 
         import smp_tf as smp
@@ -204,15 +202,15 @@ class Split(Trainer):
                 "build": ("plan_program", "build_stage_program", "_settle"),
             },
         )
-        model = gpt.build(smp.DistributedModel, size)
+        model = self.source.build(smp.DistributedModel, size)
 
         @smp.step
-        def step(tokens: Any, following: Any) -> Any:
-            return gpt.forward_backward(model, tokens, following)
+        def step(inputs: Any, targets: Any) -> Any:
+            return self.source.forward_backward(model, inputs, targets)
 
         @tf.function
-        def train(tokens: Any, following: Any) -> Any:
-            gradients, loss = step(tokens, following)
+        def train(inputs: Any, targets: Any) -> Any:
+            gradients, loss = step(inputs, targets)
             gradients = [gradient.accumulate() for gradient in gradients]
             self.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             return loss.reduce_mean()
@@ -239,6 +237,15 @@ class Split(Trainer):
             "all": stage.stored_bytes,
         }
         return {**super().memory(), "forecast": forecast}
+
+    def recorded_steps(self, count: int, folder: str) -> dict[str, Any]:
+        """As `steps`; what this rank did meanwhile is written into the folder."""
+        from smp_tf import recording
+
+        recording.start()
+        told = self.steps(count)
+        recording.stop(folder)
+        return told
 
     def segments(self, calls: int) -> dict[str, float]:
         """Runs this rank's segments with nothing to wait for; returns seconds per microbatch."""
@@ -325,11 +332,10 @@ def main() -> None:
         count_tensor_memory()
         tf.config.threading.set_intra_op_parallelism_threads(int(threads))
         rank = 0
-    import gpt
     import tf_keras
 
     tf_keras.mixed_precision.set_global_policy(told["policy"])
-    asked = gpt.size_of(size_name), int(microbatches)
+    asked = size_of(size_name), int(microbatches)
     answer(Split(*asked) if way == "c" else ONE_PROCESS[way](*asked, xla=told["xla"]), rank, path)
 
 

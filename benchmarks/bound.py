@@ -1,0 +1,330 @@
+"""Measures how close a pipeline's step comes to its bounds, and where the rest goes.
+
+    python benchmarks/bound.py --sizes large+batch=16,conv --microbatches 2,4,8,16 --json bound.json
+
+    (1) one process, the same microbatches accumulated   plain Keras, one thread
+    (n) one process, the same microbatches accumulated   plain Keras, all threads
+    (p) a pipeline of --partitions ranks                 smp_tf, the threads shared out, by --schedule
+    (z) the same by --zero-bubble                        for the numbers of microbatches of --zero-bubble-at
+
+For every number of microbatches the processes of all ways are started once and then take turns, the others
+asleep, forwards and backwards through the ways; ratios are of pairs within a repetition. All turns of a
+pipeline are recorded (`smp.timeline`), so that of each step there are the times of its tasks. With these
+
+    simulated   is what the schedule takes when messages are free and every task begins as soon as it can,
+    bound       is what no schedule of these tasks beats (`smp_tf.pipeline.simulate.lower_bound`),
+
+and both are beside the step of the same turn. A step lasts from one call to the next, the optimizer and what
+Python does included; "first task to last" is without. Tasks take longer while other ranks compute, too; "work
+alone" is that of all tasks of all ranks, measured while only one rank computes, in steps of (1).
+
+One more run compares smp_tf without partitions and microbatches with plain Keras, the batch whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fleet import HERE, Crew, TrainerError
+from report import paired, spread
+from rich.console import Console
+from rich.table import Table
+from sizes import size_of
+from step_time import machine, require_same_loss, stage_times, take_turn
+
+sys.path.append(str(HERE.parent))
+from smp_tf import timeline_file
+from smp_tf.pipeline.simulate import ChunkTimes, lower_bound
+from smp_tf.pipeline.step_anatomy import PARTS, StepAnatomy
+from smp_tf.pipeline.task import Kind
+from smp_tf.timeline_report import WORDS, replicas_of
+
+#: What plain Keras does with (1) one thread and (n) all threads, and pipelines by two schedules.
+ONE, ALL, PIPELINE, ZERO_BUBBLE = "1", "n", "p", "z"
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise argparse.ArgumentTypeError(f"expected numbers from 1 on between commas, such as 2,4,8. Received: {text}")
+    return found
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="large+batch=16,conv", help="of gpt.py and conv_net.py, between commas")
+    parser.add_argument("--microbatches", type=_numbers, default="2,4,8,16", help="numbers to measure")
+    parser.add_argument("--partitions", type=int, default=2, help="ranks of the pipelines")
+    parser.add_argument("--schedule", default="interleaved", help="of (p)")
+    parser.add_argument("--zero-bubble", default="zb_h1", help="schedule of (z)")
+    parser.add_argument("--zero-bubble-at", type=_numbers, default="8", help="numbers of microbatches with a (z)")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of (n), and of all ranks (default: cores)"
+    )
+    parser.add_argument("--repetitions", type=int, default=15, help="turns of every way")
+    parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn, about")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
+    parser.add_argument("--json", type=Path, help="file to write all measurements to")
+    given = parser.parse_args(words)
+    given.sizes = given.sizes.split(",")
+    for name in given.sizes:
+        try:
+            batch = size_of(name).batch
+        except ValueError as error:
+            parser.error(str(error))
+        if any(batch % count for count in given.microbatches):
+            parser.error(
+                f"the batch of {name} has {batch} samples, and every number of microbatches has to divide it. "
+                f"Received: {', '.join(map(str, given.microbatches))}"
+            )
+    if given.repetitions < 1 or given.partitions < 2:
+        parser.error("every way takes one turn or more, and a pipeline has two ranks or more")
+    return given
+
+
+def steps_in(folder: str) -> list[StepAnatomy]:
+    """The steps that all ranks of a pipeline have recorded into a folder."""
+    [replica] = replicas_of(timeline_file.read([Path(folder)]))
+    return [step for step in replica.steps.values() if step.is_whole]
+
+
+def chunk_times(steps: Sequence[StepAnatomy]) -> list[ChunkTimes]:
+    """Seconds of every chunk's tasks, the means over microbatches and steps."""
+    found: dict[tuple[int, Kind], list[float]] = {}
+    for step in steps:
+        for stage in step.stages:
+            assert stage is not None, "only steps that all ranks recorded are asked for"
+            for run in stage.compute:
+                found.setdefault((run.task.chunk, run.task.kind), []).append((run.end - run.begin) / 1e9)
+
+    def mean(chunk: int, kind: Kind) -> float:
+        return fmean(found.get((chunk, kind), [0.0]))
+
+    # B is I and W in one: which of the two it goes to makes no difference where backward is not cut.
+    return [
+        ChunkTimes(mean(chunk, Kind.F), mean(chunk, Kind.B) + mean(chunk, Kind.I), mean(chunk, Kind.W))
+        for chunk in range(steps[0].program.planned.chunks)
+    ]
+
+
+def seen(steps: Sequence[StepAnatomy], seconds: float, microbatches: int) -> dict[str, Any]:
+    """What the timelines of a turn say.
+
+    Args:
+        steps: of the turn.
+        seconds: of a step, the mean of the turn.
+        microbatches: of a step.
+
+    Returns:
+        Ratios, and the share of the ranks' time by what it went into, `PARTS`.
+    """
+    planned = steps[0].program.planned
+    times = chunk_times(steps)
+    cut = any(task.kind is Kind.W for tasks in planned.ranks for task in tasks)
+    bound = lower_bound(times, microbatches, placement=planned.placement(), split_backward=cut)
+    simulated = fmean(step.simulated().step_time / 1e9 for step in steps)
+    pipeline = fmean((step.span[1] - step.span[0]) / 1e9 for step in steps)
+    spent = [step.time_spent(stage) for step in steps for stage in range(planned.stages)]
+    own = [stage for step in steps for stage in step.stages if stage is not None]
+    whole = planned.stages * (max(stage.until for stage in own) - min(stage.begin for stage in own))
+    parts = {part: sum(each[part] for each in spent) / whole for part in PARTS}
+    # A rank that is done with the last step, while another is not, waits as it does for one that follows.
+    parts["bubble"] += 1.0 - sum(parts.values())
+    return {
+        "over_simulated": seconds / simulated,
+        "over_bound": seconds / bound,
+        "tasks_over_simulated": pipeline / simulated,
+        "simulated_bubble": fmean(step.simulated().bubble_ratio for step in steps),
+        "task_seconds": min(min(each.forward, each.backward) for each in times),
+        "parts": parts,
+    }
+
+
+def recorded_turn(crew: Crew, steps: int, microbatches: int) -> dict[str, Any]:
+    """Lets a pipeline run some steps; returns seconds of a step, and what `seen` tells."""
+    with tempfile.TemporaryDirectory() as folder:
+        answers = crew.ask("recorded_steps", count=steps, folder=folder)
+        recorded = steps_in(folder)
+    began, ended = min(told["began"] for told in answers), max(told["ended"] for told in answers)
+    return {"seconds": (ended - began) / steps, **seen(recorded, (ended - began) / steps, microbatches)}
+
+
+def crew_of(given: argparse.Namespace, way: str, size: str, microbatches: int) -> Crew:
+    """Starts the processes of a way."""
+    schedule = given.zero_bubble if way == ZERO_BUBBLE else given.schedule
+    config = json.dumps({"optimize": "speed", "pipeline": schedule, "xla": False, "policy": "float32"})
+    if way in (ONE, ALL):
+        return Crew("b", [size, str(microbatches), str(given.threads if way == ALL else 1), config], 1, given.patience)
+    threads = max(1, given.threads // given.partitions)
+    return Crew("c", [size, str(microbatches), str(threads), config], given.partitions, given.patience)
+
+
+def memory_beyond_imports(crew: Crew) -> list[int]:
+    """Bytes that each process had at most, beyond those before there was a model."""
+    return [told["resident_peak"] - told["resident_before_model"] for told in crew.ask("memory")]
+
+
+def measure(given: argparse.Namespace, size: str, microbatches: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measures one number of microbatches."""
+    ways = [ONE, ALL, PIPELINE, *([ZERO_BUBBLE] if microbatches in given.zero_bubble_at else [])]
+    with contextlib.ExitStack() as stack:
+        crews = {}
+        for way in ways:
+            say(f"{size}, {microbatches} microbatches: starting ({way})")
+            crews[way] = stack.enter_context(crew_of(given, way, size, microbatches))
+            crews[way].ask("prepare")
+        warm = {way: take_turn(crew, [], 2) for way, crew in crews.items()}
+        require_same_loss({"a": warm[ONE]["loss"], **{way: turn["loss"] for way, turn in warm.items()}}, "float32")
+        memory = {way: memory_beyond_imports(crew) for way, crew in crews.items()}
+        steps = max(1, round(given.turn / warm[PIPELINE]["seconds"]))
+        turns: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+        work = []
+        for repetition in range(given.repetitions):
+            say(f"{size}, {microbatches} microbatches: repetition {repetition + 1} of {given.repetitions}")
+            for way in ways if repetition % 2 == 0 else reversed(ways):
+                if way in (ONE, ALL):
+                    others = [crew for other, crew in crews.items() if other != way]
+                    turns[way].append(take_turn(crews[way], others, steps))
+                else:
+                    turns[way].append(recorded_turn(crews[way], steps, microbatches))
+            alone = stage_times(crews[PIPELINE], max(2, steps * microbatches // 4))["alone"]
+            work.append(microbatches * sum(sum(each.values()) for each in alone))
+    return figures(turns, work, memory)
+
+
+def figures(
+    turns: dict[str, list[dict[str, Any]]], work: Sequence[float], memory: dict[str, list[int]]
+) -> dict[str, Any]:
+    """The figures of a number of microbatches.
+
+    Args:
+        turns: of every way, one a repetition.
+        work: seconds of all tasks of all ranks, measured alone, one a repetition.
+        memory: bytes of each process, by way.
+    """
+    seconds = {way: [turn["seconds"] for turn in told] for way, told in turns.items()}
+    schedules = [way for way in turns if way not in (ONE, ALL)]
+    return {
+        "seconds": {way: spread(told) for way, told in seconds.items()},
+        "speed": {way: paired(seconds[ALL], seconds[way]) for way in schedules},
+        "work_over_one_thread": paired(work, seconds[ONE]),
+        "seen": {
+            way: {
+                name: {part: spread([turn[name][part] for turn in turns[way]]) for part in PARTS}
+                if name == "parts"
+                else spread([turn[name] for turn in turns[way]])
+                for name in turns[way][0]
+                if name not in ("seconds", "loss", "others_cpu_share")
+            }
+            for way in schedules
+        },
+        "memory": memory,
+        "memory_of_one": {
+            way: [sum(memory[way]) / len(memory[way]) / memory[ONE][0], max(memory[way]) / memory[ONE][0]]
+            for way in schedules
+        },
+    }
+
+
+def without_partitions(given: argparse.Namespace, size: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """Compares smp_tf with one partition and one microbatch with plain Keras."""
+    config = json.dumps({"optimize": "speed", "pipeline": given.schedule, "xla": False, "policy": "float32"})
+    with contextlib.ExitStack() as stack:
+        crews = {}
+        for way in "ac":
+            say(f"{size}, one process and the batch whole: starting {'smp_tf' if way == 'c' else 'plain Keras'}")
+            crews[way] = stack.enter_context(Crew(way, [size, "1", str(given.threads), config], 1, given.patience))
+            crews[way].ask("prepare")
+        warm = {way: take_turn(crew, [], 2) for way, crew in crews.items()}
+        require_same_loss({way: turn["loss"] for way, turn in warm.items()}, "float32")
+        steps = max(1, round(given.turn / warm["a"]["seconds"]))
+        turns: dict[str, list[float]] = {way: [] for way in crews}
+        for repetition in range(given.repetitions):
+            say(f"{size}, one process and the batch whole: repetition {repetition + 1} of {given.repetitions}")
+            for way in crews if repetition % 2 == 0 else reversed(crews):
+                turns[way].append(take_turn(crews[way], [], steps)["seconds"])
+    return {
+        "seconds": {"keras": spread(turns["a"]), "smp_tf": spread(turns["c"])},
+        "ratio": paired(turns["c"], turns["a"]),
+    }
+
+
+def _between(value: dict[str, Any], digits: int = 2, factor: float = 1.0) -> str:
+    low, high = value["quartiles"]
+    return f"{factor * value['median']:,.{digits}f} ({factor * low:,.{digits}f} – {factor * high:,.{digits}f})"
+
+
+def tables_of(size: str, found: dict[int, dict[str, Any]]) -> list[Table]:
+    """What was measured of a size, by number of microbatches."""
+    steps = Table(title=f"{size}: medians with quartiles", title_justify="left")
+    for name in ("m", "way", "step, ms", "/ simulated", "first task to last", "/ bound", "speed / (n)", "memory / (1)"):
+        steps.add_column(name, justify="right")
+    rest = Table(
+        title=f"{size}: where the time of the ranks goes, in percent; work alone over (1)", title_justify="left"
+    )
+    for name in ("m", "way", *(WORDS[part] for part in PARTS), "planned bubble", "shortest task, ms", "work alone"):
+        rest.add_column(name, justify="right")
+    for count, told in found.items():
+        for way, seconds in told["seconds"].items():
+            row = [str(count) if way == ONE else "", f"({way})", _between(seconds, 0, 1e3)]
+            if way in told["seen"]:
+                saw = told["seen"][way]
+                row += [_between(saw[name]) for name in ("over_simulated", "tasks_over_simulated", "over_bound")]
+                mean, most = told["memory_of_one"][way]
+                row += [_between(told["speed"][way]), f"mean {mean:.2f}, most {most:.2f}"]
+                rest.add_row(
+                    str(count),
+                    f"({way})",
+                    *(f"{100 * saw['parts'][part]['median']:.1f}" for part in PARTS),
+                    f"{100 * saw['simulated_bubble']['median']:.1f}",
+                    f"{1e3 * saw['task_seconds']['median']:,.0f}",
+                    _between(told["work_over_one_thread"]) if way == PIPELINE else "",
+                )
+            steps.add_row(*row)
+        steps.add_section()
+    return [steps, rest]
+
+
+def main() -> None:
+    given = arguments()
+    progress, console = Console(stderr=True), Console(width=max(150, Console().width))
+    result: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": machine(),
+        "settings": {name: value for name, value in vars(given).items() if name != "json"},
+        "sizes": {},
+        "without_partitions": {},
+    }
+    for size in given.sizes:
+        try:
+            found = {count: measure(given, size, count, progress.print) for count in given.microbatches}
+            whole = without_partitions(given, size, progress.print)
+        except TrainerError as error:
+            raise SystemExit(f"bound: {error}") from None
+        result["sizes"][size], result["without_partitions"][size] = found, whole
+        result["machine"]["load_after"] = os.getloadavg()[0]
+        # After every size: the next one may take an hour, or fail.
+        if given.json:
+            given.json.write_text(json.dumps(result, indent=1) + "\n")
+        for table in tables_of(size, found):
+            console.print(table)
+        console.print(
+            f"{size}, one process, the batch whole: a step of smp_tf takes {_between(whole['ratio'], 3)} of plain "
+            f"Keras's, {_between(whole['seconds']['keras'], 0, 1e3)} ms"
+        )
+
+
+if __name__ == "__main__":
+    main()

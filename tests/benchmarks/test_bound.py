@@ -1,0 +1,119 @@
+"""The benchmark of how close a step comes to its bounds: its figures from literal timelines, and a small run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smp_tf.pipeline.simulate import ChunkTimes
+from smp_tf.pipeline.step_anatomy import PARTS, StepAnatomy
+from tests.benchmarks.test_start_time import printed
+from tests.distributed.harness import launch_script
+from tests.pipeline.recorded_steps import program, recorded
+
+MS = 1_000_000
+
+
+def step_of(schedule: str, comm: int = 0) -> StepAnatomy:
+    planned = program(2, 4, schedule)
+    steps, _ = recorded(planned, [ChunkTimes(10 * MS, 10 * MS, 10 * MS)] * 2, comm=comm * MS)
+    return StepAnatomy(planned, steps)
+
+
+@pytest.mark.parametrize(("schedule", "simulated"), [("interleaved", 0.150), ("zb_h1", 0.130)])
+def test_a_step_without_delays_is_as_simulated_and_at_its_bound(schedule: str, simulated: float) -> None:
+    from bound import seen
+
+    told = seen([step_of(schedule)], simulated, 4)
+    for ratio in ("over_simulated", "over_bound", "tasks_over_simulated"):
+        assert told[ratio] == pytest.approx(1.0), ratio
+    assert told["parts"]["compute"] == pytest.approx(0.120 / simulated)
+    assert told["parts"]["bubble"] == pytest.approx(told["simulated_bubble"]) == pytest.approx(1 - 0.120 / simulated)
+    assert told["task_seconds"] == pytest.approx(0.010)
+
+
+def test_what_messages_and_the_rest_take_is_over_both() -> None:
+    from bound import seen
+
+    told = seen([step_of("interleaved", comm=3)], 0.165, 4)
+    # 0B0 waits for one message there and one back; 1F2, 0B2 and 0B3 for what the one before could not hide.
+    assert told["tasks_over_simulated"] == pytest.approx(162 / 150)
+    assert told["over_simulated"] == told["over_bound"] == pytest.approx(165 / 150)
+    assert told["parts"]["message"] == pytest.approx((9 + 6) / (2 * 162))
+
+
+def turn(seconds: float, **more: Any) -> dict[str, Any]:
+    return {"seconds": seconds, **more}
+
+
+def pipeline_turn(seconds: float, over: float) -> dict[str, Any]:
+    ratios = {"over_simulated": over, "over_bound": over, "tasks_over_simulated": over}
+    parts = {**dict.fromkeys(PARTS, 0.0), "compute": 0.8, "bubble": 0.2}
+    return turn(seconds, **ratios, simulated_bubble=0.2, task_seconds=0.025, parts=parts)
+
+
+def test_the_table_has_ratios_of_pairs() -> None:
+    from bound import figures, tables_of
+
+    turns = {
+        "1": [turn(2.0), turn(4.0)],
+        "n": [turn(1.0), turn(2.0)],
+        "p": [pipeline_turn(0.5, 1.0), pipeline_turn(2.0, 1.5)],
+    }
+    found = figures(turns, [2.0, 2.0], {"1": [100], "n": [100], "p": [60, 80]})
+    # The ratios of the medians would be 1.5 / 1.25 and 2 / 3.
+    assert found["speed"]["p"]["all"] == [2.0, 1.0]
+    assert found["work_over_one_thread"]["all"] == [1.0, 0.5]
+    assert found["memory_of_one"]["p"] == [0.7, 0.8]
+    steps, rest = tables_of("small", {4: found})
+    assert printed(steps)[-1] == [
+        "", "(p)", "1,250 (875 – 1,625)", *["1.25 (1.12 – 1.38)"] * 3, "1.50 (1.25 – 1.75)", "mean 0.70, most 0.80",
+    ]  # fmt: skip
+    assert printed(rest) == [
+        ["4", "(p)", "80.0", "20.0", *["0.0"] * 5, "20.0", "25", "0.75 (0.62 – 0.88)"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--sizes", "huge"], "Sizes are tiny, small"),
+        (["--sizes", "conv+heads=2"], "of depth, width, pixels, classes, batch"),
+        (["--microbatches", "3"], "has 16 samples, and every number of microbatches has to divide it. Received: 3"),
+        (["--microbatches", "two"], "expected numbers from 1 on between commas"),
+        (["--partitions", "1"], "a pipeline has two ranks or more"),
+    ],
+)
+def test_bad_options_are_told(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from bound import arguments
+
+    with pytest.raises(SystemExit) as ended:
+        arguments(options)
+    assert ended.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.distributed
+@pytest.mark.full
+@pytest.mark.parametrize("size", ["tiny", "conv-tiny"])
+def test_a_run_writes_every_turn_down(tmp_path: Path, size: str) -> None:
+    out = tmp_path / "out"
+    options = f"--sizes {size} --microbatches 2,8 --repetitions 2 --turn 0.05 --json {out}".split()
+    ran = launch_script(1, "benchmarks/bound.py", options, launched=False).expect_clean()
+    assert "where the time of the ranks goes" in ran.output(0)
+    written = json.loads(out.read_text())
+    found = written["sizes"][size]
+    assert {count: list(told["seconds"]) for count, told in found.items()} == {
+        "2": ["1", "n", "p"],
+        "8": ["1", "n", "p", "z"],
+    }
+    for told in found.values():
+        for saw in told["seen"].values():
+            # No schedule beats the bound, and no run the times of its own tasks.
+            assert min(saw["over_bound"]["all"]) > 1.0
+            assert min(saw["tasks_over_simulated"]["all"]) >= 1.0
+            assert sum(part["all"][0] for part in saw["parts"].values()) == pytest.approx(1.0)
+    assert len(written["without_partitions"][size]["ratio"]["all"]) == 2
