@@ -4,9 +4,11 @@
 
 More microbatches leave the ranks of a pipeline less to wait for, and each costs something besides
 its samples. The planner is told what one process measured of microbatches of a few sizes
-(--profiled), as `smp-tf profile` does it, and foresees a step for every number (`smp-tf plan
---microbatches auto`). Then pipelines with every number train, in turns of about --turn seconds, the
-others asleep, forwards and backwards through the numbers.
+(--profiled), as `smp-tf profile` does it, and foresees a step for every number, as `smp-tf plan
+--microbatches auto --optimize speed --pipeline interleaved` does. Then pipelines with every number
+train, in turns of about --turn seconds, the others asleep, forwards and backwards through the
+numbers. These are placed by estimates, as in a training without `model.profile`, and the forecast is
+of layers placed by their measured times.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from smp_tf.config import Config  # isort: split
+
 import gpt
 import tensorflow as tf
 import tf_keras
-from fleet import HERE, Crew, TrainerError
+from fleet import Crew, TrainerError
 from report import paired, spread
 from rich.console import Console
 from rich.table import Table
 from step_time import machine, take_turn
 
-sys.path.append(str(HERE.parent))
-from smp_tf.config import Config
 from smp_tf.offline_plan import OfflineModel, offline
 from smp_tf.plan_search import search
 from smp_tf.profiling import measure_alone
@@ -38,14 +40,23 @@ from smp_tf.times_by_size import Times, times_for
 
 
 def _counts(text: str) -> list[int]:
-    return sorted({int(word) for word in text.split(",")})
+    try:
+        return sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected numbers with commas, such as 1,4,16, and received {text!r}"
+        ) from None
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="small", help='of the GPT, such as "small" or "tiny+depth=8"')
-    parser.add_argument("--microbatches", type=_counts, default="1,2,4,8,16,32", help="numbers to compare")
-    parser.add_argument("--profiled", type=_counts, default="1,4,32", help="numbers whose microbatches are measured")
+    parser.add_argument(
+        "--microbatches", type=_counts, help="numbers to compare (default: powers of two, to 32 or the batch)"
+    )
+    parser.add_argument(
+        "--profiled", type=_counts, help="numbers whose microbatches are measured (default: 1, 4 and the batch)"
+    )
     parser.add_argument("--partitions", type=int, default=2, help="ranks of the pipeline")
     parser.add_argument("--pipeline", default="interleaved", help="schedule")
     parser.add_argument("--repetitions", type=int, default=7, help="turns of every number")
@@ -56,13 +67,21 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
     parser.add_argument("--json", type=Path, help="file to write all measurements to")
     given = parser.parse_args(words)
-    batch = gpt.size_of(given.size).batch
+    try:
+        batch = gpt.size_of(given.size).batch
+    except ValueError as error:
+        parser.error(f"--size: {error}")
+    given.microbatches = given.microbatches or [count for count in (1, 2, 4, 8, 16, 32) if count <= batch]
+    given.profiled = given.profiled or sorted({1, min(4, batch), batch})
     for name in ("microbatches", "profiled"):
         counts = getattr(given, name)
         if counts[0] < 1 or counts[-1] > batch:
             parser.error(f"--{name} are from 1 to {batch}, the samples of a batch. Received: {counts}")
-    if len(given.profiled) < 2:
-        parser.error("--profiled takes two numbers or more: one size says nothing of another")
+    if len({-(-batch // count) for count in given.profiled}) < 2:
+        parser.error(
+            f"--profiled are numbers that give microbatches of two sizes or more: one size says nothing of another. "
+            f"Received: {given.profiled}, for a batch of {batch}"
+        )
     return given
 
 
@@ -85,6 +104,8 @@ def foreseen(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[dic
         model = OfflineModel(example, times=lambda model, samples: times_for(samples, measured))
         for count in given.profiled:
             made = model.trace(count)
+            if made.samples in measured:
+                continue
             say(f"measuring the layers of a microbatch of {made.samples}")
             measured[made.samples], failed = measure_alone(made.traced, made.tensors)
             if failed:

@@ -121,7 +121,7 @@ def _begin(sums: list[Accumulator]) -> None:
 
 
 def _empty(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> Callable[..., Any]:
-    """A function that takes and returns as many tensors as another, and does nothing.
+    """A function that takes and returns as many tensors as another, and does nothing; it captures none.
 
     A stage calls one function for all of its units. Of the calls that single units take, a model of a hundred units
     would seem to need half of its time for microbatches of one sample.

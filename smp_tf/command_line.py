@@ -46,7 +46,8 @@ of a microbatch and the machine, in ~/.cache/smp_tf/profiles; SMP_TF_PROFILES na
 
 examples:
   smp-tf profile train.py:build --microbatches 8 --batch-size 64
-  smp-tf profile train.py:build --microbatches 1 4 16 --batch-size 64 --threads 1
+  smp-tf profile train.py:build --microbatches 1,4,16 --batch-size 64
+  smp-tf profile train.py:build --microbatches 8 --batch-size 64 --threads 2    as one of several ranks of this host
 """
 
 TIMELINE = """Says what was recorded in the steps of a training: whether the tasks ran as planned, and where the time of
@@ -147,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
     profile.add_argument("target", metavar="SCRIPT_OR_MODULE:FUNCTION", help="what makes the model")
     profile.add_argument("--batch-size", type=int, metavar="N", help="of one replica (default: that of the inputs)")
     profile.add_argument(
-        "--microbatches", type=int, nargs="+", default=[1], metavar="M", help="per batch, one or more (default: 1)"
+        "--microbatches", type=_numbers, default=[1], metavar="M,M,...", help="per batch, one or more (default: 1)"
     )
     profile.add_argument("--threads", type=int, metavar="T", help="per operation (default: TensorFlow's choice)")
     profile.add_argument("--fresh", action="store_true", help="measure again what is known already")
@@ -340,6 +341,15 @@ def _number_or_auto(text: str) -> int | str:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f'expected a number or "auto", and received {text!r}') from None
+
+
+def _numbers(text: str) -> list[int]:
+    """Numbers with commas between them, each once."""
+    try:
+        return list(dict.fromkeys(int(word) for word in text.split(",")))
+    except ValueError:
+        message = f"expected a number, or several with commas, such as 1,4,16, and received {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def _replicas(given: argparse.Namespace, cluster: Cluster | None) -> int:

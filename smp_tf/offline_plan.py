@@ -156,8 +156,24 @@ class OfflineModel:
         self._traces: dict[int, OfflineTrace] = {}
         self._measured: dict[int, UnitTimes] = {}
 
+    def samples_of(self, microbatches: int) -> int:
+        """Samples of the largest microbatch.
+
+        Args:
+            microbatches: number of microbatches a batch is cut into.
+
+        Raises:
+            OfflinePlanError: the batch has fewer samples.
+        """
+        if self.batch_size < microbatches:
+            raise OfflinePlanError(
+                f"A batch has at least one sample for every microbatch. Received: a batch of {self.batch_size}, and "
+                f"{microbatches} microbatches."
+            )
+        return -(-self.batch_size // microbatches)
+
     def trace(self, microbatches: int) -> OfflineTrace:
-        """One microbatch, forward and backward.
+        """The largest microbatch, forward and backward.
 
         Args:
             microbatches: number of microbatches a batch is cut into.
@@ -165,12 +181,7 @@ class OfflineModel:
         Raises:
             OfflinePlanError: the model cannot be called with its inputs, or the batch has fewer samples.
         """
-        if self.batch_size < microbatches:
-            raise OfflinePlanError(
-                f"A batch has at least one sample for every microbatch. Received: a batch of {self.batch_size}, and "
-                f"{microbatches} microbatches."
-            )
-        return self.trace_of(-(-self.batch_size // microbatches))
+        return self.trace_of(self.samples_of(microbatches))
 
     def trace_of(self, samples: int) -> OfflineTrace:
         """A microbatch of a size, forward and backward.

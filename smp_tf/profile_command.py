@@ -43,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch, cut into microbatches, of which one was measured.
+    """A batch, cut into microbatches, of which the largest was measured.
 
     Args:
         microbatches: how many.
@@ -57,7 +57,10 @@ class Batch:
 
     @property
     def seconds(self) -> tuple[float, float] | None:
-        """Of all microbatches, one after the other, forward and backward; None where a unit has no times."""
+        """Of all microbatches, one after the other, forward and backward; None where a unit has no times.
+
+        A microbatch of fewer samples counts as the largest does, in a plan too.
+        """
         times = [unit.times for unit in self.units if unit.times is not None]
         if len(times) < len(self.units):
             return None
@@ -76,7 +79,7 @@ def run(given: argparse.Namespace, function: Callable[[], Any]) -> None:
         OfflinePlanError: the function gives no model, or not what it is called with.
         PlacementError: the model cannot be cut into units.
     """
-    wanted = {"partitions": 1, "microbatches": max(given.microbatches)}
+    wanted = {"partitions": 1}
     if given.threads is not None:
         wanted["intra_op_threads"] = given.threads
     for count in given.microbatches:
@@ -84,20 +87,27 @@ def run(given: argparse.Namespace, function: Callable[[], Any]) -> None:
     said = Console(stderr=True, soft_wrap=True)
     console = Console()
     width = max(100, console.width)
-    batches: list[Batch] = []
+    rows_of: dict[int, tuple[Measured, ...]] = {}
     with _alone(wanted):
         model = OfflineModel(function, batch_size=given.batch_size)
-        for count in dict.fromkeys(given.microbatches):
-            made = model.trace(count)
+        # All are looked at before one is measured: measuring takes long, and a batch may be too small for another.
+        samples = {count: model.samples_of(count) for count in given.microbatches}
+        for size in dict.fromkeys(samples.values()):
+            counts = [str(count) for count in samples if samples[count] == size]
+            if len(counts) > 1:
+                same = f"{', '.join(counts)} microbatches have {size} samples at most: measured once"
+                said.print(f"smp-tf: {same}", markup=False, highlight=False)
+            made = model.trace_of(size)
             found, words = _times(made, given.target, fresh=given.fresh)
             for line in words:
                 said.print(f"smp-tf: {line}", markup=False, highlight=False)
             units = planning.units_of(made.graph)
             costs = estimate(made.graph, units, unknown=made.samples)
             rows = [Measured(u.name, found.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
-            batches.append(Batch(count, made.samples, tuple(rows)))
-            print(table(rows, made.samples, width, console.is_terminal))
-    if len(batches) > 1:
+            rows_of[size] = tuple(rows)
+            print(table(rows, size, width, console.is_terminal))
+    if len(samples) > 1:
+        batches = [Batch(count, size, rows_of[size]) for count, size in samples.items()]
         print()
         print(growth(batches, model.batch_size, width, console.is_terminal))
 
@@ -138,7 +148,7 @@ def growth(batches: Sequence[Batch], batch_size: int, width: int = 100, color: b
         color: mark the heading with terminal codes.
     """
     shown = Table(title=f"a batch of {batch_size}, one microbatch after the other", title_justify="left")
-    for name in ("microbatches", "samples of each", "forward ms", "backward ms", "of the shortest"):
+    for name in ("microbatches", "samples at most", "forward ms", "backward ms", "of the shortest"):
         shown.add_column(name, justify="right", no_wrap=True)
     totals = [sum(seconds) for batch in batches if (seconds := batch.seconds) is not None]
     for batch in batches:
@@ -148,7 +158,10 @@ def growth(batches: Sequence[Batch], batch_size: int, width: int = 100, color: b
             ratio = f"{sum(seconds) / min(totals):.2f}" if min(totals) else "-"
             cells = [f"{1e3 * seconds[0]:,.2f}", f"{1e3 * seconds[1]:,.2f}", ratio]
         shown.add_row(str(batch.microbatches), str(batch.samples), *cells)
-    return _printed(shown, width, color)
+    text = _printed(shown, width, color)
+    if any(batch_size % batch.microbatches for batch in batches):
+        text += "\nMicrobatches that have fewer samples than the largest count as it does, in a plan too."
+    return text
 
 
 def table(rows: Sequence[Measured], samples: int, width: int = 100, color: bool = False) -> str:

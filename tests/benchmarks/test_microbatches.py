@@ -40,6 +40,9 @@ def test_the_table_has_what_was_foreseen_beside_what_was_measured() -> None:
         (["--microbatches", "0,2"], "--microbatches are from 1 to 32"),
         (["--profiled", "2,64"], "--profiled are from 1 to 32"),
         (["--profiled", "4"], "one size says nothing of another"),
+        (["--profiled", "17,20"], "one size says nothing of another"),
+        (["--microbatches", "some"], "expected numbers with commas, such as 1,4,16, and received 'some'"),
+        (["--size", "huge"], "Received: huge"),
     ],
 )
 def test_bad_options_are_told(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,6 +52,18 @@ def test_bad_options_are_told(options: list[str], words: str, capsys: pytest.Cap
         arguments(options)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_is_not_given_fits_the_batch() -> None:
+    from microbatches import arguments
+
+    for options, compared, measured in (
+        ([], [1, 2, 4, 8, 16, 32], [1, 4, 32]),
+        (["--size", "tiny"], [1, 2, 4, 8], [1, 4, 8]),
+        (["--size", "tiny+batch=3"], [1, 2], [1, 3]),
+    ):
+        given = arguments(options)
+        assert (given.microbatches, given.profiled) == (compared, measured)
 
 
 @pytest.mark.distributed

@@ -73,6 +73,15 @@ def test_a_sum_is_known_by_its_shape_when_it_is_traced() -> None:
     assert [t.shape.as_list() for t in traced.outputs] == [[3, 4]]
 
 
+def test_what_a_sum_is_emptied_with_is_where_the_sum_is() -> None:
+    """Its shape is a constant of the traced graph on the same device, and an argument of the function."""
+    accumulator = Accumulator(TensorType("float32", (3, 4)), "sum", "/device:CPU:0")
+    emptied = tf.function(lambda: accumulator.take(tf.no_op())[0]).get_concrete_function()
+    shapes = [op.inputs[0].op for op in emptied.graph.get_operations() if op.type == "Empty"]
+    assert [(op.type, op.device) for op in shapes] == [("Const", "/device:CPU:0")]
+    assert [kind.type for kind in emptied.function_def.signature.input_arg].count(tf.int32.as_datatype_enum) == 1
+
+
 def test_only_numbers_of_known_shape_are_added_up_in_place() -> None:
     assert fits(TensorType("float32", ()))
     assert not fits(TensorType("float32", (None, 2)))

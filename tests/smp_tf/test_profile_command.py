@@ -147,23 +147,56 @@ def test_a_unit_that_cannot_be_run_is_named_and_nothing_is_kept(
         ("{script}:build", ["--batch-size", "0"], "--batch-size must be at least 1. Received: 0"),
         ("{script}:build", ["--microbatches", "0"], "microbatches"),
         ("{script}:build", ["--threads", "0"], "intra_op_threads"),
-        ("{script}:build", ["--microbatches", "9"], "a batch of 8, and 9 microbatches"),
+        ("{script}:build", ["--microbatches", "1,9"], "a batch of 8, and 9 microbatches"),
     ],
 )
 def test_wrong_arguments_are_told_in_a_line(
     script: str, target: str, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert profile(target.format(script=script), "--batch-size", "8", *options) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert words in said[-1]
-    assert said[-1].startswith("smp-tf: ")
+    said = capsys.readouterr()
+    assert words in said.err.splitlines()[-1]
+    assert said.err.splitlines()[-1].startswith("smp-tf: ")
+    # Nothing was measured before.
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("8", [8]), ("1,4,16", [1, 4, 16]), ("4,1,4", [4, 1])])
+def test_numbers_of_microbatches_may_stand_before_the_model(text: str, numbers: list[int]) -> None:
+    given = command_line.parser().parse_args(["profile", "--microbatches", text, "train.py:build"])
+    assert (given.microbatches, given.target) == (numbers, "train.py:build")
+
+
+@pytest.mark.parametrize("text", ["", "1,,4", "some", "1 4"])
+def test_what_are_no_numbers_of_microbatches_is_told(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_line.parser().parse_args(["profile", "--microbatches", text, "train.py:build"])
+    assert ended.value.code == 2
+    assert f"several with commas, such as 1,4,16, and received '{text}'" in capsys.readouterr().err
+
+
+def test_numbers_that_give_one_size_are_measured_once(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert profile(f"{script}:build", "--batch-size", "10", "--microbatches", "6,5,7") == 0
+    said = capsys.readouterr()
+    assert "6, 5, 7 microbatches have 2 samples at most: measured once" in said.err
+    assert said.out.count("a microbatch of 2, forward and backward") == 1
+    assert len(list((tmp_path / "profiles").iterdir())) == 1
+    _, _, last = said.out.partition("a batch of 10, one microbatch after the other")
+    rows = [re.split(r"\s*│\s*", line)[1:-1] for line in last.splitlines() if line.startswith("│")]
+    assert [row[:2] for row in rows] == [["6", "2"], ["5", "2"], ["7", "2"]]
+    assert rows[1][4] == "1.00"
+    assert last.splitlines()[-1] == (
+        "Microbatches that have fewer samples than the largest count as it does, in a plan too."
+    )
 
 
 def test_what_every_further_microbatch_costs_decides_how_many_there_are(
     script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch = (f"{script}:build", "--batch-size", "16")
-    assert profile(*batch, "--microbatches", "1", "4") == 0
+    assert profile(*batch, "--microbatches", "1,4") == 0
     said = capsys.readouterr()
     assert "a microbatch of 16, forward and backward" in said.out
     assert "a microbatch of 4, forward and backward" in said.out
