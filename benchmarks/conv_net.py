@@ -9,6 +9,9 @@ import numpy as np
 import tensorflow as tf
 from tf_keras import layers
 
+#: Whether the loss depends on how a batch is cut: means and variances are those of a microbatch.
+MIXES_SAMPLES = True
+
 
 @dataclass(frozen=True)
 class Size:

@@ -11,6 +11,9 @@ import tf_keras
 from sizes import changed
 from tf_keras import layers
 
+#: Whether the loss depends on how a batch is cut.
+MIXES_SAMPLES = False
+
 
 @dataclass(frozen=True)
 class Size:

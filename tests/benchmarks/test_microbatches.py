@@ -68,9 +68,10 @@ def test_what_is_not_given_fits_the_batch() -> None:
 
 @pytest.mark.distributed
 @pytest.mark.full
-def test_a_run_writes_every_turn_down(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["tiny", "conv-tiny"])
+def test_a_run_writes_every_turn_down(tmp_path: Path, size: str) -> None:
     out = tmp_path / "out"
-    options = f"--size tiny --microbatches 1,4 --profiled 1,8 --repetitions 2 --turn 0.1 --json {out}".split()
+    options = f"--size {size} --microbatches 1,4 --profiled 1,8 --repetitions 2 --turn 0.1 --json {out}".split()
     ran = launch_script(1, "benchmarks/microbatches.py", options, launched=False).expect_clean()
     assert "proposed" in ran.output(0)
     found = json.loads(out.read_text())
