@@ -6,6 +6,7 @@
     (n) one process, the same microbatches accumulated   plain Keras, all threads
     (p) a pipeline of --partitions ranks                 smp_tf, the threads shared out, by --schedule
     (z) the same by --zero-bubble                        for the numbers of microbatches of --zero-bubble-at
+    (o) as (p), with --inter-op-threads operations at once, where that is given
 
 For every number of microbatches the processes of all ways are started once and then take turns, the others
 asleep, forwards and backwards through the ways; ratios are of pairs within a repetition. All turns of a
@@ -48,8 +49,8 @@ from smp_tf.pipeline.step_anatomy import PARTS, StepAnatomy
 from smp_tf.pipeline.task import Kind
 from smp_tf.timeline_report import WORDS, replicas_of
 
-#: What plain Keras does with (1) one thread and (n) all threads, and pipelines by two schedules.
-ONE, ALL, PIPELINE, ZERO_BUBBLE = "1", "n", "p", "z"
+#: What plain Keras does with one thread and with all threads, and pipelines.
+ONE, ALL, PIPELINE, ZERO_BUBBLE, OTHER_THREADS = "1", "n", "p", "z", "o"
 
 
 def _numbers(text: str) -> list[int]:
@@ -73,6 +74,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of (n), and of all ranks (default: cores)"
     )
+    parser.add_argument("--inter-op-threads", type=int, metavar="N", help="of (o), which is left out without")
     parser.add_argument("--repetitions", type=int, default=15, help="turns of every way")
     parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn, about")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
@@ -89,8 +91,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
                 f"the batch of {name} has {batch} samples, and every number of microbatches has to divide it. "
                 f"Received: {', '.join(map(str, given.microbatches))}"
             )
-    if given.repetitions < 1 or given.partitions < 2:
-        parser.error("every way takes one turn or more, and a pipeline has two ranks or more")
+    if given.repetitions < 1 or given.partitions < 2 or (given.inter_op_threads or 1) < 1:
+        parser.error("every way takes one turn or more, a pipeline has two ranks or more, and (o) a thread or more")
     return given
 
 
@@ -164,9 +166,14 @@ def recorded_turn(crew: Crew, steps: int, microbatches: int) -> dict[str, Any]:
 def crew_of(given: argparse.Namespace, way: str, size: str, microbatches: int) -> Crew:
     """Starts the processes of a way."""
     schedule = given.zero_bubble if way == ZERO_BUBBLE else given.schedule
-    config = json.dumps({"optimize": "speed", "pipeline": schedule, "xla": False, "policy": "float32"})
+    told: dict[str, Any] = {"optimize": "speed", "pipeline": schedule, "xla": False, "policy": "float32"}
     if way in (ONE, ALL):
-        return Crew("b", [size, str(microbatches), str(given.threads if way == ALL else 1), config], 1, given.patience)
+        threads = given.threads if way == ALL else 1
+        config = json.dumps({**told, "inter_op_threads": threads})
+        return Crew("b", [size, str(microbatches), str(threads), config], 1, given.patience)
+    if way == OTHER_THREADS:
+        told["inter_op_threads"] = given.inter_op_threads
+    config = json.dumps(told)
     threads = max(1, given.threads // given.partitions)
     return Crew("c", [size, str(microbatches), str(threads), config], given.partitions, given.patience)
 
@@ -178,7 +185,9 @@ def memory_beyond_imports(crew: Crew) -> list[int]:
 
 def measure(given: argparse.Namespace, size: str, microbatches: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Measures one number of microbatches."""
-    ways = [ONE, ALL, PIPELINE, *([ZERO_BUBBLE] if microbatches in given.zero_bubble_at else [])]
+    ways = [ONE, ALL, PIPELINE]
+    ways += [ZERO_BUBBLE] if microbatches in given.zero_bubble_at else []
+    ways += [OTHER_THREADS] if given.inter_op_threads is not None else []
     with contextlib.ExitStack() as stack:
         crews = {}
         for way in ways:

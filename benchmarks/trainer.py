@@ -5,7 +5,8 @@
 `step_time.py` starts these processes and tells them over a socket, one JSON object a line, what to
 do. Between its turns a process waits for the next line and computes nothing. CONFIG is a JSON object:
 "optimize" and "pipeline" (interleaved where it is not there) as in smp_tf's configuration; "xla":
-whether models are compiled, in every way; "policy": of Keras's mixed precision.
+whether models are compiled, in every way; "policy": of Keras's mixed precision; "inter_op_threads":
+how many operations a process runs at once (TensorFlow's choice where it is not there).
 """
 
 from __future__ import annotations
@@ -321,6 +322,7 @@ def main() -> None:
                 "optimize": told["optimize"],
                 "pipeline": told.get("pipeline", "interleaved"),
                 "intra_op_threads": int(threads),
+                "inter_op_threads": told.get("inter_op_threads"),
                 "seed": SEED,
                 "xla": told["xla"],
             }
@@ -331,6 +333,7 @@ def main() -> None:
 
         count_tensor_memory()
         tf.config.threading.set_intra_op_parallelism_threads(int(threads))
+        tf.config.threading.set_inter_op_parallelism_threads(told.get("inter_op_threads", 0))
         rank = 0
     import tf_keras
 

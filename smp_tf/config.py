@@ -176,6 +176,12 @@ KEYS: dict[str, Key] = {
         "an int of at least 1",
         "TensorFlow's threads per op (default: the host's cores shared out among its processes)",
     ),
+    "inter_op_threads": Key(
+        None,
+        optional(integer(1)),
+        "an int of at least 1",
+        "how many ops TensorFlow runs at once (default: its own choice, as many as the host has cores)",
+    ),
     "xla": Key(
         False,
         boolean,
@@ -224,6 +230,7 @@ class Config:
     gradient_offload: bool = False
     optimizer_offload: bool = False
     intra_op_threads: int | None = None
+    inter_op_threads: int | None = None
     xla: bool = False
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 

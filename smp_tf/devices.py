@@ -10,39 +10,54 @@ from smp_tf.config import Config
 
 
 def share_threads(config: Config, local_size: int) -> str | None:
-    """Sets TensorFlow's threads per op.
+    """Sets TensorFlow's threads per op, and how many ops it runs at once.
 
-    Several processes on a host would each start as many threads as there are cores, and slow each
-    other down. One process alone keeps TensorFlow's own choice.
+    Several processes on a host would each start as many threads per op as there are cores, and slow
+    each other down. One process alone keeps TensorFlow's own choice. As many ops at once as there
+    are cores are not too many for several either: while one of them waits in a pipeline, another
+    has the cores to itself (measured: docs/speed.md).
 
     Args:
-        config: `intra_op_threads` is used if it is set.
+        config: `intra_op_threads` and `inter_op_threads` are used if they are set.
         local_size: The number of processes on this host.
 
     Returns:
         What to tell the user, if anything.
     """
-    threads = config.intra_op_threads
-    if threads is None:
-        # A number the user gave to TensorFlow directly stays in force.
-        if local_size == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
-            return None
-        if tf.config.threading.get_intra_op_parallelism_threads() != 0:
-            return None
-        threads = max(1, len(os.sched_getaffinity(0)) // local_size)
-    try:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-    except RuntimeError:
-        return (
-            "TensorFlow ran an op before smp.init(), so the number of its threads can no longer be "
-            f"set to {threads}. Call smp.init() first in the script."
-        )
-    if config.intra_op_threads is None:
-        return (
-            f"{local_size} processes share this host: {threads} TensorFlow "
-            f"thread{'s' if threads > 1 else ''} per op each (set intra_op_threads to change it)."
-        )
-    return None
+    threading = tf.config.threading
+    cores = len(os.sched_getaffinity(0))
+    threads, at_once = config.intra_op_threads, config.inter_op_threads
+    # A number the user gave to TensorFlow directly stays in force.
+    is_given = "TF_NUM_INTRAOP_THREADS" in os.environ or threading.get_intra_op_parallelism_threads() != 0
+    if threads is None and local_size > 1 and not is_given:
+        threads = max(1, cores // local_size)
+    wanted = {
+        f"its threads per op to {threads}": (threads, threading.set_intra_op_parallelism_threads),
+        f"its ops at once to {at_once}": (at_once, threading.set_inter_op_parallelism_threads),
+    }
+    for words, (number, setter) in wanted.items():
+        if number is None:
+            continue
+        try:
+            setter(number)
+        except RuntimeError:
+            return (
+                f"TensorFlow ran an op before smp.init(), so that it is too late to set {words}. Call smp.init() "
+                f"first in the script."
+            )
+    if threads == config.intra_op_threads:
+        return None
+    from_environment = os.environ.get("TF_NUM_INTEROP_THREADS", "")
+    at_once = at_once or threading.get_inter_op_parallelism_threads()
+    at_once = at_once or (int(from_environment) if from_environment.isdecimal() else cores)
+    return (
+        f"{local_size} processes share this host: {_number(threads, 'TensorFlow thread')} per op each, "
+        f"{_number(at_once, 'op')} at once (set intra_op_threads and inter_op_threads to change it)."
+    )
+
+
+def _number(count: int | None, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def pin_gpu(local_rank: int, local_size: int) -> str | None:

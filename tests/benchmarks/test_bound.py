@@ -101,14 +101,14 @@ def test_bad_options_are_told(options: list[str], words: str, capsys: pytest.Cap
 @pytest.mark.parametrize("size", ["tiny", "conv-tiny"])
 def test_a_run_writes_every_turn_down(tmp_path: Path, size: str) -> None:
     out = tmp_path / "out"
-    options = f"--sizes {size} --microbatches 2,8 --repetitions 2 --turn 0.05 --json {out}".split()
+    options = f"--sizes {size} --microbatches 2,8 --repetitions 2 --turn 0.05 --inter-op-threads 1 --json {out}".split()
     ran = launch_script(1, "benchmarks/bound.py", options, launched=False).expect_clean()
     assert "where the time of the ranks goes" in ran.output(0)
     written = json.loads(out.read_text())
     found = written["sizes"][size]
     assert {count: list(told["seconds"]) for count, told in found.items()} == {
-        "2": ["1", "n", "p"],
-        "8": ["1", "n", "p", "z"],
+        "2": ["1", "n", "p", "o"],
+        "8": ["1", "n", "p", "z", "o"],
     }
     for told in found.values():
         for saw in told["seen"].values():

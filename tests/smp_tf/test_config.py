@@ -41,6 +41,7 @@ def test_defaults():
         "gradient_offload": False,
         "optimizer_offload": False,
         "intra_op_threads": None,
+        "inter_op_threads": None,
         "xla": False,
     }
 
@@ -215,6 +216,7 @@ def test_a_key_of_pytorch():
         ("check_replicas", 1),
         ("gradient_compression", "int8"),
         ("intra_op_threads", 0),
+        ("inter_op_threads", 0),
         ("xla", "auto"),
     ],
 )

@@ -11,61 +11,100 @@ from smp_tf import devices
 from smp_tf.config import Config
 
 
-@pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+class Threads:
     """The numbers of threads that were set; a host of 8 cores on which nobody has asked for any number."""
-    found: list[int] = []
-    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
-    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 0)
-    monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", found.append)
-    return found
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.per_op: list[int] = []
+        self.at_once: list[int] = []
+        monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+        monkeypatch.delenv("TF_NUM_INTEROP_THREADS", raising=False)
+        monkeypatch.setattr(devices.os, "sched_getaffinity", lambda pid: set(range(8)))
+        threading = tf.config.threading
+        monkeypatch.setattr(threading, "get_intra_op_parallelism_threads", lambda: 0)
+        monkeypatch.setattr(threading, "get_inter_op_parallelism_threads", lambda: 0)
+        monkeypatch.setattr(threading, "set_intra_op_parallelism_threads", self.per_op.append)
+        monkeypatch.setattr(threading, "set_inter_op_parallelism_threads", self.at_once.append)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    return Threads(monkeypatch)
+
+
+def refuse(number: int) -> None:
+    raise RuntimeError("Parallelism cannot be modified after initialization.")
 
 
 class TestThreads:
-    def test_one_process_keeps_tensorflow_s_choice(self, threads: list[int]) -> None:
+    def test_one_process_keeps_tensorflow_s_choice(self, threads: Threads) -> None:
         assert devices.share_threads(Config(), 1) is None
-        assert threads == []
+        assert threads.per_op == threads.at_once == []
 
     @pytest.mark.parametrize(
         ("processes", "each", "words"),
         [
-            (2, 4, "4 TensorFlow threads per op each"),
-            (3, 2, "2 TensorFlow threads per op each"),
-            (8, 1, "1 TensorFlow thread per op each"),
-            (20, 1, "1 TensorFlow thread per op each"),
+            (2, 4, "4 TensorFlow threads per op each, 8 ops at once"),
+            (3, 2, "2 TensorFlow threads per op each, 8 ops at once"),
+            (8, 1, "1 TensorFlow thread per op each, 8 ops at once"),
+            (20, 1, "1 TensorFlow thread per op each, 8 ops at once"),
         ],
     )
     def test_several_share_the_cores_and_it_is_said(
-        self, threads: list[int], processes: int, each: int, words: str
+        self, threads: Threads, processes: int, each: int, words: str
     ) -> None:
         note = devices.share_threads(Config(), processes)
-        assert threads == [each]
-        assert note == f"{processes} processes share this host: {words} (set intra_op_threads to change it)."
+        assert (threads.per_op, threads.at_once) == ([each], [])
+        assert note == (
+            f"{processes} processes share this host: {words} (set intra_op_threads and inter_op_threads to change it)."
+        )
 
     @pytest.mark.parametrize("processes", [1, 2])
-    def test_the_configured_number_is_set_without_a_word(self, threads: list[int], processes: int) -> None:
-        assert devices.share_threads(Config(intra_op_threads=3), processes) is None
-        assert threads == [3]
+    def test_the_configured_numbers_are_set_without_a_word(self, threads: Threads, processes: int) -> None:
+        assert devices.share_threads(Config(intra_op_threads=3, inter_op_threads=5), processes) is None
+        assert (threads.per_op, threads.at_once) == ([3], [5])
 
-    def test_a_number_given_to_tensorflow_stays(self, threads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ops_at_once_alone_are_set_beside_the_share(self, threads: Threads) -> None:
+        note = devices.share_threads(Config(inter_op_threads=1), 2)
+        assert (threads.per_op, threads.at_once) == ([4], [1])
+        assert note is not None
+        assert "4 TensorFlow threads per op each, 1 op at once" in note
+        assert devices.share_threads(Config(inter_op_threads=1), 1) is None
+        assert (threads.per_op, threads.at_once) == ([4], [1, 1])
+
+    def test_a_number_of_ops_given_to_tensorflow_is_what_is_said(
+        self, threads: Threads, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "7")
+        assert "7 ops at once" in (devices.share_threads(Config(), 2) or "")
+        monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: 6)
+        assert "6 ops at once" in (devices.share_threads(Config(), 2) or "")
+        assert threads.at_once == []
+
+    def test_a_number_given_to_tensorflow_stays(self, threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 5)
         assert devices.share_threads(Config(), 2) is None
-        assert threads == []
+        assert threads.per_op == []
 
-    def test_a_number_in_tensorflow_s_variable_stays(self, threads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_number_in_tensorflow_s_variable_stays(self, threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "6")
         assert devices.share_threads(Config(), 2) is None
-        assert threads == []
+        assert threads.per_op == []
 
-    def test_too_late_is_said(self, threads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(number: int) -> None:
-            raise RuntimeError("Intra op parallelism cannot be modified after initialization.")
-
-        monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", refuse)
-        note = devices.share_threads(Config(), 2)
+    @pytest.mark.parametrize(
+        ("config", "setter", "words"),
+        [
+            (Config(), "set_intra_op_parallelism_threads", "too late to set its threads per op to 4"),
+            (Config(inter_op_threads=3), "set_inter_op_parallelism_threads", "too late to set its ops at once to 3"),
+        ],
+    )
+    def test_too_late_is_said(
+        self, threads: Threads, monkeypatch: pytest.MonkeyPatch, config: Config, setter: str, words: str
+    ) -> None:
+        monkeypatch.setattr(tf.config.threading, setter, refuse)
+        note = devices.share_threads(config, 2)
         assert note is not None
-        assert "can no longer be set to 4. Call smp.init() first" in note
+        assert f"{words}. Call smp.init() first" in note
 
 
 class Host:
