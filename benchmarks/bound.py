@@ -6,7 +6,7 @@
     (n) one process, the same microbatches accumulated   plain Keras, all threads
     (p) a pipeline of --partitions ranks                 smp_tf, the threads shared out, by --schedule
     (z) the same by --zero-bubble                        for the numbers of microbatches of --zero-bubble-at
-    (o) as (p), with --inter-op-threads operations at once, where that is given
+    (o) as (p), one operation at once: what (1) is to be compared with
 
 For every number of microbatches the processes of all ways are started once and then take turns, the others
 asleep, forwards and backwards through the ways; ratios are of pairs within a repetition. All turns of a
@@ -17,7 +17,7 @@ pipeline are recorded (`smp.timeline`), so that of each step there are the times
 
 and both are beside the step of the same turn. A step lasts from one call to the next, the optimizer and what
 Python does included; "first task to last" is without. Tasks take longer while other ranks compute, too; "work
-alone" is that of all tasks of all ranks, measured while only one rank computes, in steps of (1).
+alone" is that of all tasks of all ranks of (o), measured while only one rank computes, in steps of (1).
 
 One more run compares smp_tf without partitions and microbatches with plain Keras, the batch whole.
 """
@@ -50,7 +50,7 @@ from smp_tf.pipeline.task import Kind
 from smp_tf.timeline_report import WORDS, replicas_of
 
 #: What plain Keras does with one thread and with all threads, and pipelines.
-ONE, ALL, PIPELINE, ZERO_BUBBLE, OTHER_THREADS = "1", "n", "p", "z", "o"
+ONE, ALL, PIPELINE, ZERO_BUBBLE, ONE_AT_ONCE = "1", "n", "p", "z", "o"
 
 
 def _numbers(text: str) -> list[int]:
@@ -74,7 +74,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of (n), and of all ranks (default: cores)"
     )
-    parser.add_argument("--inter-op-threads", type=int, metavar="N", help="of (o), which is left out without")
     parser.add_argument("--repetitions", type=int, default=15, help="turns of every way")
     parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn, about")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
@@ -91,8 +90,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
                 f"the batch of {name} has {batch} samples, and every number of microbatches has to divide it. "
                 f"Received: {', '.join(map(str, given.microbatches))}"
             )
-    if given.repetitions < 1 or given.partitions < 2 or (given.inter_op_threads or 1) < 1:
-        parser.error("every way takes one turn or more, a pipeline has two ranks or more, and (o) a thread or more")
+    if given.repetitions < 1 or given.partitions < 2:
+        parser.error("every way takes one turn or more, and a pipeline has two ranks or more")
     return given
 
 
@@ -171,8 +170,8 @@ def crew_of(given: argparse.Namespace, way: str, size: str, microbatches: int) -
         threads = given.threads if way == ALL else 1
         config = json.dumps({**told, "inter_op_threads": threads})
         return Crew("b", [size, str(microbatches), str(threads), config], 1, given.patience)
-    if way == OTHER_THREADS:
-        told["inter_op_threads"] = given.inter_op_threads
+    if way == ONE_AT_ONCE:
+        told["inter_op_threads"] = 1
     config = json.dumps(told)
     threads = max(1, given.threads // given.partitions)
     return Crew("c", [size, str(microbatches), str(threads), config], given.partitions, given.patience)
@@ -185,9 +184,7 @@ def memory_beyond_imports(crew: Crew) -> list[int]:
 
 def measure(given: argparse.Namespace, size: str, microbatches: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Measures one number of microbatches."""
-    ways = [ONE, ALL, PIPELINE]
-    ways += [ZERO_BUBBLE] if microbatches in given.zero_bubble_at else []
-    ways += [OTHER_THREADS] if given.inter_op_threads is not None else []
+    ways = [ONE, ALL, PIPELINE, *([ZERO_BUBBLE] if microbatches in given.zero_bubble_at else []), ONE_AT_ONCE]
     with contextlib.ExitStack() as stack:
         crews = {}
         for way in ways:
@@ -208,7 +205,7 @@ def measure(given: argparse.Namespace, size: str, microbatches: int, say: Callab
                     turns[way].append(take_turn(crews[way], others, steps))
                 else:
                     turns[way].append(recorded_turn(crews[way], steps, microbatches))
-            alone = stage_times(crews[PIPELINE], max(2, steps * microbatches // 4))["alone"]
+            alone = stage_times(crews[ONE_AT_ONCE], max(2, steps * microbatches // 4))["alone"]
             work.append(microbatches * sum(sum(each.values()) for each in alone))
     return figures(turns, work, memory)
 
@@ -299,7 +296,7 @@ def tables_of(size: str, found: dict[int, dict[str, Any]]) -> list[Table]:
                     *(f"{100 * saw['parts'][part]['median']:.1f}" for part in PARTS),
                     f"{100 * saw['simulated_bubble']['median']:.1f}",
                     f"{1e3 * saw['task_seconds']['median']:,.0f}",
-                    _between(told["work_over_one_thread"]) if way == PIPELINE else "",
+                    _between(told["work_over_one_thread"]) if way == ONE_AT_ONCE else "",
                 )
             steps.add_row(*row)
         steps.add_section()

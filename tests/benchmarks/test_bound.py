@@ -62,18 +62,20 @@ def test_the_table_has_ratios_of_pairs() -> None:
         "1": [turn(2.0), turn(4.0)],
         "n": [turn(1.0), turn(2.0)],
         "p": [pipeline_turn(0.5, 1.0), pipeline_turn(2.0, 1.5)],
+        "o": [pipeline_turn(1.0, 1.0)] * 2,
     }
-    found = figures(turns, [2.0, 2.0], {"1": [100], "n": [100], "p": [60, 80]})
+    found = figures(turns, [2.0, 2.0], {"1": [100], "n": [100], "p": [60, 80], "o": [60, 60]})
     # The ratios of the medians would be 1.5 / 1.25 and 2 / 3.
     assert found["speed"]["p"]["all"] == [2.0, 1.0]
     assert found["work_over_one_thread"]["all"] == [1.0, 0.5]
     assert found["memory_of_one"]["p"] == [0.7, 0.8]
     steps, rest = tables_of("small", {4: found})
-    assert printed(steps)[-1] == [
+    assert printed(steps)[2] == [
         "", "(p)", "1,250 (875 – 1,625)", *["1.25 (1.12 – 1.38)"] * 3, "1.50 (1.25 – 1.75)", "mean 0.70, most 0.80",
     ]  # fmt: skip
     assert printed(rest) == [
-        ["4", "(p)", "80.0", "20.0", *["0.0"] * 5, "20.0", "25", "0.75 (0.62 – 0.88)"],
+        ["4", "(p)", "80.0", "20.0", *["0.0"] * 5, "20.0", "25", ""],
+        ["4", "(o)", "80.0", "20.0", *["0.0"] * 5, "20.0", "25", "0.75 (0.62 – 0.88)"],
     ]
 
 
@@ -101,7 +103,7 @@ def test_bad_options_are_told(options: list[str], words: str, capsys: pytest.Cap
 @pytest.mark.parametrize("size", ["tiny", "conv-tiny"])
 def test_a_run_writes_every_turn_down(tmp_path: Path, size: str) -> None:
     out = tmp_path / "out"
-    options = f"--sizes {size} --microbatches 2,8 --repetitions 2 --turn 0.05 --inter-op-threads 1 --json {out}".split()
+    options = f"--sizes {size} --microbatches 2,8 --repetitions 2 --turn 0.05 --json {out}".split()
     ran = launch_script(1, "benchmarks/bound.py", options, launched=False).expect_clean()
     assert "where the time of the ranks goes" in ran.output(0)
     written = json.loads(out.read_text())
