@@ -37,6 +37,8 @@ def draw(runs: Sequence[Mapping[str, Any]], picture: Path) -> None:
         for size, numbers in run["sizes"].items():
             for count, told in numbers.items():
                 for way, saw in told["seen"].items():
+                    if way not in words:
+                        continue
                     shares = {part: saw["parts"][part]["median"] for part in PARTS}
                     bars.append((f"{size}, m = {count}, {words[way]}", shares))
     figure, axes = new_picture(7.2, 0.9 + 0.26 * len(bars))
