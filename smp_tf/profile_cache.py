@@ -41,6 +41,7 @@ class Hardware:
         device: model of the GPU, or of the processor where there is none.
         cores: processors this process may use.
         threads: threads of an operation; 0 for TensorFlow's choice.
+        ops_at_once: operations that run at once; 0 for TensorFlow's choice.
         onednn: oneDNN's kernels are used where there are any.
         processes: processes that measured at the same time on this host.
         tensorflow: version of TensorFlow.
@@ -49,6 +50,7 @@ class Hardware:
     device: str
     cores: int
     threads: int
+    ops_at_once: int
     onednn: bool
     processes: int
     tensorflow: str
@@ -112,11 +114,11 @@ def this_hardware(processes: int = 1) -> Hardware:
         processes: processes that measure at the same time on this host.
     """
     cores = len(os.sched_getaffinity(0))
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or int(
-        os.environ.get("TF_NUM_INTRAOP_THREADS") or 0
-    )
+    threading, asked = tf.config.threading, os.environ.get
+    threads = threading.get_intra_op_parallelism_threads() or int(asked("TF_NUM_INTRAOP_THREADS") or 0)
+    ops_at_once = threading.get_inter_op_parallelism_threads() or int(asked("TF_NUM_INTEROP_THREADS") or 0)
     onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false")
-    return Hardware(_device(), cores, threads, onednn, processes, tf.__version__)
+    return Hardware(_device(), cores, threads, ops_at_once, onednn, processes, tf.__version__)
 
 
 def _device() -> str:

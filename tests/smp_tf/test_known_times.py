@@ -193,7 +193,7 @@ def test_one_size_alone_says_nothing_of_others_and_where_it_was_measured_is_said
 def test_profiles_that_a_plan_cannot_go_by_are_named(
     partitions: int, differs: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = Hardware("a processor", 8, 0, True, 1, tf.__version__)
+    here = Hardware("a processor", 8, 0, 0, True, 1, tf.__version__)
     monkeypatch.setattr("smp_tf.known_times.this_hardware", lambda: here)
     keep(net(), [4, 16], **dataclasses.asdict(dataclasses.replace(here, **differs)))
     keep(net(image=64), [8], **dataclasses.asdict(dataclasses.replace(here, device="another")))

@@ -10,7 +10,7 @@ import pytest
 
 from smp_tf.profile_cache import FORMAT, Hardware, Profile, ProfileCache, Subject, this_hardware
 
-HERE = Hardware("a processor", 2, 1, True, 2, "2.21.0")
+HERE = Hardware("a processor", 2, 1, 0, True, 2, "2.21.0")
 NET = Subject("f" * 64, "a" * 64, 4)
 PROFILE = Profile(FORMAT, "net", NET, HERE, {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)})
 
@@ -37,7 +37,14 @@ def test_another_model_or_machine_has_a_profile_of_its_own(tmp_path: Path) -> No
     cache.keep(PROFILE)
     for field, value in {"fingerprint": "e" * 64, "form": "b" * 64, "samples": 5}.items():
         assert found(cache, subject=dataclasses.replace(NET, **{field: value})) is None, field
-    for field, value in {"device": "another", "cores": 3, "threads": 0, "onednn": False, "processes": 1}.items():
+    for field, value in {
+        "device": "another",
+        "cores": 3,
+        "threads": 0,
+        "ops_at_once": 1,
+        "onednn": False,
+        "processes": 1,
+    }.items():
         assert found(cache, hardware=dataclasses.replace(HERE, **{field: value})) is None, field
     assert found(cache, hardware=dataclasses.replace(HERE, tensorflow="2.20.0")) is None
     assert cache.trouble == ""

@@ -22,7 +22,7 @@ def test_every_rank_measures_as_much_and_the_dearest_first() -> None:
 
 
 def test_a_training_takes_what_was_measured_like_it_first_and_what_a_command_measured_too() -> None:
-    training = Hardware("a processor", 8, 2, True, 4, "2.21.0")
+    training = Hardware("a processor", 8, 2, 0, True, 4, "2.21.0")
     alone = dataclasses.replace(training, processes=1)
     assert hardware_alike(training, 4) == [
         training,
