@@ -237,8 +237,8 @@ def figures(
             for way in schedules
         },
         "memory": memory,
-        "memory_of_one": {
-            way: [sum(memory[way]) / len(memory[way]) / memory[ONE][0], max(memory[way]) / memory[ONE][0]]
+        "memory_over_all_threads": {
+            way: [sum(memory[way]) / len(memory[way]) / memory[ALL][0], max(memory[way]) / memory[ALL][0]]
             for way in schedules
         },
     }
@@ -275,7 +275,7 @@ def _between(value: dict[str, Any], digits: int = 2, factor: float = 1.0) -> str
 def tables_of(size: str, found: dict[int, dict[str, Any]]) -> list[Table]:
     """What was measured of a size, by number of microbatches."""
     steps = Table(title=f"{size}: medians with quartiles", title_justify="left")
-    for name in ("m", "way", "step, ms", "/ simulated", "first task to last", "/ bound", "speed / (n)", "memory / (1)"):
+    for name in ("m", "way", "step, ms", "/ simulated", "first task to last", "/ bound", "speed / (n)", "memory / (n)"):
         steps.add_column(name, justify="right")
     rest = Table(
         title=f"{size}: where the time of the ranks goes, in percent; work alone over (1)", title_justify="left"
@@ -288,7 +288,7 @@ def tables_of(size: str, found: dict[int, dict[str, Any]]) -> list[Table]:
             if way in told["seen"]:
                 saw = told["seen"][way]
                 row += [_between(saw[name]) for name in ("over_simulated", "tasks_over_simulated", "over_bound")]
-                mean, most = told["memory_of_one"][way]
+                mean, most = told["memory_over_all_threads"][way]
                 row += [_between(told["speed"][way]), f"mean {mean:.2f}, most {most:.2f}"]
                 rest.add_row(
                     str(count),

@@ -64,11 +64,11 @@ def test_the_table_has_ratios_of_pairs() -> None:
         "p": [pipeline_turn(0.5, 1.0), pipeline_turn(2.0, 1.5)],
         "o": [pipeline_turn(1.0, 1.0)] * 2,
     }
-    found = figures(turns, [2.0, 2.0], {"1": [100], "n": [100], "p": [60, 80], "o": [60, 60]})
+    found = figures(turns, [2.0, 2.0], {"1": [90], "n": [100], "p": [60, 80], "o": [60, 60]})
     # The ratios of the medians would be 1.5 / 1.25 and 2 / 3.
     assert found["speed"]["p"]["all"] == [2.0, 1.0]
     assert found["work_over_one_thread"]["all"] == [1.0, 0.5]
-    assert found["memory_of_one"]["p"] == [0.7, 0.8]
+    assert found["memory_over_all_threads"]["p"] == [0.7, 0.8]
     steps, rest = tables_of("small", {4: found})
     assert printed(steps)[2] == [
         "", "(p)", "1,250 (875 – 1,625)", *["1.25 (1.12 – 1.38)"] * 3, "1.50 (1.25 – 1.75)", "mean 0.70, most 0.80",
