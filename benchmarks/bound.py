@@ -30,21 +30,24 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fleet import HERE, Crew, TrainerError
-from report import paired, spread
+from fleet import HERE, Crew, TrainerError, there_and_back
+from options import counts, new_file
+from report import paired, spread, with_quartiles
 from rich.console import Console
 from rich.table import Table
 from sizes import size_of
-from step_time import machine, require_same_loss, stage_times, take_turn
+from step_time import machine, require_same_loss, take_turn, times_alone
+from versus_report import chunk_times
 
 sys.path.append(str(HERE.parent))
 from smp_tf import timeline_file
-from smp_tf.pipeline.simulate import ChunkTimes, lower_bound
+from smp_tf.pipeline.simulate import lower_bound
 from smp_tf.pipeline.step_anatomy import PARTS, StepAnatomy
 from smp_tf.pipeline.task import Kind
 from smp_tf.timeline_report import WORDS, replicas_of
@@ -52,32 +55,25 @@ from smp_tf.timeline_report import WORDS, replicas_of
 #: What plain Keras does with one thread and with all threads, and pipelines.
 ONE, ALL, PIPELINE, ZERO_BUBBLE, ONE_AT_ONCE = "1", "n", "p", "z", "o"
 
-
-def _numbers(text: str) -> list[int]:
-    try:
-        found = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        found = []
-    if not found or found[0] < 1:
-        raise argparse.ArgumentTypeError(f"expected numbers from 1 on between commas, such as 2,4,8. Received: {text}")
-    return found
+#: What the timelines of a turn say, besides the shares of the time.
+SEEN = ("over_simulated", "over_bound", "tasks_over_simulated", "simulated_bubble", "task_seconds")
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="large+batch=16,conv", help="of gpt.py and conv_net.py, between commas")
-    parser.add_argument("--microbatches", type=_numbers, default="2,4,8,16", help="numbers to measure")
+    parser.add_argument("--microbatches", type=counts, default="2,4,8,16", help="numbers to measure")
     parser.add_argument("--partitions", type=int, default=2, help="ranks of the pipelines")
     parser.add_argument("--schedule", default="interleaved", help="of (p)")
     parser.add_argument("--zero-bubble", default="zb_h1", help="schedule of (z)")
-    parser.add_argument("--zero-bubble-at", type=_numbers, default="8", help="numbers of microbatches with a (z)")
+    parser.add_argument("--zero-bubble-at", type=counts, default="8", help="numbers of microbatches with a (z)")
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of (n), and of all ranks (default: cores)"
     )
     parser.add_argument("--repetitions", type=int, default=15, help="turns of every way")
     parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn, about")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
-    parser.add_argument("--json", type=Path, help="file to write all measurements to")
+    parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args(words)
     given.sizes = given.sizes.split(",")
     for name in given.sizes:
@@ -101,23 +97,11 @@ def steps_in(folder: str) -> list[StepAnatomy]:
     return [step for step in replica.steps.values() if step.is_whole]
 
 
-def chunk_times(steps: Sequence[StepAnatomy]) -> list[ChunkTimes]:
-    """Seconds of every chunk's tasks, the means over microbatches and steps."""
-    found: dict[tuple[int, Kind], list[float]] = {}
-    for step in steps:
-        for stage in step.stages:
-            assert stage is not None, "only steps that all ranks recorded are asked for"
-            for run in stage.compute:
-                found.setdefault((run.task.chunk, run.task.kind), []).append((run.end - run.begin) / 1e9)
-
-    def mean(chunk: int, kind: Kind) -> float:
-        return fmean(found.get((chunk, kind), [0.0]))
-
-    # B is I and W in one: which of the two it goes to makes no difference where backward is not cut.
-    return [
-        ChunkTimes(mean(chunk, Kind.F), mean(chunk, Kind.B) + mean(chunk, Kind.I), mean(chunk, Kind.W))
-        for chunk in range(steps[0].program.planned.chunks)
-    ]
+def tasks_in(steps: Sequence[StepAnatomy]) -> Iterator[tuple[str, int, float]]:
+    """Kind, chunk and seconds of all tasks that ran in some steps."""
+    for stage in chain.from_iterable(step.stages for step in steps):
+        for run in stage.compute if stage is not None else ():
+            yield run.task.kind.value, run.task.chunk, (run.end - run.begin) / 1e9
 
 
 def seen(steps: Sequence[StepAnatomy], seconds: float, microbatches: int) -> dict[str, Any]:
@@ -132,10 +116,12 @@ def seen(steps: Sequence[StepAnatomy], seconds: float, microbatches: int) -> dic
         Ratios, and the share of the ranks' time by what it went into, `PARTS`.
     """
     planned = steps[0].program.planned
-    times = chunk_times(steps)
+    # The mean, since a step takes the sum of its tasks.
+    times = chunk_times(tasks_in(steps), planned.chunks, fmean)
     cut = any(task.kind is Kind.W for tasks in planned.ranks for task in tasks)
     bound = lower_bound(times, microbatches, placement=planned.placement(), split_backward=cut)
-    simulated = fmean(step.simulated().step_time / 1e9 for step in steps)
+    as_planned = [step.simulated() for step in steps]
+    simulated = fmean(timeline.step_time / 1e9 for timeline in as_planned)
     pipeline = fmean((step.span[1] - step.span[0]) / 1e9 for step in steps)
     spent = [step.time_spent(stage) for step in steps for stage in range(planned.stages)]
     own = [stage for step in steps for stage in step.stages if stage is not None]
@@ -147,7 +133,7 @@ def seen(steps: Sequence[StepAnatomy], seconds: float, microbatches: int) -> dic
         "over_simulated": seconds / simulated,
         "over_bound": seconds / bound,
         "tasks_over_simulated": pipeline / simulated,
-        "simulated_bubble": fmean(step.simulated().bubble_ratio for step in steps),
+        "simulated_bubble": fmean(timeline.bubble_ratio for timeline in as_planned),
         "task_seconds": min(min(each.forward, each.backward) for each in times),
         "parts": parts,
     }
@@ -159,7 +145,7 @@ def recorded_turn(crew: Crew, steps: int, microbatches: int) -> dict[str, Any]:
         answers = crew.ask("recorded_steps", count=steps, folder=folder)
         recorded = steps_in(folder)
     began, ended = min(told["began"] for told in answers), max(told["ended"] for told in answers)
-    return {"seconds": (ended - began) / steps, **seen(recorded, (ended - began) / steps, microbatches)}
+    return {"seconds": (ended - began) / steps, "seen": seen(recorded, (ended - began) / steps, microbatches)}
 
 
 def crew_of(given: argparse.Namespace, way: str, size: str, microbatches: int) -> Crew:
@@ -192,20 +178,20 @@ def measure(given: argparse.Namespace, size: str, microbatches: int, say: Callab
             crews[way] = stack.enter_context(crew_of(given, way, size, microbatches))
             crews[way].ask("prepare")
         warm = {way: take_turn(crew, [], 2) for way, crew in crews.items()}
-        require_same_loss({"a": warm[ONE]["loss"], **{way: turn["loss"] for way, turn in warm.items()}}, "float32")
+        require_same_loss({way: turn["loss"] for way, turn in warm.items()}, "float32")
         memory = {way: memory_beyond_imports(crew) for way, crew in crews.items()}
         steps = max(1, round(given.turn / warm[PIPELINE]["seconds"]))
         turns: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
         work = []
-        for repetition in range(given.repetitions):
+        for repetition, order in there_and_back(ways, given.repetitions):
             say(f"{size}, {microbatches} microbatches: repetition {repetition + 1} of {given.repetitions}")
-            for way in ways if repetition % 2 == 0 else reversed(ways):
+            for way in order:
                 if way in (ONE, ALL):
                     others = [crew for other, crew in crews.items() if other != way]
                     turns[way].append(take_turn(crews[way], others, steps))
                 else:
                     turns[way].append(recorded_turn(crews[way], steps, microbatches))
-            alone = stage_times(crews[ONE_AT_ONCE], max(2, steps * microbatches // 4))["alone"]
+            alone = times_alone(crews[ONE_AT_ONCE], max(2, steps * microbatches // 4))
             work.append(microbatches * sum(sum(each.values()) for each in alone))
     return figures(turns, work, memory)
 
@@ -228,11 +214,8 @@ def figures(
         "work_over_one_thread": paired(work, seconds[ONE]),
         "seen": {
             way: {
-                name: {part: spread([turn[name][part] for turn in turns[way]]) for part in PARTS}
-                if name == "parts"
-                else spread([turn[name] for turn in turns[way]])
-                for name in turns[way][0]
-                if name not in ("seconds", "loss", "others_cpu_share")
+                **{name: spread([turn["seen"][name] for turn in turns[way]]) for name in SEEN},
+                "parts": {part: spread([turn["seen"]["parts"][part] for turn in turns[way]]) for part in PARTS},
             }
             for way in schedules
         },
@@ -257,19 +240,14 @@ def without_partitions(given: argparse.Namespace, size: str, say: Callable[[str]
         require_same_loss({way: turn["loss"] for way, turn in warm.items()}, "float32")
         steps = max(1, round(given.turn / warm["a"]["seconds"]))
         turns: dict[str, list[float]] = {way: [] for way in crews}
-        for repetition in range(given.repetitions):
+        for repetition, order in there_and_back(crews, given.repetitions):
             say(f"{size}, one process and the batch whole: repetition {repetition + 1} of {given.repetitions}")
-            for way in crews if repetition % 2 == 0 else reversed(crews):
+            for way in order:
                 turns[way].append(take_turn(crews[way], [], steps)["seconds"])
     return {
         "seconds": {"keras": spread(turns["a"]), "smp_tf": spread(turns["c"])},
         "ratio": paired(turns["c"], turns["a"]),
     }
-
-
-def _between(value: dict[str, Any], digits: int = 2, factor: float = 1.0) -> str:
-    low, high = value["quartiles"]
-    return f"{factor * value['median']:,.{digits}f} ({factor * low:,.{digits}f} – {factor * high:,.{digits}f})"
 
 
 def tables_of(size: str, found: dict[int, dict[str, Any]]) -> list[Table]:
@@ -284,19 +262,19 @@ def tables_of(size: str, found: dict[int, dict[str, Any]]) -> list[Table]:
         rest.add_column(name, justify="right")
     for count, told in found.items():
         for way, seconds in told["seconds"].items():
-            row = [str(count) if way == ONE else "", f"({way})", _between(seconds, 0, 1e3)]
+            row = [str(count) if way == ONE else "", f"({way})", with_quartiles(seconds, 0, 1e3)]
             if way in told["seen"]:
                 saw = told["seen"][way]
-                row += [_between(saw[name]) for name in ("over_simulated", "tasks_over_simulated", "over_bound")]
+                row += [with_quartiles(saw[name]) for name in ("over_simulated", "tasks_over_simulated", "over_bound")]
                 mean, most = told["memory_over_all_threads"][way]
-                row += [_between(told["speed"][way]), f"mean {mean:.2f}, most {most:.2f}"]
+                row += [with_quartiles(told["speed"][way]), f"mean {mean:.2f}, most {most:.2f}"]
                 rest.add_row(
                     str(count),
                     f"({way})",
                     *(f"{100 * saw['parts'][part]['median']:.1f}" for part in PARTS),
                     f"{100 * saw['simulated_bubble']['median']:.1f}",
                     f"{1e3 * saw['task_seconds']['median']:,.0f}",
-                    _between(told["work_over_one_thread"]) if way == ONE_AT_ONCE else "",
+                    with_quartiles(told["work_over_one_thread"]) if way == ONE_AT_ONCE else "",
                 )
             steps.add_row(*row)
         steps.add_section()
@@ -326,9 +304,9 @@ def main() -> None:
             given.json.write_text(json.dumps(result, indent=1) + "\n")
         for table in tables_of(size, found):
             console.print(table)
+        ratio, keras = with_quartiles(whole["ratio"], 3), with_quartiles(whole["seconds"]["keras"], 0, 1e3)
         console.print(
-            f"{size}, one process, the batch whole: a step of smp_tf takes {_between(whole['ratio'], 3)} of plain "
-            f"Keras's, {_between(whole['seconds']['keras'], 0, 1e3)} ms"
+            f"{size}, one process, the batch whole: a step of smp_tf takes {ratio} of plain Keras's, {keras} ms"
         )
 
 

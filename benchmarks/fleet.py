@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 HERE = Path(__file__).resolve().parent
+
+WayT = TypeVar("WayT")
 
 
 class TrainerError(RuntimeError):
@@ -156,6 +158,13 @@ class Crew:
             os.killpg(self._launcher.pid, signal.SIGKILL)
             self._launcher.wait()
         self._folder.cleanup()
+
+
+def there_and_back(ways: Iterable[WayT], repetitions: int) -> Iterator[tuple[int, list[WayT]]]:
+    """Yields every repetition and the order of its turns, so that none of the ways is always the first."""
+    order = list(ways)
+    for repetition in range(repetitions):
+        yield repetition, order if repetition % 2 == 0 else order[::-1]
 
 
 def environment() -> dict[str, str]:

@@ -21,7 +21,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import smp_tf as smp  # isort: split
@@ -29,7 +28,8 @@ import smp_tf as smp  # isort: split
 import gpt
 import numpy as np
 import tensorflow as tf
-from report import paired, spread
+from options import new_file
+from report import paired, spread, with_quartiles
 from rich.console import Console
 from rich.table import Table
 from tf_keras import layers
@@ -246,8 +246,7 @@ def print_table(found: dict[str, Any], given: argparse.Namespace) -> None:
     for name, figures in found.items():
         cells = [f"{1e3 * figures['seconds'][what]['median']:,.1f}" for what in ("step", "forecast")]
         for what in ("ratio", "ratio_alone"):
-            low, high = figures[what]["quartiles"]
-            cells.append(f"{figures[what]['median']:.2f} ({low:.2f} – {high:.2f})")
+            cells.append(with_quartiles(figures[what]))
         table.add_row(name, *cells, f"{figures['ratio_least']:.2f}")
     Console(width=100).print(table)
 
@@ -258,7 +257,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5, help="of every model")
     parser.add_argument("--microbatches", type=int, default=4, help="parts a batch is cut into")
     parser.add_argument("--turn", type=float, default=2.0, help="seconds of steps in a repetition, about")
-    parser.add_argument("--json", type=Path, help="file to write all measurements to")
+    parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args()
     names = given.models.split(",")
     unknown = [name for name in names if name not in MODELS]

@@ -37,8 +37,9 @@ from typing import Any
 
 import bare_transfer
 from bare_transfer import BareTransfer
-from fleet import HERE, Crew, TrainerError
-from report import paired, spread
+from fleet import HERE, Crew, TrainerError, there_and_back
+from options import new_file
+from report import paired, spread, with_quartiles
 from rich.console import Console
 from rich.table import Table
 
@@ -70,7 +71,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=20, help="exchanges of a turn up to 4 MiB, fewer above")
     parser.add_argument("--gap", type=float, default=3.0, help="milliseconds of rest before an exchange")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
-    parser.add_argument("--json", type=Path, help="file to write all measurements to")
+    parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args()
     given.ways = given.ways.split(",")
     unknown = [way for way in given.ways if way not in WAYS]
@@ -214,10 +215,10 @@ def measure(given: argparse.Namespace, measurement: Measurement, say: Callable[[
     for size in given.sizes.values():
         for way in measurement.ways:
             measurement.turn(way, size)
-    for repetition in range(given.repetitions):
+    for repetition, order in there_and_back(measurement.ways, given.repetitions):
         say(f"repetition {repetition + 1} of {given.repetitions}")
         for text, size in given.sizes.items():
-            for way in measurement.ways if repetition % 2 == 0 else reversed(measurement.ways):
+            for way in order:
                 turns[text][way].append(measurement.turn(way, size))
     return {size: figures(ways) for size, ways in turns.items()}
 
@@ -237,15 +238,6 @@ def figures(turns: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
         for way, told in turns.items():
             found[way][f"over_{base}"] = paired([turn["forward"] for turn in told], under)
     return found
-
-
-def _microseconds(value: dict[str, Any]) -> str:
-    low, high = value["quartiles"]
-    return f"{value['median']:,.1f} ({low:,.1f} – {high:,.1f})"
-
-
-def _ratio(value: dict[str, Any] | None) -> str:
-    return "" if value is None else "{:.2f} ({:.2f} – {:.2f})".format(value["median"], *value["quartiles"])
 
 
 def print_tables(result: dict[str, Any], console: Console) -> None:
@@ -270,8 +262,9 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for size, ways in result["sizes"].items():
         for number, (way, found) in enumerate(ways.items()):
-            ratios = (_ratio(found.get(f"over_{base}")) for base in ("polling", "sleeping"))
-            table.add_row(size if number == 0 else "", WAYS[way], _microseconds(found["forward_us"]), *ratios)
+            over = [found.get(f"over_{base}") for base in ("polling", "sleeping")]
+            ratios = ("" if ratio is None else with_quartiles(ratio) for ratio in over)
+            table.add_row(size if number == 0 else "", WAYS[way], with_quartiles(found["forward_us"], 1), *ratios)
         table.add_section()
     console.print(table)
     parts = {size: ways["smp_tf"] for size, ways in result["sizes"].items() if "smp_tf" in ways}
@@ -287,7 +280,7 @@ def _parts_table(sizes: dict[str, Any]) -> Table:
     for name in ("to the transport", "carried into its place", "until the op has started"):
         table.add_column(name, justify="right", no_wrap=True)
     for size, found in sizes.items():
-        table.add_row(size, *(_microseconds(found[f"{part}_us"]) for part in ("give", "carry", "start")))
+        table.add_row(size, *(with_quartiles(found[f"{part}_us"], 1) for part in ("give", "carry", "start")))
     return table
 
 

@@ -19,19 +19,19 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from smp_tf.config import Config  # isort: split
 
 import tensorflow as tf
 import tf_keras
-from fleet import Crew, TrainerError
-from report import paired, spread
+from fleet import Crew, TrainerError, there_and_back
+from options import counts, new_file
+from report import paired, spread, with_quartiles
 from rich.console import Console
 from rich.table import Table
 from sizes import model_of, size_of
-from step_time import machine, take_turn
+from step_time import machine, require_same_loss, take_turn
 
 from smp_tf.offline_plan import OfflineModel, offline
 from smp_tf.plan_search import search
@@ -39,23 +39,14 @@ from smp_tf.profiling import measure_alone
 from smp_tf.times_by_size import Times, times_for
 
 
-def _counts(text: str) -> list[int]:
-    try:
-        return sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected numbers with commas, such as 1,4,16, and received {text!r}"
-        ) from None
-
-
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="small", help='of gpt.py or conv_net.py, such as "small" or "conv+depth=8"')
     parser.add_argument(
-        "--microbatches", type=_counts, help="numbers to compare (default: powers of two, to 32 or the batch)"
+        "--microbatches", type=counts, help="numbers to compare (default: powers of two, to 32 or the batch)"
     )
     parser.add_argument(
-        "--profiled", type=_counts, help="numbers whose microbatches are measured (default: 1, 4 and the batch)"
+        "--profiled", type=counts, help="numbers whose microbatches are measured (default: 1, 4 and the batch)"
     )
     parser.add_argument("--partitions", type=int, default=2, help="ranks of the pipeline")
     parser.add_argument("--pipeline", default="interleaved", help="schedule")
@@ -65,7 +56,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn, about")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
-    parser.add_argument("--json", type=Path, help="file to write all measurements to")
+    parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args(words)
     try:
         batch = size_of(given.size).batch
@@ -74,9 +65,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     given.microbatches = given.microbatches or [count for count in (1, 2, 4, 8, 16, 32) if count <= batch]
     given.profiled = given.profiled or sorted({1, min(4, batch), batch})
     for name in ("microbatches", "profiled"):
-        counts = getattr(given, name)
-        if counts[0] < 1 or counts[-1] > batch:
-            parser.error(f"--{name} are from 1 to {batch}, the samples of a batch. Received: {counts}")
+        if (numbers := getattr(given, name))[-1] > batch:
+            parser.error(f"--{name} are from 1 to {batch}, the samples of a batch. Received: {numbers}")
     if len({-(-batch // count) for count in given.profiled}) < 2:
         parser.error(
             f"--profiled are numbers that give microbatches of two sizes or more: one size says nothing of another. "
@@ -133,15 +123,13 @@ def swept(given: argparse.Namespace, say: Callable[[str], None]) -> dict[int, li
             crews[count] = stack.enter_context(Crew("c", asked, given.partitions, given.patience))
             crews[count].ask("prepare")
         warm = {count: take_turn(crew, [], 2) for count, crew in crews.items()}
-        losses = [turn["loss"] for turn in warm.values()]
-        mixes = model_of(size_of(given.size)).MIXES_SAMPLES
-        if not mixes and max(losses) - min(losses) > 1e-3 * abs(losses[0]):
-            raise SystemExit(f"microbatches: the number must not change the losses, but these differ: {losses}")
+        if not model_of(size_of(given.size)).MIXES_SAMPLES:
+            require_same_loss({str(count): turn["loss"] for count, turn in warm.items()}, "float32")
         steps = {count: max(1, round(given.turn / turn["seconds"])) for count, turn in warm.items()}
         turns: dict[int, list[float]] = {count: [] for count in crews}
-        for repetition in range(given.repetitions):
+        for repetition, order in there_and_back(crews, given.repetitions):
             say(f"repetition {repetition + 1} of {given.repetitions}")
-            for count in list(crews) if repetition % 2 == 0 else list(reversed(crews)):
+            for count in order:
                 others = [crew for other, crew in crews.items() if other != count]
                 turns[count].append(take_turn(crews[count], others, steps[count])["seconds"])
     return turns
@@ -154,16 +142,14 @@ def table_of(found: Mapping[str, Any], about: str) -> Table:
         shown.add_column(name, justify="right" if name else "left", no_wrap=True)
     least = min(row["foreseen"] for row in found["rows"])
     for row in found["rows"]:
-        median, (low, high) = row["seconds"]["median"], row["seconds"]["quartiles"]
-        ratio, (under, over) = row["over_taken"]["median"], row["over_taken"]["quartiles"]
         marks = ["proposed"] if row["microbatches"] == found["proposed"] else []
         marks += ["measured best"] if row["microbatches"] == found["best"] else []
         shown.add_row(
             str(row["microbatches"]),
             f"{1e3 * row['foreseen']:,.1f}",
             f"{row['foreseen'] / least:.2f}",
-            f"{1e3 * median:,.1f} ({1e3 * low:,.1f} – {1e3 * high:,.1f})",
-            f"{ratio:.2f} ({under:.2f} – {over:.2f})",
+            with_quartiles(row["seconds"], 1, 1e3),
+            with_quartiles(row["over_taken"]),
             ", ".join(marks),
         )
     return shown

@@ -36,6 +36,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 import tf_keras
 from gpt import SIZES, Size, batch_of, build, forward_backward
+from options import new_file
 from rich.console import Console
 from rich.table import Table
 
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--compression", choices=["bf16", "fp16"])
     parser.add_argument("--offload", action="store_true", help="add gradients up on the host (gradient_offload)")
-    parser.add_argument("--json", type=Path, help="write the times")
+    parser.add_argument("--json", type=new_file, help="write the times")
     args = parser.parse_args()
     smp.init(
         {

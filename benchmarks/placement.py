@@ -19,13 +19,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import smp_tf as smp  # isort: split
 
 import tensorflow as tf
 import tf_keras
+from options import new_file
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--models", help="names, with commas between them (default: all)")
     parser.add_argument("--partitions", default="2,4", help="numbers, with commas between them (default: 2,4)")
     parser.add_argument("--proof", type=float, default=5.0, help="seconds for a proof (default: 5)")
-    parser.add_argument("--json", type=Path, help="write the rows")
+    parser.add_argument("--json", type=new_file, help="write the rows")
     given = parser.parse_args()
     known = models()
     names = given.models.split(",") if given.models else list(known)

@@ -47,14 +47,16 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seconds(value: Mapping[str, Any]) -> str:
-    low, high = value["quartiles"]
-    return f"{1e3 * value['median']:,.1f} ({1e3 * low:,.1f} – {1e3 * high:,.1f})"
+def with_quartiles(value: Mapping[str, Any], digits: int = 2, factor: float = 1.0) -> str:
+    """Returns a median and its quartiles for a table.
 
-
-def _ratio(value: Mapping[str, Any]) -> str:
+    Args:
+        value: of `spread` or `paired`.
+        digits: behind the point.
+        factor: by which all three are multiplied, 1000 for milliseconds.
+    """
     low, high = value["quartiles"]
-    return f"{value['median']:.2f} ({low:.2f} – {high:.2f})"
+    return f"{factor * value['median']:,.{digits}f} ({factor * low:,.{digits}f} – {factor * high:,.{digits}f})"
 
 
 def _mib(count: float) -> str:
@@ -105,9 +107,9 @@ def _speed_table(sizes: Mapping[str, Any]) -> Table:
             table.add_row(
                 size if way == "a" else "",
                 f"({way}) {words}",
-                _seconds(figures["step_seconds"][way]),
+                with_quartiles(figures["step_seconds"][way], 1, 1e3),
                 f"{figures['tokens_per_second'][way]:,.0f}",
-                _ratio(figures["speed_against_b"][way]),
+                with_quartiles(figures["speed_against_b"][way]),
             )
         table.add_section()
     return table
@@ -126,8 +128,8 @@ def _bound_table(sizes: Mapping[str, Any]) -> Table:
                 str(stage),
                 f"{1e3 * alone['forward']['median']:,.2f}",
                 f"{1e3 * alone['backward']['median']:,.2f}",
-                _ratio(ratios["alone"]) if stage == 0 else "",
-                _ratio(ratios["together"]) if stage == 0 else "",
+                with_quartiles(ratios["alone"]) if stage == 0 else "",
+                with_quartiles(ratios["together"]) if stage == 0 else "",
             )
         table.add_section()
     return table

@@ -28,11 +28,11 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from fleet import Crew, TrainerError
 from gpt import size_of
+from options import counts, new_file
 from rich.console import Console
 from rich.table import Table
 from step_time import machine
@@ -86,14 +86,6 @@ class Start:
         return self.first / self.plain
 
 
-def counts(text: str) -> list[int]:
-    """Numbers between commas, each larger than the one before."""
-    found = [int(word) for word in text.split(",")]
-    if found != sorted(set(found)) or found[0] < 1:
-        raise argparse.ArgumentTypeError(f"expected rising numbers from 1 on, such as 1,2,4. Received: {text}")
-    return found
-
-
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--axes", default=",".join(AXES), help=f"what grows, of {', '.join(AXES)}")
@@ -103,7 +95,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=3, help="of every point")
     parser.add_argument("--threads", type=int, default=1, help="per operation of every process")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds for one answer")
-    parser.add_argument("--json", type=Path, help="file to write all measurements to")
+    parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args(words)
     given.axes = given.axes.split(",")
     if unknown := [axis for axis in given.axes if axis not in AXES]:
@@ -119,8 +111,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         size_of(given.size)
     except ValueError as error:
         parser.error(str(error))
-    if given.json and not given.json.parent.is_dir():
-        parser.error(f"--json is a file in a folder that is there. Received: {given.json}")
     return given
 
 

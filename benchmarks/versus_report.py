@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from report import MIB, paired, spread
+from report import MIB, paired, spread, with_quartiles
 from rich.table import Table
 from versus_settings import PAIRS, Pair
 
@@ -19,12 +19,15 @@ from smp_tf.pipeline.simulate import ChunkTimes, lower_bound
 FRAMEWORKS = ("smp_tf", "torch")
 
 
-def chunk_times(tasks: Iterable[Sequence[Any]], chunks: int) -> list[ChunkTimes]:
-    """Returns the median times of every chunk's tasks.
+def chunk_times(
+    tasks: Iterable[Sequence[Any]], chunks: int, average: Callable[[Sequence[float]], float] = statistics.median
+) -> list[ChunkTimes]:
+    """Returns the times of every chunk's tasks.
 
     Args:
         tasks: (kind, chunk, seconds) each; kinds are F, B, I and W.
         chunks: how many there are.
+        average: of the tasks of one kind and chunk.
 
     Raises:
         ValueError: a chunk has no forward or no backward pass.
@@ -32,17 +35,17 @@ def chunk_times(tasks: Iterable[Sequence[Any]], chunks: int) -> list[ChunkTimes]
     seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
     for kind, chunk, taken in tasks:
         seconds[chunk, kind].append(taken)
-    median = {key: statistics.median(values) for key, values in seconds.items()}
+    each = {key: average(values) for key, values in seconds.items()}
     times = []
     for chunk in range(chunks):
-        kinds = {kind for at, kind in median if at == chunk}
+        kinds = {kind for at, kind in each if at == chunk}
         if "F" not in kinds or not kinds & {"B", "W"}:
             raise ValueError(
                 f"Every chunk has forward and backward passes. Received: of chunk {chunk}, {sorted(kinds) or 'no task'}"
             )
         # A backward in one piece counts as a gradient of weights, for which no other rank waits: the bound stays one.
-        weights = median[chunk, "W"] if "W" in kinds else median[chunk, "B"]
-        times.append(ChunkTimes(median[chunk, "F"], median.get((chunk, "I"), 0.0), weights))
+        weights = each[chunk, "W"] if "W" in kinds else each[chunk, "B"]
+        times.append(ChunkTimes(each[chunk, "F"], each.get((chunk, "I"), 0.0), weights))
     return times
 
 
@@ -122,17 +125,12 @@ def figures(measured: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "ahead": paired(found["smp_tf"]["of_bound"]["all"], found["torch"]["of_bound"]["all"])}
 
 
-def _with_quartiles(value: Mapping[str, Any], form: str, factor: float = 1.0) -> str:
-    low, high = value["quartiles"]
-    return f"{factor * value['median']:{form}} ({factor * low:{form}} – {factor * high:{form}})"
-
-
 def _ahead(value: Mapping[str, Any]) -> str:
     if value["median"] >= 1.0:
-        return f"smp_tf {_with_quartiles(value, '.2f')}"
+        return f"smp_tf {with_quartiles(value)}"
     low, high = value["quartiles"]
     turned = {"median": 1 / value["median"], "quartiles": [1 / high, 1 / low]}
-    return f"torch {_with_quartiles(turned, '.2f')}"
+    return f"torch {with_quartiles(turned)}"
 
 
 def _mib(counts: Iterable[float]) -> str:
@@ -166,9 +164,9 @@ def table_of(size: str, results: Sequence[Mapping[str, Any]], serial_memory: Map
                 PAIRS[result["schedule"]].name if framework == "smp_tf" else "",
                 framework,
                 f"{1e3 * of['serial_seconds']['median']:,.1f}",
-                _with_quartiles(of["step_seconds"], ",.1f", 1e3),
+                with_quartiles(of["step_seconds"], 1, 1e3),
                 f"{of['speed_up']['median']:.2f}",
-                _with_quartiles(of["of_bound"], ".2f"),
+                with_quartiles(of["of_bound"]),
                 f"{of['of_tasks_bound']['median']:.2f}",
                 _mib(of["beyond_start"]),
                 f"{sum(of['sent_bytes']) / MIB:,.2f}",

@@ -42,7 +42,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet import HERE, Crew, TrainerError
+from fleet import HERE, Crew, TrainerError, there_and_back
+from options import new_file
 from rich.console import Console
 
 sys.path.append(str(HERE.parent))
@@ -76,8 +77,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--torch-python", type=Path, help="an interpreter with PyTorch (default: this one)")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
-    parser.add_argument("--json", type=Path, help="file to write all measurements to")
-    parser.add_argument("--picture", type=Path, help="SVG file to draw the fractions in; needs matplotlib")
+    parser.add_argument("--json", type=new_file, help="file to write all measurements to")
+    parser.add_argument("--picture", type=new_file, help="SVG file to draw the fractions in; needs matplotlib")
     given = parser.parse_args(words)
     if problem := refusal(given):
         parser.error(problem)
@@ -114,9 +115,6 @@ def refusal(given: argparse.Namespace) -> str | None:
                 f"A size has a batch that --microbatches divides and a block for each of {chunks} chunks. Received: "
                 f"{name} with {given.microbatches} microbatches: batch={size.batch}, depth={size.depth}"
             )
-    for file in (given.json, given.picture):
-        if file and not file.parent.is_dir():
-            return f"--json and --picture are files in folders that are there. Received: {file}"
     if given.picture and importlib.util.find_spec("matplotlib") is None:
         return f"--picture needs matplotlib: {sys.executable} -m pip install matplotlib"
     return torch_refusal(given)
@@ -249,10 +247,10 @@ def measure(
         pipelines = {"smp_tf": smp, "torch": torch}
         steps = max(1, round(given.turn / turn(by_one.crews["torch"], 1)["seconds"]))
         turns: dict[str, list[dict[str, Any]]] = {name: [] for name in FRAMEWORKS}
-        for repetition in range(given.repetitions):
+        in_turn = [crews[name] for name in FRAMEWORKS for crews in (by_one.crews, pipelines)]
+        for repetition, order in there_and_back(in_turn, given.repetitions):
             say(f"{about}: repetition {repetition + 1} of {given.repetitions}, {steps} steps a turn")
-            order = [crews[name] for name in FRAMEWORKS for crews in (by_one.crews, pipelines)]
-            taken = {crew: turn(crew, steps) for crew in (order if repetition % 2 == 0 else reversed(order))}
+            taken = {crew: turn(crew, steps) for crew in order}
             for name in FRAMEWORKS:
                 own, split = taken[by_one.crews[name]], taken[pipelines[name]]
                 turns[name].append({"serial": own["seconds"], "step": split["seconds"], "ranks": split["ranks"]})

@@ -15,7 +15,7 @@ def share_threads(config: Config, local_size: int) -> str | None:
     Several processes on a host would each start as many threads per op as there are cores, and slow
     each other down. One process alone keeps TensorFlow's own choice. As many ops at once as there
     are cores are not too many for several either: while one of them waits in a pipeline, another
-    has the cores to itself (measured: docs/speed.md).
+    has the cores to itself. That is worth less, the less they wait (measured: docs/speed.md).
 
     Args:
         config: `intra_op_threads` and `inter_op_threads` are used if they are set.

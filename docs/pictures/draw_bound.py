@@ -5,13 +5,12 @@ python docs/pictures/draw_bound.py gpt.json conv.json docs/pictures/bound.svg
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drawing import new_picture, save
+from drawing import draw_runs, new_picture, save
 
 #: What is drawn, in words, with its colour; the first is work.
 PARTS = {
@@ -55,10 +54,5 @@ def draw(runs: Sequence[Mapping[str, Any]], picture: Path) -> None:
     save(figure, picture)
 
 
-def main(*files: Path) -> None:
-    """Reads the runs and draws them into the last file."""
-    draw([json.loads(file.read_text(encoding="utf-8")) for file in files[:-1]], files[-1])
-
-
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    draw_runs(draw, [Path(name) for name in sys.argv[1:]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,11 @@ def new_picture(width: float, height: float) -> tuple[Any, Any]:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return figure, axes
+
+
+def draw_runs(draw: Callable[[Sequence[Mapping[str, Any]], Path], None], files: Sequence[Path]) -> None:
+    """Draws what benchmarks wrote as JSON into the last of the files."""
+    draw([json.loads(file.read_text(encoding="utf-8")) for file in files[:-1]], files[-1])
 
 
 def save(figure: Any, picture: Path) -> None:

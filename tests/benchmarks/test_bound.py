@@ -52,7 +52,7 @@ def turn(seconds: float, **more: Any) -> dict[str, Any]:
 def pipeline_turn(seconds: float, over: float) -> dict[str, Any]:
     ratios = {"over_simulated": over, "over_bound": over, "tasks_over_simulated": over}
     parts = {**dict.fromkeys(PARTS, 0.0), "compute": 0.8, "bubble": 0.2}
-    return turn(seconds, **ratios, simulated_bubble=0.2, task_seconds=0.025, parts=parts)
+    return turn(seconds, seen={**ratios, "simulated_bubble": 0.2, "task_seconds": 0.025, "parts": parts})
 
 
 def test_the_table_has_ratios_of_pairs() -> None:
@@ -85,7 +85,7 @@ def test_the_table_has_ratios_of_pairs() -> None:
         (["--sizes", "huge"], "Sizes are tiny, small"),
         (["--sizes", "conv+heads=2"], "of depth, width, pixels, classes, batch"),
         (["--microbatches", "3"], "has 16 samples, and every number of microbatches has to divide it. Received: 3"),
-        (["--microbatches", "two"], "expected numbers from 1 on between commas"),
+        (["--microbatches", "two"], "expected rising numbers from 1 on"),
         (["--partitions", "1"], "a pipeline has two ranks or more"),
     ],
 )

@@ -37,11 +37,11 @@ def test_the_table_has_what_was_foreseen_beside_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--microbatches", "0,2"], "--microbatches are from 1 to 32"),
+        (["--microbatches", "2,64"], "--microbatches are from 1 to 32"),
         (["--profiled", "2,64"], "--profiled are from 1 to 32"),
         (["--profiled", "4"], "one size says nothing of another"),
         (["--profiled", "17,20"], "one size says nothing of another"),
-        (["--microbatches", "some"], "expected numbers with commas, such as 1,4,16, and received 'some'"),
+        (["--microbatches", "some"], "expected rising numbers from 1 on, such as 1,2,4. Received: some"),
         (["--size", "huge"], "Received: huge"),
     ],
 )

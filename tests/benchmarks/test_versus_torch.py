@@ -194,7 +194,7 @@ def test_who_has_no_torch_is_told_how_to_install_it(monkeypatch: pytest.MonkeyPa
         ("--processes 3", "is a multiple of all --processes"),
         ("--sizes huge", "A size is one of tiny"),
         ("--sizes tiny+depth=7", "a block for each of 8 chunks"),
-        ("--json no/such/folder/file", "in folders that are there"),
+        ("--json no/such/folder/file", "in a folder that is there"),
     ],
 )
 def test_bad_options_are_told(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +13,7 @@ import tensorflow as tf
 
 from smp_tf import devices
 from smp_tf.config import Config
+from tests import quick_import
 
 
 class Threads:
@@ -105,6 +110,18 @@ class TestThreads:
         note = devices.share_threads(config, 2)
         assert note is not None
         assert f"{words}. Call smp.init() first" in note
+
+
+def test_a_process_computes_with_the_numbers_it_was_given() -> None:
+    code = (
+        "import smp_tf as smp\nsmp.init({'intra_op_threads': 3, 'inter_op_threads': 5})\nimport tensorflow as tf\n"
+        "of = tf.config.threading\nfloat(tf.reduce_sum(tf.ones([9])))\n"
+        "print(of.get_intra_op_parallelism_threads(), of.get_inter_op_parallelism_threads())\n"
+    )
+    command = [sys.executable, "-c", quick_import.CODE + code]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines()[-1:] == ["3 5"], done.stderr
 
 
 class Host:

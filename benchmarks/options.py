@@ -1,0 +1,25 @@
+"""What the options of several benchmarks take."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def counts(text: str) -> list[int]:
+    """Numbers between commas, each larger than the one before."""
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or found != sorted(set(found)) or found[0] < 1:
+        raise argparse.ArgumentTypeError(f"expected rising numbers from 1 on, such as 1,2,4. Received: {text}")
+    return found
+
+
+def new_file(text: str) -> Path:
+    """A file in a folder that is there: a measurement takes long, and is written at its end."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that is there. Received: {text}")
+    return path
