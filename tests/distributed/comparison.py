@@ -14,6 +14,7 @@ import numpy as np
 
 from tests.distributed.harness import ONE_THREAD, ROOT
 from tests.distributed.result_table import Row
+from tests.distributed.warm_process import HUGE_PAGES
 
 if TYPE_CHECKING:
     # Collecting the tests does not import TensorFlow.
@@ -48,6 +49,7 @@ class References:
         environment = {
             **os.environ,
             **ONE_THREAD,
+            **HUGE_PAGES,
             "TF_USE_LEGACY_KERAS": "1",
             "TF_ENABLE_ONEDNN_OPTS": "0",
             "TF_CPP_MIN_LOG_LEVEL": "2",
