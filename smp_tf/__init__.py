@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from smp_tf.norms import clip_by_global_norm, global_norm
     from smp_tf.one_bit_adam import OneBitAdam
     from smp_tf.one_bit_lamb import OneBitLAMB
+    from smp_tf.post_partition_hooks import register_post_partition_hook
     from smp_tf.ranks import (
         dp_rank,
         dp_size,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     )
     from smp_tf.recording import timeline
     from smp_tf.replica_averages import average_gradients
-    from smp_tf.step import register_post_partition_hook, step
+    from smp_tf.step import step
     from smp_tf.step_output import StepOutput
     from smp_tf.topology import CommGroup, RankType
 
@@ -94,7 +95,7 @@ _WHERE: dict[str, str] = {
     "StepOutput": "smp_tf.step_output",
     "shard_dataset": "smp_tf.dataset_shards",
     "partition": "smp_tf.manual_placement",
-    "register_post_partition_hook": "smp_tf.step",
+    "register_post_partition_hook": "smp_tf.post_partition_hooks",
     "step": "smp_tf.step",
     "timeline": "smp_tf.recording",
     "rank": "smp_tf.ranks",

@@ -205,7 +205,7 @@ def _is_world(process_set: Any) -> bool:
 
 
 def _in_a_step() -> bool:
-    from smp_tf.model import step_being_traced
+    from smp_tf.model_context import step_being_traced
 
     return step_being_traced() is not None
 

@@ -13,7 +13,8 @@ import tf_keras
 
 from smp_tf import foreign_values, last_given, runtime, tf_checkpoint, tf_internals
 from smp_tf.announce import announce
-from smp_tf.model import DistributedModel, keras_model_of
+from smp_tf.model import DistributedModel
+from smp_tf.wrapped_model import keras_model_of
 
 
 def load_weights(

@@ -58,7 +58,7 @@ def partition(index: int) -> Iterator[None]:
 
 def _noted_in_trace(index: int) -> contextlib.AbstractContextManager[None]:
     """Within this context, ops that a model makes itself belong to a block of the partition, as if it were a layer."""
-    from smp_tf.model import step_being_traced
+    from smp_tf.model_context import step_being_traced
 
     recorder = getattr(step_being_traced(), "recorder", None)
     if recorder is None or not recorder.in_call or recorder.in_nested_graph:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,57 +16,12 @@ from smp_tf import runtime, tf_internals
 from smp_tf.errors import StepError
 from smp_tf.keras_adapter import optimizer_patch, state_patch
 from smp_tf.lifecycle import on_shutdown
+from smp_tf.model_context import in_keras_loop, saving, step_being_traced
 from smp_tf.norms import NormPatch
 from smp_tf.variables import VariableStore, tracing_step
 
-_in_step = threading.local()
-
-
-def step_being_traced() -> Any:
-    """The trace of a step that is under way in this thread, or None."""
-    return getattr(_in_step, "trace", None)
-
-
-def set_step_being_traced(trace: Any) -> Any:
-    """Say which step is being traced; returns what was there before."""
-    before = getattr(_in_step, "trace", None)
-    _in_step.trace = trace
-    return before
-
-
 #: In force from the first distributed model until `smp.shutdown`.
 norm_patch = NormPatch(lambda: step_being_traced() is not None)
-
-
-def saving() -> bool:
-    """Whether the structure of a model is being written in this thread."""
-    return getattr(_in_step, "saving", False)
-
-
-@contextlib.contextmanager
-def save_structure() -> Iterator[None]:
-    """Within this context distributed models may be called, and variables without storage read: nothing runs."""
-    _in_step.saving = True
-    try:
-        with tracing_step():
-            yield
-    finally:
-        _in_step.saving = False
-
-
-@contextlib.contextmanager
-def keras_loop() -> Iterator[None]:
-    """Within this context, `fit` and its kin: Keras calls a model on the first batch of a generator, to build it."""
-    before = _in_keras_loop()
-    _in_step.loop = True
-    try:
-        yield
-    finally:
-        _in_step.loop = before
-
-
-def _in_keras_loop() -> bool:
-    return getattr(_in_step, "loop", False)
 
 
 def patch_keras() -> None:
@@ -84,7 +38,9 @@ class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
         runtime.current()  # an error that says so where smp.init was forgotten
         patch_keras()
         if cls is DistributedModel:
-            return _wrap(*args, **kwargs)
+            from smp_tf.wrapped_model import wrap
+
+            return wrap(*args, **kwargs)
         store = VariableStore(cls.__name__)
         # Keras calls the layers of a functional model in a graph of its own while the model is constructed.
         # What the constructor loads from files is read by the rank that will store it.
@@ -145,7 +101,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         """Call the model: inside a step, or on symbolic Keras inputs to build it."""
         trace = step_being_traced()
         if trace is None:
-            if not self.built and _in_keras_loop():
+            if not self.built and in_keras_loop():
                 self._build_for(args, kwargs)
                 return None
             if not _is_symbolic(args, kwargs) and not saving():
@@ -547,123 +503,9 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         return state.owner
 
 
-class WrappedModel(DistributedModel):
-    """A distributed model around an existing Keras model; `smp.DistributedModel(model)` makes it.
-
-    Args:
-        model: the Keras model, or a function that builds it.
-    """
-
-    def __init__(self, model: tf_keras.Model | Callable[[], tf_keras.Model]) -> None:
-        super().__init__()
-        if not isinstance(model, tf_keras.Model):
-            model = model()
-            if not isinstance(model, tf_keras.Model):
-                raise TypeError(
-                    f"smp.DistributedModel takes a Keras model or a function that returns one. The function returned "
-                    f"{model!r} (of type {type(model).__name__})."
-                )
-        self.wrapped = model
-        self._name = model.name
-        parameters = inspect.signature(model.call).parameters.values()
-        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        # Keras gives these to every model that takes `**kwargs`, as `call` below does.
-        self._not_taken = set() if takes_all else {"training", "mask"} - {parameter.name for parameter in parameters}
-        self._first = next((p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD), None)
-        if tf_internals.is_compiled(model):
-            self._take_over({name: getattr(model, name) for name in tf_internals.SET_BY_COMPILE})
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, as the wrapped one is called: its first argument may be given by name."""
-        if not args and self._first is not None:
-            if self._first not in kwargs:
-                raise ValueError(
-                    f"Keras needs the first argument of a model's call, which is {self._first!r} for {self.name!r}. "
-                    f"Received: {', '.join(map(repr, kwargs)) or 'none'}"
-                )
-            args = (kwargs.pop(self._first),)
-        return super().__call__(*args, **kwargs)
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the wrapped model, whose `train_step` is what `fit` runs; see `tf_keras.Model.compile`."""
-        before = dict(vars(self.wrapped))
-        self.wrapped.compile(*args, **kwargs)
-        changed = {name: value for name, value in vars(self.wrapped).items() if before.get(name, self) is not value}
-        self._take_over({name: value for name, value in changed.items() if not name.startswith("_self_")})
-
-    def _take_over(self, compiled: Mapping[str, Any]) -> None:
-        """Let Keras's loops and callbacks, which see this model, find here what compiling has set."""
-        for name, value in compiled.items():
-            object.__setattr__(self, name, value)
-        if self.wrapped.output_names:
-            self.output_names = self.wrapped.output_names
-        # What was made for the optimizer, losses and weights to train of before.
-        for function in ("train_function", "test_function", "predict_function"):
-            object.__setattr__(self, function, None)
-
-    @property
-    def layers(self) -> list[Any]:
-        """The layers of the wrapped model."""
-        found: list[Any] = self.wrapped.layers
-        return found
-
-    @property
-    def metrics(self) -> list[Any]:
-        """The metrics of the wrapped model."""
-        found: list[Any] = self.wrapped.metrics
-        return found
-
-    @tf_internals.not_an_override
-    def train_step(self, data: Any) -> Any:
-        """One step of training, as the wrapped model defines it."""
-        return self.wrapped.train_step(data)
-
-    @tf_internals.not_an_override
-    def test_step(self, data: Any) -> Any:
-        """One step of evaluation, as the wrapped model defines it."""
-        return self.wrapped.test_step(data)
-
-    @tf_internals.not_an_override
-    def predict_step(self, data: Any) -> Any:
-        """One step of prediction, as the wrapped model defines it."""
-        return self.wrapped.predict_step(data)
-
-    @tf_internals.not_an_override
-    def reset_metrics(self) -> None:
-        """Begin anew with the metrics of the wrapped model."""
-        self.wrapped.reset_metrics()
-
-    def _build(self, input_shape: Any) -> None:
-        # Keras's way is to call `call` on placeholders, which it refuses for one that takes any arguments.
-        if not self.wrapped.built:
-            self.wrapped.build(input_shape)
-        self.built = True
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the wrapped model."""
-        return self.wrapped(*args, **{name: value for name, value in kwargs.items() if name not in self._not_taken})
-
-
-def keras_model_of(model: DistributedModel) -> tf_keras.Model:
-    """The model whose files Keras writes and reads: the wrapped one, or the distributed model itself."""
-    return model.wrapped if isinstance(model, WrappedModel) else model
-
-
 def _refuse_options(method: str, options: Any) -> None:
     if options is not None and not tf_internals.is_default_options(options):
         raise StepError(f"{method} of a distributed model takes no options of TensorFlow's. Received: {options!r}")
-
-
-def _wrap(*args: Any, **kwargs: Any) -> WrappedModel:
-    if len(args) != 1 or kwargs or not (isinstance(args[0], tf_keras.Model) or callable(args[0])):
-        raise TypeError(
-            "smp.DistributedModel is either subclassed or given one Keras model, or one function that returns a Keras "
-            f"model. Received: {args!r} {kwargs!r}"
-        )
-    if isinstance(args[0], DistributedModel):
-        raise TypeError(f"{args[0].name!r} is a distributed model already; it cannot be wrapped again.")
-    wrapped: WrappedModel = WrappedModel(args[0])
-    return wrapped
 
 
 def _is_symbolic(args: Any, kwargs: Any) -> bool:

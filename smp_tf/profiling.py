@@ -26,7 +26,7 @@ from smp_tf import planning, runtime
 from smp_tf.announce import announce
 from smp_tf.control import agree, allgather_json, barrier, broadcast_json
 from smp_tf.errors import PlacementError, StepError
-from smp_tf.model import DistributedModel, keras_model_of
+from smp_tf.model import DistributedModel
 from smp_tf.partition.cost import Costs, estimate
 from smp_tf.partition.split import Split
 from smp_tf.partition.units import Unit
@@ -35,6 +35,7 @@ from smp_tf.pipeline.profile import ReadyUnit, make_ready
 from smp_tf.profile_cache import FORMAT, Hardware, Profile, ProfileCache, Subject, subject_of, this_hardware
 from smp_tf.step import step
 from smp_tf.step_trace import StepTrace
+from smp_tf.wrapped_model import keras_model_of
 
 #: Seconds forward and backward of a microbatch, by unit.
 Times = dict[str, tuple[float, float]]

@@ -25,7 +25,9 @@ import tf_keras
 from smp_tf import tf_checkpoint, tf_internals
 from smp_tf.errors import StepError
 from smp_tf.gather import write_with_all_weights
-from smp_tf.model import DistributedModel, WrappedModel, keras_model_of, save_structure
+from smp_tf.model import DistributedModel
+from smp_tf.model_context import save_structure
+from smp_tf.wrapped_model import WrappedModel, keras_model_of
 
 _HDF5 = (".h5", ".hdf5")
 

@@ -12,8 +12,9 @@ import tensorflow as tf
 from smp_tf import foreign_values, gather, last_given, runtime
 from smp_tf.control import barrier, tag_of
 from smp_tf.errors import StepError
-from smp_tf.model import DistributedModel, keras_model_of
+from smp_tf.model import DistributedModel
 from smp_tf.topology import CommGroup
+from smp_tf.wrapped_model import keras_model_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +17,9 @@ from smp_tf import (
     first_steps,
     partition_file,
     pending_restore,
+    placed_before,
     planning,
+    post_partition_hooks,
     proposal,
     runtime,
     sharded_slots,
@@ -28,7 +29,6 @@ from smp_tf import (
 )
 from smp_tf.announce import announce
 from smp_tf.argument_structure import fill
-from smp_tf.config import Config
 from smp_tf.data_parallel import averaging_bytes, reduction_name, sum_gradients_at
 from smp_tf.errors import StepError
 from smp_tf.gather import WRITER
@@ -62,6 +62,7 @@ from smp_tf.result_structure import pack
 from smp_tf.sliced_objects import ObjectTensors
 from smp_tf.split_program import SplitProgram
 from smp_tf.step_arguments import Arguments, sort_arguments
+from smp_tf.step_options import StepOptions
 from smp_tf.step_signatures import OWN_SIZES, Signatures
 from smp_tf.step_trace import StepTrace, trace_step
 from smp_tf.tf_internals import tape_is_recording
@@ -74,37 +75,6 @@ leave_unconverted("smp_tf")
 
 #: Slots per variable of an optimizer that nobody knows before it is applied: as many as Adam has.
 _USUAL_SLOTS = 2.0
-
-_hooks: list[Callable[[], Any]] = []
-#: The stage of every chunk in the first plan of this job; none before it.
-_first_placement: list[tuple[int, ...]] = []
-
-
-def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
-    """Run a function after the model is partitioned and before its first forward pass.
-
-    Args:
-        hook: takes no argument; it runs eagerly, once, on every rank.
-
-    Returns:
-        The function itself, so this serves as a decorator.
-
-    Raises:
-        TypeError: it cannot be called.
-
-    Example:
-        >>> @smp.register_post_partition_hook
-        ... def show():
-        ...     print(len(model.local_variables), "variables are here")
-        >>> predictions = smp.step(lambda x: model(x))(images)
-        4 variables are here
-    """
-    if not callable(hook):
-        raise TypeError(f"A post-partition hook is a function without arguments. Received: {hook!r}")
-    if not _hooks:
-        on_shutdown(_hooks.clear)
-    _hooks.append(hook)
-    return hook
 
 
 class Step:
@@ -254,47 +224,10 @@ class Step:
         for model in models:
             model._smp_store.require_cut(stages, running.topology.mp_rank)
         samples = max(sizes, default=1)
-        measured = {
-            name: (forward * samples, backward * samples)
-            for model in models
-            for name, (forward, backward) in model._smp_store.measured.items()
-        }
-        by_hand = None if config.auto_partition else config.default_partition
-        owners = _owners_decided(lowered)
-        given = None
+        owners = placed_before.owners(lowered)
         decides = any(variable.in_model and variable.index not in owners for variable in graph.variables)
-        if decides:
-            given = partition_file.given_for(self.name, graph)
-        schedule, placement = _schedule_for(graph, config.pipeline), _placement_decided(lowered)
-        if given is not None:
-            schedule = partition_file.schedule_for(given, schedule, placement)
-            placement = given.placement
-        placement = placement or _placement_known(config, stages)
-        if placement is None and not is_named(config.pipeline):
-            placement = placement_of(config.pipeline, stages)
         slots = _known_slots(models)
-        request = planning.PlacementRequest(
-            stages,
-            microbatches,
-            schedule,
-            config.optimize,
-            _USUAL_SLOTS if slots is None else slots,
-            samples,
-            measured,
-            by_hand,
-            given=given,
-            ranks=Ranks.alike(stages, config.memory_limit),
-            proof_seconds=planning.PROOF_SECONDS,
-            local_outputs=local_outputs_of(lowered.results, self._options.local_outputs),
-            composites=composites_of(lowered.results),
-            chunks_per_rank=config.chunks_per_rank,
-            placement=placement,
-            contiguous=config.contiguous,
-            slot_shares=sharded_slots.count(),
-            averaging_bytes=averaging_bytes(running.topology.dp_size),
-            gradients_on_host=config.gradient_offload and has_device(),
-            slots_on_host=config.optimizer_offload and has_device(),
-        )
+        request = self._request(traced, microbatches, samples, slots, decides=decides)
 
         def propose(owners: Mapping[int, int], like: Plan | None = None) -> Plan:
             wanted = request if like is None else request.like(like)
@@ -304,7 +237,7 @@ class Step:
             if config.memory_limit is not None:
                 propose(owners)
             _settle(models, lowered, [0] * len(lowered.variables), (0,), 0, running.seed, ())
-            self._run_hooks()
+            post_partition_hooks.run()
             body = autograph_convert(self._function) if self._options.autograph else self._function
             return UnsplitProgram(
                 traced.trace, lowered, planned, lambda given: self._call(body, arguments.structure, given), self._then
@@ -322,7 +255,7 @@ class Step:
             require_host_memory(plan, running.topology, memory_of_host(), knows_slots=slots is not None)
         if decides:
             partition_file.keep(self.name, plan, graph)
-            _remember(self.name, plan, graph, config)
+            placed_before.remember(self.name, plan, graph, config)
         stage = running.topology.mp_rank
         trained = {gradient.variable for gradient in graph.gradients}
         _settle(models, lowered, cut.assignment.owners, plan.placement, stage, running.seed, trained)
@@ -351,7 +284,7 @@ class Step:
         )
         if xla:
             report_uncompiled(self.name, program)
-        self._run_hooks()
+        post_partition_hooks.run()
         return SplitProgram(
             name=self.name,
             trace=traced.trace,
@@ -366,6 +299,57 @@ class Step:
             keeps_gradients=self._options.keep_gradients,
             receivers=receivers,
             expected=_expected(graph, request, plan, cut) if decides and running.topology.rank == WRITER else None,
+        )
+
+    def _request(
+        self, traced: StepTrace, microbatches: int, samples: int, slots: float | None, *, decides: bool
+    ) -> planning.PlacementRequest:
+        """What a plan of the step has to be like, by the configuration and by what was placed before.
+
+        Args:
+            traced: the step's trace.
+            microbatches: their number.
+            samples: of the largest microbatch.
+            slots: the optimizer's slots per variable; None while it is not known.
+            decides: whether the plan decides where variables are.
+        """
+        running = runtime.current()
+        config, stages = running.config, running.config.partitions or 1
+        lowered, graph = traced.lowered, traced.graph
+        measured = {
+            name: (forward * samples, backward * samples)
+            for model in traced.models
+            for name, (forward, backward) in model._smp_store.measured.items()
+        }
+        given = partition_file.given_for(self.name, graph) if decides else None
+        schedule, placement = _schedule_for(graph, config.pipeline), placed_before.placement(lowered)
+        if given is not None:
+            schedule = partition_file.schedule_for(given, schedule, placement)
+            placement = given.placement
+        placement = placement or placed_before.placement_of_others(config, stages)
+        if placement is None and not is_named(config.pipeline):
+            placement = placement_of(config.pipeline, stages)
+        return planning.PlacementRequest(
+            stages,
+            microbatches,
+            schedule,
+            config.optimize,
+            _USUAL_SLOTS if slots is None else slots,
+            samples,
+            measured,
+            None if config.auto_partition else config.default_partition,
+            given=given,
+            ranks=Ranks.alike(stages, config.memory_limit),
+            proof_seconds=planning.PROOF_SECONDS,
+            local_outputs=local_outputs_of(lowered.results, self._options.local_outputs),
+            composites=composites_of(lowered.results),
+            chunks_per_rank=config.chunks_per_rank,
+            placement=placement,
+            contiguous=config.contiguous,
+            slot_shares=sharded_slots.count(),
+            averaging_bytes=averaging_bytes(running.topology.dp_size),
+            gradients_on_host=config.gradient_offload and has_device(),
+            slots_on_host=config.optimizer_offload and has_device(),
         )
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:
@@ -412,11 +396,6 @@ class Step:
             return Sums(*sum_gradients_at(sums, to, f"{name}_{bucket.number}"))
 
         return reduce
-
-    def _run_hooks(self) -> None:
-        with tf.init_scope():
-            while _hooks:
-                _hooks.pop(0)()
 
     def _check(self, graph: OpGraph) -> None:
         """Raise where the traced step cannot mean anything sensible when it is split."""
@@ -468,63 +447,10 @@ def _schedule_for(graph: OpGraph, asked: str) -> str:
     return asked if is_named(asked) or any(node.backward for node in graph.nodes) else "simple"
 
 
-def _remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
-    """Keep where the first plan has its chunks; say so where a step without backward has chosen for those with one."""
-    if not _first_placement:
-        on_shutdown(_first_placement.clear)
-        _first_placement.append(plan.placement)
-        free = config.pipeline == proposal.AUTO or not config.contiguous
-        if free and plan.stages > 1 and not graph.gradients:
-            announce(
-                f"Step {step!r}, which takes no gradients, has decided where the layers are, also for training: chunks "
-                f"on partitions {plan.placement}. Let the training step run first to have them placed for it.",
-                runtime.current().topology.rank,
-            )
-
-
 def _known_slots(models: Sequence[Any]) -> float | None:
     """Slots per variable of the optimizers that models were compiled with; others are unknown until they are used."""
     known = [slots_of(model.optimizer) for model in models if getattr(model, "optimizer", None) is not None]
     return max((slots for slots in known if slots is not None), default=None)
-
-
-def _owners_decided(lowered: Lowered) -> dict[int, int]:
-    """Chunks of variables that an earlier step has placed, by index in the graph."""
-    decided = {}
-    for index, variable in enumerate(lowered.variables):
-        store = variables.store_of(variable)
-        state = store.state(variable) if store is not None else None
-        if state is not None and state.chunk is not None:
-            decided[index] = state.chunk
-    return decided
-
-
-def _placement_decided(lowered: Lowered) -> tuple[int, ...] | None:
-    """The stage of every chunk in the plan by which an earlier step has placed variables of this one; None before it.
-
-    Raises:
-        StepError: they were placed by plans with other chunks.
-    """
-    decided: dict[tuple[int, ...], str] = {}
-    for variable in lowered.variables:
-        store = variables.store_of(variable)
-        state = store.state(variable) if store is not None else None
-        if state is not None and state.placement.chunks is not None:
-            decided.setdefault(state.placement.chunks, state.name)
-    if len(decided) > 1:
-        (one, first), (other, second), *_ = decided.items()
-        raise StepError(
-            f"{first!r} was placed by a plan with chunks on partitions {one}, and {second!r} by one with chunks on "
-            f"partitions {other}, so that no step can use both. Let a step that uses both run first, or name the "
-            f"schedule in pipeline instead of 'auto'."
-        )
-    return next(iter(decided), None)
-
-
-def _placement_known(config: Config, stages: int) -> tuple[int, ...] | None:
-    """Where chunks are in what this job has planned before, if that is a choice: so models fit together."""
-    free = config.pipeline == proposal.AUTO or not config.contiguous
-    return _first_placement[0] if free and _first_placement and max(_first_placement[0]) + 1 == stages else None
 
 
 def _settle(
@@ -559,32 +485,6 @@ def _settle(
     for store, by_position in to_place:
         store.settle(by_position, stage, seed, restored, chunks)
     pending_restore.take_what_exists()
-
-
-@dataclass(frozen=True)
-class StepOptions:
-    """The options of `@smp.step`."""
-
-    non_split: frozenset[str] = frozenset()
-    axes: Mapping[str, int] = field(default_factory=dict)
-    local_outputs: tuple[str, ...] = ()
-    keep_gradients: bool = False
-    input_signature: Sequence[Any] | None = None
-    autograph: bool = True
-    reduce_retracing: bool = False
-    jit_compile: bool | None = None
-    #: Whether the first batch may have fewer samples than there are microbatches, as any other may.
-    small_first_batch: bool = False
-
-    def check(self, signature: inspect.Signature, name: str) -> None:
-        """Raise where an option names a parameter the step does not have."""
-        for option, named in (("non_split_inputs", self.non_split), ("input_split_axes", self.axes)):
-            for parameter in named:
-                if parameter not in signature.parameters:
-                    raise StepError(
-                        f"{option} of step {name!r} names {parameter!r}, but the step's parameters are "
-                        f"{', '.join(signature.parameters) or 'none'}."
-                    )
 
 
 def step(

@@ -12,7 +12,8 @@ import tensorflow as tf
 from smp_tf import keras_adapter, planning, runtime, variables
 from smp_tf.announce import announce
 from smp_tf.errors import StepError
-from smp_tf.model import DistributedModel, model_with, patch_keras, set_step_being_traced
+from smp_tf.model import DistributedModel, model_with, patch_keras
+from smp_tf.model_context import set_step_being_traced
 from smp_tf.partition.lower import Lowered, lower
 from smp_tf.partition.measurements import leave_the_model
 from smp_tf.partition.op_graph import OpGraph

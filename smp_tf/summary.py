@@ -9,8 +9,9 @@ import tf_keras
 
 from smp_tf import runtime
 from smp_tf.gather import WRITER
-from smp_tf.model import DistributedModel, keras_model_of
+from smp_tf.model import DistributedModel
 from smp_tf.topology import CommGroup
+from smp_tf.wrapped_model import keras_model_of
 
 _TITLE = "Rank"
 _HEADER = "Layer (type)"

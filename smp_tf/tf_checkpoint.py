@@ -19,7 +19,8 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from smp_tf import variables
 from smp_tf.errors import StepError
-from smp_tf.model import keras_model_of, save_structure
+from smp_tf.model_context import save_structure
+from smp_tf.wrapped_model import keras_model_of
 
 if TYPE_CHECKING:
     from smp_tf.model import DistributedModel

@@ -26,13 +26,14 @@ from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.fit_agreement import agree_on_fit
 from smp_tf.loss_denominators import Denominators, Totals
 from smp_tf.microbatching import count_samples
-from smp_tf.model import keras_loop
+from smp_tf.model_context import keras_loop
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.recorded_apply import Apply, ApplyRecorder
 from smp_tf.sequence_order import shuffled_alike
 from smp_tf.split_program import SplitProgram
-from smp_tf.step import Step, StepOptions
+from smp_tf.step import Step
+from smp_tf.step_options import StepOptions
 from smp_tf.step_output import StepOutput
 from smp_tf.topology import CommGroup
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import smp_tf as smp
 from smp_tf import keras_adapter, tf_internals
-from smp_tf.model import set_step_being_traced
+from smp_tf.model_context import set_step_being_traced
 from smp_tf.variables import tracing_step
 
 

@@ -283,7 +283,7 @@ def test_a_collective_inside_a_step_is_refused(hvd: ModuleType, init: Callable[.
 
 
 def test_inside_a_step_a_distributed_tape_is_a_tape(hvd: ModuleType, replicas: None) -> None:
-    from smp_tf.model import set_step_being_traced
+    from smp_tf.model_context import set_step_being_traced
 
     tape = tf.GradientTape()
     before = set_step_being_traced(object())

@@ -1,0 +1,68 @@
+"""What earlier steps of this job have placed, by which a later one goes: a variable stays where it is."""
+
+from __future__ import annotations
+
+from smp_tf import proposal, runtime, variables
+from smp_tf.announce import announce
+from smp_tf.config import Config
+from smp_tf.errors import StepError
+from smp_tf.lifecycle import on_shutdown
+from smp_tf.partition.lower import Lowered
+from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.plan import Plan
+
+#: The stage of every chunk in the first plan of this job; none before it.
+_first_placement: list[tuple[int, ...]] = []
+
+
+def owners(lowered: Lowered) -> dict[int, int]:
+    """Chunks of variables that an earlier step has placed, by index in the graph."""
+    decided = {}
+    for index, variable in enumerate(lowered.variables):
+        store = variables.store_of(variable)
+        state = store.state(variable) if store is not None else None
+        if state is not None and state.chunk is not None:
+            decided[index] = state.chunk
+    return decided
+
+
+def placement(lowered: Lowered) -> tuple[int, ...] | None:
+    """The stage of every chunk in the plan by which an earlier step has placed variables of this one; None before it.
+
+    Raises:
+        StepError: they were placed by plans with other chunks.
+    """
+    decided: dict[tuple[int, ...], str] = {}
+    for variable in lowered.variables:
+        store = variables.store_of(variable)
+        state = store.state(variable) if store is not None else None
+        if state is not None and state.placement.chunks is not None:
+            decided.setdefault(state.placement.chunks, state.name)
+    if len(decided) > 1:
+        (one, first), (other, second), *_ = decided.items()
+        raise StepError(
+            f"{first!r} was placed by a plan with chunks on partitions {one}, and {second!r} by one with chunks on "
+            f"partitions {other}, so that no step can use both. Let a step that uses both run first, or name the "
+            f"schedule in pipeline instead of 'auto'."
+        )
+    return next(iter(decided), None)
+
+
+def placement_of_others(config: Config, stages: int) -> tuple[int, ...] | None:
+    """Where chunks are in what this job has planned before, if that is a choice: so models fit together."""
+    free = config.pipeline == proposal.AUTO or not config.contiguous
+    return _first_placement[0] if free and _first_placement and max(_first_placement[0]) + 1 == stages else None
+
+
+def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
+    """Keep where the first plan has its chunks; say so where a step without backward has chosen for those with one."""
+    if not _first_placement:
+        on_shutdown(_first_placement.clear)
+        _first_placement.append(plan.placement)
+        free = config.pipeline == proposal.AUTO or not config.contiguous
+        if free and plan.stages > 1 and not graph.gradients:
+            announce(
+                f"Step {step!r}, which takes no gradients, has decided where the layers are, also for training: chunks "
+                f"on partitions {plan.placement}. Let the training step run first to have them placed for it.",
+                runtime.current().topology.rank,
+            )
