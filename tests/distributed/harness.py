@@ -210,6 +210,7 @@ def launch_script(
     launched: bool = True,
     as_installed: bool = False,
     cold: bool = False,
+    patience: float = 20.0,
 ) -> Outcome:
     """Runs a whole script on `size` processes and returns how it went.
 
@@ -223,8 +224,11 @@ def launch_script(
         launched: False runs plain `python script` in one process, without horovodrun.
         as_installed: use the installed horovodrun, which looks for seconds what it was built with.
         cold: import TensorFlow in each rank, which are otherwise forked from a process that has (`warm_process.py`).
+        patience: seconds that processes have to end after launcher and ranks.
     """
     # A script's time and memory are looked at.
     POOLS.end()
-    job = Job(size, ROOT / path, arguments, environment or {}, deadline, on_line, launched, as_installed, cold)
+    job = Job(
+        size, ROOT / path, arguments, environment or {}, deadline, on_line, launched, as_installed, cold, patience
+    )
     return job.watch()

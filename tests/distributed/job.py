@@ -141,6 +141,7 @@ class Job:
         launched: False starts one plain `python script` with no launcher.
         as_installed: use the installed horovodrun, which looks for seconds what it was built with.
         cold: import TensorFlow in each rank, which are otherwise forked from a process that has (`warm_process.py`).
+        patience: seconds that processes have to end after launcher and ranks; what is there then is left behind.
     """
 
     size: int
@@ -152,6 +153,7 @@ class Job:
     launched: bool = True
     as_installed: bool = False
     cold: bool = False
+    patience: float = 20.0
 
     def __post_init__(self) -> None:
         self.mark = uuid.uuid4().hex
@@ -211,7 +213,7 @@ class Job:
         """Returns how a job went whose processes have ended; what is left of them is killed."""
         try:
             remaining = max(0.0, self.expires_at - time.monotonic())
-            living = left_behind.wait_until_gone(self.mark, min(20.0, remaining) + 2.0)
+            living = left_behind.wait_until_gone(self.mark, min(self.patience, remaining) + 2.0)
             self._drain()
         finally:
             left_behind.kill_all(self.mark)

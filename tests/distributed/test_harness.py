@@ -151,7 +151,7 @@ def test_a_forked_rank_ends_with_the_process_in_whose_place_it_is() -> None:
 # What it leaves would be found by tests that run at the same time.
 @pytest.mark.alone
 def test_what_is_left_behind_is_found_and_processes_are_killed() -> None:
-    outcome = launch_script(2, SCRIPT, ["leave"], deadline=60)
+    outcome = launch_script(2, SCRIPT, ["leave"], deadline=60, patience=1)
     words = "\n".join(outcome.left_behind)
     assert "sleep 1000" in words
     assert "left.sock" in words
