@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,6 +46,21 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
         "speed_against_b": {way: paired(turns["b"], turns[way]) for way in turns},
         "step_over_bound": {name: paired(turns["c"], [each[name] for each in bounds]) for name in bounds[0]},
     }
+
+
+def exponent(first: tuple[float, float], last: tuple[float, float]) -> float:
+    """How something grows between two points.
+
+    Args:
+        first: size and seconds.
+        last: size and seconds.
+
+    Returns:
+        The power of the size: 1 is linear. NaN where something took no time.
+    """
+    if min(first[1], last[1]) <= 0.0:
+        return math.nan
+    return math.log(last[1] / first[1]) / math.log(last[0] / first[0])
 
 
 def with_quartiles(value: Mapping[str, Any], digits: int = 2, factor: float = 1.0) -> str:

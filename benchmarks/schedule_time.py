@@ -2,9 +2,9 @@
 
     python benchmarks/schedule_time.py --stages 4,16,64,256 --microbatches 256 --json schedule.json
 
-Every rank does the first two before its first step, and a search of plans does the third for every plan it tries. The
-model is a chain: from each stage the activation goes to the next and its gradient back, which is what most tasks of a
-real plan are, too.
+Every rank does all of it before its first step, and a search of plans for every plan that it tries. The model is a
+chain: from each stage the activation goes to the next and its gradient back, which is what most tasks of a real plan
+are, too.
 
     order       what every rank computes when, by the schedule
     transfers   where the sends and receives go
@@ -26,13 +26,12 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from options import counts, new_file
+from report import exponent
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from start_time import exponent
 from step_time import machine
 
 from smp_tf.pipeline.check import check
@@ -119,6 +118,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     given = arguments()
+    about = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
     measured: dict[str, dict[int, dict[str, list[float]]]] = {
         name: {stages: {part: [] for part in PARTS} for stages in given.stages} for name in given.schedules
     }
@@ -133,13 +133,8 @@ def main() -> None:
     for name in given.schedules:
         console.print(table_of(name, given.microbatches, measured[name], tasks[name]))
     if given.json:
-        write(given.json, {"microbatches": given.microbatches, "tasks": tasks, "seconds": measured})
-
-
-def write(file: Path, found: dict[str, object]) -> None:
-    """Writes what was measured, and where."""
-    about = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
-    file.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+        found = {**about, "microbatches": given.microbatches, "tasks": tasks, "seconds": measured}
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from typing import Any
 from fleet import Crew, TrainerError
 from gpt import size_of
 from options import counts, new_file
+from report import exponent
 from rich.console import Console
 from rich.table import Table
 from step_time import machine
@@ -146,21 +147,6 @@ def first_step(
 def middle(starts: Sequence[Start]) -> Start:
     """The start whose first step is the median; of the two in the middle the shorter one."""
     return sorted(starts, key=lambda start: start.first)[(len(starts) - 1) // 2]
-
-
-def exponent(first: tuple[float, float], last: tuple[float, float]) -> float:
-    """How something grows between two points.
-
-    Args:
-        first: size and seconds.
-        last: size and seconds.
-
-    Returns:
-        The power of the size: 1 is linear. NaN where something took no time.
-    """
-    if min(first[1], last[1]) <= 0.0:
-        return math.nan
-    return math.log(last[1] / first[1]) / math.log(last[0] / first[0])
 
 
 def table_of(axis: str, measured: dict[int, list[Start]], about: str) -> Table:

@@ -147,7 +147,7 @@ class _Dependencies:
         """The tasks after which a chunk is done with a microbatch of a sweep."""
         present = self.pieces.get((chunk, sweep, microbatch))
         if present:
-            return sorted(present, key=lambda task: task.kind.value)
+            return present if len(present) == 1 else sorted(present, key=lambda task: task.kind.value)
         if sweep < 2:
             return [Task(Kind.F if sweep == 0 else Kind.B, chunk, microbatch)]
         return [Task(Kind.T, chunk, microbatch, sweep=sweep)]

@@ -114,14 +114,20 @@ class _Replayer:
         if self.position[rank] == len(tasks):
             return False
         task = tasks[self.position[rank]]
-        if self._missing(task):
-            return False
         if task.kind.is_transfer:
+            if self._missing(task):
+                return False
             self._open(rank, task)
         else:
-            ready = [self._reaches(rank, need) for need in self.needs[task]]
-            self.start[task] = max([self.free_at[rank], *ready])
-            self.free_at[rank] = self.end[task] = self.start[task] + self.duration(task)
+            start = self.free_at[rank]
+            for need in self.needs[task]:
+                ended = self.end.get(need)
+                if ended is None:
+                    return False
+                elsewhere = not need.kind.is_transfer and self.rank_of[need] != rank
+                start = max(start, ended + self.latency(need) if elsewhere else ended)
+            self.start[task] = start
+            self.free_at[rank] = self.end[task] = start + self.duration(task)
             self.rank_of[task] = rank
         self.position[rank] += 1
         return True
@@ -141,10 +147,6 @@ class _Replayer:
         assert task.edge is not None
         earlier, buffers = self.sent[task.edge], self.send_buffers[task.edge]
         return earlier[-buffers] if len(earlier) >= buffers else None
-
-    def _reaches(self, rank: int, need: Task) -> float:
-        elsewhere = not need.kind.is_transfer and self.rank_of[need] != rank
-        return self.end[need] + (self.latency(need) if elsewhere else 0.0)
 
     def _open(self, rank: int, task: Task) -> None:
         if task.kind is Kind.SEND:

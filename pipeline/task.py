@@ -52,6 +52,9 @@ class Kind(enum.Enum):
     RECOMPUTE = "RECOMPUTE"
     OFFLOAD = "OFFLOAD"
 
+    # That of Enum is Python code, and every task is looked up many times. Members are equal where they are the same.
+    __hash__ = object.__hash__
+
     @property
     def is_compute(self) -> bool:
         """Whether a task of this kind runs a segment of the model."""

@@ -15,7 +15,7 @@ from smp_tf.partition.plan import Plan
 _first_placement: list[tuple[int, ...]] = []
 
 
-def owners(lowered: Lowered) -> dict[int, int]:
+def chunks_of(lowered: Lowered) -> dict[int, int]:
     """Chunks of variables that an earlier step has placed, by index in the graph."""
     decided = {}
     for index, variable in enumerate(lowered.variables):
@@ -48,7 +48,7 @@ def placement(lowered: Lowered) -> tuple[int, ...] | None:
     return next(iter(decided), None)
 
 
-def placement_of_others(config: Config, stages: int) -> tuple[int, ...] | None:
+def first_placement(config: Config, stages: int) -> tuple[int, ...] | None:
     """Where chunks are in what this job has planned before, if that is a choice: so models fit together."""
     free = config.pipeline == proposal.AUTO or not config.contiguous
     return _first_placement[0] if free and _first_placement and max(_first_placement[0]) + 1 == stages else None

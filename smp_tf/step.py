@@ -224,7 +224,7 @@ class Step:
         for model in models:
             model._smp_store.require_cut(stages, running.topology.mp_rank)
         samples = max(sizes, default=1)
-        owners = placed_before.owners(lowered)
+        owners = placed_before.chunks_of(lowered)
         decides = any(variable.in_model and variable.index not in owners for variable in graph.variables)
         slots = _known_slots(models)
         request = self._request(traced, microbatches, samples, slots, decides=decides)
@@ -326,7 +326,7 @@ class Step:
         if given is not None:
             schedule = partition_file.schedule_for(given, schedule, placement)
             placement = given.placement
-        placement = placement or placed_before.placement_of_others(config, stages)
+        placement = placement or placed_before.first_placement(config, stages)
         if placement is None and not is_named(config.pipeline):
             placement = placement_of(config.pipeline, stages)
         return planning.PlacementRequest(

@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # What one test measures is nothing to the next, nor to the user.
     os.environ["SMP_TF_PROFILES"] = "off"
     quick_import.install()
+    quick_import.look_for_garbage_seldom()
     # Of properties that say no number of their own.
     hypothesis.settings.register_profile("default run", max_examples=40)
     if not config.getoption("--full"):

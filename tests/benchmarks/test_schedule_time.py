@@ -35,13 +35,13 @@ def test_all_tasks_of_a_program_are_counted() -> None:
 def test_the_table_has_medians_and_how_they_grow() -> None:
     from schedule_time import PARTS, table_of
 
-    small = {part: [0.3, 0.1, 0.2] for part in PARTS}
-    large = {part: [0.8] for part in PARTS}
-    rows = printed(table_of("zb_h1", 8, {2: small, 8: large}, {2: 100, 8: 400}))
+    small = dict(zip(PARTS, ([0.3, 0.1, 0.2], [0.5], [1.0], [2.0]), strict=True))
+    large = dict(zip(PARTS, ([0.8], [8.0], [1.0], [4.0]), strict=True))
+    rows = printed(table_of("zb_h1", 8, {2: small, 8: large}, {2: 100, 8: 1600}))
     assert rows == [
-        ["2", "100", "0.20", "0.20", "0.20", "0.20", "0.80", "8000"],
-        ["8", "400", "0.80", "0.80", "0.80", "0.80", "3.20", "8000"],
-        ["grows as", "1.00", "1.00", "1.00", "1.00", "1.00", "1.00", ""],
+        ["2", "100", "0.20", "0.50", "1.00", "2.00", "3.70", "37000"],
+        ["8", "1,600", "0.80", "8.00", "1.00", "4.00", "13.80", "8625"],
+        ["grows as", "2.00", "1.00", "2.00", "0.00", "0.50", "0.95", ""],
     ]
 
 
@@ -55,6 +55,8 @@ def test_the_whole_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "zb_v, 4 microbatches: seconds" in capsys.readouterr().out
     found = json.loads(file.read_text())
     assert found["tasks"]["interleaved"] == {"2": 4 * (2 * 2 + 2 * 2), "4": 4 * (4 * 2 + 6 * 2)}
+    # Of the V, the two chunks in the middle are on one stage, and so nothing goes between them.
+    assert found["tasks"]["zb_v"] == {"2": 4 * (4 * 3 + 4 * 2), "4": 4 * (8 * 3 + 12 * 2)}
     assert [len(values) for values in found["seconds"]["zb_v"]["4"].values()] == [2] * 4
 
 

@@ -24,7 +24,7 @@ def printed(table: Any) -> list[list[str]]:
 
 
 def test_growth_is_an_exponent() -> None:
-    from start_time import exponent
+    from report import exponent
 
     assert exponent((2, 3.0), (8, 12.0)) == pytest.approx(1.0)
     assert exponent((2, 3.0), (8, 48.0)) == pytest.approx(2.0)

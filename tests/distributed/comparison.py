@@ -47,9 +47,9 @@ class References:
         self._folder = folder
         command = [sys.executable, "-m", "tests.distributed.reference", zoo, str(folder), json.dumps(wanted)]
         environment = {
+            **HUGE_PAGES,
             **os.environ,
             **ONE_THREAD,
-            **HUGE_PAGES,
             "TF_USE_LEGACY_KERAS": "1",
             "TF_ENABLE_ONEDNN_OPTS": "0",
             "TF_CPP_MIN_LOG_LEVEL": "2",

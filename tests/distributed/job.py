@@ -141,7 +141,8 @@ class Job:
         launched: False starts one plain `python script` with no launcher.
         as_installed: use the installed horovodrun, which looks for seconds what it was built with.
         cold: import TensorFlow in each rank, which are otherwise forked from a process that has (`warm_process.py`).
-        patience: seconds that processes have to end after launcher and ranks; what is there then is left behind.
+        patience: seconds that processes have to end after launcher and ranks, and two more; what is there then is left
+            behind.
     """
 
     size: int

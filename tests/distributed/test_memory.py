@@ -14,7 +14,8 @@ LIMIT = 3_500_000_000
 
 pytestmark = [pytest.mark.large, pytest.mark.timeout(1200)]
 
-# The limit counts what a forked rank has from the warm process, too; its peak counts a part of it, on all alike.
+# The limit counts what a forked rank has from the warm process, too; its peak counts a part of it, and its memory comes
+# in large pages, on all alike.
 COLD = [pytest.param(False, id="forked"), pytest.param(True, id="cold", marks=pytest.mark.full)]
 
 

@@ -4,8 +4,9 @@
                     └── fork ──▶ the rank: the script, environment, folder and streams of that rank_main.py
 
 The rank's end is that of its `rank_main.py`, which hands on the signals that it is sent and, where it is killed itself,
-takes the rank with it. So a rank is as any process, but that horovodrun is not among its ancestors: what looks at those
-(a rank notices that its launcher was killed), at memory, or at how TensorFlow is imported, has to start cold.
+takes the rank with it. So a rank is as any process, but that horovodrun is not among its ancestors, that it looks for
+garbage seldom, and that new memory comes in pages of 2 MB where the system allows it: what looks at any of these (a
+rank notices that its launcher was killed), or at how TensorFlow is imported, has to start cold.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from tests.distributed import rank_main
 
 #: A request is one message; an environment has some kilobytes.
 MOST_BYTES = 1 << 17
-#: New memory in pages of 2 MB: virtual machines take long to find each, and ResNet50 takes a million small ones.
+#: New memory in pages of 2 MB, of glibc 2.35 and later, where the system gives them to who asks ("madvise"): virtual
+#: machines take long to find each page, and ResNet50 takes a million small ones.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 #: Read after the import, or the same for all.
 _READ_LATE = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
@@ -58,7 +60,7 @@ class WarmProcess:
                 listener.listen(64)
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "tests.distributed.warm_process", str(listener.fileno())],
-                    env={**of_rank, **HUGE_PAGES, "OMP_NUM_THREADS": "1"},
+                    env={**HUGE_PAGES, **of_rank, "OMP_NUM_THREADS": "1"},
                     stdin=subprocess.PIPE,
                     pass_fds=[listener.fileno()],
                     start_new_session=True,
@@ -68,7 +70,7 @@ class WarmProcess:
 
 def may_be_forked(environment: Mapping[str, str]) -> bool:
     """Whether a rank with these variables of its own imports TensorFlow as all others do."""
-    return all(name in _READ_LATE or not name.startswith(("TF_", "PYTHON")) for name in environment)
+    return all(name in _READ_LATE or not name.startswith(("TF_", "PYTHON", "GLIBC_")) for name in environment)
 
 
 class _Server:
@@ -173,8 +175,9 @@ def _import_what_ranks_need() -> None:
     tf.keras.layers.Layer  # noqa: B018
     for name in smp_tf.__all__:
         getattr(smp_tf, name)
-    # Ranks share the memory of what nobody looks for garbage among.
+    # Ranks share the memory of what nobody looks for garbage among; it is not theirs to free.
     gc.freeze()
+    quick_import.look_for_garbage_seldom()
 
 
 def main() -> None:
