@@ -1,6 +1,6 @@
-"""Draws how the first step grows, from what `benchmarks/start_time.py` wrote as JSON.
+"""Draws how the first step grows, from what `benchmarks/start_time.py` wrote as JSON, axis by axis.
 
-python docs/pictures/draw_start_time.py layers.json microbatches.json partitions.json docs/pictures/start_time.svg
+python docs/pictures/draw_start_time.py partitions.json docs/pictures/start_time.svg
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def draw(runs: Sequence[Mapping[str, Any]], picture: Path) -> None:
         picture: the file.
     """
     starts = {axis: points for run in runs for axis, points in run["starts"].items()}
-    figure, row = new_row(2.6 * len(starts), 3.0, len(starts))
+    figure, row = new_row(2.4 * len(starts) + 2.4, 2.6, len(starts))
     for axes, (axis, points) in zip(row, starts.items(), strict=True):
         sizes = [int(size) for size in points]
         for name, of, colour in (
@@ -39,7 +39,7 @@ def draw(runs: Sequence[Mapping[str, Any]], picture: Path) -> None:
         axes.set_xlabel(axis)
     row[0].set_ylabel("seconds")
     handles, labels = row[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, loc="outside upper center", ncols=3)
+    figure.legend(handles, labels, frameon=False, loc="outside right center")
     save(figure, picture)
 
 

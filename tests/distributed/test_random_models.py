@@ -107,6 +107,8 @@ def test_random_models_are_trained_as_in_one_process(record_property: Callable[[
 
 @pytest.mark.full
 @pytest.mark.distributed
+# Of 100 models; beside other tests longer than a test has by default.
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("size", "partitions"), [(4, (2, 4)), (3, (3,)), (2, (2,))])
 def test_many_random_models_are_trained_as_in_one_process(
     size: int, partitions: tuple[int, ...], record_property: Callable[[str, object], None]
