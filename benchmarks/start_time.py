@@ -14,8 +14,8 @@ partitions. The first step is that from the first call of the training function 
     run      the first execution, TensorFlow's passes over the graph included
 
 Of several ranks the slowest is told. "against plain" is the ratio to plain Keras with the same model and batch, in one
-process and at once, which is measured once a repetition. "grows as" is the exponent from the first point to the last:
-1 is linear, 0 is not at all. "a step" is the median of the steps that follow.
+process and at once, which is measured once a repetition: the median of these. "grows as" is the exponent from the first
+point to the last: 1 is linear, 0 is not at all. "a step" is the median of the steps that follow.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def table_of(axis: str, measured: dict[int, list[Start]], about: str) -> Table:
             *(f"{seconds:.2f}" for seconds in chosen.parts.values()),
             f"{chosen.first:.2f}",
             f"{min(firsts):.2f} – {max(firsts):.2f}",
-            f"{chosen.of_plain:.2f}",
+            f"{statistics.median(start.of_plain for start in starts):.2f}",
             f"{1e3 * chosen.step:.1f}",
         )
     middles = {value: middle(starts) for value, starts in measured.items()}
