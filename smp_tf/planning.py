@@ -28,7 +28,6 @@ from smp_tf.partition.split import Split, split
 from smp_tf.partition.sums import sum_before_sending
 from smp_tf.partition.units import AFTER_MODEL, Unit, build_units, dependences, ordered_by_chunk, weight_derived
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.reduction import MOST_BYTES
 from smp_tf.pipeline.schedule import placement_of, program_of
 from smp_tf.pipeline.simulate import ChunkTimes
 from smp_tf.pipeline.stage_program import edges_of, plan_program
@@ -525,22 +524,11 @@ def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> 
     batch = plan.microbatches * sum(
         kind.nbytes(samples) for node in done.graph.nodes if node.op == ARGUMENT for kind in node.outputs
     )
-    exact = [_exact(stage, row, done, held[stage], batch, samples) for stage, row in enumerate(plan.forecast)]
     # Where nothing is averaged, as in an evaluation, nothing is taken for it.
-    averages = bool(done.graph.gradients) and not request.gradients_on_host
-    forecast = tuple(
-        dataclasses.replace(row, transport_bytes=row.transport_bytes + request.averaging_bytes)
-        if averages and _travel_together(row, request)
-        else row
-        for row in exact
-    )
+    averaging = request.averaging_bytes if done.graph.gradients and not request.gradients_on_host else 0
+    exact = [_exact(stage, row, done, held[stage], batch, samples) for stage, row in enumerate(plan.forecast)]
+    forecast = tuple(dataclasses.replace(row, transport_bytes=row.transport_bytes + averaging) for row in exact)
     return dataclasses.replace(plan, forecast=forecast)
-
-
-def _travel_together(row: StageForecast, request: PlacementRequest) -> bool:
-    """Whether Horovod joins tensors of a stage: gradients, or, where replicas share slots, buckets of new weights."""
-    # What each receives alone (`sums_at_receivers`) is not joined.
-    return request.slot_shares == 1 or row.weight_bytes > MOST_BYTES
 
 
 def _exact(stage: int, row: StageForecast, done: Split, held: StepMemory, batch: int, samples: int) -> StageForecast:

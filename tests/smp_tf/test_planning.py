@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from smp_tf import planning
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Ranks
@@ -344,21 +343,3 @@ def test_what_no_output_and_no_trained_weight_needs_is_left_out() -> None:
         "MatMul",
         "Relu",
     ]
-
-
-def test_replicas_that_share_slots_take_horovods_buffer_for_more_weights_than_a_bucket_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Their gradients go without it: what was forecast was once 128 MiB too much."""
-    graph = chain_of_dense(8, batch=16)
-
-    def transport(shares: int) -> list[int]:
-        asked = dataclasses.replace(TWO, averaging_bytes=1 << 30, slot_shares=shares)
-        plan = propose(graph, asked, {})
-        exact = planning.with_exact_transfers(plan, cut(graph, plan), asked)
-        return [row.transport_bytes >> 30 for row in exact.forecast]
-
-    assert transport(1) == [1, 1]
-    assert transport(2) == [0, 0]
-    monkeypatch.setattr(planning, "MOST_BYTES", 100)
-    assert transport(2) == [1, 1]

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import smp_tf as smp
-from smp_tf import first_steps, sharded_slots
+from smp_tf import first_steps
 from smp_tf.data_parallel import averaging_bytes
 from smp_tf.optimizer_state import slot_bytes_here
 from tests.distributed.cases.equality import make_model
@@ -69,8 +69,7 @@ def forecast_and_measured(model: str) -> dict[str, Any]:
         "batch": sum(part.dtype.size * part.shape.num_elements() for part in batch),
         "planned slots": planned.slot_bytes,
         "place": [smp.mp_rank(), smp.dp_rank()],
-        # With shared slots gradients go without it, and one bucket has all new weights.
-        "averaging": 0 if sharded_slots.are_shared() else averaging_bytes(smp.dp_size()),
+        "averaging": averaging_bytes(smp.dp_size()),
         "between": between - before,
         "peak": peak - before,
     }
