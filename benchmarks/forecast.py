@@ -28,7 +28,7 @@ import smp_tf as smp  # isort: split
 import gpt
 import numpy as np
 import tensorflow as tf
-from options import new_file
+from options import new_file, some_of
 from report import paired, spread, with_quartiles
 from rich.console import Console
 from rich.table import Table
@@ -253,19 +253,17 @@ def print_table(found: dict[str, Any], given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS), help=f"from {', '.join(MODELS)}")
+    parser.add_argument(
+        "--models", type=some_of(MODELS, "models"), default=",".join(MODELS), help=f"from {', '.join(MODELS)}"
+    )
     parser.add_argument("--repetitions", type=int, default=5, help="of every model")
     parser.add_argument("--microbatches", type=int, default=4, help="parts a batch is cut into")
     parser.add_argument("--turn", type=float, default=2.0, help="seconds of steps in a repetition, about")
     parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args()
-    names = given.models.split(",")
-    unknown = [name for name in names if name not in MODELS]
-    if unknown:
-        parser.error(f"models are {', '.join(MODELS)}. Received: {', '.join(unknown)}")
     smp.init({"microbatches": given.microbatches, "optimize": "speed", "seed": 1})
     found = {}
-    for name in names:
+    for name in given.models:
         found[name] = measure(name, given)
         if smp.rank() == 0:
             print_table(found, given)

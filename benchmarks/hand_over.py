@@ -38,7 +38,7 @@ from typing import Any
 import bare_transfer
 from bare_transfer import BareTransfer
 from fleet import HERE, Crew, TrainerError, there_and_back
-from options import new_file
+from options import new_file, some_of
 from report import paired, spread, with_quartiles
 from rich.console import Console
 from rich.table import Table
@@ -66,17 +66,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sizes", default="4KiB,64KiB,1MiB,4MiB,16MiB,64MiB", help="of the tensor, in KiB or MiB, multiples of 4 bytes"
     )
-    parser.add_argument("--ways", default=",".join(WAYS), help=f"what is measured, from {', '.join(WAYS)}")
+    parser.add_argument(
+        "--ways", type=some_of(WAYS, "ways"), default=",".join(WAYS), help=f"what is measured, from {', '.join(WAYS)}"
+    )
     parser.add_argument("--repetitions", type=int, default=15, help="turns of every way at every size")
     parser.add_argument("--count", type=int, default=20, help="exchanges of a turn up to 4 MiB, fewer above")
     parser.add_argument("--gap", type=float, default=3.0, help="milliseconds of rest before an exchange")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
     parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args()
-    given.ways = given.ways.split(",")
-    unknown = [way for way in given.ways if way not in WAYS]
-    if unknown:
-        parser.error(f"ways are {', '.join(WAYS)}. Received: {', '.join(unknown)}")
     if given.repetitions < 1 or given.count < 1:
         parser.error("repetitions and count are 1 or more")
     try:

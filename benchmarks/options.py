@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 
@@ -15,6 +16,23 @@ def counts(text: str) -> list[int]:
     if not found or found != sorted(set(found)) or found[0] < 1:
         raise argparse.ArgumentTypeError(f"expected rising numbers from 1 on, such as 1,2,4. Received: {text}")
     return found
+
+
+def some_of(known: Collection[str], what: str) -> Callable[[str], list[str]]:
+    """What takes names between commas, each one of those that there are.
+
+    Args:
+        known: the names.
+        what: what they name, for messages.
+    """
+
+    def names(text: str) -> list[str]:
+        found = text.split(",")
+        if unknown := [name for name in found if name not in known]:
+            raise argparse.ArgumentTypeError(f"{what} are {', '.join(known)}. Received: {', '.join(unknown)}")
+        return found
+
+    return names
 
 
 def new_file(text: str) -> Path:

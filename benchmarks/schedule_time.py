@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from options import counts, new_file
+from options import counts, new_file, some_of
 from report import exponent
 from rich.console import Console
 from rich.progress import Progress
@@ -102,15 +102,15 @@ def table_of(
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedules", default="interleaved,zb_h1,zb_v", help=f"of {', '.join(SCHEDULES)}")
-    parser.add_argument("--stages", type=counts, default=counts("4,16,64,256"), help="default: 4,16,64,256")
+    schedules = some_of(SCHEDULES, "schedules")
+    parser.add_argument(
+        "--schedules", type=schedules, default="interleaved,zb_h1,zb_v", help=f"of {', '.join(SCHEDULES)}"
+    )
+    parser.add_argument("--stages", type=counts, default="4,16,64,256", help="default: 4,16,64,256")
     parser.add_argument("--microbatches", type=int, default=256, help="of a step (default: 256)")
     parser.add_argument("--repetitions", type=int, default=3, help="of every setting (default: 3)")
     parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args(words)
-    given.schedules = given.schedules.split(",")
-    if unknown := [name for name in given.schedules if name not in SCHEDULES]:
-        parser.error(f"schedules are {', '.join(SCHEDULES)}. Received: {', '.join(unknown)}")
     if min(given.repetitions, given.microbatches) < 1:
         parser.error(f"one or more. Received: {given.repetitions} repetitions, {given.microbatches} microbatches")
     return given

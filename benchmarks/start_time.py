@@ -32,7 +32,7 @@ from typing import Any
 
 from fleet import Crew, TrainerError
 from gpt import size_of
-from options import counts, new_file
+from options import counts, new_file, some_of
 from report import exponent
 from rich.console import Console
 from rich.table import Table
@@ -89,7 +89,9 @@ class Start:
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--axes", default=",".join(AXES), help=f"what grows, of {', '.join(AXES)}")
+    parser.add_argument(
+        "--axes", type=some_of(AXES, "axes"), default=",".join(AXES), help=f"what grows, of {', '.join(AXES)}"
+    )
     for axis, values in AXES.items():
         parser.add_argument(f"--{axis}", type=counts, default=counts(values), help=f"default: {values}")
     parser.add_argument("--size", default="tiny", help="of the GPT, but for its layers and its batch")
@@ -98,9 +100,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=600.0, help="seconds for one answer")
     parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args(words)
-    given.axes = given.axes.split(",")
-    if unknown := [axis for axis in given.axes if axis not in AXES]:
-        parser.error(f"axes are {', '.join(AXES)}. Received: {', '.join(unknown)}")
     if given.repetitions < 1:
         parser.error(f"every point is measured once or more often. Received: {given.repetitions}")
     if any(given.microbatches[-1] % number for number in (*given.microbatches, OTHERS["microbatches"])):

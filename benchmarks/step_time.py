@@ -40,7 +40,7 @@ from typing import Any
 
 import psutil
 from fleet import HERE, Crew, TrainerError, there_and_back
-from options import new_file
+from options import new_file, some_of
 from report import WAYS, print_tables, spread, summary
 from rich.console import Console
 
@@ -56,7 +56,12 @@ SETTINGS = ("TF_ENABLE_", "TF_NUM_", "OMP_", "UCX_", "HOROVOD_CYCLE")
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="small,medium,large", help=f"of the model, from {', '.join(NAMES)}")
+    parser.add_argument(
+        "--sizes",
+        type=some_of(NAMES, "sizes"),
+        default="small,medium,large",
+        help=f"of the model, from {', '.join(NAMES)}",
+    )
     parser.add_argument("--repetitions", type=int, default=7, help="turns of every way")
     parser.add_argument("--microbatches", type=int, default=8, help="parts a batch is cut into")
     parser.add_argument("--partitions", type=int, default=2, help="ranks of the pipeline")
@@ -78,10 +83,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
     parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args()
-    given.sizes = given.sizes.split(",")
-    unknown = [size for size in given.sizes if size not in NAMES]
-    if unknown:
-        parser.error(f"sizes are {', '.join(NAMES)}. Received: {', '.join(unknown)}")
     if given.repetitions < 1 or given.microbatches not in (1, 2, 4, 8):
         parser.error("repetitions are 1 or more; microbatches 1, 2, 4 or 8, which divide the batch")
     return given

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from smp_tf import proposal, runtime, variables
 from smp_tf.announce import announce
 from smp_tf.config import Config
@@ -17,13 +19,7 @@ _first_placement: list[tuple[int, ...]] = []
 
 def chunks_of(lowered: Lowered) -> dict[int, int]:
     """Chunks of variables that an earlier step has placed, by index in the graph."""
-    decided = {}
-    for index, variable in enumerate(lowered.variables):
-        store = variables.store_of(variable)
-        state = store.state(variable) if store is not None else None
-        if state is not None and state.chunk is not None:
-            decided[index] = state.chunk
-    return decided
+    return {index: state.chunk for index, state in _states(lowered) if state.chunk is not None}
 
 
 def placement(lowered: Lowered) -> tuple[int, ...] | None:
@@ -33,10 +29,8 @@ def placement(lowered: Lowered) -> tuple[int, ...] | None:
         StepError: they were placed by plans with other chunks.
     """
     decided: dict[tuple[int, ...], str] = {}
-    for variable in lowered.variables:
-        store = variables.store_of(variable)
-        state = store.state(variable) if store is not None else None
-        if state is not None and state.placement.chunks is not None:
+    for _, state in _states(lowered):
+        if state.placement.chunks is not None:
             decided.setdefault(state.placement.chunks, state.name)
     if len(decided) > 1:
         (one, first), (other, second), *_ = decided.items()
@@ -50,8 +44,8 @@ def placement(lowered: Lowered) -> tuple[int, ...] | None:
 
 def first_placement(config: Config, stages: int) -> tuple[int, ...] | None:
     """Where chunks are in what this job has planned before, if that is a choice: so models fit together."""
-    free = config.pipeline == proposal.AUTO or not config.contiguous
-    return _first_placement[0] if free and _first_placement and max(_first_placement[0]) + 1 == stages else None
+    known = _is_free(config) and _first_placement and max(_first_placement[0]) + 1 == stages
+    return _first_placement[0] if known else None
 
 
 def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
@@ -59,10 +53,23 @@ def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
     if not _first_placement:
         on_shutdown(_first_placement.clear)
         _first_placement.append(plan.placement)
-        free = config.pipeline == proposal.AUTO or not config.contiguous
-        if free and plan.stages > 1 and not graph.gradients:
+        if _is_free(config) and plan.stages > 1 and not graph.gradients:
             announce(
                 f"Step {step!r}, which takes no gradients, has decided where the layers are, also for training: chunks "
                 f"on partitions {plan.placement}. Let the training step run first to have them placed for it.",
                 runtime.current().topology.rank,
             )
+
+
+def _states(lowered: Lowered) -> Iterator[tuple[int, variables.VariableState]]:
+    """What is known of the variables of models, with their index in the graph."""
+    for index, variable in enumerate(lowered.variables):
+        store = variables.store_of(variable)
+        state = store.state(variable) if store is not None else None
+        if state is not None:
+            yield index, state
+
+
+def _is_free(config: Config) -> bool:
+    """Whether a plan chooses on which partitions its chunks are."""
+    return config.pipeline == proposal.AUTO or not config.contiguous
