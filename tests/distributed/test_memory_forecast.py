@@ -54,12 +54,14 @@ def test_the_forecast_is_near_what_the_allocator_counts(
     for found in case_result.values():
         forecast = found["forecast"]
         assert found["peak"] > 40 * 2**20
-        assert forecast["stored_bytes"] == pytest.approx(found["peak"], rel=within)
+        # Horovod takes its buffer when two tensors first come in one of its cycles. Where slots are shared there are
+        # few, and on a busy machine they never did.
+        whole, buffer = forecast["stored_bytes"], found["averaging"]
+        assert any(size == pytest.approx(found["peak"], rel=within) for size in (whole, whole - buffer)), (whole, found)
         # Between steps there are weights and slots, and the batch; not the copies of other ranks' weights.
         stored = forecast["weight_bytes"] - found["copied"] + forecast["slot_bytes"] + found["batch"]
-        stored += found["averaging"]
         # The allocator may give a slot a piece that was freed, and is up to twice as large.
-        assert 0.85 * stored < found["between"] < 2.0 * stored
+        assert 0.85 * stored < found["between"] < 2.0 * (stored + buffer)
     # After its fourth step the training says so itself, on rank 0 alone, and once.
     said = [output.count("memory after the first steps") for output in case_result.output]
     assert said == [1] + [0] * (launched.size - 1)
