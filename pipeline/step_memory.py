@@ -61,7 +61,7 @@ def step_memory(
         samples: samples of a microbatch, where the graph leaves that length open.
 
     Returns:
-        One entry a stage. Weights, slots, sums of gradients and the batch are not in it.
+        One entry a stage. Weights, slots, the stage's own sums of gradients and the batch are not in it.
     """
     timeline = simulate(program, times, edges)
     read = _first_reads(split, timeline.spans)
@@ -140,6 +140,7 @@ class _Stage:
         self._spans = spans
         self._segments = split.segments_of(stage)
         self._transfers = {t.index: t for t in split.transfers if not t.once_per_step}
+        self._sums = {t.index: t.tensor for t in split.transfers if t.is_sum and t.tensor is not None}
         self._root = memory_roots(split.graph, sorted({n for s in self._segments.values() for n in s.nodes}))
         self._stash = {self._memory_of(t) for t in split.stash(stage)}
         self._results = {self._memory_of(o.tensor) for o in split.outputs if not o.is_summed}
@@ -182,6 +183,9 @@ class _Stage:
             assert task.microbatch is not None or task.kind.is_transfer
             if task.kind is Kind.RECV and task.edge in self._transfers:
                 self._begins(lives, self._transfers[task.edge].tensor, task.microbatch, span.end, _Use.TRANSPORT)
+            elif task.kind is Kind.RECV and task.edge in self._sums:
+                # What another stage adds to a gradient lies beside this stage's own sum until both are whole.
+                yield self._sums[task.edge], _Life(span.end, math.inf, _Use.TRANSPORT)
             elif task.kind is Kind.SEND and task.edge in self._transfers:
                 # A message may need all the time that it has.
                 assert task.microbatch is not None

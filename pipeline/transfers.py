@@ -39,7 +39,9 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
     times are, in no other step do ranks wait for each other because their buffers are full.
 
     A tensor sent once per step goes before its reader's first microbatch, or behind its maker's
-    last one; as a result it is received at the end.
+    last one. As a result, such as what one stage adds to the gradient of another one's weight, it
+    is asked for before the receiver's last task of the maker's sweep: nothing stands behind that
+    task then, and the receiver may hand on what it makes while it still computes.
 
     Args:
         program: compute tasks only, as `build` returns it.
@@ -130,8 +132,9 @@ def _opened_at(
     """Position of the task before which the edge's RECV stands, and of the one it is meant for."""
     if microbatch is None:
         if edge.dst_sweep is None:
-            end = len(program.ranks[program.placement()[edge.dst_chunk]])
-            return end, end
+            tasks = program.ranks[program.placement()[edge.dst_chunk]]
+            last = max(position for position, task in enumerate(tasks) if task.sweep == edge.src_sweep)
+            return last, len(tasks)
         key = edge.dst_chunk, edge.dst_sweep
         meant_for = min(where[(*key, each)][0] for each in range(program.microbatches))
         return max(0, meant_for - prefetch), meant_for

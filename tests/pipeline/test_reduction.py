@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from smp_tf.partition.op_kinds import CALL_OPS
 from smp_tf.pipeline.executor import emit
 from smp_tf.pipeline.reduction import Bucket, Reduce, Sums, group_gradients, limit_of_buckets, plan_buckets
 from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
-from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, dense_chain
+from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, cut_step, dense_chain
 
 #: Of a kernel and of a bias.
 KERNEL, BIAS = 4 * WIDTH * WIDTH, 4 * WIDTH
@@ -90,6 +91,56 @@ def test_a_bucket_is_complete_behind_the_last_task_that_adds_to_it(
     schedule: str, stage: int, after: list[str], inside: list[int]
 ) -> None:
     step = dense_chain(4, 2, 4, schedule)
+    program = program_of(step, stage, KERNEL + BIAS)
+    assert [str(program.tasks[bucket.after]) for bucket in program.buckets] == after
+    found = program.last[1].reductions if program.last is not None else None
+    assert sorted(bucket.number for bucket in (found.buckets if found is not None else ())) == inside
+
+
+def tied_chain(microbatches: int, schedule: str, owner: int) -> CutStep:
+    """Four dense layers on two stages, of which the last one's outputs are multiplied by the first one's kernel."""
+    hidden = [tf_keras.layers.Dense(WIDTH, activation="tanh") for _ in range(4)]
+
+    class Tied(tf_keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = hidden
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            for layer in self.hidden:
+                x = layer(x)
+            return tf.matmul(x, self.hidden[0].kernel, transpose_b=True)
+
+    model = Tied()
+    model(tf.zeros([1, WIDTH]))
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    spec = tf.TensorSpec((BATCH // microbatches, WIDTH))
+    kernel = hidden[0].kernel.name.partition(":")[0]
+    return cut_step(step, [model], [spec], 2, microbatches, schedule, owners={kernel: owner})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stage", "owner", "after", "inside"),
+    [
+        # All but the bucket of the kernel, to which the last stage adds.
+        ("interleaved", 0, 0, ["0B3", "0B3"], [0]),
+        ("zb_h1", 0, 0, ["0W3", "0W3", "0W3"], [0, 1]),
+        ("zb_h1", 1, 1, ["1W3", "1W3"], [0]),
+        # The stage that does not store it sends what it adds when its last task has ended.
+        ("zb_h1", 1, 0, ["1W3"], []),
+        ("interleaved", 0, 1, ["0B3", "0B3"], []),
+    ],
+)
+def test_a_tied_weight_holds_back_its_own_bucket_alone(
+    schedule: str, stage: int, owner: int, after: list[str], inside: list[int]
+) -> None:
+    """No bucket of the stage that stores it was begun within the last task."""
+    step = tied_chain(4, schedule, owner)
     program = program_of(step, stage, KERNEL + BIAS)
     assert [str(program.tasks[bucket.after]) for bucket in program.buckets] == after
     found = program.last[1].reductions if program.last is not None else None

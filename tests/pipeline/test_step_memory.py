@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 
+from smp_tf.partition.op_graph import OpGraph
 from smp_tf.pipeline.simulate import ChunkTimes
 from smp_tf.pipeline.stage_program import edges_of, plan_program
 from smp_tf.pipeline.step_memory import StepMemory, step_memory
@@ -14,8 +16,8 @@ from smp_tf.proposal import propose
 from tests.partition.op_graph_builder import chain_of_dense
 
 
-def held(schedule: str, microbatches: int) -> tuple[StepMemory, ...]:
-    graph = chain_of_dense(4)
+def held(schedule: str, microbatches: int, graph: OpGraph | None = None) -> tuple[StepMemory, ...]:
+    graph = graph or chain_of_dense(4)
     request = PlacementRequest(2, microbatches, schedule, "memory", 0.0)
     done = cut(graph, propose(graph, request, {}))
     return step_memory(done, plan_program(done, schedule, microbatches), edges_of(done), [ChunkTimes()] * 2)
@@ -46,3 +48,18 @@ def test_nothing_is_computed_while_a_tensor_is_sent_or_received(monkeypatch: pyt
     )
     # The last forward pass has the stash of those before it beside it.
     assert held("simple", 4)[0] == StepMemory(1024, 8, 768 - 1024 + 10_000)
+
+
+@pytest.mark.parametrize(("schedule", "microbatches", "more"), [("simple", 1, 256), ("simple", 4, 0)])
+def test_what_another_stage_adds_to_a_gradient_is_there_in_the_last_task(
+    schedule: str, microbatches: int, more: int
+) -> None:
+    """It was received behind that task, when all else is gone. Of one microbatch the last task is the fullest."""
+    graphs = [chain_of_dense(4, tied=tied, stages=(0, 0, 1, 1)) for tied in (None, (0, 3))]
+    # As a step returns them.
+    gradients = [[tensor for gradient in graph.gradients for tensor in gradient.tensors] for graph in graphs]
+    alone, tied = (
+        held(schedule, microbatches, replace(graph, outputs=(*graph.outputs, *returned)))
+        for graph, returned in zip(graphs, gradients, strict=True)
+    )
+    assert tied[0] == replace(alone[0], transport=alone[0].transport + more)

@@ -103,13 +103,48 @@ def test_a_receive_is_open_when_its_sender_needs_the_buffer() -> None:
 
 
 def test_a_shared_weight_goes_once_and_its_gradient_comes_back_once() -> None:
+    """The receive of the gradient stood at the end: all averages of that rank began behind its last task."""
     value = Edge(2, 0, None, 1, 0, per="step")
     gradient = Edge(3, 1, 1, 0, None, per="step")
     is_text(
         add_transfers(build("interleaved", 2, 2), [UP, DOWN, value, gradient]),
         """
-        0S2 0F0 0S0.0 0R1.0 0F1 0S0.1 0R1.1 0B0 0B1 0R3
+        0S2 0F0 0S0.0 0R1.0 0F1 0S0.1 0R1.1 0B0 0R3 0B1
         1R0.0 1R2 1F0 1R0.1 1B0 1S1.0 1F1 1B1 1S1.1 1S3
+        """,
+    )
+
+
+def test_a_sum_is_asked_for_before_the_last_task_of_its_sweep() -> None:
+    """Of a weight of chunk 2, which chunk 1 uses; rank 0 ends with chunk 0, and a third sweep comes behind."""
+    gradient = Edge(9, 1, 1, 2, None, per="step")
+    is_text(
+        add_transfers(build("interleaved_1f1b", 2, 1, 2, sweeps=3), [*chain(4), gradient]),
+        """
+        2R1.0 0F0 0S0.0 2R6.0 2F0 2S2.0 0R4.0 2B0 2S5.0 2R9 0B0 0T2.0 2T2.0
+        1R0.0 3R2.0 1F0 1S1.0 3F0 1R5.0 3B0 3S6.0 1B0 1S4.0 1S9 1T2.0 3T2.0
+        """,
+    )
+
+
+def test_the_last_piece_of_backward_stands_behind_the_receive_of_a_sum() -> None:
+    is_text(
+        add_transfers(build("zb_h1", 2, 2), [UP, DOWN, Edge(2, 1, 1, 0, None, per="step")]),
+        """
+        0F0 0S0.0 0R1.0 0F1 0S0.1 0I0 0R1.1 0W0 0I1 0R2 0W1
+        1R0.0 1F0 1R0.1 1I0 1S1.0 1F1 1I1 1S1.1 1W0 1W1 1S2
+        """,
+    )
+
+
+def test_what_all_ranks_get_the_sum_of_is_sent_behind_the_last_task_and_received_before_it() -> None:
+    """The gradient of a variable of the script, which every rank has and adds to."""
+    edges = [UP, DOWN, Edge(2, 1, 1, 0, None, per="step"), Edge(3, 0, 1, 1, None, per="step")]
+    is_text(
+        add_transfers(build("simple", 2, 2), edges),
+        """
+        0F0 0S0.0 0R1.0 0F1 0S0.1 0R1.1 0B0 0R2 0B1 0S3
+        1R0.0 1R0.1 1F0 1F1 1B0 1S1.0 1R3 1B1 1S1.1 1S2
         """,
     )
 
@@ -181,6 +216,11 @@ def programs_with_edges(draw: st.DrawFn) -> tuple[Program, list[Edge], int]:
         )
         dst_sweep = None if draw(st.booleans()) else b[0]
         edges.append(Edge(1000 + index, a[1], a[0], b[1], dst_sweep))
+    for index in range(draw(st.integers(0, 4))):
+        one, other = draw(st.lists(visits, min_size=2, max_size=2, unique_by=lambda visit: visit[1]))
+        value, total = (None, other[0]), (one[0], None)
+        made_in, read_in = draw(st.sampled_from([value, total]))
+        edges.append(Edge(2000 + index, one[1], made_in, other[1], read_in, per="step"))
     return program, draw(st.permutations(edges)), draw(st.integers(0, 3))
 
 
