@@ -208,6 +208,7 @@ def launch_script(
     deadline: float = DEADLINE,
     on_line: Callable[[Job, Line], None] | None = None,
     launched: bool = True,
+    hosts: str = "",
     as_installed: bool = False,
     cold: bool = False,
     patience: float = 20.0,
@@ -222,6 +223,7 @@ def launch_script(
         deadline: seconds until all ranks must print their stacks and are killed.
         on_line: called for every line any rank prints; it may call `job.kill(rank, signal)`.
         launched: False runs plain `python script` in one process, without horovodrun.
+        hosts: of this machine, what `-H` is given; "" leaves it out.
         as_installed: use the installed horovodrun, which looks for seconds what it was built with.
         cold: import TensorFlow in each rank, which are otherwise forked from a process that has (`warm_process.py`).
         patience: seconds that processes have to end after launcher and ranks.
@@ -229,6 +231,16 @@ def launch_script(
     # A script's time and memory are looked at.
     POOLS.end()
     job = Job(
-        size, ROOT / path, arguments, environment or {}, deadline, on_line, launched, as_installed, cold, patience
+        size,
+        ROOT / path,
+        arguments,
+        environment or {},
+        deadline,
+        on_line,
+        launched,
+        hosts,
+        as_installed,
+        cold,
+        patience,
     )
     return job.watch()

@@ -139,6 +139,7 @@ class Job:
             may be moved by `on_line` while the job runs.
         on_line: called with (job, line) for every line; it may send signals.
         launched: False starts one plain `python script` with no launcher.
+        hosts: of this machine, what `-H` is given; "" leaves it out.
         as_installed: use the installed horovodrun, which looks for seconds what it was built with.
         cold: import TensorFlow in each rank, which are otherwise forked from a process that has (`warm_process.py`).
         patience: seconds that processes have to end after launcher and ranks, and two more; what is there then is left
@@ -152,6 +153,7 @@ class Job:
     deadline: float = DEADLINE
     on_line: Callable[[Job, Line], None] | None = None
     launched: bool = True
+    hosts: str = ""
     as_installed: bool = False
     cold: bool = False
     patience: float = 20.0
@@ -282,7 +284,8 @@ class Job:
             installed = [str(Path(sys.executable).parent / "horovodrun")]
             quick = [sys.executable, str(ROOT / "tests/distributed/launcher/horovodrun"), "--gloo"]
             horovodrun = installed if self.as_installed else quick
-            self._command = [*horovodrun, "-np", str(self.size), *self._command]
+            slots = ["-H", self.hosts] if self.hosts else []
+            self._command = [*horovodrun, "-np", str(self.size), *slots, *self._command]
         for rank in range(self.size):
             pipe = self.folder / f"rank-{rank}.pipe"
             os.mkfifo(pipe)
