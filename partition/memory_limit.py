@@ -42,7 +42,11 @@ def too_large(plan: Plan, limits: Sequence[float | None], nearest: Iterable[str]
         if most is not None and row.device_bytes > most:
             over.append(row)
             verdict += f", {as_bytes(row.device_bytes - most)} too much"
-        lines.append(f"  stage {stage}: {as_bytes(row.device_bytes)}{verdict} ({_parts(row)}) for {names[stage]}")
+        layers = names[stage]
+        # Of a plan for speed it is known of another layer, that which takes the longest.
+        if plan.objective == "memory" and row.units > 1 and row.largest_share > 0.5:
+            layers = f"{names[stage]}; {row.largest} alone keeps {row.largest_share:.0%}"
+        lines.append(f"  stage {stage}: {as_bytes(row.device_bytes)}{verdict} ({_parts(row)}) for {layers}")
     lines.append(f"What would help: {'; '.join(_advice(plan, over))}.")
     if found := list(nearest):
         lines.append(f"What would fit: {'; or '.join(found)}.")

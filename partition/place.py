@@ -10,6 +10,7 @@ branches, a placement may put one branch beside the other in a way that no cut o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,8 +28,8 @@ class Placed:
 
     Args:
         placement: the stages of the units.
-        gap: by how much the score of any other placement is smaller at most, as a share of this one's; None where other
-            placements are out of the question.
+        gap: by how much the score of any other placement is smaller at most, as a share of this one's, also of those
+            that leave aside what a script has put on stages; None where an earlier step has placed some of the units.
         without: why the solver that could have proved more was not used; None where it was, or was not needed.
     """
 
@@ -78,25 +79,29 @@ def place(
     """
     ranks = ranks or Ranks.alike(stages)
     pairs = sorted(set(needs))
-    given = any(at is not None for at in (*chain.manual, *chain.pinned))
+    pinned = any(at is not None for at in chain.pinned)
     chunks = chunks or Chunks.one_each(in_flight_of(stages, microbatches, None))
     if not chunks.are_stages:
         cut = solve_chunks(chain, chunks, objective=objective, microbatches=microbatches, ranks=ranks)
         bound = _least_possible(chain, chunks, objective, microbatches, ranks)
-        return Placed(cut, None if given else _gap(cut.score(objective, microbatches), bound))
+        return Placed(cut, None if pinned else _gap(cut.score(objective, microbatches), bound))
     held = chunks.in_flight
     cut = solve_chain(chain, stages, objective=objective, microbatches=microbatches, in_flight=held, ranks=ranks)
     score = cut.score(objective, microbatches)
+    if pinned:
+        return Placed(cut, None)
+    if any(at is not None for at in chain.manual):
+        least = _least_without_hand(chain, pairs, stages, objective, microbatches, ranks, chunks)
+        return Placed(cut, _gap(score, least))
     bound = _least_possible(chain, chunks, objective, microbatches, ranks)
     if _is_only_order(chain, pairs):
         bound = max(bound, cut.least)
-    if given:
-        # What is given leaves the question open of what would be better without it.
-        return Placed(cut, None)
     enough = max(worth, TOLERANCE * score)
-    few = len(chain.names) * stages <= most_choices
-    if score - bound <= enough or seconds <= 0 or not few:
+    if score - bound <= enough or seconds <= 0:
         return Placed(cut, _gap(score, bound))
+    if len(chain.names) * stages > most_choices:
+        many = f"{len(chain.names):,} units on {stages} partitions are more than a solver looks through"
+        return Placed(cut, _gap(score, bound), many)
     within = None
     if len(chain.names) <= MOST_UNITS:
         tight = _Tight(chain, pairs, held, ranks, objective, microbatches)
@@ -116,6 +121,22 @@ def place(
     if better < score * (1 - TOLERANCE):
         return Placed(found, _gap(better, bound))
     return Placed(cut, _gap(score, bound))
+
+
+def _least_without_hand(
+    chain: Chain,
+    pairs: Sequence[tuple[int, int]],
+    stages: int,
+    objective: str,
+    microbatches: int,
+    ranks: Ranks,
+    chunks: Chunks,
+) -> float:
+    """A score that no placement is below, also none that leaves aside what a script has put on stages."""
+    free = dataclasses.replace(chain, manual=())
+    found = place(free, pairs, stages, objective=objective, microbatches=microbatches, ranks=ranks, chunks=chunks)
+    assert found.gap is not None
+    return found.placement.score(objective, microbatches) * (1.0 - found.gap)
 
 
 class _Tight:

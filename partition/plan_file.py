@@ -4,7 +4,7 @@ A script decides where the variables of a model are at the first step that uses 
 such step, in the order in which they came.
 
     {
-     "version": 2,
+     "version": 3,
      "partitions": 2,
      "plans": [
       {
@@ -14,6 +14,7 @@ such step, in the order in which they came.
        "placement": [0, 1],                             partition of every chunk
        "units": {"net/dense": 0, "net/dense_1": 1},     chunk of every layer, in the order in which data flows
        "shared": {"net/embedding/table": 0},            owner of each variable that layers of several chunks use
+       "planned": {"first": ["net/dense", "net/dense_1"], "shared": {...}},      as it was before any change by hand
        "variables": {"net/dense/kernel": "float32[64,512]"},
        "forecast": [...]                                what each partition holds; only for the reader
       }
@@ -21,7 +22,8 @@ such step, in the order in which they came.
     }
 
 `units` and `shared` say it all: every other variable is owned where the layer is that uses it. So a layer is moved by
-changing one number. Where a partition has one chunk, chunk and partition are the same number.
+changing one number; `planned` stays as it is, and a training says what was moved. Where a partition has one chunk,
+chunk and partition are the same number.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.units import Unit, dependences
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,19 @@ class Held:
     time_share: float
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What the planner has decided, by which it is seen what was changed by hand.
+
+    Args:
+        first: the first layer of each chunk.
+        shared: as `StoredPlan.shared`.
+    """
+
+    first: tuple[str, ...]
+    shared: dict[str, int]
+
+
 @dataclass(frozen=True)
 class StoredPlan:
     """What the file says of one step; see the picture above."""
@@ -69,8 +84,21 @@ class StoredPlan:
     placement: tuple[int, ...]
     units: dict[str, int]
     shared: dict[str, int]
+    planned: Planned
     variables: dict[str, str]
     forecast: tuple[Held, ...]
+
+    def moved(self) -> dict[str, tuple[int, int]]:
+        """The layers and shared variables that were moved by hand, with the chunk before, and the one they are in."""
+        found, before = {}, 0
+        for name, chunk in self.units.items():
+            before = self.planned.first.index(name) if name in self.planned.first else before
+            if chunk != before:
+                found[name] = before, chunk
+        for name, chunk in self.shared.items():
+            if chunk != self.planned.shared.get(name, chunk):
+                found[name] = self.planned.shared[name], chunk
+        return found
 
 
 @dataclass(frozen=True)
@@ -160,6 +188,8 @@ def to_store(step: str, plan: Plan, graph: OpGraph) -> StoredPlan:
         plan: its plan, with its forecast.
         graph: its op graph.
     """
+    shared = {shared.name: plan.owners[shared.name] for shared in plan.shared if shared.copies}
+    firsts = {chunk: name for name, chunk in reversed(plan.units.items())}
     return StoredPlan(
         step=step,
         fingerprint=plan.fingerprint,
@@ -168,7 +198,8 @@ def to_store(step: str, plan: Plan, graph: OpGraph) -> StoredPlan:
         optimize=plan.objective,
         placement=plan.placement,
         units=plan.units,
-        shared={shared.name: plan.owners[shared.name] for shared in plan.shared if shared.copies},
+        shared=shared,
+        planned=Planned(tuple(firsts[chunk] for chunk in range(len(plan.placement))), shared),
         variables=_variables(graph),
         forecast=tuple(Held(row.parameters, row.stored_bytes, row.time_share) for row in plan.forecast),
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from smp_tf.partition.plan import Plan, as_bytes
+from smp_tf.partition.plan import Plan, StageForecast, as_bytes
 from smp_tf.partition.units import AFTER_MODEL
 
 #: A gap that rounds to 0.0 % is none.
@@ -59,24 +59,36 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
             f"{as_bytes(row.stash_bytes)}\n{row.in_flight} ×",
             as_bytes(row.device_bytes),
             f"{row.time_share:.0%}",
-            _sent(row.sent_forward, row.sent_backward),
+            sent(row),
         )
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
     console.print(table)
-    for line in _lines(plan):
+    for line in remarks(plan):
         console.print(line, markup=False, highlight=False, soft_wrap=False)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-def _sent(forward: int, backward: int) -> str:
-    """Bytes to later and to earlier stages; "-" for none."""
-    lines = [f"{as_bytes(forward)} →"] * (forward > 0) + [f"← {as_bytes(backward)}"] * (backward > 0)
+def sent(row: StageForecast) -> str:
+    """What a stage sends per microbatch, a line to later stages and one to earlier ones; "-" for nothing.
+
+    Args:
+        row: the stage's forecast.
+    """
+    lines = [f"{as_bytes(row.sent_forward)} →"] * (row.sent_forward > 0)
+    lines += [f"← {as_bytes(row.sent_backward)}"] * (row.sent_backward > 0)
     return "\n".join(lines) or "-"
 
 
-def _lines(plan: Plan) -> list[str]:
-    """What the table has no column for."""
+def remarks(plan: Plan) -> list[str]:
+    """What the table has no column for: shared weights, what is on the host, why it is so, and what is proved of it.
+
+    Args:
+        plan: the plan, with its forecast.
+
+    Returns:
+        Sentences, each with a word for what it is about.
+    """
     lines = []
     for shared in plan.shared:
         size = as_bytes(shared.nbytes)

@@ -10,15 +10,14 @@ Exit codes: 0, 1 where there is no such plan (the message says what would help),
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smp_tf.errors import ConfigError, OfflinePlanError, PlacementError, ScheduleError, StepError, TimelineError
+from smp_tf.named_function import UsageError, named_function, say
 
 if TYPE_CHECKING:
     from smp_tf.cluster import Cluster
@@ -57,10 +56,6 @@ TIMELINE_EXAMPLE = """examples:
   smp-tf timeline timeline --html out.html
   smp-tf timeline timeline/rank_0.json timeline/rank_1.json --trace merged.json
 """
-
-
-class UsageError(Exception):
-    """Something given on the command line is wrong."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -232,7 +227,7 @@ def run_plan(given: argparse.Namespace) -> None:
         raise UsageError("--partitions auto and --microbatches auto try schedules that have a name. Received: a file.")
     _check_batch_size(given)
     _check_folders(given.json, given.html)
-    function = load(given.target)
+    function = named_function(given.target)
     said = Console(stderr=True)
     with said.status(f"planning {given.target}") as status:
         from smp_tf.known_times import KnownTimes
@@ -245,7 +240,7 @@ def run_plan(given: argparse.Namespace) -> None:
         measured: dict[str, Any] = {}
         if not given.static and cluster is None:
             compares = is_auto and given.microbatches in (None, "auto")
-            measured["times"] = KnownTimes(_most(given), _say, of_all_sizes=compares)
+            measured["times"] = KnownTimes(_most(given), say, of_all_sizes=compares)
         with offline():
             model = OfflineModel(function, optimizer=given.optimizer, batch_size=given.batch_size, **measured)
             found = None
@@ -291,7 +286,7 @@ def run_profile(given: argparse.Namespace) -> None:
         ConfigError: so is one that smp.init takes too.
     """
     _check_batch_size(given)
-    function = load(given.target)
+    function = named_function(given.target)
     from smp_tf.profile_command import run
 
     try:
@@ -397,74 +392,12 @@ def _check_batch_size(given: argparse.Namespace) -> None:
         raise UsageError(f"--batch-size must be at least 1. Received: {given.batch_size}.")
 
 
-def _say(text: str) -> None:
-    print(f"smp-tf: {text}", file=sys.stderr)
-
-
 def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}.") from error
     print(f"wrote {file}", file=sys.stderr)
-
-
-def load(target: str) -> Callable[[], Any]:
-    """The function that a target names.
-
-    Args:
-        target: "train.py:build" or "package.module:build".
-
-    Raises:
-        UsageError: there is no such script, module or function.
-    """
-    where, colon, name = target.rpartition(":")
-    if not colon or not where or not name:
-        raise UsageError(f'The model is named as "train.py:build" or "package.module:build". Received: {target!r}.')
-    module = _script(where) if where.endswith(".py") else _module(where)
-    found = getattr(module, name, None)
-    if found is None:
-        raise UsageError(f"{where} has no function {name!r}.")
-    if not callable(found):
-        raise UsageError(f"{name!r} in {where} must be a function. It is of type {type(found).__name__}.")
-    function: Callable[[], Any] = found
-
-    def call() -> Any:
-        try:
-            return function()
-        except (ConfigError, PlacementError, StepError):
-            raise
-        except Exception as error:
-            raise UsageError(f"{target} failed: {type(error).__name__}: {error}") from error
-
-    return call
-
-
-def _script(path: str) -> Any:
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"There is no script {path!r}.")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    sys.path.insert(0, str(file.absolute().parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
-
-
-def _module(name: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"There is no module {error.name!r}. A script is named with its ending, .py.") from error
-    except Exception as error:
-        raise UsageError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -72,8 +72,14 @@ def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         parsed = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{source} is not YAML: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{source} is not YAML: {error.problem}{where}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not YAML: {' '.join(str(error).split())}.") from None
+    except RecursionError:
+        raise ConfigError(f"{source} is nested too deeply.") from None
     if isinstance(node, yaml.MappingNode):
         _refuse_twins([key.value for key, _ in node.value], source)
     return _require_mapping({} if parsed is None else parsed, source)

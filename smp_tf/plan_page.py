@@ -14,7 +14,7 @@ from smp_tf.html_page import LEFT, TASKS, WIDTH, document, items, legend, mark, 
 from smp_tf.in_words import in_seconds
 from smp_tf.offline_plan import OfflinePlan, memory_over_time
 from smp_tf.partition.plan import as_bytes
-from smp_tf.partition.report import layer_names, on_host, proved, reasons
+from smp_tf.partition.report import layer_names, remarks, sent
 from smp_tf.plan_text import forecast
 
 #: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
@@ -43,11 +43,11 @@ def page(made: OfflinePlan, name: str) -> str:
     body = [
         f"<h1>Plan of {escape(name)}</h1>",
         f"<p>{escape(said)}.</p>",
-        items([*(f"on the host: {line}" for line in on_host(plan)), *reasons(plan), *proved(plan), forecast(made)]),
+        items([*remarks(plan), forecast(made)]),
         "<h2>Stages</h2>",
         _stages(made),
         "<h2>Layers</h2>",
-        "<p>A column per stage; lines are what one microbatch sends forward.</p>",
+        "<p>A column per stage; lines are what one microbatch sends forward, dashed ones what it sends back.</p>",
         f'<div class="wide">{_layers(made)}</div>',
         "<h2>Timeline of a step</h2>",
         f"<p>{_legend(made)}; the number is the microbatch{_paler(made)}.</p>",
@@ -76,6 +76,8 @@ def _stages(made: OfflinePlan) -> str:
         "working",
         "in all",
         "time",
+        "waits",
+        "sent per microbatch",
     )
     names = layer_names(made.plan)
     rows = []
@@ -83,7 +85,9 @@ def _stages(made: OfflinePlan) -> str:
         parts = (row.weight_bytes, row.gradient_bytes, row.slot_bytes, row.stash_bytes, row.transport_bytes)
         sizes = [as_bytes(part) for part in (*parts, row.working_bytes, row.device_bytes)]
         numbered = mark(_color(stage)) + str(stage)
-        rows.append((numbered, escape(names[stage]), f"{row.parameters:,}", *sizes, f"{row.time_share:.0%}"))
+        waits = f"{made.timeline.idle[stage] / made.timeline.step_time:.0%}"
+        shares = (f"{row.time_share:.0%}", waits, sent(row).replace("\n", ", "))
+        rows.append((numbered, escape(names[stage]), f"{row.parameters:,}", *sizes, *shares))
     return table(heads, rows, names_at=1)
 
 
@@ -117,17 +121,18 @@ def _layers(made: OfflinePlan) -> str:
             shapes.append("</g>")
         shapes.append(f'<text x="{left}" y="12">stage {stage}</text>')
     for flow in made.costs.flows:
-        if flow.backward:
-            continue
         source = stage_of[flow.producer]
         for stage in sorted({stage_of[c] for c in flow.consumers} - {source}):
             target = next(c for c in flow.consumers if stage_of[c] == stage)
             (x, y), (x2, y2) = boxes[flow.producer], boxes[target]
-            x += width
+            side = 1 if stage > source else -1
+            x, x2 = (x + width, x2) if side > 0 else (x, x2 + width)
+            look, below = (' stroke-dasharray="4 3"', 9) if flow.backward else ("", -3)
             told = f"{made.units[flow.producer].name} → {made.units[target].name}: {as_bytes(flow.nbytes)}"
             shapes.append(
-                f'<g><title>{escape(told)}</title><path d="M{x} {y:.1f} C{x + 50} {y:.1f} {x2 - 50} {y2:.1f} '
-                f'{x2} {y2:.1f}" fill="none" stroke="#444"/><text x="{x + gap / 2}" y="{(y + y2) / 2 - 3:.1f}" '
+                f'<g><title>{escape(told)}</title><path d="M{x} {y:.1f} C{x + 50 * side} {y:.1f} '
+                f'{x2 - 50 * side} {y2:.1f} {x2} {y2:.1f}" fill="none" stroke="#444"{look}/>'
+                f'<text x="{x + side * gap / 2}" y="{(y + y2) / 2 + below:.1f}" '
                 f'text-anchor="middle">{as_bytes(flow.nbytes)}</text></g>'
             )
     return svg(made.plan.stages * (width + gap) - gap, 24 + tallest * height, shapes)

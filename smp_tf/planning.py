@@ -127,6 +127,8 @@ def _chunks_of(schedule: str, placement: tuple[int, ...], microbatches: int) -> 
     return Chunks(placement, stash_profile(program_of(schedule, placement, microbatches)))
 
 
+#: Of layers that were moved by hand, so many are named.
+_MOST_MOVED = 8
 #: For how long a step looks for a placement that no cut of one order gives, and for a proof that there is none.
 PROOF_SECONDS = 2.0
 #: Units times stages that take no longer than that.
@@ -242,7 +244,7 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         said = f"no more is proved of this placement: {without}"
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
     if request.given is not None:
-        plan = dataclasses.replace(plan, reasons=(*plan.reasons, "the placement is that of the plan that was loaded"))
+        plan = dataclasses.replace(plan, reasons=(*plan.reasons, _loaded(request.given)))
     if known:
         said = f"the times are measured ones, of {known} of the {len(units)} units"
         if request.measured_sizes:
@@ -250,6 +252,18 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
             said = f"the times of {known} of the {len(units)} units are by measured ones of {which}"
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
     return plan
+
+
+def _loaded(given: StoredPlan) -> str:
+    """That a plan was loaded, and what has been moved in it by hand."""
+    said = "the placement is that of the plan that was loaded"
+    moved = given.moved()
+    if not moved:
+        return said
+    what = "partition" if given.placement == tuple(range(len(given.placement))) else "chunk"
+    told = [f"{name} from {what} {old} to {new}" for name, (old, new) in list(moved.items())[:_MOST_MOVED]]
+    more = f", and {len(moved) - len(told)} more" if len(moved) > len(told) else ""
+    return f"{said}; moved by hand: {', '.join(told)}{more}"
 
 
 def costs_of(graph: OpGraph, request: PlacementRequest) -> tuple[tuple[Unit, ...], Costs]:

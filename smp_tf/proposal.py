@@ -15,8 +15,9 @@ from smp_tf.partition.memory_limit import excess, too_large
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan, as_bytes
+from smp_tf.partition.report import proved
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.schedule import IN_ORDER, LEAN, placement_of, runs_on
+from smp_tf.pipeline.schedule import IN_ORDER, LEAN, is_named, placement_of, runs_on
 from smp_tf.plan_timeline import timeline_of
 from smp_tf.planning import (
     PlacementRequest,
@@ -176,25 +177,31 @@ def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
     """
     tried: list[Plan] = []
     less = [0.0] * request.stages
-    while len(tried) < _MOST_CUTS:
+    for _ in range(_MOST_CUTS):
         try:
             plan = planned(graph, _with_limits(request, less), owners)
         except MemoryLimitError:
             break
-        if any(plan.units == other.units for other in tried):
-            break
-        tried.append(_as_cut(graph, request, plan))
-        if excess(tried[-1], request.limits) <= 0:
-            return _with_price(graph, request, owners, plan), True
-        for stage, (row, limit) in enumerate(zip(tried[-1].forecast, request.limits, strict=True)):
-            less[stage] += max(0.0, row.device_bytes - limit) if limit is not None else 0.0
+        again = next((other for other in tried if other.units == plan.units), None)
+        done = again or _as_cut(graph, request, plan)
+        if excess(done, request.limits) <= 0:
+            return _with_price(graph, request, owners, plan, is_proved=not any(less)), True
+        if again is None:
+            tried.append(done)
+        for stage, (row, limit) in enumerate(zip(done.forecast, request.limits, strict=True)):
+            if limit is None or row.device_bytes <= limit:
+                continue
+            less[stage] += row.device_bytes - limit
+            if again is not None:
+                # What the solver counts of it is so little that it has to be ruled out itself.
+                less[stage] = max(less[stage], limit - plan.forecast[stage].device_bytes + 1)
         # One search beyond the cuts of one order is enough.
         request = dataclasses.replace(request, proof_seconds=0.0)
     smallest = planned(graph, dataclasses.replace(_without_limits(request), objective="memory"), owners)
     tried.append(_as_cut(graph, request, smallest))
     if excess(tried[-1], request.limits) <= 0:
         plan = dataclasses.replace(smallest, objective=request.objective)
-        return _with_price(graph, request, owners, plan), True
+        return _with_price(graph, request, owners, plan, is_proved=False), True
     return min(tried, key=lambda plan: excess(plan, request.limits)), False
 
 
@@ -217,16 +224,29 @@ def _as_cut(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Plan:
     return with_exact_transfers(plan, done, request)
 
 
-def _with_price(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], plan: Plan) -> Plan:
-    """The plan, with a word about the limits where it would be another one without; then nothing is proved of it."""
+def _with_price(
+    graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], plan: Plan, *, is_proved: bool
+) -> Plan:
+    """The plan, with a word about the limits where it would be another one without.
+
+    Args:
+        graph: the pruned op graph of a step.
+        request: how many stages, and what to balance.
+        owners: chunk of variables whose owner an earlier step decided, by index.
+        plan: keeps within the limits.
+        is_proved: whether its gap is to all placements that do, and not to those within limits that a solver was given.
+    """
     without = dataclasses.replace(_without_limits(request), proof_seconds=0.0)
     if planned(graph, without, owners).units == plan.units:
         return plan
-    plan = dataclasses.replace(plan, gap=None)
     limits = sorted({limit for limit in request.limits if limit is not None})
     size = as_bytes(limits[0]) if len(limits) == 1 else f"{as_bytes(limits[0])} to {as_bytes(limits[-1])}"
-    said = f"memory_limit, {size} a rank, rules out the cut that would be best otherwise"
-    return dataclasses.replace(plan, reasons=(*plan.reasons, said))
+    said = [f"memory_limit, {size} a rank, rules out the cut that would be best otherwise"]
+    if is_proved and plan.gap is not None:
+        said += [f"within memory_limit {line}" for line in proved(plan)]
+    else:
+        said.append("nothing is proved of it: what stages receive and work with is known only when a model is cut")
+    return dataclasses.replace(plan, gap=None, reasons=(*plan.reasons, *said))
 
 
 def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[str]:
@@ -239,9 +259,12 @@ def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[
             if _fits(graph, others):
                 yield f"{stages} partitions"
                 break
-    other = dataclasses.replace(request, schedule="interleaved", proof_seconds=0.0)
-    if request.schedule == "simple" and _fits(graph, other):
-        yield 'pipeline "interleaved"'
+    kinds = [kind for kind in IN_ORDER if kind != request.schedule and graph.gradients and request.given is None]
+    for kind in kinds if request.stages > 1 and is_named(request.schedule) else ():
+        other = dataclasses.replace(request, schedule=kind, proof_seconds=0.0)
+        if _is_possible(kind, request, len(units_of(graph))) and _fits(graph, other):
+            yield f'pipeline "{kind}"'
+            break
     if alike:
         yield f"a memory_limit of {as_bytes(max(row.device_bytes for row in plan.forecast), up=True)}"
 

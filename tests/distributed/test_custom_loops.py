@@ -94,6 +94,8 @@ def test_a_layer_moved_in_the_plan_file_moves_and_the_numbers_stay(
     assert first["plans"] == last["plans"] == [["train", [0, 0, 1, 1]], ["train", [0, 1, 1]]]
     assert [rank["stored"] for rank in (first, last)] == [{"one": 4, "two": 2}, {"one": 4, "two": 4}]
     assert [rank["changed"]["stored"] for rank in (first, last)] == [{"one": 6, "two": 2}, {"one": 2, "two": 4}]
+    said = split["plan file"].output[0]
+    assert "plan that was loaded; moved by hand: one/dense_2 from partition 1 to 0" in " ".join(said.split())
     for rank in (first, last):
         np.testing.assert_allclose(rank["numbers"], alone["numbers"], rtol=1e-12)
         np.testing.assert_allclose(rank["changed"]["numbers"], alone["numbers"], rtol=1e-12)

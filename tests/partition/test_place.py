@@ -47,9 +47,23 @@ def test_a_cut_that_no_placement_can_beat_needs_no_solver(monkeypatch: pytest.Mo
     assert (found.placement.memory, found.gap) == ((6.0, 6.0), 0.0)
 
 
-def test_nothing_is_proved_of_what_is_given() -> None:
-    chain = Chain(names(3), (1.0,) * 3, weights=weighing(1.0, 1.0, 8.0).weights, manual=(0, 1, 1))
+def test_what_others_could_gain_is_told_of_a_placement_by_hand_too() -> None:
+    """It was told of none: a person who pins a layer wants to know what that costs."""
+    weights = weighing(4.0, 2.0, 4.0, 2.0).weights
+    by_hand = place(Chain(names(4), (1.0,) * 4, weights=weights, manual=(0, None, 0, None)), follow(4), 2, seconds=1.0)
+    assert by_hand.placement.memory == (10.0, 2.0)
+    assert by_hand.gap == pytest.approx(0.4)
+
+
+def test_nothing_is_proved_where_an_earlier_step_has_placed_units() -> None:
+    chain = Chain(names(3), (1.0,) * 3, weights=weighing(1.0, 1.0, 8.0).weights, pinned=(0, 1, 1))
     assert place(chain, follow(3), 2, seconds=1.0).gap is None
+
+
+def test_more_units_than_a_solver_looks_through_are_told() -> None:
+    chain, join = weighing(4.0, 2.0, 4.0, 2.0), [(0, 3)]
+    found = place(chain, join, 3, seconds=1.0, most_choices=11)
+    assert found.without == "4 units on 3 partitions are more than a solver looks through"
 
 
 def test_what_is_not_worth_it_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

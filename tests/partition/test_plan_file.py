@@ -11,7 +11,7 @@ import pytest
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan, SharedVariable
-from smp_tf.partition.plan_file import PlanFile, StoredPlan, to_store
+from smp_tf.partition.plan_file import PlanFile, Planned, StoredPlan, to_store
 from smp_tf.partition.units import build_units
 from smp_tf.planning import PlacementRequest, units_of
 from smp_tf.proposal import propose
@@ -22,7 +22,7 @@ TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="m
 
 SHARES = (0.25, 0.75)
 TEXT = """{
- "version": 2,
+ "version": 3,
  "partitions": 2,
  "plans": [
   {
@@ -40,6 +40,13 @@ TEXT = """{
     "net/dense_1": 1
    },
    "shared": {},
+   "planned": {
+    "first": [
+     "net/dense_0",
+     "net/dense_1"
+    ],
+    "shared": {}
+   },
    "variables": {
     "net/dense_0/kernel": "float32[8,8]",
     "net/dense_1/kernel": "float32[8,8]"
@@ -90,7 +97,7 @@ def test_only_what_several_partitions_use_has_an_owner_of_its_own() -> None:
     [
         (TEXT[:300], r"not JSON, or not all of it is there: .* line \d+"),
         ("[1]", "must hold a JSON object. It holds a list"),
-        (TEXT.replace('"version": 2', '"version": 1'), "of version 2. It is of version 1"),
+        (TEXT.replace('"version": 3', '"version": 2'), "of version 3. It is of version 2"),
         (TEXT.replace(' "partitions": 2,\n', ""), r"The plan file must have the fields .* Wrong: \['partitions'\]"),
         (
             TEXT.replace('"net/dense_1": 1', '"net/dense_1": "1"'),
@@ -109,13 +116,28 @@ def test_only_what_several_partitions_use_has_an_owner_of_its_own() -> None:
             TEXT.replace("    1\n   ],", "    1,\n    0\n   ],").replace('"net/dense_1": 1', '"net/dense_1": 3'),
             "on chunk 3",
         ),
-        (TEXT.replace('"shared": {}', '"shared": {"net/w": 5}'), "'net/w' on partition 5"),
+        (TEXT.replace('"shared": {}', '"shared": {"net/w": 5}', 1), "'net/w' on partition 5"),
     ],
 )
 def test_a_damaged_file_is_refused_with_what_is_wrong(text: str, said: str) -> None:
     assert text != TEXT
     with pytest.raises(PlacementError, match=said):
         PlanFile.from_json(text)
+
+
+def test_what_was_moved_by_hand_is_known() -> None:
+    plan = stored(4, units={f"net/dense_{n}": chunk for n, chunk in enumerate((0, 0, 1, 1))})
+    plan = dataclasses.replace(
+        plan, shared={"net/table": 0}, planned=Planned(("net/dense_0", "net/dense_2"), {"net/table": 0})
+    )
+    assert plan.moved() == {}
+    by_hand = {f"net/dense_{n}": chunk for n, chunk in enumerate((0, 0, 0, 1))}
+    assert dataclasses.replace(plan, units=by_hand, shared={"net/table": 1}).moved() == {
+        "net/dense_2": (1, 0),
+        "net/table": (0, 1),
+    }
+    by_hand = {f"net/dense_{n}": chunk for n, chunk in enumerate((0, 1, 1, 1))}
+    assert dataclasses.replace(plan, units=by_hand).moved() == {"net/dense_1": (0, 1)}
 
 
 def find(file: PlanFile, graph: OpGraph, step: str = "train", fingerprint: str = "of this step") -> StoredPlan:

@@ -102,8 +102,12 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, changes: dict[str, Any
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is not YAML"),
-        ("[" * 5000, "is not YAML"),
+        (
+            "hosts: {",
+            "cluster.yaml is not YAML: expected the node content, but found '<stream end>' at line 1, column 9.$",
+        ),
+        ("hosts: \x07", "cluster.yaml is not YAML: unacceptable character #x0007: [^\n]*$"),
+        ("[" * 5000, "is nested too deeply"),
         ("- 1", "must hold a mapping of keys to values; it holds a list"),
         ("", "'hosts' is missing"),
     ],

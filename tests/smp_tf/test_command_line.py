@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import smp_tf as smp
 from smp_tf import command_line
+from smp_tf.named_function import named_function
 from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.plan_file import PlanFile
 from smp_tf.planning import units_of
@@ -28,7 +29,7 @@ def build():
     return tf_keras.Sequential([tf_keras.Input((8,)), *(layers.Dense(8, name=f"d{n}") for n in range(4))], name="chain")
 
 def broken():
-    raise OSError("no such data")
+    raise OSError("no such data\\nat all")
 """
 
 
@@ -64,7 +65,7 @@ def test_a_training_finds_its_plan_in_the_file(
     path = tmp_path / "plan.json"
     assert run(f"{script}:build", "--partitions", "2", "--batch-size", "8", "--json", str(path)) == 0
     init()
-    model = smp.DistributedModel(command_line.load(f"{script}:build"))
+    model = smp.DistributedModel(named_function(f"{script}:build"))
 
     @smp.step
     def train(x: tf.Tensor, y: tf.Tensor) -> Any:
@@ -95,7 +96,7 @@ def test_the_same_plan_every_time(script: str, tmp_path: Path) -> None:
         ("no.such.module:build", [], "There is no module 'no'"),
         ("{script}:other", [], "has no function 'other'"),
         ("{script}:SIZE", [], "'SIZE' in {script} must be a function. It is of type int"),
-        ("{script}:broken", [], "broken failed: OSError: no such data"),
+        ("{script}:broken", [], "broken failed at line 11: OSError: no such data"),
         ("{script}:build", ["--memory-limit", "much"], "memory_limit"),
         ("{script}:build", ["--pipeline", "fastest"], "pipeline"),
         ("{script}:build", ["--microbatches", "0"], "microbatches"),
@@ -109,9 +110,38 @@ def test_wrong_arguments_are_told_in_a_line(
 ) -> None:
     sizes = ["--partitions", "2", "--batch-size", "8"]
     assert run(target.format(script=script), *sizes, *options) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert words.format(script=script) in said[-1]
-    assert said[-1].startswith("smp-tf: ")
+    [said] = capsys.readouterr().err.splitlines()
+    assert words.format(script=script) in said
+    assert said.startswith("smp-tf: ")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("raise ValueError('not\\nnow')", "cannot be imported at line 12: ValueError: not"),
+        ("import no_such_module", "cannot be imported at line 12: ModuleNotFoundError: No module named"),
+        ("raise SystemExit(0)", "ends the process when it is imported (sys.exit). What is to run only as a script"),
+    ],
+)
+def test_a_script_that_cannot_be_imported_is_told_in_a_line(
+    script: str, lines: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(script).write_text(f"{SCRIPT}{lines}\n")
+    assert run(f"{script}:build", "--partitions", "2") == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"smp-tf: {script} ")
+    assert words in said
+
+
+def test_a_script_that_calls_init_when_it_is_imported_can_be_planned(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """smp_tf ran already when it was started for the plan: AlreadyInitializedError, with a traceback."""
+    Path(script).write_text(f"import smp_tf as smp\nsmp.init({{'partitions': 2, 'microbatches': 4}})\n{SCRIPT}")
+    assert run(f"{script}:build", "--partitions", "2", "--batch-size", "8") == 0
+    said = capsys.readouterr()
+    assert "2 partitions, 1 microbatch" in said.out
+    assert f"smp-tf: {script} calls smp.init when it is imported; its configuration is not used here" in said.err
 
 
 def test_a_schedule_of_ones_own_is_planned_for_as_many_ranks_as_it_has(

@@ -14,7 +14,7 @@ from tf_keras import layers
 
 from smp_tf.config import check_config
 from smp_tf.offline_plan import OfflineModel, OfflinePlan, offline
-from smp_tf.partition.report import proved, reasons
+from smp_tf.partition.report import remarks, sent
 from smp_tf.plan_page import page
 
 
@@ -84,9 +84,10 @@ def test_every_layer_task_and_rank_is_drawn(made: OfflinePlan) -> None:
     peaks = [title for title in found.titles if "at most" in title]
     assert len(peaks) == 2
     crossing = [title for title in found.titles if "→" in title]
-    # Three samples of sixteen numbers.
+    # Three samples of sixteen numbers, and their gradient back.
     assert all(title.endswith("192 B") for title in crossing)
-    assert crossing
+    assert len(crossing) == 2
+    assert page(made, "x").count("stroke-dasharray") == 1
 
 
 def test_the_parts_of_a_backward_that_is_cut_are_told_apart(made: OfflinePlan) -> None:
@@ -116,9 +117,17 @@ def test_it_needs_nothing_else_and_names_cannot_break_it(made: OfflinePlan) -> N
 
 def test_what_limits_the_plan_is_said(made: OfflinePlan) -> None:
     text = page(made, "x")
-    said = (*reasons(made.plan), *proved(made.plan))
-    assert len(said) == 2
+    said = remarks(made.plan)
+    assert [line.split(":")[0] for line in said] == ["why", "proved"]
     assert all(line in text for line in said)
+
+
+def test_the_stages_say_how_long_they_wait_and_what_they_send(made: OfflinePlan) -> None:
+    table = page(made, "x").partition("<h2>Stages</h2>")[2].partition("<h2>Layers</h2>")[0]
+    ends = [re.findall(r"<td[^>]*>([^<]*)</td>", row)[-2:] for row in table.split("<tr")[2:]]
+    waits = [f"{idle / made.timeline.step_time:.0%}" for idle in made.timeline.idle]
+    assert ends == [[share, sent(row)] for share, row in zip(waits, made.plan.forecast, strict=True)]
+    assert [end[1] for end in ends] == ["192 B →", "← 196 B"]
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here: apt install chromium")

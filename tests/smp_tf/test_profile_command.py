@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import smp_tf as smp
 from smp_tf import command_line
+from smp_tf.named_function import named_function
 from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.profiling import forward_backward
 
@@ -113,7 +114,7 @@ def test_a_training_finds_what_the_command_has_measured(script: str, tmp_path: P
     assert profile(f"{script}:build", *SIZES) == 0
     [kept] = (tmp_path / "profiles").iterdir()
     init()
-    model = smp.DistributedModel(command_line.load(f"{script}:build"))
+    model = smp.DistributedModel(named_function(f"{script}:build"))
     traced = forward_backward(model).trace(tf.ones([4, 8]), training=True)
     assert fingerprint(traced.graph) == json.loads(kept.read_text())["subject"]["fingerprint"]
 
