@@ -17,10 +17,17 @@ import matplotlib.pyplot as plt  # noqa: E402 - the settings come first
 
 def new_picture(width: float, height: float) -> tuple[Any, Any]:
     """A figure of a size in inches, with one pair of axes without a frame around it."""
-    figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    figure, [axes] = new_row(width, height, 1)
     return figure, axes
+
+
+def new_row(width: float, height: float, columns: int) -> tuple[Any, Sequence[Any]]:
+    """A figure of a size in inches, with several pairs of axes without frames beside each other."""
+    figure, made = plt.subplots(1, columns, figsize=(width, height), layout="constrained", squeeze=False)
+    for axes in made[0]:
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    return figure, list(made[0])
 
 
 def draw_runs(draw: Callable[[Sequence[Mapping[str, Any]], Path], None], files: Sequence[Path]) -> None:
