@@ -25,7 +25,7 @@ from smp_tf import (
     tf_internals,
     variables,
 )
-from smp_tf.apply_marks import applying
+from smp_tf.apply_marks import applying, is_split
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import computed
 from smp_tf.host_offload import are_slots_on_host, are_updates_offloaded, uncompiled, update_on_host
@@ -134,6 +134,8 @@ class OptimizerPatch(Patch):
         for name, wrapper in (
             ("build", _filtered_build),
             ("apply_gradients", _filtered_apply),
+            ("aggregate_gradients", _unjoined),
+            ("_aggregate_gradients", _unjoined),
             ("finalize_variable_values", _filtered_finalize),
             # Called where Keras has put what is made now beside the weight.
             ("_update_step", _updated_on_host),
@@ -462,6 +464,23 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(optimizer, kept, *args, **kwargs)
 
     return apply_gradients
+
+
+def _unjoined(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras's sum over the replicas of a strategy of TensorFlow's, left out where there is none.
+
+    It makes one op of all gradients, so that the first weight would wait for the average of the last one.
+    """
+
+    def aggregate_gradients(optimizer: Any, grads_and_vars: Iterable[Any]) -> Any:
+        pairs = list(grads_and_vars)
+        running = runtime.current_or_none()
+        is_ours = running is not None and is_split(running) and _are_of_models(variable for _, variable in pairs)
+        if is_ours and _is_of_keras(original) and not tf.distribute.has_strategy():
+            return pairs
+        return original(optimizer, pairs)
+
+    return aggregate_gradients
 
 
 def _is_of_keras(method: Callable[..., Any]) -> bool:

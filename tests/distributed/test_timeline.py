@@ -147,24 +147,52 @@ def test_replicas_reduce(tmp_path: Path) -> None:
 def test_gradients_are_averaged_while_others_are_computed(tmp_path: Path, partitions: int, microbatches: int) -> None:
     config = {"partitions": partitions, "microbatches": microbatches, "seed": 1}
     # Kernels of 16 MiB: a bucket each, with its bias.
-    arguments = {"folder": str(tmp_path), "width": 2048, "batch": 32, "count": 1, "steps": None}
-    launched(2 * partitions, Case("overlap", "recorded", arguments, config)).values()
-    for replica in replicas_of(timeline_file.read([tmp_path])):
-        for step in replica.steps.values():
-            stages = stages_of(step)
-            for number, stage in enumerate(stages):
-                reduced = [run for run in stage.tasks if run.task.kind is Kind.REDUCE]
-                assert sorted(str(run.task)[1:] for run in reduced) == [
-                    f"REDUCE{bucket}" for bucket in range(4 // partitions)
-                ]
-                # On the first stage while this rank computes, on the last one while the first stage does.
-                assert reduced[0].begin < stages[0].compute[-1].end
-                whole, hidden = step.averaging(number)
-                assert 0 < hidden <= whole
-                if number == 0:
-                    assert reduced[0].begin < reduced[-1].begin
-                if number > 0:
-                    assert reduced[0].begin >= stage.compute[-1].end
+    common = {"width": 2048, "batch": 32, "count": 1, "steps": None}
+    cases = {
+        tied: Case(name, "recorded", {**common, "folder": str(tmp_path / name), "tied": tied}, config)
+        for tied, name in ((False, "overlap"), (True, "tied"))
+    }
+    found = launch(2 * partitions, CASES, list(cases.values()))
+    for tied, case in cases.items():
+        ranks = found[case.name].values()
+        for replica in replicas_of(timeline_file.read([tmp_path / case.name])):
+            for step in replica.steps.values():
+                assert_averages_are_hidden(step, 4 // partitions, tied)
+        for told in ranks[partitions - 1 :: partitions] if partitions > 1 else []:
+            assert_changes_wait_for_their_own_bucket(told["waits"])
+    if partitions > 1:
+        # A kernel of the first stage is used on the last one, too: once all averages began behind the last task.
+        arguments = {**cases[True].arguments, "folder": str(tmp_path / "alone")}
+        reference = Case("alone", "recorded", arguments, {"partitions": 1, "seed": 1})
+        [alone] = launched(1, reference).values()
+        for told in found["tied"].values():
+            assert told["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+
+
+def assert_averages_are_hidden(step: StepAnatomy, buckets: int, tied: bool) -> None:
+    """On the first stage buckets begin while this rank computes, on the last one while the first stage does."""
+    stages = stages_of(step)
+    for number, stage in enumerate(stages):
+        reduced = [run for run in stage.tasks if run.task.kind is Kind.REDUCE]
+        assert sorted(str(run.task)[1:] for run in reduced) == [f"REDUCE{bucket}" for bucket in range(buckets)]
+        assert reduced[0].begin < stages[0].compute[-1].end
+        whole, hidden = step.averaging(number)
+        assert 0 < hidden <= whole
+        if number == 0:
+            assert reduced[0].begin < reduced[-1].begin
+            assert not tied or len(stages) == 1 or reduced[-1].begin >= stage.compute[-1].end
+        if number > 0:
+            assert reduced[0].begin >= stage.compute[-1].end
+
+
+def assert_changes_wait_for_their_own_bucket(waits: dict[str, list[str]]) -> None:
+    """Keras changed no weight before the last average was there. (And replicas' batches are weighed first of all.)"""
+    weighed = "smp_gradients_step_0_weight_float64"
+    assert waits == {
+        f"{layer}/{weight}:0": [f"smp_gradients_step_0_{bucket}_float32", weighed]
+        for bucket, layer in enumerate(("d3", "d2"))
+        for weight in ("kernel", "bias")
+    }
 
 
 @pytest.mark.distributed

@@ -305,6 +305,28 @@ def test_other_models_train_as_before(patch: OptimizerPatch) -> None:
     assert model.get_weights()[0].tolist() == [[0.0], [0.0]]
 
 
+@pytest.mark.parametrize("kind", [tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD], ids=["new", "legacy"])
+def test_a_weight_s_change_waits_for_no_other_weight_s_gradient(kind: type, init: Callable[..., None]) -> None:
+    """Keras made one op of all gradients, for TensorFlow's strategies: each weight waited for the last average."""
+    init(microbatches=2)
+    model = smp.DistributedModel(lambda: tf_keras.Sequential([tf_keras.Input((4,)), layers.Dense(4), layers.Dense(4)]))
+    optimizer = kind(0.1)
+
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def train(x: tf.Tensor) -> None:
+        sums = [gradient.accumulate() for gradient in step(x)]
+        optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
+
+    operations = train.get_concrete_function(tf.ones([4, 4])).graph.get_operations()
+    assert "IdentityN" not in {operation.type for operation in operations}
+
+
 class TestClipping:
     def test_not_where_all_gradients_are_at_hand(self, patch: OptimizerPatch) -> None:
         own, _ = own_and_remote()

@@ -19,7 +19,18 @@ def dense_net(width: int) -> tf_keras.Model:
     return tf_keras.Sequential([tf_keras.Input((width,)), *hidden], name="net")
 
 
-def recorded(folder: str, width: int, batch: int, count: int, steps: list[int] | None) -> dict[str, Any]:
+def tied_net(width: int) -> tf_keras.Model:
+    """A net whose outputs are multiplied by the kernel of its first layer."""
+    hidden = [layers.Dense(width, activation="tanh", name=f"d{number}") for number in range(4)]
+    x = inputs = tf_keras.Input((width,))
+    for layer in hidden:
+        x = layer(x)
+    return tf_keras.Model(inputs, tf.matmul(x, hidden[0].kernel, transpose_b=True), name="net")
+
+
+def recorded(
+    folder: str, width: int, batch: int, count: int, steps: list[int] | None, tied: bool = False
+) -> dict[str, Any]:
     """Trains in a loop of its own.
 
     Args:
@@ -28,11 +39,12 @@ def recorded(folder: str, width: int, batch: int, count: int, steps: list[int] |
         batch: samples of a batch.
         count: steps to run within the recording.
         steps: which of them are recorded.
+        tied: whether the last stage uses a kernel that the first one stores.
 
     Returns:
-        Losses, and how long the recorded loop took.
+        Losses, how long the recorded loop took, and what the changes of weights wait for.
     """
-    model = smp.DistributedModel(lambda: dense_net(width))
+    model = smp.DistributedModel(lambda: tied_net(width) if tied else dense_net(width))
     optimizer = tf_keras.optimizers.SGD(1e-3)
 
     @smp.step
@@ -55,7 +67,30 @@ def recorded(folder: str, width: int, batch: int, count: int, steps: list[int] |
         losses += [float(train(x)) for _ in range(count)]
     ended = time.monotonic_ns()
     losses.append(float(train(x)))
-    return {"losses": losses, "began": began, "ended": ended}
+    return {"losses": losses, "began": began, "ended": ended, "waits": waits_of_changes(train, x, model)}
+
+
+def waits_of_changes(train: Any, x: tf.Tensor, model: Any) -> dict[str, list[str]]:
+    """By the name of each weight of this rank, the averages over replicas that its change waits for.
+
+    Those within the function of a task do not count.
+    """
+    graph = train.get_concrete_function(x).graph
+    inside = {id(outer): inner.name for outer, inner in graph.captures}
+    stored = {inside[id(v.handle)]: v.name for v in model.local_variables if id(v.handle) in inside}
+    found = {}
+    for operation in graph.get_operations():
+        if operation.type.startswith("Assign") and operation.inputs[0].name in stored:
+            seen = {operation}
+            stack = [operation]
+            while stack:
+                last = stack.pop()
+                before = {*(tensor.op for tensor in last.inputs), *last.control_inputs} - seen
+                seen |= before
+                stack += before
+            averages = sorted(op.name for op in seen if op.type.startswith("Horovod"))
+            found[stored[operation.inputs[0].name]] = averages
+    return found
 
 
 def fitted(steps: dict[str, list[int]], **options: Any) -> dict[str, Any]:
