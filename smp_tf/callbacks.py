@@ -32,10 +32,11 @@ from smp_tf.topology import CommGroup
 class BroadcastInitialState(tf_keras.callbacks.Callback):
     """Gives all replicas the weights and optimizer state of one of them, after the first batch.
 
-    Replicas start alike, since they have the same seed. This makes sure of it where a script has changed weights on one
-    replica only, or has restored something on one of them. `fit` adds it when there are replicas. Where these share the
-    optimizer's slots (`shard_optimizer_state`), each of which is on one replica only, weights that differ before the
-    first step are an error, and the state of the optimizer is left as it is.
+    Replicas start alike: they have the same seed, and at a model's first step all take what replica 0 has. This is for
+    what a script changes on one replica later, between two calls of `fit`, and for the state of the optimizer. `fit`
+    adds it when there are replicas. Where these share the optimizer's slots (`shard_optimizer_state`), each of which is
+    on one replica only, weights that differ before the first step that trains are an error, and the state of the
+    optimizer is left as it is.
 
     Args:
         replica: the number of the replica whose state all take over.

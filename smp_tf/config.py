@@ -141,8 +141,8 @@ KEYS: dict[str, Key] = {
         True,
         boolean,
         "true or false",
-        "compare the weights of the replicas before the second step and every 100th; with shard_optimizer_state before "
-        "the first, and then the gradients that were applied",
+        "compare the trainable weights of the replicas before the second step and every 100th (with "
+        "shard_optimizer_state before the first, too), and optimizers when they are first used",
     ),
     "gradient_compression": Key(
         None,

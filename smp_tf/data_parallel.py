@@ -26,6 +26,10 @@ from smp_tf.wire_compression import COMPRESSED
 _FUSION_BUFFER = 128 << 20
 #: Horovod reduces no bfloat16; such sums travel as float32.
 _WIRE_TYPE = {tf.bfloat16: tf.float32}
+#: What it sends: numbers and truth values, neither complex ones nor texts.
+SENT_BY_HOROVOD = (
+    tf.float16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.bool,
+)  # fmt: skip
 #: With more elements together, tensors are not put in a row: they are counted as int32 there.
 _MOST_ELEMENTS = 1 << 30
 #: Of one gradient a replica receives at most so many bytes from all others together.

@@ -30,6 +30,7 @@ from smp_tf.errors import StepError
 from smp_tf.gradient_marks import computed
 from smp_tf.host_offload import are_slots_on_host, are_updates_offloaded, uncompiled, update_on_host
 from smp_tf.one_bit_optimizer import OneBitOptimizer
+from smp_tf.optimizer_agreement import require_equal_optimizers
 from smp_tf.partition.trace import Recorder
 from smp_tf.unaveraged_gradients import require_fit
 
@@ -438,6 +439,8 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _spread.inside:
             require_fit(optimizer, stored, isinstance(optimizer, OneBitOptimizer))
             sharded_slots.require_received(stored)
+            if _are_of_models(variable for _, variable in pairs):
+                require_equal_optimizers(optimizer)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
         waiting = _when_computed(kept) if is_spread else contextlib.nullcontext()
         on_host = update_on_host([variable for _, variable in kept])

@@ -9,6 +9,9 @@ sum over the replicas is needed anyhow: no message more, and nothing more to wai
 Where replicas share the optimizer's slots each gets its weights from the others: they are equal after the first step,
 whatever they were before. So weights are compared before it too.
 
+Weights are the trainable ones of the models, as far as this rank stores them; moving averages differ by what a replica
+has seen, and of a script's own variables nothing is known. Replicas begin with equal values (`equal_start`).
+
 Hashes are whole numbers small enough for sums of them to be exact. Weights are equal where the sum is the own hash as
 often as there are replicas; batches stand side by side. On steps that are not due, zeros travel.
 """
@@ -32,8 +35,9 @@ from smp_tf.tf_internals import cond_independently
 _ERROR_STEP = 1
 #: From then on they are compared every so many steps.
 _EVERY = 100
-#: The step on which batches are compared. Not the first: data that happens to begin alike is no mistake.
-_BATCH_STEP = 1
+#: The steps on which batches are compared. Not the first: data that happens to begin alike is no mistake. Several, for
+#: data that begins unlike and goes on alike.
+_FIRST_BATCH, _LAST_BATCH = 1, 9
 #: Bits of a whole number that float64 holds.
 _BITS = 53
 
@@ -42,14 +46,18 @@ class _Steps:
     """Counters of steps, by what a step function is known by: equal on all replicas, whatever programs they run."""
 
     counters: dict[str, tf.Variable] = {}  # noqa: RUF012
-    #: Whether a message has told that weights differ.
+    #: Whether a message has told that weights differ, and one that batches are equal.
     told: tf.Variable
+    told_of_batches: tf.Variable
 
 
 def _steps_before(known: str) -> tf.Tensor:
     if not _Steps.counters:
         on_shutdown(_Steps.counters.clear)
         _Steps.told = variables.make_script_variable(initial_value=False, trainable=False, name="smp_told_of_weights")
+        _Steps.told_of_batches = variables.make_script_variable(
+            initial_value=False, trainable=False, name="smp_told_of_batches"
+        )
     if known not in _Steps.counters:
         _Steps.counters[known] = variables.make_script_variable(
             initial_value=np.int64(0), trainable=False, name=f"{known}_compared".replace("/", "_")
@@ -162,7 +170,7 @@ class ReplicaCheck:
         """The hash at this replica's place, zeros elsewhere."""
         replicas = len(self._ranks)
         own = cond_independently(
-            tf.equal(self._before, _BATCH_STEP),
+            tf.logical_and(self._before >= _FIRST_BATCH, self._before <= _LAST_BATCH),
             lambda: self._as_float(content_hash(content_hashes(batch))) + 1.0,
             lambda: tf.zeros([1], tf.float64),
         )
@@ -174,17 +182,22 @@ class ReplicaCheck:
         return tf.cast(tf.bitwise.right_shift(tf.bitcast(hashes, tf.uint64), dropped), tf.float64)
 
     def _name_equal_batches(self, hashes: tf.Tensor) -> None:
-        own = hashes[self._replica]
-        same = tf.logical_and(tf.equal(hashes, own), own > 0)
-        # The first of the equal ones speaks.
-        speaks = tf.logical_and(
-            tf.equal(tf.argmax(tf.cast(same, tf.int32)), self._replica), tf.reduce_sum(tf.cast(same, tf.int32)) > 1
-        )
+        """Say once which replicas were given the same batch, on the first of them.
+
+        Args:
+            hashes: of the batch of every replica; zeros on steps that are not due.
+        """
+        pairs = tf.logical_and(tf.equal(hashes[:, None], hashes[None, :]), hashes > 0)
+        counts = tf.reduce_sum(tf.cast(pairs, tf.int32), axis=1)
+        first = tf.argmax(tf.cast(counts > 1, tf.int32))
+        tells = tf.logical_and(tf.reduce_any(counts > 1), tf.logical_not(_Steps.told_of_batches.read_value()))
 
         def speak() -> tf.Tensor:
             tf.print(
-                f"smp_tf: in the second call of step {self._step!r}, these replicas were given the same batch:",
-                tf.reshape(tf.where(same), [-1]),
+                "smp_tf: in call",
+                self._before + 1,
+                f"of step {self._step!r}, these replicas were given the same batch:",
+                tf.reshape(tf.where(pairs[first]), [-1]),
                 "- each should have a part of the data of its own, as smp.shard_dataset(dataset) shares it out. "
                 "Where this is meant, check_inputs=False says nothing of it.",
                 output_stream=sys.stderr,
@@ -192,4 +205,9 @@ class ReplicaCheck:
             )
             return tf.constant(True)
 
-        tf.cond(speaks, speak, lambda: tf.constant(True))
+        def tell() -> tf.Tensor:
+            tf.cond(tf.equal(first, self._replica), speak, lambda: tf.constant(True))
+            # All remember it, whoever speaks.
+            return tf.identity(_Steps.told_of_batches.assign(True))
+
+        tf.cond(tells, tell, lambda: tf.constant(True))

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import (
+    equal_start,
     first_steps,
     partition_file,
     pending_restore,
@@ -258,7 +259,7 @@ class Step:
             placed_before.remember(self.name, plan, graph, config)
         stage = running.topology.mp_rank
         trained = {gradient.variable for gradient in graph.gradients}
-        _settle(models, lowered, cut.assignment.owners, plan.placement, stage, running.seed, trained)
+        placed = _settle(models, lowered, cut.assignment.owners, plan.placement, stage, running.seed, trained)
         ranks = running.topology.members(CommGroup.PP_GROUP)
         mine = {
             index: variable
@@ -285,6 +286,8 @@ class Step:
         if xla:
             report_uncompiled(self.name, program)
         post_partition_hooks.run()
+        if decides:
+            equal_start.take_those_of_replica_0(placed)
         return SplitProgram(
             name=self.name,
             trace=traced.trace,
@@ -461,10 +464,13 @@ def _settle(
     stage: int,
     seed: int,
     trained: Collection[int],
-) -> None:
+) -> list[tuple[Any, int]]:
     """Tell every model who owns its variables, and replicas who updates those that the step has gradients of.
 
     This rank's get their initial values now.
+
+    Returns:
+        The variables of which that was decided now, each with the stage that stores it.
     """
     by_handle = {id(v.handle): owners[index] for index, v in enumerate(lowered.variables)}
     to_place: list[tuple[variables.VariableStore, dict[int, int]]] = []
@@ -485,6 +491,7 @@ def _settle(
     for store, by_position in to_place:
         store.settle(by_position, stage, seed, restored, chunks)
     pending_restore.take_what_exists()
+    return placed
 
 
 def step(

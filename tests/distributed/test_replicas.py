@@ -10,7 +10,10 @@ import pytest
 from tests.distributed.harness import Case, CaseResult, launch
 
 CASES = "tests.distributed.cases.replicas"
+#: Of weights. Adam divides by gradients that are nearly zero, so those of float32 differ by more than losses.
 TOLERANCE = {"mlp": 1e-12, "mlp_adam_float32": 1e-4, "sparse_embedding": 1e-9}
+#: Of losses, at most.
+LOSSES = 1e-5
 #: Replicas whose shares differ in size: the model, and whether its step is called eagerly, by partitions and replicas.
 SHARES = {(1, 2): ("mlp", True), (2, 2): ("sparse_embedding", False)}
 #: What replicas train on equal shares, by partitions and replicas, without --full: on two partitions one lays ranks out
@@ -72,6 +75,13 @@ BY_STAGE_FIRST = Case(
     {"model": "mlp"},
     {"partitions": 2, "microbatches": 2, "seed": 1, "placement_strategy": "PDT"},
 )
+#: Other schedules than the usual one, by partitions and replicas; every one on every grid runs with --full.
+SCHEDULED = {(2, 2): "zb_h1", (1, 4): "simple"}
+UNLIKE = [
+    Case(f"unlike optimizers{', shared slots' * shared}", "unlike_optimizers", {}, {"partitions": 1, **more})
+    for shared, more in ((False, {}), (True, {"shard_optimizer_state": True}))
+]
+LOADED = Case("loaded by one", "loaded_by_one", {}, {"partitions": 2, "microbatches": 2, "check_replicas": False})
 SHUFFLED = Case("shuffled shares", "shuffled_shares", {}, {"partitions": 2, "microbatches": 2})
 
 
@@ -89,10 +99,13 @@ class Launches:
             strategy = "PDT" if key == (3, 2) else "cluster"
             more = {
                 (3, 2): place_cases(),
-                (2, 2): [SHUFFLED, BY_STAGE_FIRST, *(compressed(2) if self.full else [])],
-                (1, 2): [OWN_GRADIENTS, TWICE, SLICES, *RETRACED, *compressed(1), *UNEQUAL],
+                (2, 2): [SHUFFLED, BY_STAGE_FIRST, LOADED, *(compressed(2) if self.full else [])],
+                (1, 2): [OWN_GRADIENTS, TWICE, SLICES, *RETRACED, *compressed(1), *UNEQUAL, *UNLIKE],
             }.get(key, [])
-            listed = [*cases(partitions, replicas, self.full, strategy), *more]
+            # Four replicas are there for their schedule.
+            listed = [] if replicas == 4 else [*cases(partitions, replicas, self.full, strategy), *more]
+            if key in SCHEDULED:
+                listed.append(scheduled_case(partitions, SCHEDULED[key], "mlp"))
             # Often: otherwise many buckets of a step come in one cycle. As often as users have it (1) takes a third of
             # the time of all.
             cycle = {"HOROVOD_CYCLE_TIME": "5"} if key == (2, 2) else {}
@@ -140,7 +153,8 @@ def compare(found: CaseResult, wanted: dict[str, Any], tolerance: float) -> None
     for step, (loss, samples) in enumerate(wanted["losses"]):
         told = [replica[0]["losses"][step] for replica in replicas]
         assert sum(count for _, count in told) == samples
-        np.testing.assert_allclose(sum(one * count for one, count in told) / samples, loss, rtol=max(tolerance, 1e-9))
+        found_loss = sum(one * count for one, count in told) / samples
+        np.testing.assert_allclose(found_loss, loss, rtol=min(LOSSES, max(tolerance, 1e-9)))
 
 
 def test_sparse_gradients_are_sent_sparse_while_that_is_less(launches: Launches) -> None:
@@ -157,10 +171,16 @@ def test_sparse_gradients_are_sent_sparse_while_that_is_less(launches: Launches)
 GRIDS = [(1, 2), (1, 4), (2, 2), (2, 3), (3, 2), (4, 2)]
 
 
-def scheduled_case(partitions: int, schedule: str) -> Case:
+def scheduled_case(partitions: int, schedule: str, model: str = "gpt") -> Case:
     # A multiple of the partitions, as interleaved_1f1b wants it.
     config = {"partitions": partitions, "microbatches": max(2, partitions), "pipeline": schedule, "seed": 1}
-    return Case(schedule, "train_on_shares", {"model": "gpt", "eager": True}, config)
+    return Case(schedule, "train_on_shares", {"model": model, "eager": True}, config)
+
+
+@pytest.mark.parametrize(("partitions", "replicas"), SCHEDULED)
+def test_other_schedules_give_the_weights_of_one_process(launches: Launches, partitions: int, replicas: int) -> None:
+    [wanted] = launches.of(1, 1)["shares, mlp"].values()
+    compare(launches.of(partitions, replicas)[SCHEDULED[partitions, replicas]], wanted, TOLERANCE["mlp"])
 
 
 @pytest.mark.full
@@ -249,3 +269,36 @@ def test_averages_of_one_name_in_a_graph_come_one_after_the_other(launches: Laun
     for rank in launches.of(1, 2)["called twice"].values():
         # Inputs are 1 and 2, so a gradient is 1.5 times what a call multiplies them by.
         assert rank["sums"] == [[1.5 * (1 + 3 + 3)] * 2] * 20
+
+
+@pytest.mark.parametrize("case", UNLIKE, ids=["all slots", "shared slots"])
+def test_replicas_with_unlike_optimizers_are_told_in_what(launches: Launches, case: Case) -> None:
+    """They trained, each with a rate of its own; where slots are shared nothing ever noticed it."""
+    for rank in launches.of(1, 2)[case.name].values():
+        said = rank["said"]
+        assert "learning_rate: rank 1 (" in said["rate"]
+        assert "stage 0 of replica 1) has 0.2; rank 0 has 0.1\n" in said["rate"]
+        assert "learning_rate.config.decay_steps: rank 1 (" in said["schedule"]
+        assert "inner_optimizer.config.momentum: rank 1 (" in said["scaled"]
+        assert "learning_rate: rank 1 (" in said["legacy"]
+        assert "class: rank 1 (" in said["class"]
+        assert not rank["changed"]
+        assert rank["fine"] == ""
+
+
+def test_what_one_replica_has_loaded_gives_way_to_what_replica_0_has(launches: Launches) -> None:
+    """It was an error in the second step, and of moving averages nothing was said at all."""
+    ranks = launches.of(2, 2)[LOADED.name].values()
+    begin = {tuple(rank["place"]): rank["before"] for rank in ranks}
+    for rank in ranks:
+        stage, _ = rank["place"]
+        wanted = begin[stage, 0]
+        assert rank["weights"].keys() == wanted.keys()
+        for name, value in rank["weights"].items():
+            np.testing.assert_array_equal(value, wanted[name], err_msg=name)
+            assert (begin[stage, 1][name] == wanted[name] + 1.0).all()
+    assert any("moving" in name for rank in ranks for name in rank["weights"])
+    # Both stages differ.
+    [said] = [text for rank in ranks for text in rank["said"]]
+    first = next(iter(begin[0, 0]))
+    assert f"{first!r}, for one, had other values on replica 1 than on replica 0: all replicas have taken" in said

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 
 import smp_tf as smp
+from smp_tf import equal_start
 from tests.distributed.cases.equality import make_model, own_variables
 from tests.distributed.cases.training import training_step
 from tests.distributed.models import MODELS, STEPS
@@ -179,8 +181,12 @@ def traced_once_more() -> dict[str, Any]:
     return {"averages": [[float(t) for t in outer(tf.ones([own[smp.dp_rank()]]))] for own in sizes]}
 
 
-def gradients() -> dict[str, Any]:
-    """The gradients of a float32 model on batches of this replica, from a step and from the script, as accumulated."""
+def gradients(of: int = 0) -> dict[str, Any]:
+    """The gradients of a float32 model on batches of this replica, from a step and from the script, as accumulated.
+
+    Args:
+        of: how many replicas one process has the batches of.
+    """
     model = smp.DistributedModel(lambda: tf.keras.Sequential([tf.keras.layers.Dense(16) for _ in range(2)]))
 
     @smp.step
@@ -189,9 +195,10 @@ def gradients() -> dict[str, Any]:
             loss = tf.reduce_mean(model(x) ** 2)
         return tape.gradient(loss, model.trainable_variables)
 
-    x = tf.random.stateless_normal([8, 16], [1, smp.dp_rank()])
+    parts = [tf.random.stateless_normal([8, 16], [1, replica]) for replica in range(of)]
+    x = tf.concat(parts, 0) if parts else tf.random.stateless_normal([8, 16], [1, smp.dp_rank()])
     sums = [gradient.accumulate() for gradient in step(x)]
-    [own] = smp.average_gradients([x])
+    [own] = [tf.add_n(parts) / of] if parts else smp.average_gradients([x])
     return {
         "gradients": {str(i): value.numpy() for i, value in enumerate(sums) if value is not None},
         "own": own.numpy(),
@@ -207,3 +214,76 @@ def unequal_shapes() -> dict[str, Any]:
     except tf.errors.OpError as error:
         return {"said": error.message}
     return {"said": ""}
+
+
+def two_layers() -> tuple[Any, Any]:
+    """A model, and a step that gives its gradients."""
+    model = smp.DistributedModel(lambda: tf.keras.Sequential([tf.keras.layers.Dense(4) for _ in range(2)]))
+
+    @smp.step
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    return model, step
+
+
+def unlike_optimizers() -> dict[str, Any]:
+    """What is said of optimizers whose arguments depend on the replica, and whether one has changed a weight."""
+    model, step = two_layers()
+    sums = [gradient.accumulate() for gradient in step(tf.ones([4, 4]) * (1.0 + smp.dp_rank()))]
+    before = [v.numpy() for v in model.local_trainable_variables]
+    kinds, more = tf.keras.optimizers, smp.dp_rank()
+    made = {
+        "rate": kinds.SGD(0.1 + 0.1 * more),
+        "schedule": kinds.Adam(kinds.schedules.ExponentialDecay(0.1, 10 + more, 0.9)),
+        "scaled": tf.keras.mixed_precision.LossScaleOptimizer(kinds.SGD(0.1, 0.5 + 0.1 * more), False, 1.0),
+        "legacy": kinds.legacy.SGD(0.1 + 0.1 * more),
+        "class": [kinds.SGD, kinds.Adam][more](0.1),
+    }
+
+    def said_of(optimizer: Any, in_a_function: bool) -> str:
+        def apply() -> None:
+            optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
+
+        try:
+            tf.function(apply)() if in_a_function else apply()
+        except smp.errors.RankMismatchError as error:
+            return str(error)
+        return ""
+
+    said = {name: said_of(optimizer, in_a_function=name != "rate") for name, optimizer in made.items()}
+    now = [v.numpy() for v in model.local_trainable_variables]
+    changed = any((one != other).any() for one, other in zip(before, now, strict=True))
+    # Names are counted up, and whether 1 or 1.0 is given is one.
+    fine = said_of(kinds.Adam(0.1, clipvalue=[1, 1.0][more], name=f"adam_{more}"), in_a_function=True)
+    return {"said": said, "changed": changed, "fine": fine}
+
+
+def loaded_by_one() -> dict[str, Any]:
+    """What the replicas have of a model that the last of them has loaded something into, and what is said of it."""
+
+    def build() -> Any:
+        return tf.keras.Sequential(
+            [tf.keras.layers.Dense(4), tf.keras.layers.BatchNormalization(), tf.keras.layers.Dense(4)]
+        )
+
+    model = smp.DistributedModel(build)
+    before: dict[str, Any] = {}
+
+    def load() -> None:
+        if smp.dp_rank() == smp.dp_size() - 1:
+            for variable in model.local_variables:
+                variable.assign(variable + 1.0)
+        before.update({v.name: v.numpy() for v in model.local_variables})
+
+    smp.register_post_partition_hook(load)
+    with mock.patch.object(equal_start, "tell") as tell:
+        smp.step(lambda x: model(x))(tf.ones([4, 4]))
+    return {
+        "before": before,
+        "weights": {v.name: v.numpy() for v in model.local_variables},
+        "said": [call.args[0] for call in tell.mock_calls],
+        "place": [smp.mp_rank(), smp.dp_rank()],
+    }

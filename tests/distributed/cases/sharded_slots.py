@@ -219,10 +219,10 @@ def two_models(folder: str) -> dict[str, Any]:
 
 
 def unequal() -> dict[str, Any]:
-    """Replicas that differ in their weights before the first step."""
+    """Replicas whose weights part between an evaluation and the first step that trains."""
     net, optimizer = Chain(5, 5, 5), tf_keras.optimizers.SGD(0.1)
     step = stepped(net)
-    net.build((None, 5))
+    smp.step(lambda x: net(x))(tf.constant(batch(0)))
     net.set_weights([np.full((5, 5), 0.1 + smp.dp_rank(), np.float32)] * 3)
     for number in range(4):
         sums = [gradient.accumulate() for gradient in step(tf.constant(batch(number)))]

@@ -5,8 +5,8 @@
 Modes, one or several with blanks between them:
 
     apart      before step `--at`, the last replica adds to a weight
-    loaded     the last replica begins with a weight of its own
     together   all replicas read the same batches
+    meeting    from the fifth call on all replicas read the same batches
     own        every replica reads its own batches
     other      at step `--at`, the last replica calls another step function, which all have called before
 
@@ -72,17 +72,12 @@ def train_step(x, y):
 
 
 def batch_of(step):
-    random = np.random.default_rng([step, 0 if "together" in args.modes else smp.dp_rank()])
+    is_common = "together" in args.modes or ("meeting" in args.modes and step >= 4)
+    random = np.random.default_rng([step, 0 if is_common else smp.dp_rank()])
     return (
         tf.constant(random.standard_normal((8, 8)), tf.float32),
         tf.constant(random.standard_normal((8, 3)), tf.float32),
     )
-
-
-@smp.register_post_partition_hook
-def load():
-    if "loaded" in args.modes and is_last:
-        add_to_head()
 
 
 def add_to_head():

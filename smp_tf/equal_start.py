@@ -1,0 +1,75 @@
+"""Replicas begin with equal weights: where they do not, when it is decided who stores what, all take replica 0's.
+
+    all ranks          one hash over what each stores, told to all              ─▶ nothing more where stages are equal
+    an unequal stage   a hash of every variable, told to the other replicas     ─▶ replica 0 sends those that differ
+
+Equal seeds, and checkpoints, make them equal already. This is for what a script has loaded on one replica only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import control, runtime
+from smp_tf.announce import tell
+from smp_tf.content_hash import content_hash
+from smp_tf.data_parallel import SENT_BY_HOROVOD, broadcast_over_replicas, sent_as
+from smp_tf.topology import CommGroup, Topology
+
+_NAME = "the weights that replicas begin with"
+
+
+def take_those_of_replica_0(placed: Iterable[tuple[Any, int]]) -> None:
+    """Give all replicas the values that variables have on replica 0; every rank calls it, before the first step runs.
+
+    Args:
+        placed: variables of models, each with the stage that stores it, the same in the same order on all ranks.
+    """
+    topology = runtime.current().topology
+    wanted = {id(v.handle): (v, stage) for v, stage in placed if sent_as(v.dtype) in SENT_BY_HOROVOD}
+    if topology.dp_size == 1 or not wanted:
+        return
+    stored = [variable for variable, stage in wanted.values() if stage == topology.mp_rank]
+    with tf.init_scope():
+        # One after the other: from a GPU all of them would lie in the host's memory at once.
+        hashes = [int(content_hash(variable.read_value())[0]) for variable in stored]
+        of_all = control.allgather_json(hashlib.blake2b(repr(hashes).encode()).hexdigest(), name=_NAME)
+        unequal = _unequal_stages(of_all, topology)
+        if topology.mp_rank in unequal:
+            said = control.allgather_json(hashes, CommGroup.DP_GROUP, name=_NAME)
+            _take(stored, said, topology, speaks=topology.mp_rank == unequal[0])
+
+
+def _unequal_stages(said: Sequence[str], topology: Topology) -> list[int]:
+    """The stages whose replicas said unlike things, in order."""
+    of_stage: dict[int, set[str]] = {}
+    for rank, words in enumerate(said):
+        of_stage.setdefault(topology.grid.coordinates(rank)["P"], set()).add(words)
+    return sorted(stage for stage, words in of_stage.items() if len(words) > 1)
+
+
+def _take(stored: Sequence[Any], said: Sequence[Sequence[int]], topology: Topology, *, speaks: bool) -> None:
+    """Take what differs from replica 0.
+
+    Args:
+        stored: the variables that this rank stores.
+        said: their hashes on every replica.
+        topology: who is where.
+        speaks: whether replica 0 of this stage says so.
+    """
+    others = [[replica for replica, own in enumerate(said) if own[n] != said[0][n]] for n in range(len(stored))]
+    unlike = [number for number, replicas in enumerate(others) if replicas]
+    root = topology.members(CommGroup.DP_GROUP)[0]
+    broadcast_over_replicas([stored[number] for number in unlike], root, "smp_first_values")
+    if speaks and topology.dp_rank == 0:
+        first = unlike[0]
+        whose = ", ".join(map(str, others[first]))
+        tell(
+            f"smp_tf: replicas begin with equal weights. {stored[first].name!r}, for one, had other values on replica "
+            f"{whose} than on replica 0: all replicas have taken those of replica 0. Load weights on all replicas "
+            f"alike, or on replica 0."
+        )
