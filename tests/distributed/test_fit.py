@@ -34,6 +34,10 @@ def histories(request: pytest.FixtureRequest) -> dict[str, dict[str, CaseResult]
         config = {"partitions": partitions, "microbatches": microbatches, "seed": 5}
         kinds = selected(KINDS_OF[name], ONLY_FULL[name], request.config)
         cases = [Case(kind, "history", {"kind": kind}, config) for kind in kinds]
+        if name != "2x1":
+            cases.append(Case("ragged", "ragged", {"kind": "two"}, config))
+        if name == "2x2":
+            cases.append(Case("changed on one", "changed_on_one", {}, config))
         found[name] = launch(partitions * replicas, CASES, cases)
     return found
 
@@ -58,6 +62,33 @@ def test_the_history_is_that_of_one_process(
                     close(found[part][name], values, f"{part} {name} of rank {rank}")
         for ours, theirs in zip(found["predicted"], wanted["predicted"], strict=True):
             close(ours, theirs, f"predictions of rank {rank}")
+
+
+@pytest.mark.distributed
+def test_the_history_of_ragged_ends_is_that_of_one_process(histories: dict[str, dict[str, CaseResult]]) -> None:
+    """Batches of replicas were of equal sizes in every test of `fit`; of the last three samples one has two."""
+    [wanted] = histories["1x1"]["ragged"].values()
+    for rank, found in enumerate(histories["2x2"]["ragged"].values()):
+        assert found["history"].keys() == wanted["history"].keys()
+        for name, values in wanted["history"].items():
+            close(found["history"][name], values, f"{name} of rank {rank}")
+
+
+@pytest.mark.distributed
+def test_what_one_replica_has_changed_before_fit_gives_way_to_what_replica_0_has(
+    histories: dict[str, dict[str, CaseResult]],
+) -> None:
+    by_place = {tuple(rank["place"]): rank for rank in histories["2x2"]["changed on one"].values()}
+    for stage in (0, 1):
+        first, second = by_place[stage, 0], by_place[stage, 1]
+        # Counters, rates and both slots of every weight are among it.
+        assert len(first["after"]) > 3 * 2
+        for before, changed, one, other in zip(
+            first["before"], second["before"], first["after"], second["after"], strict=True
+        ):
+            np.testing.assert_array_equal(changed, before + 3)
+            np.testing.assert_array_equal(one, other)
+            assert np.abs(one - before).max() < 1.5
 
 
 @pytest.mark.distributed

@@ -22,6 +22,7 @@ NORMS = "tests.distributed.cases.norms"
 GRIDS = [(1, 2), (2, 2)]
 #: What an optimizer does over stages too; the others do the same with what each stage has.
 OVER_STAGES = ("adam", "clipped", "averages", "legacy")
+#: Of weights; see `test_replicas.LOSSES` for losses.
 ZOO = {"mlp_adam_float32": 1e-4, "sparse_embedding": 1e-9}
 #: What differs most, on one of both grids; every optimizer and model on both runs with --full. Norms over shares and
 #: stages are in tests of their own, below.
@@ -29,6 +30,10 @@ QUICKLY = {
     (1, 2): ("averages", "legacy", "fit", "sparse_embedding"),
     (2, 2): ("adam",),
 }
+
+#: The largest share of two replicas, by partitions: whole variables of one stage come out nearly even (359 elements of
+#: 716), of the smaller stages of two the largest weight counts for more.
+EVEN = {1: 0.502, 2: 0.6}
 
 Grid = tuple[int, int]
 
@@ -179,7 +184,7 @@ def test_every_slot_is_on_one_replica_and_shares_are_about_equal(shared: Shared,
             assert rank["sizes"] == sizes
             assert set(rank["slots"]) == {w for w, r in zip(sizes, wanted, strict=True) if r == replica}
         shares = [sum(rank["slots"].values()) for rank in own]
-        assert max(shares) < 0.8 * sum(shares)
+        assert max(shares) <= EVEN[partitions] * sum(shares)
 
 
 @on_grids(*ZOO)

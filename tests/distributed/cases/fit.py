@@ -125,6 +125,45 @@ def history(kind: str) -> dict[str, Any]:
     return {"history": fitted.history, "evaluated": evaluated, "predicted": tf.nest.flatten(predicted)}
 
 
+def ragged(kind: str) -> dict[str, Any]:
+    """The history of two epochs whose last batch has three samples, of which one of two replicas has one."""
+    build, options, x, y = KINDS[kind]
+    model = smp.DistributedModel(build)
+    model.compile(optimizer=tf_keras.optimizers.Adam(0.01, global_clipnorm=0.5), **options)
+    rows = tf.nest.map_structure(lambda value: value[:43], (x, y))
+    data = smp.shard_dataset(tf.data.Dataset.from_tensor_slices(rows).batch(8))
+    return {"history": model.fit(data, epochs=2, validation_data=data, verbose=0).history}
+
+
+def state_of(model: Any) -> list[np.ndarray]:
+    """What this rank has of a model's weights and of its optimizer, which has slots for as many of them."""
+    return [v.numpy() for v in [*model.local_trainable_variables, *model.optimizer.variables]]
+
+
+class FirstBatch(tf_keras.callbacks.Callback):
+    """Notes the state after the first batch."""
+
+    state: list[np.ndarray] | None = None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.state is None:
+            self.state = state_of(self.model)
+
+
+def changed_on_one() -> dict[str, Any]:
+    """The state before a second `fit`, in which the last replica has changed all of it, and after its first batch."""
+    model, x, y = model_of("two")
+    given: dict[str, Any] = {"batch_size": 8 // smp.dp_size(), "epochs": 1, "shuffle": False, "verbose": 0}
+    model.fit(x, y, **given)
+    first = FirstBatch()
+    if smp.dp_rank() == smp.dp_size() - 1:
+        for variable in [*model.local_trainable_variables, *model.optimizer.variables]:
+            variable.assign(variable + tf.cast(3, variable.dtype))
+    before = state_of(model)
+    model.fit(x, y, **given, callbacks=[first])
+    return {"before": before, "after": first.state, "place": [smp.mp_rank(), smp.dp_rank()]}
+
+
 class Seen(tf_keras.callbacks.Callback):
     """Notes what a callback sees."""
 
