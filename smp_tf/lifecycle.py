@@ -15,10 +15,9 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smp_tf import runtime, step_watch
+from smp_tf import hosts, runtime, step_watch
 from smp_tf.agreement import require_agreement
 from smp_tf.announce import announce, tell
 from smp_tf.config import Config, load_config
@@ -245,14 +244,17 @@ def _open_transport(
     from smp_tf.ops.transport import Transport, TransportOptions
     from smp_tf.process_sets import exchange_bytes
 
+    single_host = len({hello["machine"] for hello in hellos}) == 1
+    note = hosts.note_on_network(single_host)
+    if note is not None:
+        announce(note, topology.rank)
     options = TransportOptions(
-        single_host=len({hello["machine"] for hello in hellos}) == 1,
+        single_host=single_host,
         local_size=topology.local_size,
         watch_launcher=launched,
         stall_report_s=min(30.0, config.stall_timeout),
         stall_timeout_s=config.stall_timeout,
-        # Horovod speaks over this interface, and nothing else is to be opened to the network.
-        network_devices=os.environ.get("HOROVOD_GLOO_IFACE", ""),
+        network_devices=hosts.network_devices(),
     )
     transport = Transport.open(topology.rank, topology.size, options)
     try:
@@ -285,12 +287,6 @@ def _watch_over(transport: Transport | None, topology: Topology) -> None:
     atexit.register(_leave_at_exit)
 
 
-def _machine() -> str:
-    """Equal on processes of one machine, and on no others."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
-
-
 def _greet(config: Config) -> list[dict[str, Any]]:
     """Exchanges who is where, and checks that all ranks run the same thing."""
     import tensorflow as tf
@@ -301,7 +297,7 @@ def _greet(config: Config) -> list[dict[str, Any]]:
 
     hello = {
         "host": socket.gethostname(),
-        "machine": _machine(),
+        "machine": hosts.machine(),
         "pid": os.getpid(),
         "seed": config.seed if config.seed is not None else script_seed(),
         "must agree": {

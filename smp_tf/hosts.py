@@ -1,0 +1,51 @@
+"""Which processes are on one machine, and over what those on different ones speak."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+# Set by horovodrun: the interface over which it found that all hosts reach each other, or that it was told to take.
+_INTERFACE = "HOROVOD_GLOO_IFACE"
+_DEVICES = "UCX_NET_DEVICES"
+# What horovodrun names where all processes are on its own host, and they may be in several containers; UCX finds no way
+# from one of them to another over it.
+_LOOPBACK = "lo"
+# Of processes that differ in one of these the one may not see the other, or has no memory to share with it.
+_NAMESPACES = ("pid", "ipc")
+
+_ALL_INTERFACES = (
+    f"Messages between hosts may go over any network interface: the launcher has named none that leads to another "
+    f"host. {_DEVICES}=eth0 in the environment names the one that is to be opened."
+)
+
+
+def machine() -> str:
+    """Equal on processes that can share memory, and on no others: containers of one host are machines of their own."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    parts = [socket.gethostname(), boot.read_text().strip() if boot.exists() else ""]
+    namespaces = [Path("/proc/self/ns") / name for name in _NAMESPACES]
+    return " ".join([*parts, *(str(path.stat().st_ino) for path in namespaces if path.exists())])
+
+
+def network_devices(environment: Mapping[str, str] = os.environ) -> str:
+    """The interface that messages between hosts go over, as the launcher says it; "" for any."""
+    # Horovod speaks over it, and nothing else is to be opened to the network.
+    interface = environment.get(_INTERFACE, "")
+    return "" if interface == _LOOPBACK else interface
+
+
+def note_on_network(single_host: bool, environment: Mapping[str, str] = os.environ) -> str | None:
+    """What the user should know of the network interfaces that are opened.
+
+    Args:
+        single_host: whether none is.
+        environment: the variables to look at.
+
+    Returns:
+        A sentence or two; None if only those are opened that somebody has chosen.
+    """
+    chosen = network_devices(environment) or environment.get(_DEVICES)
+    return None if single_host or chosen else _ALL_INTERFACES
