@@ -1,0 +1,80 @@
+"""What Horovod's own timeline says of the averages of a training's steps."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from tf_keras import layers
+
+import smp_tf as smp
+from smp_tf.pipeline import reduction
+
+
+def trained(folder: str, steps: int, sparse: bool = False) -> dict[str, Any]:
+    """Trains for some steps, in small buckets.
+
+    Args:
+        folder: for the timeline.
+        steps: how many.
+        sparse: whether the model begins with an embedding, whose gradients are slices; then batches differ in size.
+
+    Returns:
+        On rank 0, which leads the averages of the first stage and alone is told this, by the name of what was averaged:
+        how often a rank said that it is ready for it, and how often that was done.
+    """
+
+    def net() -> tf.keras.Model:
+        first = [layers.Embedding(100, 8), layers.GlobalAveragePooling1D()] if sparse else []
+        return tf.keras.Sequential([*first, *(layers.Dense(8) for _ in range(4))])
+
+    model = smp.DistributedModel(net)
+    optimizer = tf.keras.optimizers.SGD(0.01)
+
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def train(x: tf.Tensor) -> None:
+        sums = [gradient.accumulate() for gradient in step(x)]
+        optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
+
+    path = Path(folder) / "timeline.json"
+    hvd.start_timeline(str(path))
+    # Noticed with one of these, so that all is told of what comes.
+    for number in range(2):
+        hvd.allreduce(tf.zeros([]), name=f"begin_{number}", process_set=hvd.global_process_set)
+    with mock.patch.object(reduction, "LEAST_BYTES", 1):
+        for number in range(steps):
+            samples = 4 + 4 * (number % 2) if sparse else 8
+            x = tf.random.stateless_uniform([samples, 4], [number, smp.dp_rank()], 0, 100, tf.int32)
+            train(x if sparse else tf.cast(x, tf.float32))
+    smp.barrier()
+    hvd.stop_timeline()
+    return {"said": said(path) if smp.rank() == 0 else {}}
+
+
+def said(path: Path) -> dict[str, list[int]]:
+    """Reads a timeline, once Horovod has written all of it."""
+    while not (text := path.read_text() if path.exists() else "").rstrip().endswith("]"):
+        threading.Event().wait(0.01)
+    names: dict[int, str] = {}
+    found: dict[str, list[int]] = {}
+    for event in json.loads(text):
+        if event["name" if "name" in event else "ph"] == "process_name":
+            names[event["pid"]] = event["args"].get("name", "")
+        name = names.get(event.get("pid"), "")
+        if name.startswith("smp_gradients"):
+            counts = found.setdefault(name, [0, 0])
+            # A rank's word is an event with its number for a name.
+            counts[0] += event["ph"] == "X" and event["name"].isdecimal()
+            counts[1] += event["ph"] == "B" and event["name"] in ("ALLREDUCE", "ALLTOALL", "ALLGATHER")
+    return found
