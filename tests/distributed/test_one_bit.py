@@ -39,7 +39,9 @@ def shares(**more: Any) -> Case:
 @pytest.fixture(scope="module")
 def whole(request: pytest.FixtureRequest) -> dict[str, CaseResult]:
     """One process with all samples."""
-    return launch(1, CASES, [learned(trained(request).values(), partitions=1), shares(partitions=1)])
+    names = [*trained(request).values()]
+    never_frozen = ["lamb"] if "one-bit lamb" in names else []
+    return launch(1, CASES, [learned([*names, *never_frozen], partitions=1), shares(partitions=1)])
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,18 @@ def test_the_language_model_learns_as_with_whole_gradients(
     assert end < np.mean(wanted[-15:]) + 0.1
 
 
+@pytest.mark.full
+def test_one_bit_lamb_learns_as_one_whose_variance_never_freezes(
+    found: dict[str, CaseResult], whole: dict[str, CaseResult]
+) -> None:
+    """It was compared with itself alone, whose variance freezes too."""
+    [alone] = whole["learned"].values()
+    wanted = alone["trained"]["lamb"]["losses"]
+    assert alone["trained"]["one-bit lamb"]["losses"][:WARMUP] == pytest.approx(wanted[:WARMUP], rel=1e-5)
+    losses = np.mean([rank["trained"]["one-bit lamb"]["losses"] for rank in found["learned"].values()], axis=0)
+    assert np.mean(losses[-15:]) < np.mean(wanted[-15:]) + 0.1
+
+
 @pytest.mark.parametrize("name", params(WHOLE, ONLY_FULL))
 def test_the_warm_up_is_that_of_whole_gradients(
     found: dict[str, CaseResult], whole: dict[str, CaseResult], name: str
@@ -121,7 +135,7 @@ def test_a_twenty_fifth_is_sent_after_the_warm_up(found: dict[str, CaseResult], 
 
 def test_what_the_optimizer_keeps_is_counted(found: dict[str, CaseResult], whole: dict[str, CaseResult]) -> None:
     # Slots per weight; over replicas errors beside them, of blocks that are not full.
-    slots = {"adam": 2, "one-bit adam": 2, "one-bit lamb": 3}
+    slots = {"adam": 2, "one-bit adam": 2, "one-bit lamb": 3, "lamb": 3}
     for rank in found["learned"].values():
         for name, of in rank["trained"].items():
             assert 1.5 <= of["held"] / rank["stored"] - slots[name] <= 2.1

@@ -29,6 +29,8 @@ def optimizers(warmup: int) -> dict[str, Any]:
         "adam": lambda: tf_keras.optimizers.Adam(RATE),
         "one-bit adam": lambda: smp.OneBitAdam(RATE, warmup_steps=warmup),
         "one-bit lamb": lambda: smp.OneBitLAMB(10 * RATE, warmup_steps=warmup),
+        # Whose variance never freezes.
+        "lamb": lambda: smp.OneBitLAMB(10 * RATE, warmup_steps=10**6),
     }
 
 
@@ -133,8 +135,11 @@ class Sent:
         return mock.patch.object(hvd, name, count)
 
 
-#: Samples of each replica in each step; one of them takes batches of two sizes, the other one all of one.
-SHARES = [(4, 4), (4, 2), (4, 4), (4, 2), (4, 4)]
+#: Samples of each replica in each step, by the number of replicas; the first takes batches of one size, others of two.
+SHARES = {
+    2: [(4, 4), (4, 2), (4, 4), (4, 2), (4, 4)],
+    3: [(4, 2, 2), (4, 1, 1), (4, 2, 2), (4, 1, 1), (4, 2, 2)],
+}
 
 
 class Table(smp.DistributedModel):
@@ -173,9 +178,9 @@ def shares(warmup: int) -> dict[str, Any]:
         optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
 
     try:
-        for number, sizes in enumerate(SHARES):
+        for number, sizes in enumerate(SHARES[max(2, smp.dp_size())]):
             whole = np.random.RandomState(number).randint(0, 40, (sum(sizes), 5))
-            own = whole if smp.dp_size() == 1 else np.split(whole, [sizes[0]])[smp.dp_rank()]
+            own = whole if smp.dp_size() == 1 else np.split(whole, np.cumsum(sizes))[smp.dp_rank()]
             train(tf.constant(own))
             if number == warmup - 1:
                 warm = weights_of(net)
