@@ -1,19 +1,14 @@
-"""Chains and graphs of units for the tests of the solvers: random and public ones, and what placements of them cost."""
+"""Random chains and graphs of units for the tests of the solvers, and what placements of them cost."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-import networkx as nx
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from smp_tf.partition.cost import Flow, Stash, Weight
@@ -98,34 +93,6 @@ def slow_costs(
                 crossing = weight.value + (weight.value if weight.gradient else 0.0)
                 times[k] += crossing / microbatches * chain.seconds_per_byte
     return times, memory
-
-
-def _workloads() -> Path:
-    root = Path(__file__).resolve().parents[2]
-    return Path(os.environ.get("SMP_TF_TEST_DATA", root / ".." / "shared" / "data")) / "partition"
-
-
-def workload(name: str) -> tuple[Chain, int]:
-    """A public workload, and its number of stages; the test is skipped where it is absent."""
-    path = _workloads() / f"{name}.json"
-    if not path.is_file():
-        pytest.skip(f"workload {path} is not there; set SMP_TF_TEST_DATA to the folder that has it")
-    data = json.loads(path.read_text())
-    graph = nx.DiGraph()
-    graph.add_nodes_from(node["id"] for node in data["nodes"])
-    graph.add_edges_from((edge["sourceId"], edge["destId"]) for edge in data["edges"])
-    position = {node: at for at, node in enumerate(nx.lexicographical_topological_sort(graph))}
-    times = [0.0] * len(position)
-    for node in data["nodes"]:
-        times[position[node["id"]]] = node["fpgaLatency"]
-    cost = {edge["sourceId"]: edge["cost"] for edge in data["edges"]}
-    flows = tuple(
-        Flow(position[node], tuple(sorted(position[r] for r in graph.successors(node))), cost[node])
-        for node in graph
-        if graph.out_degree(node)
-    )
-    ordered = sorted(position, key=position.__getitem__)
-    return Chain(tuple(map(str, ordered)), tuple(times), flows, seconds_per_byte=1.0), data["maxFPGAs"]
 
 
 def problem(chain: Chain, needs: Needs, stages: int, **options: Any) -> DagProblem:

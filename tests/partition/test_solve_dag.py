@@ -17,7 +17,8 @@ from smp_tf.partition.placement import Chain, Ranks, step_time
 from smp_tf.partition.solve_chain import solve_chain
 from smp_tf.partition.solve_dag import DagProblem, DagSolution, solve_dag, solve_dags
 
-from .chains import Needs, costs_of_all, fullest, graphs, names, placements, problem, slow_costs, workload
+from .chains import Needs, costs_of_all, fullest, graphs, names, placements, problem, slow_costs
+from .workloads import workload
 
 #: Microbatches of which only the slowest stage counts.
 MANY = 10**9
@@ -123,14 +124,16 @@ def test_the_same_graph_gives_the_same_placement() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize(("name", "proved"), [("bert24_inference", 17.790), ("gnmt_inference", 32.911)])
+@pytest.mark.parametrize(
+    ("name", "proved"), [("bert24_inference", 17.790), ("gnmt_inference", 32.911), ("gnmt_training", 107.004)]
+)
 def test_public_workloads_are_solved_and_proved(name: str, proved: float) -> None:
-    chain, stages = workload(name)
-    needs = [(flow.producer, consumer) for flow in chain.flows for consumer in flow.consumers]
-    start = solve_chain(chain, stages, objective="speed", microbatches=MANY, tolerance=0.0)
-    found = solved(chain, needs, stages, objective="speed", microbatches=MANY, hint=start.stage_of)
+    given = workload(name)
+    start = solve_chain(given.chain, given.stages, objective="speed", microbatches=MANY, tolerance=0.0)
+    found = solved(given.chain, given.needs, given.stages, objective="speed", microbatches=MANY, hint=start.stage_of)
     assert max(found.times) == pytest.approx(proved, abs=6e-4)
     assert found.bound == pytest.approx(found.score("speed", MANY), rel=1e-5)
+    assert found.times == pytest.approx(given.loads(found.stage_of))
 
 
 def random_graphs(count: int) -> list[DagProblem]:
