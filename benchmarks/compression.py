@@ -1,4 +1,4 @@
-"""What a step takes, and how much replicas send, with each `gradient_compression`.
+r"""What a step takes, and how much replicas send, with each `gradient_compression`.
 
     horovodrun -np 2 -H host1:1,host2:1 python benchmarks/compression.py --size medium --json compression.json
 
@@ -7,7 +7,7 @@ over whatever is between them. The ways take turns in the same processes, each o
 Seconds are medians, with the quartiles, of all rounds; bytes are what left the host of rank 0 over the interface that
 Horovod uses. On two hosts that are made of one machine, with a cable of 1 Gbit/s between them (as root):
 
-    python -m tests.distributed.two_hosts --rate 1gbit horovodrun --gloo --disable-cache -np 2 \\
+    python -m tests.distributed.two_hosts --rate 1gbit horovodrun --gloo --disable-cache -np 2 \
         -H host-a:1,host-b:1 python benchmarks/compression.py --size medium --json compression.json
 """
 
