@@ -20,25 +20,8 @@ from smp_tf.ops.library import tf_ops_library
 
 __all__ = ["begin_step", "end_step", "recv", "send"]
 
-SENDABLE = frozenset(
-    {
-        tf.bool,
-        tf.int8,
-        tf.uint8,
-        tf.int16,
-        tf.uint16,
-        tf.int32,
-        tf.uint32,
-        tf.int64,
-        tf.uint64,
-        tf.half,
-        tf.bfloat16,
-        tf.float32,
-        tf.float64,
-        tf.complex64,
-        tf.complex128,
-    }
-)
+#: Types whose elements have no fixed size. All others can be sent: numbers of any kind, and bools.
+UNSENDABLE = frozenset({tf.resource, tf.string, tf.variant})
 
 
 def send(
@@ -51,7 +34,7 @@ def send(
     order it by control dependencies where order matters.
 
     Args:
-        tensor: Numbers or bools of any shape, empty and scalar included.
+        tensor: Numbers of any kind or bools, of any shape, empty and scalar included.
         step: int64 scalar, of `begin_step`.
         dest: Rank that receives.
         program: Number of the step function's program, the same on both ranks.
@@ -173,7 +156,7 @@ def _order() -> tf.Tensor:
 
 
 def _check_dtype(dtype: tf.DType, verb: str, label: str) -> None:
-    if dtype not in SENDABLE:
+    if dtype in UNSENDABLE:
         raise TypeError(
             f"Only numbers and bools can be {verb} between ranks. Received: {label!r} of dtype "
             f"{dtype.name}. Keep the ops that make and use it on one rank."

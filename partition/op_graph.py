@@ -14,12 +14,12 @@ counter-based random key of this microbatch, int32[4]).
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-
-import numpy as np
 
 from smp_tf.partition.errors import GraphError
 
@@ -32,7 +32,7 @@ SOURCES = frozenset({ARGUMENT, CAPTURE, VARIABLE, SEED})
 #: Types whose tensors exist only inside one process: no cut may go through them.
 UNSENDABLE_DTYPES = frozenset({"resource", "variant", "string"})
 
-_ITEM_BYTES = {"bool": 1, "bfloat16": 2, "half": 2, "float16": 2, "resource": 0, "variant": 0, "string": 0}
+_ITEM_BYTES = {"bool": 1, "half": 2, **dict.fromkeys(UNSENDABLE_DTYPES, 0)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,12 +75,31 @@ class TensorType:
         """
         if self.entry is not None:
             return self.entries * self.entry.nbytes(unknown)
-        item = _ITEM_BYTES.get(self.dtype)
-        if item is None:
-            item = np.dtype(self.dtype).itemsize
+        item = item_bytes(self.dtype)
         if self.shape is None:
             return item * unknown
         return item * math.prod(unknown if d is None else d for d in self.shape)
+
+
+@functools.cache
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element of a type; 0 for what exists only inside one process.
+
+    Args:
+        dtype: TensorFlow's name of the type, such as "float8_e5m2" or "quint16", which holds the number of its bits.
+
+    Returns:
+        Its bytes in a tensor, where elements of fewer than 8 bits take one each.
+
+    Raises:
+        GraphError: The name says no number of bits.
+    """
+    if dtype in _ITEM_BYTES:
+        return _ITEM_BYTES[dtype]
+    bits = re.search(r"\d+", dtype)
+    if bits is None:
+        raise GraphError(f"A type is named after its bits. Received: {dtype!r}.")
+    return max(1, int(bits[0]) // 8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from smp_tf.partition.split import Segment, Split
 from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
 
 _SEED = (17, 29)
+#: What TensorFlow draws random numbers of.
+_DRAWN = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,7 @@ def weight(graph: OpGraph, variable: int) -> tf.Tensor:
 
 
 def _can_be_made_up(kind: TensorType) -> bool:
-    dtype = tf.dtypes.as_dtype(kind.dtype)
-    return kind.is_static and (dtype.is_floating or dtype.is_complex)
+    return kind.is_static and tf.dtypes.as_dtype(kind.dtype).real_dtype in _DRAWN
 
 
 def _computed(split: Split, wanted: tuple[Tensor, ...], around: Surroundings) -> dict[Tensor, tf.Tensor]:

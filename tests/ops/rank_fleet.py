@@ -141,8 +141,8 @@ class RankFleet:
     def __getitem__(self, rank: int) -> RankProcess:
         return self.ranks[rank]
 
-    def expect(self, event: str) -> list[dict[str, Any]]:
-        return [rank.expect(event) for rank in self.ranks]
+    def expect(self, event: str, timeout: float = TIMEOUT_S) -> list[dict[str, Any]]:
+        return [rank.expect(event, timeout) for rank in self.ranks]
 
     def command(self, value: Any) -> None:
         for rank in self.ranks:

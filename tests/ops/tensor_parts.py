@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
 
-from smp_tf.ops.send_recv import SENDABLE, begin_step, end_step, recv, send
+from smp_tf.ops.graph_op import run_independently
+from smp_tf.ops.send_recv import UNSENDABLE, begin_step, end_step, recv, send
 from tests.ops.rank_process import PROGRAM, Rank
 
 Case = Callable[[Rank], Any]
@@ -31,15 +36,30 @@ def exchange(rank: Rank, tensor: tf.Tensor, shape: Any = None, **names: int) -> 
     return both()
 
 
+def every_dtype() -> set[tf.DType]:
+    """The types that this TensorFlow has."""
+    rooms = (tf.dtypes, tf.dtypes.experimental)
+    return {found for room in rooms for name in dir(room) if isinstance(found := getattr(room, name), tf.DType)}
+
+
+def all_bits(dtype: tf.DType) -> np.ndarray:
+    """Elements with every pattern of bits in their bytes; of those narrower than a byte, where the first bit is 0."""
+    digits = re.search(r"\d+", dtype.name)
+    bits = int(digits[0]) if digits else 2
+    patterns = 256 if bits >= 8 else 1 << (bits - 1)
+    return (np.arange(4096) % patterns).astype(np.uint8).view(dtype.as_numpy_dtype)
+
+
 def dtypes(rank: Rank) -> Any:
-    wrong = []
-    for i, dtype in enumerate(sorted(SENDABLE, key=lambda d: d.name)):
-        value = tf.cast(tf.constant([[0, 1, 2], [3, 4, 5 + rank.rank]]), dtype)
-        expected = tf.cast(tf.constant([[0, 1, 2], [3, 4, 6 - rank.rank]]), dtype)
-        got = exchange(rank, value, [2, 3], edge=i)
-        if got.dtype != dtype or not np.array_equal(got.numpy(), expected.numpy()):
+    sent, wrong = [], []
+    for i, dtype in enumerate(sorted(every_dtype() - UNSENDABLE, key=lambda d: d.name)):
+        values = all_bits(dtype)
+        # Of another length on each rank, so that each has the other's.
+        got = exchange(rank, tf.constant(values[rank.rank :]), [None], edge=i)
+        sent.append(dtype.name)
+        if got.dtype != dtype or got.numpy().tobytes() != values[1 - rank.rank :].tobytes():
             wrong.append(dtype.name)
-    return {"count": len(SENDABLE), "wrong": wrong}
+    return {"sent": sent, "wrong": wrong}
 
 
 def shapes(rank: Rank) -> Any:
@@ -92,6 +112,48 @@ def many(rank: Rank) -> Any:
 
     got = step_fn().numpy()
     return bool(np.array_equal(got, np.arange(count) + 10000 * peer))
+
+
+def thousands(rank: Rank) -> Any:
+    """Thousands each way at once, in an order of each rank's own: rank 1 begins when rank 0 waits for all of them."""
+    peer, edges, steps = 1 - rank.rank, 100, 20
+    shuffled = random.Random(rank.rank).sample
+    at_edge = [(kind, edge) for kind in "sr" for edge in range(edges)]
+    go = {"program": 13, "edge": 0, "microbatch": 0, "label": "go"}
+
+    # Made once for all steps, which takes most of the time.
+    @tf.function(autograph=False, experimental_attributes={"_noinline": True})
+    def of_a_step(step: tf.Tensor) -> list[tf.Tensor]:
+        received: dict[int, tf.Tensor] = {}
+        for kind, edge in shuffled(at_edge, len(at_edge)):
+            names = {"program": 5, "edge": edge, "microbatch": edge % 3, "label": f"number {edge}"}
+            if kind == "s":
+                value = tf.cast(step, tf.int32) * edges + edge + 10000 * rank.rank
+                send(tf.fill([1 + (edge % 3) * 2000], value), step, dest=peer, **names)
+            else:
+                received[edge] = recv(step, tf.int32, [None], src=peer, **names)[-1]
+        return [received[edge] for edge in range(edges)]
+
+    @tf.function(autograph=False)
+    def all_at_once() -> tf.Tensor:
+        begin = [recv(0, tf.bool, [], src=0, **go)] if rank.rank == 1 else []
+        received: dict[int, tf.Tensor] = {}
+        with tf.control_dependencies(begin):
+            for step in shuffled(range(steps), steps):
+                received[step] = tf.stack(of_a_step(tf.constant(step, tf.int64)))
+        # Not one step after the other.
+        for op in tf_ops.get_default_graph().get_operations():
+            if "PartitionedCall" in op.type:
+                run_independently(op)
+        return tf.concat([received[step] for step in range(steps)], 0)
+
+    with ThreadPoolExecutor(1) as thread:
+        got = thread.submit(lambda: all_at_once().numpy())
+        if rank.rank == 0:
+            while _pending(rank) < edges * steps and not got.done():
+                time.sleep(0.02)  # nothing tells when
+            send(tf.constant(True), 0, dest=1, **go)
+        return bool(np.array_equal(got.result(), np.arange(edges * steps) + 10000 * peer))
 
 
 def mismatch(rank: Rank) -> Any:
@@ -202,6 +264,7 @@ CASES: dict[str, Case] = {
         many,
         mismatch,
         shapes,
+        thousands,
         twice,
     )
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.ops.rank_fleet import RankFleet
+from tests.ops.rank_fleet import TIMEOUT_S, RankFleet
 
 pytestmark = pytest.mark.large
 
@@ -27,13 +27,20 @@ def pair() -> Iterator[RankFleet]:
         assert ranks[0].messages() == ranks[1].messages() == []
 
 
-def run(pair: RankFleet, case: str) -> list[Any]:
+def run(pair: RankFleet, case: str, timeout: float = TIMEOUT_S) -> list[Any]:
     pair.command(case)
-    return [told["result"] for told in pair.expect("done")]
+    return [told["result"] for told in pair.expect("done", timeout)]
 
 
-def test_dtypes(pair: RankFleet) -> None:
-    assert run(pair, "dtypes") == [{"count": 15, "wrong": []}] * 2
+def test_every_dtype_of_fixed_size_arrives_with_the_same_bits(pair: RankFleet) -> None:
+    for result in run(pair, "dtypes"):
+        assert result["wrong"] == []
+        # Newer versions have more.
+        assert set(result["sent"]) >= {
+            *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "int4", "uint4"),
+            *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "float8_e5m2", "float8_e4m3fn"),
+            *("qint8", "quint8", "qint16", "quint16", "qint32"),
+        }
 
 
 def test_shapes(pair: RankFleet) -> None:
@@ -49,6 +56,11 @@ def test_dynamic_shape(pair: RankFleet) -> None:
 
 def test_hundreds_each_way_in_any_order(pair: RankFleet) -> None:
     assert run(pair, "many") == [True, True]
+
+
+@pytest.mark.full  # 20 seconds of processors, most of them TensorFlow's for so many ops
+def test_thousands_each_way_in_any_order(pair: RankFleet) -> None:
+    assert run(pair, "thousands", timeout=240) == [True, True]
 
 
 def test_mismatch_names_both_sides(pair: RankFleet) -> None:

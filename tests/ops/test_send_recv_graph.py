@@ -13,6 +13,8 @@ from tensorflow.python.framework import ops as tf_ops
 from smp_tf.ops.errors import LibraryError, NotDifferentiableError
 from smp_tf.ops.library import OPS, check_ops, check_tensorflow_version, tf_ops_library
 from smp_tf.ops.send_recv import begin_step, recv, send
+from smp_tf.partition.op_graph import UNSENDABLE_DTYPES
+from tests.ops.tensor_parts import every_dtype
 
 NAMES = {"program": 1, "edge": 0, "microbatch": 0, "label": "tokens"}
 
@@ -22,6 +24,22 @@ def test_strings_are_refused() -> None:
         send(tf.constant(["a"]), 0, dest=1, **NAMES)
     with pytest.raises(TypeError, match=r"received between ranks.*dtype variant"):
         recv(0, tf.variant, [], src=1, **NAMES)
+
+
+def test_only_what_the_planner_never_cuts_cannot_be_sent() -> None:
+    """Between quantized layers, or float8 ones, a cut was planned and then refused when the graph was made."""
+    refused, refused_by_op = set(), set()
+    for dtype in every_dtype():
+        with tf.Graph().as_default():
+            try:
+                recv(0, dtype, [], src=1, **NAMES)
+            except TypeError:
+                refused.add(dtype.name)
+            try:
+                tf_ops_library().smp_recv(step=tf.zeros([], tf.int64), T=dtype, shape=[], src=1, **NAMES)
+            except ValueError:
+                refused_by_op.add(dtype.name)
+    assert refused == refused_by_op == UNSENDABLE_DTYPES
 
 
 def test_their_gradient_is_an_error_with_words() -> None:

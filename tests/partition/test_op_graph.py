@@ -24,6 +24,12 @@ from .op_graph_builder import GraphBuilder, chain_of_dense
         ("bfloat16", (5,), 10),
         ("half", (5,), 10),
         ("complex64", (2,), 16),
+        ("complex128", (2,), 32),
+        ("float8_e4m3b11fnuz", (5,), 5),
+        ("qint32", (5,), 20),
+        ("quint8", (5,), 5),
+        # In a tensor they have a byte each.
+        ("int4", (5,), 5),
         ("float32", (0, 8), 0),
         ("resource", (), 0),
         ("variant", (7,), 0),

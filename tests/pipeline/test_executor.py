@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
+from smp_tf.partition.op_graph import TensorType
 from smp_tf.pipeline.executor import StepResults, emit
 from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
-from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, dense_chain
+from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, cut_step, dense_chain
 
 
 def program_of(step: CutStep, stage: int, **options: Any) -> StageProgram:
@@ -190,3 +192,21 @@ def test_kept_gradients_come_beside_their_sum() -> None:
     loss, kernel, bias = reference(step, x)
     for value, wanted in zip(got, [*loss, *kernel, *bias, kernel[0] + kernel[1], bias[0] + bias[1]], strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_a_cut_goes_through_a_float8_tensor() -> None:
+    """It was planned, as the cheapest one, and then refused when the ops were made."""
+    float8 = tf.dtypes.experimental.float8_e5m2
+    narrow = tf_keras.layers.Lambda(lambda x: tf.cast(x, float8), name="narrow")
+    wide = tf_keras.layers.Lambda(lambda x: tf.cast(x, tf.float32), name="wide")
+    dense = [tf_keras.layers.Dense(WIDTH, name=f"dense_{i}") for i in range(2)]
+    model = tf_keras.Sequential([dense[0], narrow, wide, dense[1]], name="net")
+    model.build((None, WIDTH))
+    step = cut_step(lambda x: tf.reduce_mean(model(x)), [model], [tf.TensorSpec((BATCH // 2, WIDTH))], 2, 2)
+    [sent] = step.sent(0, 1)
+    assert sent.tensor is not None
+    assert step.graph.type_of(sent.tensor) == TensorType("float8_e5m2", (BATCH // 2, WIDTH))
+    for stage, op in enumerate(("SmpSend", "SmpRecv")):
+        function, _ = emitted(step, program_of(step, stage))
+        types = [made.get_attr("T") for made in function.graph.get_operations() if made.type == op]
+        assert types.count(float8) == 2, types
