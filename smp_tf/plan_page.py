@@ -127,13 +127,14 @@ def _layers(made: OfflinePlan) -> str:
             (x, y), (x2, y2) = boxes[flow.producer], boxes[target]
             side = 1 if stage > source else -1
             x, x2 = (x + width, x2) if side > 0 else (x, x2 + width)
-            look, below = (' stroke-dasharray="4 3"', 9) if flow.backward else ("", -3)
+            look = ' stroke-dasharray="4 3"' if flow.backward else ""
             told = f"{made.units[flow.producer].name} → {made.units[target].name}: {as_bytes(flow.nbytes)}"
             shapes.append(
                 f'<g><title>{escape(told)}</title><path d="M{x} {y:.1f} C{x + 50 * side} {y:.1f} '
                 f'{x2 - 50 * side} {y2:.1f} {x2} {y2:.1f}" fill="none" stroke="#444"{look}/>'
-                f'<text x="{x + side * gap / 2}" y="{(y + y2) / 2 + below:.1f}" '
-                f'text-anchor="middle">{as_bytes(flow.nbytes)}</text></g>'
+                # Beside the layer that sends it, where no two have the same place.
+                f'<text x="{x + 3 * side}" y="{y - 2:.1f}" text-anchor="{"start" if side > 0 else "end"}">'
+                f"{as_bytes(flow.nbytes)}</text></g>"
             )
     return svg(made.plan.stages * (width + gap) - gap, 24 + tallest * height, shapes)
 

@@ -38,6 +38,8 @@ _AS_FAST = 0.01
 _MOST_CUTS = 8
 #: Numbers of partitions to try for one with which a model fits.
 _MOST_PARTITIONS = 8
+#: Units times stages beyond which no other settings are tried: each would take many seconds.
+_MOST_TO_TRY = 50_000
 
 
 def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
@@ -251,18 +253,19 @@ def _with_price(
 
 def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[str]:
     """Settings with which the step does fit, each of them alone."""
-    alike = len(set(request.limits)) == 1
-    if alike and request.given is None and request.default is None:
-        for stages in _more(request.stages, len(units_of(graph))):
+    alike, units = len(set(request.limits)) == 1, len(units_of(graph))
+    is_quick = units * request.stages <= _MOST_TO_TRY
+    if alike and request.given is None and request.default is None and is_quick:
+        for stages in _more(request.stages, units):
             ranks = Ranks.alike(stages, request.limits[0])
             others = dataclasses.replace(request, stages=stages, ranks=ranks, proof_seconds=0.0)
             if _fits(graph, others):
                 yield f"{stages} partitions"
                 break
     kinds = [kind for kind in IN_ORDER if kind != request.schedule and graph.gradients and request.given is None]
-    for kind in kinds if request.stages > 1 and is_named(request.schedule) else ():
+    for kind in kinds if request.stages > 1 and is_named(request.schedule) and is_quick else ():
         other = dataclasses.replace(request, schedule=kind, proof_seconds=0.0)
-        if _is_possible(kind, request, len(units_of(graph))) and _fits(graph, other):
+        if _is_possible(kind, request, units) and _fits(graph, other):
             yield f'pipeline "{kind}"'
             break
     if alike:
