@@ -7,7 +7,7 @@ Python 3; the work is in `setup_steps.py`.
 import os
 import subprocess
 import sys
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
@@ -15,6 +15,16 @@ sys.dont_write_bytecode = True
 import setup_versions  # noqa: E402
 
 ASK_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+OS_RELEASE = "/etc/os-release"
+# The Python 3 that a release of Debian or Ubuntu has, where that may be a supported one.
+PACKAGED = {
+    "bookworm": "3.11",
+    "trixie": "3.13",
+    "jammy": "3.10",
+    "noble": "3.12",
+    "plucky": "3.13",
+    "questing": "3.13",
+}
 
 
 def version_of(interpreter: str) -> Optional[str]:
@@ -31,15 +41,44 @@ def version_of(interpreter: str) -> Optional[str]:
     return answer.stdout.decode().strip() if answer.returncode == 0 else None
 
 
-def advice(running: str, supported: List[str]) -> str:
-    """The line that says which Python is wanted and how to get it."""
+def system() -> Dict[str, str]:
+    """What the system says of itself; nothing where it does not."""
+    try:
+        with open(OS_RELEASE) as file:
+            pairs = [line.strip().partition("=") for line in file]
+    except OSError:
+        return {}
+    return {name: value.strip("\"'") for name, _, value in pairs}
+
+
+def way(supported: List[str], found: Dict[str, str]) -> str:
+    """The sentence that says what installs a supported Python on a system, such as `system` found."""
+    codename = found.get("UBUNTU_CODENAME") or found.get("DEBIAN_CODENAME") or found.get("VERSION_CODENAME", "")
+    packaged = PACKAGED.get(codename)
+    if packaged in supported:
+        return "Install: sudo apt-get install python%s python%s-venv, then run this again" % (packaged, packaged)
     newest = supported[-1]
-    kind = "old" if tuple(map(int, running.split("."))) < (3, int(supported[0][2:])) else "new"
+    if "ubuntu" in [found.get("ID", "")] + found.get("ID_LIKE", "").split():
+        return (
+            "Install: sudo add-apt-repository ppa:deadsnakes/ppa && sudo apt-get install python%s python%s-venv, "
+            "then run this again" % (newest, newest)
+        )
     return (
-        "python3 is Python %s, too %s: Python %s to %s is needed. Install one: "
-        "sudo apt-get install python%s python%s-venv "
-        "(on Ubuntu first: sudo add-apt-repository ppa:deadsnakes/ppa), then run this again"
-        % (running, kind, supported[0], newest, newest, newest)
+        "%s is not known to have a package of one. Install uv, then: "
+        "uv python install %s && make setup PYTHON=$(uv python find %s)"
+        % (found.get("PRETTY_NAME", "this system"), newest, newest)
+    )
+
+
+def advice(running: str, supported: List[str], found: Dict[str, str]) -> str:
+    """The line that says which Python is wanted and how to get it on a system."""
+    kind = "old" if tuple(map(int, running.split("."))) < (3, int(supported[0][2:])) else "new"
+    return "python3 is Python %s, too %s: Python %s to %s is needed, and none is on PATH. %s" % (
+        running,
+        kind,
+        supported[0],
+        supported[-1],
+        way(supported, found),
     )
 
 
@@ -58,7 +97,7 @@ def main() -> int:
             print("set-up: python3 is Python %s; using %s from PATH" % (running, interpreter))
             sys.stdout.flush()
             os.execvp(interpreter, [interpreter, os.path.abspath(__file__)] + sys.argv[1:])
-    print("set-up failed: " + advice(running, supported), file=sys.stderr)
+    print("set-up failed: " + advice(running, supported, system()), file=sys.stderr)
     return 1
 
 

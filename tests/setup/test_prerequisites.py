@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import setup_env
 
 from .conftest import program, run_setup
 
@@ -54,8 +55,55 @@ def test_a_python_that_is_not_supported(checkout: Path, bare_path: Path, version
     done = run_setup(checkout, before=too(version), PATH=str(bare_path))
     assert done.returncode == 1
     name = version.replace(", ", ".")
-    assert f"python3 is Python {name}, too {kind}: Python 3.10 to 3.13 is needed" in done.stderr
-    assert "sudo apt-get install python3.13 python3.13-venv" in done.stderr
+    assert f"python3 is Python {name}, too {kind}: Python 3.10 to 3.13 is needed, and none is on PATH" in done.stderr
+    assert done.stderr.strip().endswith(setup_env.way(["3.10", "3.11", "3.12", "3.13"], setup_env.system()))
+
+
+APT = "Install: sudo apt-get install python{0} python{0}-venv, then run this again"
+DEADSNAKES = APT.format("3.13").replace("sudo", "sudo add-apt-repository ppa:deadsnakes/ppa && sudo")
+UV = "uv python install 3.13 && make setup PYTHON=$(uv python find 3.13)"
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [
+        pytest.param("ID=debian\nVERSION_CODENAME=bookworm", APT.format("3.11"), id="Debian 12"),
+        pytest.param("ID=debian\nVERSION_CODENAME=trixie", APT.format("3.13"), id="Debian 13"),
+        pytest.param("ID=ubuntu\nUBUNTU_CODENAME=jammy\nVERSION_CODENAME=jammy", APT.format("3.10"), id="Ubuntu 22.04"),
+        pytest.param("ID=ubuntu\nVERSION_CODENAME=noble", APT.format("3.12"), id="Ubuntu 24.04"),
+        pytest.param(
+            'ID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_CODENAME=wilma\nUBUNTU_CODENAME=noble',
+            APT.format("3.12"),
+            id="Mint 22",
+        ),
+        # Python 3.8 and 3.14.
+        pytest.param('ID=ubuntu\nVERSION_CODENAME="focal"', DEADSNAKES, id="Ubuntu 20.04"),
+        pytest.param("ID=ubuntu\nVERSION_CODENAME=resolute", DEADSNAKES, id="Ubuntu 26.04"),
+        pytest.param(
+            'PRETTY_NAME="Debian GNU/Linux 11 (bullseye)"\nID=debian\nVERSION_CODENAME=bullseye',
+            f"Debian GNU/Linux 11 (bullseye) is not known to have a package of one. Install uv, then: {UV}",
+            id="Debian 11, with 3.9",
+        ),
+        pytest.param("", f"this system is not known to have a package of one. Install uv, then: {UV}", id="silent"),
+    ],
+)
+def test_the_command_for_a_python_is_one_that_works_there(
+    release: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once was that of a release that has Python 3.13, on every other as well."""
+    (tmp_path / "os-release").write_text(release)
+    monkeypatch.setattr(setup_env, "OS_RELEASE", str(tmp_path / "os-release"))
+    assert setup_env.way(["3.10", "3.11", "3.12", "3.13"], setup_env.system()) == expected
+
+
+def test_a_packaged_python_that_the_oldest_tensorflow_does_not_support_is_not_advised() -> None:
+    found = setup_env.way(["3.10", "3.11", "3.12"], {"ID": "debian", "VERSION_CODENAME": "trixie"})
+    assert "uv python install 3.12" in found
+
+
+def test_a_system_that_does_not_say_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup_env, "OS_RELEASE", str(tmp_path / "missing"))
+    assert setup_env.system() == {}
 
 
 def test_a_supported_python_on_path_is_used_instead(checkout: Path, bare_path: Path) -> None:
