@@ -161,13 +161,20 @@ class Transport:
         data = self._library.smp_transport_address(self._open_handle(), ctypes.byref(count))
         return ctypes.string_at(data, count.value)
 
-    def connect(self, addresses: Sequence[bytes], secret: bytes, timeout: float = 60.0) -> None:
+    def connect(
+        self,
+        addresses: Sequence[bytes],
+        secret: bytes,
+        timeout: float = 60.0,
+        while_waiting: Callable[[str], None] | None = None,
+    ) -> None:
         """Connects to all ranks; returns when all of them have proved the secret.
 
         Args:
             addresses: The `address` of every rank, in rank order.
             secret: At least 16 random bytes, drawn for this job and known to its ranks only.
             timeout: Seconds to wait for all ranks.
+            while_waiting: Called several times a second meanwhile, with the ranks that are waited for, in words.
 
         Raises:
             ValueError: The addresses are not those of this job's ranks, in order.
@@ -193,6 +200,8 @@ class Transport:
             if code != DEADLINE_EXCEEDED or time.monotonic() >= deadline:
                 _raise_for(code, error.value)
                 return
+            if while_waiting is not None:
+                while_waiting(error.value.decode(errors="replace").partition(" waits for ")[2])
 
     def send_bytes(
         self, dest: int, tag: int, data: Any, timeout: float | None = None, label: str = "send_bytes"
@@ -307,10 +316,19 @@ class Transport:
         array = (ctypes.c_uint32 * len(numbers))(*numbers)
         self._library.smp_transport_set_program_ranks(self._open_handle(), program, array, len(numbers))
 
+    def set_averaging_ranks(self, program: int, ranks: Iterable[int]) -> None:
+        """Says which ranks this one averages with in a program's steps, whatever its number there.
+
+        All of them call such steps in one order, so a step that follows the last of one that has left is an error.
+        """
+        numbers = sorted(ranks)
+        array = (ctypes.c_uint32 * len(numbers))(*numbers)
+        self._library.smp_transport_set_averaging_ranks(self._open_handle(), program, array, len(numbers))
+
     def goodbye(self, timeout: float = 2.0) -> None:
         """Tells all ranks that this one leaves in good order.
 
-        A rank that waits for this one, or is inside a step that this one never began, fails at
+        A rank that waits for this one, is inside a step that this one never began, or begins one later, fails at
         once with "rank r left the loop early after step s".
         """
         self._library.smp_transport_goodbye(self._open_handle(), timeout)
@@ -370,7 +388,8 @@ class Transport:
 
         Returns:
             `rank`, `clock_ns` (of its host's monotonic clock, when it answered), `in_step`,
-            `program`, `step` (-1 before the first), `step_seconds` since it began or ended,
+            `program`, `step` (-1 before the first), `step_seconds` since it began or ended, `averages` (steps begun
+            that average with other ranks; see `set_averaging_ranks`),
             `activity` (see `set_activity`), `activity_seconds`, and `waits`: for each rank it waits
             for the oldest operation, with `peer`, `is_send`, `label`, `program`, `step`,
             `microbatch`, `seconds`. None if no answer came in time.
@@ -550,6 +569,7 @@ def _functions() -> ctypes.CDLL:
         "smp_transport_stop_awaiting": (None, [handle]),
         "smp_transport_set_activity": (None, [handle, text]),
         "smp_transport_set_program_ranks": (None, [handle, u64, handle, size]),
+        "smp_transport_set_averaging_ranks": (None, [handle, u64, handle, size]),
         "smp_transport_goodbye": (ctypes.c_int, [handle, real]),
         "smp_transport_await_goodbyes": (ctypes.c_int, [handle, handle, size, real]),
         "smp_transport_abort": (ctypes.c_int, [handle, text, ctypes.c_int, real]),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
 import warnings
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -18,15 +19,25 @@ NEWEST_TENSORFLOW = (2, 21)
 _LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 _DYNAMIC_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _CYCLE_TIME = "HOROVOD_CYCLE_TIME"
+_GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 # Variables that hold the number of processes, where Horovod sees all of them.
 _WORLD_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_WORLD_RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 # Milliseconds between two looks of Horovod's thread for work: about a hundredth of a core, and init gets 0.3 s longer.
 _RARELY = "50"
+# The default of the configuration, for a Horovod that the script starts before smp.init.
+_USUAL_STALL_TIMEOUT = 1800.0
+# Seconds by which Horovod gives up later than smp_tf, which can say who is waited for.
+_LATER = 60
+# Horovod reads its seconds as an int; three years.
+_LONGEST = 100_000_000
 _TRUE = ("1", "true", "True")
 
 # True when Horovod was running before smp_tf could ask it for dynamic process sets. Only the import
 # can tell: afterwards the variable is set whatever Horovod saw when it started.
 _horovod_started_without_sets = False
+# Whether nobody but `make_horovod_wait` has set Horovod's patience.
+_patience_is_ours = False
 
 
 def prepare() -> None:
@@ -36,6 +47,7 @@ def prepare() -> None:
         _horovod_started_without_sets = True
     os.environ[_DYNAMIC_SETS] = "1"
     os.environ.setdefault(_LEGACY_KERAS, "1")
+    make_horovod_wait(_USUAL_STALL_TIMEOUT)
 
 
 def rest_horovod(partitions: int | None, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -48,9 +60,41 @@ def rest_horovod(partitions: int | None, environment: MutableMapping[str, str] =
         partitions: stages of a replica; None for all processes.
         environment: the variables to read and set.
     """
-    size = next((int(environment[name]) for name in _WORLD_SIZES if environment.get(name, "").isdigit()), 1)
-    if partitions in (None, size):
+    if partitions in (None, world_size(environment)):
         environment.setdefault(_CYCLE_TIME, _RARELY)
+
+
+def make_horovod_wait(stall_timeout: float, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Makes Horovod wait for a rank as long as the configuration says, where there are several.
+
+    Over Gloo it waits 30 s otherwise for a rank that is stopped or starts late, and then ends on all. Every rank reads
+    the variable when Horovod starts there; who has set it is left alone.
+
+    Args:
+        stall_timeout: seconds that a rank which is alive may keep the others waiting.
+        environment: the variables to read and set.
+    """
+    global _patience_is_ours
+    if world_size(environment) == 1:
+        return
+    if _patience_is_ours or _GLOO_TIMEOUT not in environment:
+        _patience_is_ours = True
+        # From a rank's stop to the step in which others wait for it may pass as long again.
+        environment[_GLOO_TIMEOUT] = str(min(_LONGEST, math.ceil(2 * stall_timeout) + _LATER))
+
+
+def world_size(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of processes as the launcher says it, before Horovod has started; 1 without a launcher."""
+    return _number(_WORLD_SIZES, environment, 1)
+
+
+def world_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of this process, likewise."""
+    return _number(_WORLD_RANKS, environment, 0)
+
+
+def _number(names: Sequence[str], environment: Mapping[str, str], otherwise: int) -> int:
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), otherwise)
 
 
 def _horovod_is_running() -> bool:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import functools
 import json
 import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smp_tf import hosts, runtime, step_watch
@@ -22,24 +25,26 @@ from smp_tf.agreement import require_agreement
 from smp_tf.announce import announce, tell
 from smp_tf.config import Config, load_config
 from smp_tf.control import ControlChannel
-from smp_tf.environment import require_tensorflow, rest_horovod
+from smp_tf.environment import make_horovod_wait, require_tensorflow, rest_horovod
 from smp_tf.errors import AlreadyInitializedError
 from smp_tf.failure import FailureHooks
 from smp_tf.launcher import check_world, is_launched
 from smp_tf.replica_watch import ReplicaWatch
 from smp_tf.runtime import Runtime
+from smp_tf.start_watch import StartWatch
 from smp_tf.step_watch import StepWatch
 from smp_tf.topology import CommGroup, Grid, Topology
 
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
-    from smp_tf.partition.plan_file import PlanFile
 
 # The secret that proves to other ranks that this process belongs to the job.
 _SECRET_BYTES = 32
 _GOODBYE_TIME = 2.0
 # How long a rank that is done waits for the others; then it is taken that they wait for it.
 _OTHERS_TIME = 30.0
+# From the end of a process's connections to its own.
+_LOST_TIME = 0.5
 
 _at_shutdown: list[Callable[[], None]] = []
 _before_leaving: list[Callable[[], None]] = []
@@ -73,7 +78,10 @@ def init(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> No
     if running is not None:
         _require_same(running.given, given)
         return
-    runtime.install(_start(given))
+    require_tensorflow()
+    with StartWatch(given.stall_timeout) as watch:
+        started = _start(given, watch)
+    runtime.install(started)
 
 
 def shutdown() -> None:
@@ -178,15 +186,15 @@ def _require_same(running: Config, asked: Config) -> None:
     )
 
 
-def _start(given: Config) -> Runtime:
-    require_tensorflow()
+def _start(given: Config, watch: StartWatch) -> Runtime:
     # These import TensorFlow and Horovod, which must be known to be the right ones first.
-    from smp_tf import devices, process_sets
+    from smp_tf import devices, partition_file, process_sets
     from smp_tf.seeds import seed_everything
 
     launched = is_launched()
     rest_horovod(given.partitions)
-    process_sets.start_horovod()
+    make_horovod_wait(given.stall_timeout)
+    process_sets.start_horovod(watch)
     world = process_sets.world()
     check_world(world.size, process_sets.built_with())
     config = given.for_world(world.size, launched=launched)
@@ -202,7 +210,8 @@ def _start(given: Config) -> Runtime:
             announce(note, world.rank)
 
     hellos = _greet(config)
-    plan_file = _load_plans(config, world.rank)
+    exchange = functools.partial(process_sets.exchange_bytes, lost=lambda: _lost(hellos))
+    plan_file = partition_file.load(config, world.rank, exchange)
     grid = Grid(world.size, config.partitions or 1, config.placement_strategy)
     topology = Topology(
         grid=grid,
@@ -214,10 +223,10 @@ def _start(given: Config) -> Runtime:
     )
     transport = None
     if world.size > 1:
-        transport = _open_transport(config, topology, hellos, launched)
+        transport = _open_transport(config, topology, hellos, launched, exchange, watch)
     seed = hellos[0]["seed"]
     seed_everything(seed)
-    _watch_over(transport, topology)
+    _watch_over(transport, topology, config.stall_timeout)
     return Runtime(
         given=given,
         config=config,
@@ -230,19 +239,16 @@ def _start(given: Config) -> Runtime:
     )
 
 
-def _load_plans(config: Config, rank: int) -> PlanFile | None:
-    from smp_tf import partition_file
-    from smp_tf.process_sets import exchange_bytes
-
-    return partition_file.load(config, rank, exchange_bytes)
-
-
 def _open_transport(
-    config: Config, topology: Topology, hellos: Sequence[Mapping[str, Any]], launched: bool
+    config: Config,
+    topology: Topology,
+    hellos: Sequence[Mapping[str, Any]],
+    launched: bool,
+    exchange: Callable[[bytes, str], list[bytes]],
+    watch: StartWatch,
 ) -> Transport:
     """Connects this rank to all others, which prove that they know the job's secret."""
     from smp_tf.ops.transport import Transport, TransportOptions
-    from smp_tf.process_sets import exchange_bytes
 
     single_host = len({hello["machine"] for hello in hellos}) == 1
     note = hosts.note_on_network(single_host)
@@ -260,16 +266,22 @@ def _open_transport(
     try:
         # Every rank draws a secret, and that of rank 0 is the job's.
         mine = secrets.token_bytes(_SECRET_BYTES) + transport.address
-        said = exchange_bytes(mine, "smp_tf.addresses")
+        said = exchange(mine, "smp_tf.addresses")
         addresses = [text[_SECRET_BYTES:] for text in said]
-        transport.connect(addresses, said[0][:_SECRET_BYTES])
+        transport.connect(
+            addresses,
+            said[0][:_SECRET_BYTES],
+            timeout=config.stall_timeout,
+            while_waiting=lambda ranks: watch.await_others(lambda: ranks),
+        )
+        watch.await_others()
     except BaseException:
         transport.close()
         raise
     return transport
 
 
-def _watch_over(transport: Transport | None, topology: Topology) -> None:
+def _watch_over(transport: Transport | None, topology: Topology, stall_timeout: float) -> None:
     """Tells the other ranks how this one ends, from here on."""
     global _hooks, _watch
     if transport is None:
@@ -277,7 +289,7 @@ def _watch_over(transport: Transport | None, topology: Topology) -> None:
     _hooks = FailureHooks(transport, topology.describe(topology.rank))
     _hooks.install()
     replicas = [rank for rank in topology.members(CommGroup.DP_GROUP) if rank != topology.rank]
-    replica_watch = ReplicaWatch(transport, replicas, topology.describe, step_watch.named)
+    replica_watch = ReplicaWatch(transport, replicas, topology.describe, step_watch.named, stall_timeout)
     _watch = StepWatch(transport, topology.describe, beside=replica_watch.look)
     _watch.start()
     # A crash in native code shows where it happened, in Python's terms.
@@ -285,6 +297,34 @@ def _watch_over(transport: Transport | None, topology: Topology) -> None:
         faulthandler.enable(file=sys.__stderr__)
     # Horovod's own atexit callback was registered before, so it runs after this one.
     atexit.register(_leave_at_exit)
+
+
+def _lost(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The ranks on this machine whose processes are gone, in words; one that was lost is gone in a moment."""
+    here = hosts.machine()
+    deadline = time.monotonic() + _LOST_TIME
+    while True:
+        found = [
+            _rank_in_words(hellos, rank)
+            for rank, hello in enumerate(hellos)
+            if hello["machine"] == here and _is_gone(hello["pid"])
+        ]
+        if found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.01)
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        # Behind the command's name, which is in brackets and may hold anything.
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX"
+
+
+def _rank_in_words(hellos: Sequence[Mapping[str, Any]], rank: int) -> str:
+    return f"rank {rank} (host {hellos[rank]['host']}, pid {hellos[rank]['pid']})"
 
 
 def _greet(config: Config) -> list[dict[str, Any]]:
@@ -311,7 +351,7 @@ def _greet(config: Config) -> list[dict[str, Any]]:
     require_agreement(
         "what smp.init was given",
         {rank: hello["must agree"] for rank, hello in enumerate(hellos)},
-        lambda rank: f"rank {rank} (host {hellos[rank]['host']}, pid {hellos[rank]['pid']})",
+        functools.partial(_rank_in_words, hellos),
         "Give every rank the same configuration and the same installed versions.",
     )
     return hellos

@@ -104,6 +104,7 @@ def agree_on_plan(
     name_program(_used, f"{step!r} on {_in_words(words)}")
     if graph.gradients:
         know_program(_used, known_as, everywhere=everywhere)
+    _say_who_takes_part(averages=bool(graph.gradients))
     plan = _plan_in(heard[0]["proposal"])
     if own != plan.fingerprint:
         owned = {v.index: plan.owners[v.name] for v in graph.variables if v.in_model}
@@ -199,7 +200,19 @@ def agree_on_number(doing: str) -> int:
     said = allgather_json(_used, CommGroup.MP_GROUP, name=doing, doing=f"about to compute {doing}")
     _used = 1 + max(said)
     name_program(_used, repr(doing))
+    _say_who_takes_part(averages=False)
     return _used
+
+
+def _say_who_takes_part(*, averages: bool) -> None:
+    """Tell the transport whose leaving keeps the newest program from ending."""
+    running = runtime.current()
+    topology, transport = running.topology, running.transport
+    assert transport is not None, "a world of several ranks has a transport"
+    transport.set_program_ranks(_used, topology.members(CommGroup.MP_GROUP))
+    if averages:
+        replicas = topology.members(CommGroup.DP_GROUP)
+        transport.set_averaging_ranks(_used, [rank for rank in replicas if rank != topology.rank])
 
 
 def _explain_difference(

@@ -13,7 +13,9 @@ from smp_tf.errors import EnvironmentSetupError, PeerError
 from smp_tf.topology import CommGroup, Grid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from smp_tf.start_watch import StartWatch
 
 # What one rank may say to the others at start-up.
 _HELLO_LIMIT = 1 << 20
@@ -49,15 +51,20 @@ def world() -> World:
     return World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
 
-def start_horovod() -> None:
+def start_horovod(watch: StartWatch) -> None:
     """Starts Horovod unless it runs already.
+
+    Args:
+        watch: Is told who is waited for.
 
     Raises:
         EnvironmentSetupError: It runs, but was started without dynamic process sets.
     """
     require_dynamic_process_sets()
     if not hvd.is_initialized():
+        watch.await_those_missing()
         hvd.init(process_sets="dynamic")
+        watch.await_others()
 
 
 def built_with() -> str:
@@ -106,13 +113,16 @@ def remove_process_sets(sets: ProcessSets) -> None:
         hvd.remove_process_set(added)
 
 
-def exchange_bytes(payload: bytes, name: str, most: int = _HELLO_LIMIT) -> list[bytes]:
+def exchange_bytes(
+    payload: bytes, name: str, most: int = _HELLO_LIMIT, lost: Callable[[], Sequence[str]] = list
+) -> list[bytes]:
     """Gives every rank what every rank says; for start-up, before there is a transport.
 
     Args:
         payload: What this rank says.
         name: A name of this exchange that all ranks use.
         most: The most bytes that a rank may say.
+        lost: Names the ranks whose processes are gone, as far as that is known, where the exchange fails.
 
     Returns:
         What the ranks said, in rank order.
@@ -138,9 +148,10 @@ def exchange_bytes(payload: bytes, name: str, most: int = _HELLO_LIMIT) -> list[
         lengths = allgather(np.array([len(payload)], np.int64), "lengths")
         together = bytes(allgather(np.frombuffer(payload, np.uint8), "bytes"))
     except (tf.errors.OpError, HorovodInternalError) as error:
+        who = " and ".join(lost()) or "another rank"
         raise PeerError(
-            f"Another rank ended while the ranks greeted each other ({name}). Its own message, earlier in the output, "
-            f"says why; of one that was killed, the launcher says which it was."
+            f"{who[:1].upper()}{who[1:]} ended while the ranks greeted each other ({name}). Its own message, earlier "
+            f"in the output, says why; of one that was killed, the launcher says which it was."
         ) from error
     said, start = [], 0
     for length in lengths:

@@ -92,6 +92,31 @@ def leave_early(rank: Rank) -> None:
     rank.ask()
 
 
+def leave_between_steps(rank: Rank) -> None:
+    """Both end a step that averages, by another number on each; rank 1 leaves, and then rank 0 begins the next one."""
+    transport = rank.transport
+    program = PROGRAM + rank.rank
+    transport.set_program_ranks(program, [rank.rank])
+    transport.set_averaging_ranks(program, [1 - rank.rank])
+    transport.begin_step(program, 4)
+    transport.end_step(program)
+    rank.tell("ready")
+    if rank.ask() == "leave":
+        transport.goodbye()
+        rank.tell("left")
+        rank.ask()
+        return
+    transport.await_goodbyes([1], 20.0)
+    # Without gradients: it is nothing to the other replica.
+    transport.set_program_ranks(PROGRAM + 2, [0])
+    transport.begin_step(PROGRAM + 2, 0)
+    transport.end_step(PROGRAM + 2)
+    rank.tell("evaluated", cause=transport.cause)
+    rank.ask()
+    transport.begin_step(program, 5)
+    rank.ask()
+
+
 def leave_in_order(rank: Rank) -> None:
     """Rank 1 ends its last step first, sends what is still needed, leaves and exits."""
     transport = rank.transport
@@ -246,6 +271,7 @@ PARTS: dict[str, Callable[[Rank], None]] = {
         abort_on_command,
         answer_while_stuck,
         bytes_both_ways,
+        leave_between_steps,
         leave_early,
         leave_in_order,
         await_goodbyes,

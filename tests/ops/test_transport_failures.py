@@ -76,6 +76,21 @@ def test_leaving_early_is_noticed_at_once(how: str) -> None:
         assert "left the loop early after step 4" in line
 
 
+def test_a_step_that_averages_with_a_rank_that_has_left_is_an_error() -> None:
+    """Horovod once noticed it, after 30 s: only a step that was under way at the goodbye was looked at."""
+    with RankFleet("leave_between_steps", 2, grace_s=0.5) as ranks:
+        ranks.expect("ready")
+        ranks[1].command("leave")
+        ranks[1].expect("left")
+        ranks[0].command("go on")
+        assert ranks[0].expect("evaluated")["cause"] is None
+        ranks[0].command("go on")
+        assert ranks[0].wait(timeout=10) == 1
+        (line,) = ranks[0].messages()
+        assert "left the loop early after step 4; rank 0 (host " in line
+        assert "is in step 5. All ranks need as many batches: smp.shard_dataset gives every replica as many" in line
+
+
 def test_a_rank_that_is_done_can_wait_for_the_others() -> None:
     with RankFleet("await_goodbyes", 3) as ranks:
         before = ranks[0].expect("before")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +39,8 @@ class QueueTransport:
     def __init__(self, rank: int, queues: Queues) -> None:
         self.rank = rank
         self.activities: list[str] = []
+        self.program_ranks: dict[int, list[int]] = {}
+        self.averaging_ranks: dict[int, list[int]] = {}
         self._queues = queues
 
     def send_bytes(self, dest: int, tag: int, data: bytes, timeout: float | None = None, label: str = "") -> None:
@@ -59,6 +61,14 @@ class QueueTransport:
             return memoryview(self._queues.between(src, self.rank, tag).get(timeout=min(timeout or DEADLINE, DEADLINE)))
         except queue.Empty:
             raise TimeoutError from None
+
+    def set_program_ranks(self, program: int, ranks: Iterable[int]) -> None:
+        """As `Transport.set_program_ranks`; kept for the test to look at."""
+        self.program_ranks[program] = list(ranks)
+
+    def set_averaging_ranks(self, program: int, ranks: Iterable[int]) -> None:
+        """As `Transport.set_averaging_ranks`; kept for the test to look at."""
+        self.averaging_ranks[program] = list(ranks)
 
     def set_activity(self, text: str) -> None:
         """As `Transport.set_activity`; kept for the test to look at."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from smp_tf import environment
+from smp_tf.config import Config
 from smp_tf.errors import EnvironmentSetupError
 
 
@@ -155,3 +156,50 @@ def test_horovods_thread_rests_where_there_is_one_replica(
     variables = dict(given)
     environment.rest_horovod(partitions, variables)
     assert variables.get("HOROVOD_CYCLE_TIME") == cycle_time
+
+
+class TestHorovodsPatience:
+    """It once ended a job in which a rank was stopped for 30 s, or started so late."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(environment, "_patience_is_ours", False)
+
+    @pytest.mark.parametrize(("stall_timeout", "patience"), [(1800.0, "3660"), (0.5, "61"), (1e12, "100000000")])
+    def test_it_is_longer_than_stall_timeout(self, stall_timeout: float, patience: str) -> None:
+        variables = {"HOROVOD_SIZE": "2"}
+        environment.make_horovod_wait(stall_timeout, variables)
+        assert variables == {"HOROVOD_SIZE": "2", "HOROVOD_GLOO_TIMEOUT_SECONDS": patience}
+
+    def test_one_that_the_import_has_set_follows_the_configuration(self) -> None:
+        variables = {"HOROVOD_SIZE": "2"}
+        environment.make_horovod_wait(1800.0, variables)
+        environment.make_horovod_wait(40.0, variables)
+        assert variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "140"
+
+    def test_the_users_own_stays(self) -> None:
+        variables = {"HOROVOD_SIZE": "2", "HOROVOD_GLOO_TIMEOUT_SECONDS": "7"}
+        environment.make_horovod_wait(1800.0, variables)
+        environment.make_horovod_wait(40.0, variables)
+        assert variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "7"
+
+    def test_one_process_waits_for_nobody(self) -> None:
+        variables: dict[str, str] = {}
+        environment.make_horovod_wait(1800.0, variables)
+        assert variables == {}
+
+    def test_the_import_takes_the_configurations_default(self) -> None:
+        assert Config().stall_timeout == environment._USUAL_STALL_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "rank"),
+    [
+        ({}, 1, 0),
+        ({"HOROVOD_SIZE": "4", "HOROVOD_RANK": "3"}, 4, 3),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, 2, 1),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, 2, 0),
+    ],
+)
+def test_what_launchers_say_of_the_world(given: dict[str, str], size: int, rank: int) -> None:
+    assert (environment.world_size(given), environment.world_rank(given)) == (size, rank)

@@ -87,7 +87,9 @@ def test_replicas_have_batches_of_their_own_and_the_same_owners(four: Ranks) -> 
     assert [list(plan.units.values()) for plan in plans] == [[0, 1, 1, 1]] * 4
     assert [plan.owners for plan in plans] == [plans[0].owners] * 4
     assert plans[0] == plans[1] != plans[2] == plans[3]
-    assert len(set(numbers)) == 1
+    (number,) = set(numbers)
+    # Whose leaving is told of.
+    assert [t.program_ranks for t in four.transports] == [{number: mine} for mine in ([0, 1], [0, 1], [2, 3], [2, 3])]
 
 
 @pytest.mark.parametrize("choice", [{"schedule": "auto"}, {"schedule": "zb_v"}, {"contiguous": False}])

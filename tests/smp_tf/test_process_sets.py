@@ -14,6 +14,7 @@ import tensorflow as tf
 from smp_tf import process_sets
 from smp_tf.errors import EnvironmentSetupError, PeerError
 from smp_tf.process_sets import add_process_sets, exchange_bytes, remove_process_sets, world
+from smp_tf.start_watch import StartWatch
 from smp_tf.topology import Grid
 
 
@@ -142,7 +143,7 @@ def test_one_process_with_the_real_horovod(init: Callable[..., None]) -> None:
 
 def test_starting_twice_is_starting_once(init: Callable[..., None]) -> None:
     init()
-    process_sets.start_horovod()
+    process_sets.start_horovod(StartWatch(1.0))
     assert process_sets.hvd.is_initialized()
 
 

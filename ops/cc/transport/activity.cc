@@ -19,7 +19,10 @@ std::string Seconds(std::chrono::steady_clock::time_point since) {
 
 void Activity::BeginStep(uint64_t program, int64_t step) {
   std::lock_guard<std::mutex> lock(mutex_);
-  programs_[program] = {step, true};
+  Program& begun = programs_[program];
+  begun.begun = step;
+  begun.inside = true;
+  averages_ += begun.averages;
   program_ = program;
   step_ = step;
   inside_ = true;
@@ -59,6 +62,16 @@ void Activity::Set(const std::string& text) {
   std::lock_guard<std::mutex> lock(mutex_);
   text_ = text;
   text_since_ = Clock::now();
+}
+
+void Activity::SetAverages(uint64_t program) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  programs_[program].averages = true;
+}
+
+int64_t Activity::averages() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return averages_;
 }
 
 int64_t Activity::step() const {

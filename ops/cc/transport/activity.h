@@ -32,8 +32,14 @@ class Activity {
   struct Program {
     int64_t begun = -1;
     bool inside = false;
+    bool averages = false;
   };
   std::map<uint64_t, Program> Programs() const;
+
+  // Says that a program's steps end only when other ranks average with them.
+  void SetAverages(uint64_t program);
+  // How many such steps, of all programs, this rank has begun.
+  int64_t averages() const;
 
   // All of it at one moment. `step_seconds`: since the step began, or ended if not inside.
   struct Moment {
@@ -53,6 +59,7 @@ class Activity {
   mutable std::condition_variable changed_;
   bool awaited_ = true;
   std::map<uint64_t, Program> programs_;
+  int64_t averages_ = 0;
   uint64_t program_ = 0;
   int64_t step_ = -1;
   bool inside_ = false;

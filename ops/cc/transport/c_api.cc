@@ -171,7 +171,7 @@ void smp_transport_cancel_all(smp_transport* t, const char* reason) {
 }
 
 void smp_transport_begin_step(smp_transport* t, uint64_t program, int64_t step) {
-  t->transport.activity().BeginStep(program, step);
+  t->transport.BeginStep(program, step);
 }
 void smp_transport_end_step(smp_transport* t, uint64_t program) {
   t->transport.activity().EndStep(program);
@@ -190,6 +190,10 @@ void smp_transport_set_activity(smp_transport* t, const char* activity) {
 void smp_transport_set_program_ranks(smp_transport* t, uint64_t program, const uint32_t* ranks,
                                      size_t count) {
   t->transport.SetProgramRanks(program, std::set<uint32_t>(ranks, ranks + count));
+}
+void smp_transport_set_averaging_ranks(smp_transport* t, uint64_t program, const uint32_t* ranks,
+                                       size_t count) {
+  t->transport.SetAveragingRanks(program, std::set<uint32_t>(ranks, ranks + count));
 }
 
 int smp_transport_goodbye(smp_transport* t, double timeout_s) {

@@ -16,6 +16,13 @@ constexpr auto kAnswerTime = std::chrono::seconds(3);
 // A message on its way is given time for its size before it counts as stalled.
 constexpr double kSlowestBytesPerSecond = 50e6;
 
+// In a goodbye, in place of a program: what follows is how many steps that average were begun.
+constexpr uint64_t kAverages = UINT64_MAX;
+
+constexpr char kAsManyBatches[] =
+    ". All ranks need as many batches: smp.shard_dataset gives every replica as many, and "
+    "drop_remainder=True, take() or steps_per_epoch leave out what others do not have";
+
 std::string InSeconds(double seconds) {
   std::ostringstream text;
   text << seconds;
@@ -121,6 +128,23 @@ void Transport::SetProgramRanks(uint64_t program, std::set<uint32_t> ranks) {
   program_ranks_[program] = std::move(ranks);
 }
 
+void Transport::SetAveragingRanks(uint64_t program, std::set<uint32_t> ranks) {
+  activity_.SetAverages(program);
+  std::lock_guard<std::mutex> lock(mutex_);
+  averaging_ranks_[program] = std::move(ranks);
+}
+
+// A goodbye that comes while this rank is between two steps disturbs nothing until the next one.
+void Transport::BeginStep(uint64_t program, int64_t step) {
+  activity_.BeginStep(program, step);
+  if (!any_departed_) return;
+  Enqueue([this] {
+    for (uint32_t r = 0; r < size_; ++r) {
+      if (peers_[r].departed) CheckStepAfterGoodbye(r);
+    }
+  });
+}
+
 bool Transport::Goodbye(double timeout_s) {
   // Who leaves because of a signal does not leave in good order.
   int exit_code = 0;
@@ -129,7 +153,8 @@ bool Transport::Goodbye(double timeout_s) {
   Enqueue([this] {
     if (left_ || failed_) return;
     left_ = true;
-    std::string steps;
+    std::string steps =
+        std::to_string(kAverages) + " " + std::to_string(activity_.averages()) + "\n";
     for (const auto& [program, state] : activity_.Programs()) {
       steps += std::to_string(program) + " " + std::to_string(state.begun) + "\n";
       if (steps.size() > kMaxControlBytes - 64) break;
@@ -154,23 +179,38 @@ bool Transport::AwaitGoodbyes(const std::set<uint32_t>& peers, double timeout_s)
 
 void Transport::OnGoodbye(uint32_t source, const std::string& payload) {
   PeerState& peer = peers_[source];
-  peer.departed = true;
+  peer.departed = any_departed_ = true;
   changed_.notify_all();
   std::istringstream text(payload);
   uint64_t program;
   int64_t step;
-  while (text >> program >> step) peer.steps_at_goodbye[program] = step;
-  std::string message;
-  const bool needed = LeftEarly(source, &message);
+  while (text >> program >> step) {
+    (program == kAverages ? peer.averages_at_goodbye : peer.steps_at_goodbye[program]) = step;
+  }
   for (const auto& [id, op] : operations_) {
     if (op->peer != source || op->ended || op->in_ucx) continue;
-    Fail("left_early", message + "; this rank waits for the " + Describe(*op), 1, SMP_ABORTED);
+    FailFor(*op);
     return;
   }
-  if (needed) {
-    Fail("left_early", message + "; " + RankInWords(local_) + " is " + activity_.StepInWords(), 1,
-         SMP_ABORTED);
-  }
+  CheckStepAfterGoodbye(source);
+}
+
+void Transport::CheckStepAfterGoodbye(uint32_t peer) {
+  std::string message;
+  if (!LeftEarly(peer, &message)) return;
+  Fail("left_early",
+       message + "; " + RankInWords(local_) + " is " + activity_.StepInWords() + kAsManyBatches, 1,
+       SMP_ABORTED);
+}
+
+std::string Transport::FailFor(const Operation& op) {
+  std::string message;
+  LeftEarly(op.peer, &message);
+  message += op.is_send ? "; it does not take the " : "; this rank waits for the ";
+  message += Describe(op);
+  if (op.key.program < SMP_RESERVED_PROGRAMS) message += kAsManyBatches;
+  Fail("left_early", message, 1, SMP_ABORTED);
+  return message;
 }
 
 // The words for a rank that is no longer there; true if this rank is inside a step that the other
@@ -182,6 +222,11 @@ bool Transport::LeftEarly(uint32_t peer, std::string* message) const {
              (last < 0 ? "before its first step" : "after step " + std::to_string(last));
   for (const auto& [program, state] : activity_.Programs()) {
     if (!state.inside) continue;
+    const auto averaging = averaging_ranks_.find(program);
+    if (averaging != averaging_ranks_.end() && averaging->second.count(peer) > 0) {
+      if (peers_[peer].averages_at_goodbye < activity_.averages()) return true;
+      continue;
+    }
     const auto ranks = program_ranks_.find(program);
     if (ranks != program_ranks_.end() && ranks->second.count(peer) == 0) continue;
     const auto theirs = peers_[peer].steps_at_goodbye.find(program);

@@ -69,6 +69,7 @@ std::string Transport::StatusJson(uint32_t asker) const {
                      ", \"program\": " + std::to_string(now.program) +
                      ", \"step\": " + std::to_string(now.step) +
                      ", \"step_seconds\": " + Number(now.step_seconds) +
+                     ", \"averages\": " + std::to_string(activity_.averages()) +
                      ", \"activity\": " + JsonString(now.text.substr(0, kMaxText)) +
                      ", \"activity_seconds\": " + Number(now.text_seconds) + ", \"waits\": [";
   std::map<uint32_t, const Operation*> oldest;

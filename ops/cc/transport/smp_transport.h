@@ -179,8 +179,15 @@ SMP_API void smp_transport_set_activity(smp_transport*, const char* activity);
 SMP_API void smp_transport_set_program_ranks(smp_transport*, uint64_t program,
                                              const uint32_t* ranks, size_t count);
 
+/* Says which ranks this one averages with in the steps of a program, which may bear another number
+ * there: all call such steps in one order, so a step of it can never end once one of them has left
+ * after fewer of them. */
+SMP_API void smp_transport_set_averaging_ranks(smp_transport*, uint64_t program,
+                                               const uint32_t* ranks, size_t count);
+
 /* Tells all ranks that this one leaves in good order; waits up to `timeout_s` for it to be sent. A
- * rank that waits for this one, or is in a step that this one never began, fails. */
+ * rank that waits for this one, or is in a step that this one never began, or begins one later,
+ * fails. */
 SMP_API int smp_transport_goodbye(smp_transport*, double timeout_s);
 
 /* Waits until every one of `ranks` has said goodbye or its process is gone, or the job has failed;
@@ -198,10 +205,10 @@ SMP_API int smp_transport_abort(smp_transport*, const char* cause_json, int exit
 SMP_API size_t smp_transport_cause(smp_transport*, char* out, size_t bytes);
 
 /* What a rank is doing, as JSON (under 4 KiB): rank, clock_ns (of its host's monotonic clock, when
- * it answered), in_step, program, step, step_seconds, activity, activity_seconds, and in waits the
- * oldest operation that waits for each peer: peer, is_send, label, program, step, microbatch,
- * seconds. Its progress thread answers, whatever its other threads are stuck in. SMP_OK, or
- * SMP_DEADLINE_EXCEEDED if no answer comes. Blocks. */
+ * it answered), in_step, program, step, step_seconds, averages, activity, activity_seconds, and in
+ * waits the oldest operation that waits for each peer: peer, is_send, label, program, step,
+ * microbatch, seconds. Its progress thread answers, whatever its other threads are stuck in.
+ * SMP_OK, or SMP_DEADLINE_EXCEEDED if no answer comes. Blocks. */
 SMP_API int smp_transport_ask(smp_transport*, uint32_t rank, double timeout_s, char* out,
                               size_t bytes);
 

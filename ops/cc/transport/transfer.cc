@@ -124,13 +124,7 @@ void Transport::StartSend(Operation* op) {
     return End(op, SMP_UNIMPLEMENTED, Describe(*op) + ": only host memory can be sent");
   }
   PeerState& peer = peers_[op->peer];
-  std::string why;
-  if (peer.departed) {
-    LeftEarly(op->peer, &why);
-    const std::string message = why + "; it does not take the " + Describe(*op);
-    Fail("left_early", message, 1, SMP_ABORTED);
-    return End(op, SMP_ABORTED, message);
-  }
+  if (peer.departed) return End(op, SMP_ABORTED, FailFor(*op));
   MessageHead head{};
   head.kind = MessageKind::kData;
   head.ndim = static_cast<uint8_t>(op->dims.size());
@@ -162,13 +156,7 @@ void Transport::StartReceive(Operation* op) {
     if (rendezvous && !kept) worker_->Drop(message.descriptor);
     return;
   }
-  std::string why;
-  if (peers_[op->peer].departed) {
-    LeftEarly(op->peer, &why);
-    const std::string message_text = why + "; this rank waits for the " + Describe(*op);
-    Fail("left_early", message_text, 1, SMP_ABORTED);
-    return End(op, SMP_ABORTED, message_text);
-  }
+  if (peers_[op->peer].departed) return End(op, SMP_ABORTED, FailFor(*op));
   if (!table_.AddWaiting(key, op->id)) {
     End(op, SMP_INVALID_ARGUMENT, "a " + Describe(*op) + " is already waiting: keys are used once");
   }

@@ -79,6 +79,7 @@ struct PeerState {
   bool gone = false;        // its process ended, or UCX lost it
   std::string gone_reason;
   std::map<uint64_t, int64_t> steps_at_goodbye;
+  int64_t averages_at_goodbye = 0;  // steps that average, of all programs
   uint64_t next_sequence = 0;
   SequenceWindow window;
   Traffic traffic;
@@ -105,7 +106,9 @@ class Transport : public UcxEvents {
   void CancelAll(const std::string& reason);
 
   Activity& activity() { return activity_; }
+  void BeginStep(uint64_t program, int64_t step);
   void SetProgramRanks(uint64_t program, std::set<uint32_t> ranks);
+  void SetAveragingRanks(uint64_t program, std::set<uint32_t> ranks);
 
   bool Goodbye(double timeout_s);
   // Until these peers have said goodbye, or are gone; false when the time is over before.
@@ -181,6 +184,10 @@ class Transport : public UcxEvents {
   void OnAbort(const std::string& json, int exit_code);
   void OnGoodbye(uint32_t peer, const std::string& payload);
   bool LeftEarly(uint32_t peer, std::string* message) const;
+  // Fails, with the words for a rank that has left, if the step under way needs it.
+  void CheckStepAfterGoodbye(uint32_t peer);
+  // Fails because an operation needs a rank that has left; returns the words.
+  std::string FailFor(const Operation& op);
   std::string StatusInWords() const;
   void OnStallAnswer(uint32_t peer, const std::string& text);
   void CheckStalls();
@@ -219,6 +226,7 @@ class Transport : public UcxEvents {
   bool gone_pending_ = false;
   bool needs_progress_ = false;  // something was started that did not complete at once
   std::map<uint64_t, std::set<uint32_t>> program_ranks_;
+  std::map<uint64_t, std::set<uint32_t>> averaging_ranks_;
   std::map<std::tuple<uint64_t, uint64_t, uint32_t, bool>, std::pair<uint64_t, uint64_t>> edges_;
   uint64_t refused_ = 0;
   Clock::time_point next_check_;
@@ -229,6 +237,7 @@ class Transport : public UcxEvents {
   std::string cause_message_;
   int cause_code_ = SMP_ABORTED;
   std::atomic<bool> failed_{false};
+  std::atomic<bool> any_departed_{false};
 
   int epoll_ = -1;
   int wake_fd_ = -1;

@@ -7,15 +7,18 @@ Each rank prints a line when something has happened: "imported", "initialised", 
 
     well     nothing special
     raise    raises an exception
-    leave    leaves the loop and ends, as if its data had run out
+    leave    leaves the loop and ends, as if its data had run out; with --wait the others begin the step only then
     exit     calls sys.exit(3)
     shape    passes a batch of another size
     data     passes other numbers
     model    has built a model of another width, from the start
     pause    waits forever before the step, so that the others wait inside TensorFlow; says so when rank 0 does
+    late     waits for SIGUSR2 before smp.init, whatever the step, and says "late"
 """
 
 import argparse
+import os
+import signal
 import sys
 import tempfile
 import threading
@@ -38,7 +41,13 @@ parser.add_argument("--at", type=int, default=3)
 parser.add_argument("--save", type=int, nargs="?", const=1, default=0, help="how often to save at the end")
 parser.add_argument("--stall-timeout", type=float, default=1800.0)
 parser.add_argument("--partitions", type=int, help="as many as ranks, if not given")
+parser.add_argument("--wait", action="store_true", help="begin the step when the other rank has left")
 args = parser.parse_args()
+
+if args.mode == "late" and int(os.environ["HOROVOD_RANK"]) == args.rank:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    print("late", flush=True)
+    signal.sigwait({signal.SIGUSR2})
 
 config = {"microbatches": 2, "seed": 1, "stall_timeout": args.stall_timeout}
 smp.init(config if args.partitions is None else {**config, "partitions": args.partitions})
@@ -104,6 +113,8 @@ def main():
             return
         if misbehaves and args.mode == "exit":
             sys.exit(3)
+        if args.wait and not odd and step == args.at:
+            runtime.current().transport.await_goodbyes([args.rank], 60.0)
         if misbehaves and args.mode == "pause":
             await_step_of_rank_0(step)
             print("pausing", flush=True)
