@@ -58,12 +58,29 @@ def test_a_rank_killed_beside_a_collective_of_horovod_is_named() -> None:
     assert outcome.exit_codes[0] != 0
 
 
-def test_a_rank_killed_in_smp_init_is_named() -> None:
-    """Ranks cannot watch each other yet: the other one fails in Horovod, and it is the launcher that names the rank."""
-    outcome = run("die_in_init")
+def assert_the_launcher_names_the_killed_rank(outcome: Outcome) -> None:
     assert outcome.returncode != 0
-    assert outcome.exit_codes[1] == 128 + signal.SIGKILL, outcome.report()
+    assert re.search(
+        r"The first process to do so was:\nProcess name: 1\nExit code: 137$", outcome.output(LAUNCHER), re.M
+    )
+
+
+def test_a_rank_killed_in_smp_init_is_named_by_the_launcher() -> None:
+    """Ranks cannot watch each other yet: the other one fails in Horovod, and has its word if the launcher lets it."""
+    outcome = run("die_in_init")
+    assert_the_launcher_names_the_killed_rank(outcome)
     assert outcome.exit_codes[0] != 0
+    said = re.search(r"PeerError: (.*) ended while the ranks greeted each other", outcome.output(0))
+    if said is not None:
+        assert re.fullmatch(rf"Rank 1 \(host {re.escape(socket.gethostname())}, pid \d+\)", said[1]), outcome.report()
+
+
+@pytest.mark.parametrize("way", ["die_in_shutdown", "die_at_exit"])
+def test_a_rank_killed_at_the_end_ends_all(way: str) -> None:
+    outcome = run(way)
+    assert_the_launcher_names_the_killed_rank(outcome)
+    if way == "die_in_shutdown":
+        assert re.search(r"rank 1 \(host .*\) was lost: ", last_words(outcome, 0)), outcome.report()
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ class Kill:
     lost: int
     step: str
     partitions: int = 0
+    #: As horovodrun starts the ranks, and kills what is left of them.
+    cold: bool = False
 
     def arguments(self) -> list[str]:
         # One save may be over before its rank is killed.
@@ -89,7 +91,7 @@ FIRST, LATER = "before the first step", r"(in|after) step \d+"
 KILLS = {
     "initialised": Kill("initialised", 2, 1, FIRST),
     "tracing": Kill("tracing", 2, 1, FIRST),
-    "later_step": Kill("step 3 done", 2, 0, LATER),
+    "later_step": Kill("step 3 done", 2, 0, LATER, cold=True),
     "saving": Kill("saving", 2, 1, LATER),
     # A rank in the middle: the last stage of the first replica, whose others average with it.
     "replicas": Kill("step 0 done", 4, 1, LATER, partitions=2),
@@ -113,7 +115,7 @@ MORE_KILLS = {
 )
 def test_a_killed_rank_ends_all_within_ten_seconds_and_is_named(kill: Kill) -> None:
     killer = Killer(kill.at, kill.lost, signal.SIGKILL, watch=kill.lost)
-    outcome = run(kill.size, "well", *kill.arguments(), killer=killer)
+    outcome = run(kill.size, "well", *kill.arguments(), killer=killer, cold=kill.cold)
     assert outcome.returncode != 0
     assert_all_end_within(10.0, outcome, killer.at)
     others = [rank for rank in range(kill.size) if rank != kill.lost]
@@ -123,8 +125,8 @@ def test_a_killed_rank_ends_all_within_ten_seconds_and_is_named(kill: Kill) -> N
         assert re.fullmatch(expected, message(outcome, rank)), outcome.report()
 
 
-def test_a_rank_killed_while_all_start_ends_all_within_ten_seconds() -> None:
-    """Ranks do not know each other yet: it is the launcher that names it."""
+def test_a_rank_killed_while_all_start_ends_all_within_ten_seconds_and_is_named_by_the_launcher() -> None:
+    """Ranks do not know each other yet."""
     killer = Killer("imported", 1, signal.SIGKILL, watch=1)
     outcome = run(2, "well", "--steps", "2000", killer=killer)
     # The other may not have started yet, and then never does: nothing is left behind; the launcher has the last word.
@@ -132,7 +134,7 @@ def test_a_rank_killed_while_all_start_ends_all_within_ten_seconds() -> None:
     ends = [end for end in outcome.ended_at if end is not None]
     assert all(end - killer.at < 10.0 for end in (*ends, outcome.lines[-1].at)), outcome.report()
     assert outcome.returncode != 0
-    assert outcome.exit_codes[1] == 128 + signal.SIGKILL, outcome.report()
+    assert "The first process to do so was:\nProcess name: 1\nExit code: 137" in outcome.output(LAUNCHER)
     assert outcome.line_with("initialised") is None, outcome.report()
 
 
@@ -232,7 +234,9 @@ def test_a_late_rank_is_ended_only_after_the_stall_timeout() -> None:
     outcome = run(2, "pause", "--stall-timeout", "40", deadline=120)
     report = outcome.line_with("has waited", rank=0)
     assert report is not None, outcome.report()
-    assert re.search(named(0) + " has waited .* from " + named(1) + r"\. Rank 1 is alive and ", report.text)
+    # By default after 30 s, and before the end.
+    said = named(0) + r" has waited 3\d(\.\d+)? s for .* from " + named(1) + r"\. Rank 1 is alive and "
+    assert re.search(said, report.text), outcome.report()
     assert outcome.ended_at[0] - report.at > 5.0, "it was ended with the first report"
     expected = named(0) + " gave up in step 3 after stall_timeout = 40 s: it waited for the .* from " + named(1)
     for rank in range(2):

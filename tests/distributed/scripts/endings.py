@@ -1,5 +1,6 @@
 """A job of two ranks that ends in the way its argument names."""
 
+import atexit
 import os
 import secrets
 import signal
@@ -28,6 +29,21 @@ def wait() -> None:
     """Each rank waits for a message of the other."""
     print("@@ waiting", flush=True)
     smp.recv_from(1 - smp.rank())
+
+
+def die_in_shutdown() -> None:
+    """Rank 1 dies while rank 0 waits for it in smp.shutdown."""
+    if smp.rank() == 1:
+        smp.recv_from(0)
+        die()
+    smp.send("about to end", 1)
+    smp.shutdown()
+
+
+def die_at_exit() -> None:
+    """Rank 1 dies when its script has ended, before it says goodbye."""
+    if smp.rank() == 1:
+        atexit.register(die)
 
 
 def raise_beside_horovod() -> None:
