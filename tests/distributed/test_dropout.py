@@ -11,9 +11,9 @@ from tests.distributed.harness import Case, CaseResult, launch
 from tests.full_only import params
 
 PARTITIONS = (1, 2, 3, 4)
-#: Without --full: a training on two partitions, and masks also on three.
-TRAINED, DRAWN = (1, 2), (1, 2, 3)
-SEVERAL = params(PARTITIONS[1:], only_full=[p for p in PARTITIONS if p not in TRAINED])
+#: Without --full a model is trained on one partition and on two.
+TRAINED = (1, 2)
+ONLY_FULL = [p for p in PARTITIONS if p not in TRAINED]
 
 
 def config(partitions: int, seed: int = 1) -> dict[str, object]:
@@ -22,12 +22,11 @@ def config(partitions: int, seed: int = 1) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def trained(request: pytest.FixtureRequest) -> dict[int, dict[str, CaseResult]]:
-    """The dropout model trained on any number of partitions, and twice on several."""
+    """The dropout model trained twice on any number of partitions."""
 
     def cases(partitions: int) -> list[Case]:
-        names = ("first", "again") if partitions > 1 else ("first",)
         given = {"model": "dropout", "predicts": False}
-        return [Case(name, "train", given, config(partitions)) for name in names]
+        return [Case(name, "train", given, config(partitions)) for name in ("first", "again")]
 
     several = PARTITIONS if request.config.getoption("--full") else TRAINED
     # The largest first: the other processes then wait for the cases of `drawn`.
@@ -35,15 +34,18 @@ def trained(request: pytest.FixtureRequest) -> dict[int, dict[str, CaseResult]]:
 
 
 @pytest.fixture(scope="module")
-def drawn(request: pytest.FixtureRequest) -> dict[int, dict[str, CaseResult]]:
-    """Masks on several numbers of partitions, on two with another seed as well."""
+def drawn() -> dict[int, dict[str, CaseResult]]:
+    """Masks by number of processes: on as many partitions, on two also with another seed, and in two replicas."""
 
-    def cases(partitions: int) -> list[Case]:
-        seeds = {"first": 1, "other": 2} if partitions == 2 else {"first": 1}
-        return [Case(name, "masks", {}, config(partitions, seed)) for name, seed in seeds.items()]
+    def cases(processes: int) -> list[Case]:
+        made = [Case("first", "masks", {}, config(processes))]
+        if processes == 2:
+            made.append(Case("other", "masks", {}, config(2, seed=2)))
+        if processes in (2, 4):
+            made.append(Case("replicas", "masks", {}, {**config(processes // 2), "horovod": True}))
+        return made
 
-    several = PARTITIONS if request.config.getoption("--full") else DRAWN
-    return {p: launch(p, "tests.distributed.cases.dropout", cases(p)) for p in several}
+    return {p: launch(p, "tests.distributed.cases.dropout", cases(p)) for p in PARTITIONS}
 
 
 def masks_of(result: CaseResult) -> np.ndarray:
@@ -54,7 +56,7 @@ def masks_of(result: CaseResult) -> np.ndarray:
     return first
 
 
-@pytest.mark.parametrize("partitions", SEVERAL)
+@pytest.mark.parametrize("partitions", params(PARTITIONS[1:], only_full=ONLY_FULL))
 def test_training_with_dropout_is_the_same_on_any_number_of_partitions(
     trained: dict[int, dict[str, CaseResult]], partitions: int
 ) -> None:
@@ -65,7 +67,7 @@ def test_training_with_dropout_is_the_same_on_any_number_of_partitions(
             np.testing.assert_allclose(value, alone["variables"][position], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("partitions", SEVERAL)
+@pytest.mark.parametrize("partitions", params(PARTITIONS, only_full=ONLY_FULL))
 def test_the_same_seed_gives_the_same_run_to_the_bit(
     trained: dict[int, dict[str, CaseResult]], partitions: int
 ) -> None:
@@ -87,7 +89,7 @@ def test_masks_differ_between_steps_layers_and_microbatches(
         assert (flat[one] != flat[other]).any(), (one, other)
 
 
-@pytest.mark.parametrize("partitions", params([2, 3, 4], only_full=[p for p in PARTITIONS if p not in DRAWN]))
+@pytest.mark.parametrize("partitions", PARTITIONS[1:])
 def test_masks_do_not_depend_on_the_number_of_partitions(
     drawn: dict[int, dict[str, CaseResult]], partitions: int
 ) -> None:
@@ -99,8 +101,16 @@ def test_another_seed_draws_other_masks(drawn: dict[int, dict[str, CaseResult]])
     assert (first != other).any()
 
 
-def test_replicas_draw_different_masks() -> None:
-    case = Case("replicas", "masks", {}, {**config(1), "horovod": True})
-    first, second = launch(2, "tests.distributed.cases.dropout", [case])["replicas"].values()
-    assert (first["replica"], second["replica"]) == (0, 1)
-    assert (first["masks"] != second["masks"]).any()
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_replicas_draw_different_masks_on_any_number_of_partitions(
+    drawn: dict[int, dict[str, CaseResult]], partitions: int
+) -> None:
+    masks: dict[int, list[np.ndarray]] = {0: [], 1: []}
+    for rank in drawn[2 * partitions]["replicas"].values():
+        masks[rank["replica"]].append(rank["masks"])
+    assert [len(of_replica) for of_replica in masks.values()] == [partitions] * 2
+    assert (masks[0][0] != masks[1][0]).any()
+    unsplit = [rank["masks"] for rank in drawn[2]["replicas"].values()]
+    for replica, of_replica in masks.items():
+        for found in of_replica:
+            np.testing.assert_array_equal(found, unsplit[replica])

@@ -55,6 +55,27 @@ class Skip(smp.DistributedModel):
             return self.third(y) + x + x * x
 
 
+class Tied(smp.DistributedModel):
+    """Placed by hand on three stages, the first and the last of which use the same table.
+
+    table ──▶ middle ──▶ table, transposed
+    stage 0   stage 1    stage 2
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = layers.Embedding(19, 16)
+        self.middle = layers.Dense(16, activation="tanh")
+
+    def call(self, tokens: tf.Tensor) -> tf.Tensor:
+        with smp.partition(0):
+            x = self.table(tokens)
+        with smp.partition(1):
+            x = self.middle(x)
+        with smp.partition(2):
+            return tf.matmul(x, self.table.embeddings, transpose_b=True)
+
+
 def sent() -> Counter[tuple[int, int, int]]:
     """Messages and bytes of steps sent so far, by (peer, edge, what), over all programs."""
     transport = runtime.current().transport
@@ -103,6 +124,12 @@ def skip() -> dict[str, Any]:
     step = train_step(Skip())
     x = tf.constant(np.ones((16, 16), np.float32))
     return {"edges": per_step(lambda: step(x))}
+
+
+def tied() -> dict[str, Any]:
+    step = train_step(Tied())
+    tokens = tf.constant(np.arange(16, dtype=np.int32))
+    return {"edges": per_step(lambda: step(tokens))}
 
 
 def tied_embedding() -> dict[str, Any]:
