@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -30,6 +31,21 @@ def build():
 
 def broken():
     raise OSError("no such data\\nat all")
+"""
+
+
+BRANCHING = """
+import tf_keras
+from tf_keras import layers
+
+def build():
+    inputs = tf_keras.Input((8,))
+    shared, hidden, branches = layers.Dense(8, name="shared"), inputs, []
+    for n in range(3):
+        hidden = layers.Add(name=f"sum{n}")([hidden, layers.Dense(8, name=f"wide{n}")(shared(hidden))])
+        branches += [layers.Dense(4 + 4 * way, name=f"branch{n}{way}")(hidden) for way in range(3)]
+    joined = layers.Concatenate(name="joined")(branches)
+    return tf_keras.Model(inputs, layers.Dense(2, name="head")(joined), name="tree")
 """
 
 
@@ -86,6 +102,38 @@ def test_the_same_plan_every_time(script: str, tmp_path: Path) -> None:
         assert run(f"{script}:build", "--partitions", "3", "--batch-size", "8", "--json", str(tmp_path / name)) == 0
         texts.append((tmp_path / name).read_text())
     assert texts[0] == texts[1]
+
+
+def test_fresh_processes_that_hash_otherwise_make_the_same_plan(tmp_path: Path) -> None:
+    """As the ranks of a training must: each makes its own plan, and sets of names have another order in each."""
+    (tmp_path / "tree.py").write_text(BRANCHING)
+    sizes = ["--partitions", "3", "--microbatches", "4", "--batch-size", "8", "--optimize", "speed", "--static"]
+    running = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "smp_tf.command_line",
+                "plan",
+                "tree.py:build",
+                *sizes,
+                "--json",
+                f"{seed}.json",
+            ],
+            env=os.environ | {"PYTHONHASHSEED": seed, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    said = [process.communicate(timeout=300) for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    first, second = ((tmp_path / f"{seed}.json").read_bytes() for seed in ("1", "2"))
+    assert len(PlanFile.from_json(first.decode()).plans[0].units) == 20
+    assert first == second
+    assert said[0][0] == said[1][0]
 
 
 @pytest.mark.parametrize(
