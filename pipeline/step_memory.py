@@ -24,13 +24,13 @@ from smp_tf.partition.op_kinds import NO_MEMORY_OPS
 from smp_tf.partition.split import Split
 from smp_tf.partition.working_set import memory_roots, working_set
 from smp_tf.pipeline.replay import Span
-from smp_tf.pipeline.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.simulate import ChunkTimes, Timeline, simulate
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Bytes that a stage holds at the fullest moment of forward and backward.
+    """Bytes that a stage holds at a moment of forward and backward, such as the fullest.
 
     Args:
         stash: what forward keeps for backward, of all microbatches under way.
@@ -63,9 +63,30 @@ def step_memory(
     Returns:
         One entry a stage. Weights, slots, the stage's own sums of gradients and the batch are not in it.
     """
-    timeline = simulate(program, times, edges)
+    return tuple(stage.fullest() for stage in _stages(split, simulate(program, times, edges), samples))
+
+
+def memory_over_step(
+    split: Split, timeline: Timeline, samples: int = 1
+) -> tuple[tuple[tuple[float, StepMemory], ...], ...]:
+    """What the stages of a cut step hold from moment to moment.
+
+    Args:
+        split: the cut step.
+        timeline: what runs when, transfers included.
+        samples: samples of a microbatch, where the graph leaves that length open.
+
+    Returns:
+        Per stage, when a task begins or ends and what is held from then on: within a task all that is there at any time
+        of it. Weights, slots, the stage's own sums of gradients and the batch are not in it.
+    """
+    return tuple(stage.moments() for stage in _stages(split, timeline, samples))
+
+
+def _stages(split: Split, timeline: Timeline, samples: int) -> Iterator[_Stage]:
     read = _first_reads(split, timeline.spans)
-    return tuple(_Stage(split, stage, spans, read, samples).fullest() for stage, spans in enumerate(timeline.spans))
+    for stage, spans in enumerate(timeline.spans):
+        yield _Stage(split, stage, spans, read, samples)
 
 
 def _first_reads(split: Split, spans: Sequence[Sequence[Span]]) -> dict[tuple[int, int], float]:
@@ -152,9 +173,17 @@ class _Stage:
 
     def fullest(self) -> StepMemory:
         """What is there in the task in which most is there."""
-        spans = [s for s in self._spans if s.task.kind.is_compute and _key(s.task) in self._working]
-        if not spans:
+        moments = [held for _, held in self.moments()]
+        if not moments:
             return StepMemory(0, 0, 0)
+        most = max(moments, key=lambda moment: moment.total)
+        # The stash of all microbatches under way is told apart also where it is not whole at that moment.
+        stash = max(moment.stash for moment in moments)
+        return StepMemory(stash, most.transport, max(0, most.total - stash - most.transport))
+
+    def moments(self) -> tuple[tuple[float, StepMemory], ...]:
+        """When a task begins or ends, and what is there from then on."""
+        spans = [s for s in self._spans if s.task.kind.is_compute and _key(s.task) in self._working]
         begins, ends = [span.start for span in spans], [span.end for span in spans]
         within = {use: [0] * (len(spans) + 1) for use in _Use}
         behind = {use: [0] * (len(spans) + 1) for use in _Use}
@@ -169,11 +198,9 @@ class _Stage:
                     changes[life.use][first] += nbytes
                     changes[life.use][last] -= nbytes
         working = [self._working[_key(span.task)] for span in spans]
-        moments = [*_moments(within, working), *_moments(behind, [0] * len(spans))]
-        most = max(moments, key=lambda moment: moment.total)
-        # The stash of all microbatches under way is told apart also where it is not whole at that moment.
-        stash = max(moment.stash for moment in moments)
-        return StepMemory(stash, most.transport, max(0, most.total - stash - most.transport))
+        inside = zip(begins, _moments(within, working), strict=True)
+        between = zip(ends, _moments(behind, [0] * len(spans)), strict=True)
+        return tuple(moment for pair in zip(inside, between, strict=True) for moment in pair)
 
     def _lives(self) -> Iterator[tuple[Tensor, _Life]]:
         """The tensors that come from elsewhere or outlive the task that makes them."""

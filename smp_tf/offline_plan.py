@@ -35,7 +35,7 @@ from smp_tf.partition.split import Split
 from smp_tf.partition.units import Unit
 from smp_tf.pipeline.made_up import numbers
 from smp_tf.pipeline.simulate import Timeline
-from smp_tf.pipeline.task import Kind
+from smp_tf.pipeline.step_memory import memory_over_step
 from smp_tf.plan_timeline import timeline_of
 from smp_tf.profiling import forward_backward, takes_training
 from smp_tf.step_trace import StepTrace
@@ -392,26 +392,34 @@ def _traced(model: DistributedModel, example: Example, samples: int) -> tuple[St
 
 
 def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
-    """What each rank holds on its device, from moment to moment.
+    """What each rank holds on its device, from moment to moment, if tasks take what they do in the plan's timeline.
 
     Args:
         made: the plan.
 
     Returns:
-        Per rank, seconds since the step's begin and the bytes held from then on; the last at the step's end.
+        Per rank, seconds since the step's begin and the bytes held from then on; the last at the step's end. When a
+        rank has done its tasks its optimizer works. The plan's forecast is made of other times, which all ranks know
+        alike: so what is in flight at its fullest moment may differ.
     """
+    samples = -(-made.batch_size // made.plan.microbatches)
+    batch = planning.batch_bytes(made.graph, made.plan.microbatches, samples)
+    averaging = averaging_bytes(made.replicas) if made.graph.gradients else 0
     found = []
-    for row, spans in zip(made.plan.forecast, made.timeline.spans, strict=True):
-        constant = row.constant_bytes - row.host_bytes
-        each = row.stash_bytes // max(row.in_flight, 1)
-        changes = sorted(
-            (span.start, each) if span.task.kind is Kind.F else (span.end, -each)
-            for span in spans
-            if span.task.kind in (Kind.F, Kind.B, Kind.W)
+    for row, moments in zip(made.plan.forecast, memory_over_step(made.split, made.timeline, samples), strict=True):
+        stored = row.weight_bytes + row.gradient_bytes + row.slot_bytes - row.host_bytes
+        stored += 0 if row.gradients_on_host else averaging
+
+        def held(nbytes: int, stored: int = stored) -> int:
+            return stored + batch + nbytes + planning.rounding_bytes(batch + nbytes)
+
+        done = moments[-1][0] if moments else 0.0
+        found.append(
+            [
+                (0.0, held(0)),
+                *((at, held(moment.total)) for at, moment in moments),
+                (done, held(planning.optimizer_bytes(row))),
+                (made.timeline.step_time, held(0)),
+            ]
         )
-        held, points = constant, [(0.0, constant)]
-        for at, change in changes:
-            held += change
-            points.append((at, held))
-        found.append([*points, (made.timeline.step_time, held)])
     return found

@@ -53,6 +53,9 @@ def page(made: OfflinePlan, name: str) -> str:
         f"<p>{_legend(made)}; the number is the microbatch{_paler(made)}.</p>",
         f'<div class="wide">{_timeline(made)}</div>',
         "<h2>Memory over a step</h2>",
+        "<p>All that a rank has on its device. At the ends of a curve: what it stores, and the batch. Between them "
+        "also what is in flight, tensors of the task that runs, and behind the last task what the optimizer makes. On "
+        "the right is the most, by the times of this page.</p>",
         f'<div class="wide">{_memory(made)}</div>',
         f"<h2>The largest layers</h2>{_largest(made)}",
     ]
@@ -202,7 +205,8 @@ def _memory(made: OfflinePlan) -> str:
         peak = max(held for _, held in points)
         shapes.append(
             f'<g><title>rank {rank}: at most {as_bytes(peak)}</title><path d="{" ".join(path)}" fill="{_color(rank)}" '
-            f'fill-opacity=".7"/><text x="0" y="{bottom - 4}">rank {rank}</text>'
+            f'fill-opacity=".7" stroke="{_color(rank)}" stroke-width=".5"/>'
+            f'<text x="0" y="{bottom - 4}">rank {rank}</text>'
             f'<text x="{WIDTH}" y="{bottom - 4}" text-anchor="end">{as_bytes(peak)}</text></g>'
         )
     return svg(WIDTH, len(over_time) * (tall + 6) + 4, shapes)

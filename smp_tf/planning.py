@@ -535,14 +535,47 @@ def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> 
     shares = [max(row.time_share, 0.001) for row in plan.forecast]
     times = [ChunkTimes(*(shares[stage] / plan.placement.count(stage),) * 3) for stage in plan.placement]
     held = step_memory(done, program, edges, times, samples)
-    batch = plan.microbatches * sum(
-        kind.nbytes(samples) for node in done.graph.nodes if node.op == ARGUMENT for kind in node.outputs
-    )
+    batch = batch_bytes(done.graph, plan.microbatches, samples)
     # Where nothing is averaged, as in an evaluation, nothing is taken for it.
     averaging = request.averaging_bytes if done.graph.gradients and not request.gradients_on_host else 0
     exact = [_exact(stage, row, done, held[stage], batch, samples) for stage, row in enumerate(plan.forecast)]
     forecast = tuple(dataclasses.replace(row, transport_bytes=row.transport_bytes + averaging) for row in exact)
     return dataclasses.replace(plan, forecast=forecast)
+
+
+def batch_bytes(graph: OpGraph, microbatches: int, samples: int) -> int:
+    """Bytes of the batch, all of which is there over the whole step.
+
+    Args:
+        graph: one microbatch of the step.
+        microbatches: per step.
+        samples: of a microbatch, where the graph leaves that length open.
+    """
+    return microbatches * sum(
+        kind.nbytes(samples) for node in graph.nodes if node.op == ARGUMENT for kind in node.outputs
+    )
+
+
+def optimizer_bytes(row: StageForecast) -> int:
+    """Bytes that the optimizer makes when the passes are done: as much as the sums of the gradients once more.
+
+    These are their averages, and what it adds to a weight. Averages that come from the host are beside that on the
+    device.
+
+    Args:
+        row: forecast of the stage.
+    """
+    comes = row.gradient_bytes if row.gradients_on_host and not row.slots_on_host else 0
+    return row.gradient_bytes + comes
+
+
+def rounding_bytes(comes_and_goes: int) -> int:
+    """Bytes by which the allocator hands out more than is asked for.
+
+    Args:
+        comes_and_goes: bytes of tensors that do not stay from step to step.
+    """
+    return comes_and_goes // _ROUNDED_UP
 
 
 def _exact(stage: int, row: StageForecast, done: Split, held: StepMemory, batch: int, samples: int) -> StageForecast:
@@ -555,15 +588,13 @@ def _exact(stage: int, row: StageForecast, done: Split, held: StepMemory, batch:
     sent = [t for t in here if not t.once_per_step and t.tensor is not None]
     forward = [t for t in sent if t.dst_chunk > t.src_chunk]
     backward = [t for t in sent if t.dst_chunk < t.src_chunk]
-    # The optimizer works when the stash is gone, and beside the sums of the gradients makes as much once more: their
-    # averages, and what it adds to a weight. Averages that come from the host are beside that on the device.
-    comes = row.gradient_bytes if row.gradients_on_host and not row.slots_on_host else 0
-    working = batch + max(held.working, row.gradient_bytes + comes - held.stash - held.transport)
+    # The optimizer works when the stash is gone.
+    working = batch + max(held.working, optimizer_bytes(row) - held.stash - held.transport)
     return dataclasses.replace(
         row,
         stash_bytes=held.stash,
         transport_bytes=held.transport,
-        working_bytes=working + (held.stash + held.transport + working) // _ROUNDED_UP,
+        working_bytes=working + rounding_bytes(held.stash + held.transport + working),
         sent_forward=nbytes(t.tensor for t in forward),
         sent_backward=nbytes(t.tensor for t in backward),
         messages_forward=len(forward),

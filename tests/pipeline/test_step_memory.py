@@ -8,18 +8,22 @@ from dataclasses import replace
 import pytest
 
 from smp_tf.partition.op_graph import OpGraph
-from smp_tf.pipeline.simulate import ChunkTimes
+from smp_tf.partition.split import Split
+from smp_tf.pipeline.simulate import ChunkTimes, simulate
 from smp_tf.pipeline.stage_program import edges_of, plan_program
-from smp_tf.pipeline.step_memory import StepMemory, step_memory
+from smp_tf.pipeline.step_memory import StepMemory, memory_over_step, step_memory
 from smp_tf.planning import PlacementRequest, cut
 from smp_tf.proposal import propose
 from tests.partition.op_graph_builder import chain_of_dense
 
 
-def held(schedule: str, microbatches: int, graph: OpGraph | None = None) -> tuple[StepMemory, ...]:
+def cut_in_two(schedule: str, microbatches: int, graph: OpGraph | None = None) -> Split:
     graph = graph or chain_of_dense(4)
-    request = PlacementRequest(2, microbatches, schedule, "memory", 0.0)
-    done = cut(graph, propose(graph, request, {}))
+    return cut(graph, propose(graph, PlacementRequest(2, microbatches, schedule, "memory", 0.0), {}))
+
+
+def held(schedule: str, microbatches: int, graph: OpGraph | None = None) -> tuple[StepMemory, ...]:
+    done = cut_in_two(schedule, microbatches, graph)
     return step_memory(done, plan_program(done, schedule, microbatches), edges_of(done), [ChunkTimes()] * 2)
 
 
@@ -63,3 +67,35 @@ def test_what_another_stage_adds_to_a_gradient_is_there_in_the_last_task(
         for graph, returned in zip(graphs, gradients, strict=True)
     )
     assert tied[0] == replace(alone[0], transport=alone[0].transport + more)
+
+
+def test_what_is_held_from_moment_to_moment() -> None:
+    """Forward passes take 1 s and backward passes 2: the second stage waits for the first, and the first for it."""
+    done = cut_in_two("simple", 2)
+    timeline = simulate(plan_program(done, "simple", 2), [ChunkTimes()] * 2, edges_of(done))
+    over_time = memory_over_step(done, timeline)
+    first, last = (
+        [f"{at:g}: {one.stash} {one.transport} {one.working}" for at, one in moments] for moments in over_time
+    )
+    assert first == [
+        "0: 0 0 256",  # F of 0
+        "1: 256 0 0",
+        "1: 256 0 256",  # F of 1
+        "2: 512 4 0",
+        "5: 512 136 512",  # B of 0, when the gradient of 1 is on its way
+        "7: 256 136 0",
+        "7: 256 136 512",  # B of 1
+        "9: 0 8 0",  # the losses
+    ]
+    assert last == [
+        "1: 128 0 260",
+        "2: 512 4 0",  # what it received for 1 is stash as soon as it is read
+        "2: 512 4 260",
+        "3: 768 8 0",
+        "3: 768 8 512",
+        "5: 384 8 0",
+        "5: 384 8 512",
+        "7: 0 8 0",
+    ]
+    fullest = step_memory(done, plan_program(done, "simple", 2), edges_of(done), [ChunkTimes()] * 2)
+    assert [max(one.total for _, one in moments) for moments in over_time] == [one.total for one in fullest]
