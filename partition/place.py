@@ -11,10 +11,11 @@ branches, a placement may put one branch beside the other in a way that no cut o
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks, in_flight_of
 from smp_tf.partition.solve_chain import MOST_SHARED_GROUPS, TOLERANCE, solve_chain
 from smp_tf.partition.solve_chunks import solve_chunks
@@ -71,7 +72,7 @@ def place(
 
     Raises:
         PlacementError: there are fewer units than stages, or manual placements are not in order.
-        MemoryLimitError: no cut keeps within what ranks may need.
+        MemoryLimitError: no cut keeps within what ranks may need, nor was a placement found that does.
 
     Example:
         >>> place(Chain(("a", "b", "c"), (1.0, 2.0, 3.0)), [(0, 1), (1, 2)], 2, objective="speed").gap
@@ -86,11 +87,20 @@ def place(
         bound = _least_possible(chain, chunks, objective, microbatches, ranks)
         return Placed(cut, None if pinned else _gap(cut.score(objective, microbatches), bound))
     held = chunks.in_flight
-    cut = solve_chain(chain, stages, objective=objective, microbatches=microbatches, in_flight=held, ranks=ranks)
+    by_hand = any(at is not None for at in chain.manual)
+    try:
+        cut = solve_chain(chain, stages, objective=objective, microbatches=microbatches, in_flight=held, ranks=ranks)
+    except MemoryLimitError:
+        if pinned or by_hand or seconds <= 0 or len(chain.names) * stages > most_choices:
+            raise
+        beside = _where_no_cut_fits(chain, pairs, chunks, objective, microbatches, ranks, seconds)
+        if beside is None:
+            raise
+        return beside
     score = cut.score(objective, microbatches)
     if pinned:
         return Placed(cut, None)
-    if any(at is not None for at in chain.manual):
+    if by_hand:
         least = _least_without_hand(chain, pairs, stages, objective, microbatches, ranks, chunks)
         return Placed(cut, _gap(score, least))
     bound = _least_possible(chain, chunks, objective, microbatches, ranks)
@@ -121,6 +131,34 @@ def place(
     if better < score * (1 - TOLERANCE):
         return Placed(found, _gap(better, bound))
     return Placed(cut, _gap(score, bound))
+
+
+def _where_no_cut_fits(
+    chain: Chain,
+    pairs: Sequence[tuple[int, int]],
+    chunks: Chunks,
+    objective: str,
+    microbatches: int,
+    ranks: Ranks,
+    seconds: float,
+) -> Placed | None:
+    """A placement within what ranks may need that no cut of one order gives; None where none was found."""
+    if _is_only_order(chain, pairs):
+        return None
+    held, within = chunks.in_flight, None
+    if len(chain.names) <= MOST_UNITS:
+        within = StageLimits(chain, pairs, held, ranks, objective).within(math.inf)
+        if within is None:
+            return None
+    problem = DagProblem(chain, tuple(pairs), chunks.stages, objective, microbatches, held, ranks, None, within)
+    try:
+        found = solve_dag(problem, seconds)
+    except PlacementError:
+        return None
+    if found is None:
+        return None
+    bound = max(found.bound, _least_possible(chain, chunks, objective, microbatches, ranks))
+    return Placed(found, _gap(found.score(objective, microbatches), bound))
 
 
 def _least_without_hand(

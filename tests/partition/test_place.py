@@ -8,6 +8,7 @@ import pytest
 
 from smp_tf.partition import place as placing
 from smp_tf.partition.cost import Flow, Weight
+from smp_tf.partition.errors import MemoryLimitError
 from smp_tf.partition.place import place
 from smp_tf.partition.placement import Chain, Ranks
 from smp_tf.partition.solve_chain import solve_chain
@@ -39,6 +40,19 @@ def test_branches_are_placed_side_by_side_where_that_is_better() -> None:
     assert max(found.placement.memory) == 5.0
     assert found.gap == pytest.approx(0.0, abs=1e-6)
     assert found.without is None
+
+
+@pytest.mark.parametrize("objective", ["memory", "speed"])
+def test_a_limit_within_which_no_cut_keeps_is_kept_by_branches_side_by_side(objective: str) -> None:
+    """It was refused: only cuts were looked at for one that fits."""
+    chain = weighing(4.0, 2.0, 4.0, 2.0, 1.0)
+    join = [(0, 4), (1, 4), (2, 4), (3, 4)]
+    found = place(chain, join, 3, objective=objective, microbatches=4, ranks=Ranks.alike(3, 5.0), seconds=1.0)
+    assert max(found.placement.memory) == 5.0
+    assert found.gap == pytest.approx(0.0, abs=1e-6)
+    for limit, seconds in ((5.0, 0.0), (4.0, 1.0)):
+        with pytest.raises(MemoryLimitError, match="No cut into 3 partitions fits in memory_limit"):
+            place(chain, join, 3, objective=objective, ranks=Ranks.alike(3, limit), seconds=seconds)
 
 
 def test_a_cut_that_no_placement_can_beat_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
