@@ -17,8 +17,27 @@ DIGITS_EPOCHS = "8"
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
 
+def text_of(outcome: Outcome) -> str:
+    """What rank 0 printed, without colours and movements of a terminal's cursor; every state of a bar is a line."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", outcome.output(0)).replace("\r", "\n")
+
+
 def losses_of(outcome: Outcome) -> list[str]:
-    return re.findall(r"epoch +\d+: mean loss ([\d.]+)", outcome.output(0))
+    return re.findall(r"epoch +\d+: mean loss ([\d.]+)", text_of(outcome))
+
+
+def table_of(text: str) -> list[list[str]]:
+    """The rows of the plan's table, its head first; what stands below each other in a row is put together."""
+    rows: list[list[str]] = []
+    for line in text.splitlines():
+        bar = line[:1]
+        if bar not in ("┃", "│"):  # of the head, and of what is below it
+            continue
+        cells = [cell.strip() for cell in line.strip(bar).split(bar)]
+        if (bar == "│" and cells[0]) or not rows:
+            rows.append([""] * len(cells))
+        rows[-1] = [f"{before} {cell}".strip() for before, cell in zip(rows[-1], cells, strict=True)]
+    return rows
 
 
 def accuracy_of(outcome: Outcome) -> float:
@@ -32,8 +51,9 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     """The digits example on two processes, and the folder it saved to."""
     folder = tmp_path_factory.mktemp("digits") / "model"
     arguments = ["--epochs", DIGITS_EPOCHS, "--save", str(folder)]
-    # Ranks look for work every millisecond else, which takes a third of the cores and shows nothing.
-    environment = {"HOROVOD_CYCLE_TIME": "60"}
+    # Ranks look for work every millisecond else, which takes a third of the cores and shows nothing. In a terminal the
+    # bar of the training moves.
+    environment = {"HOROVOD_CYCLE_TIME": "60", "TERM": "xterm"}
     return launch_script(2, "examples/digits.py", arguments, environment=environment, as_installed=True), folder
 
 
@@ -46,9 +66,28 @@ def test_digits_learns_to_read(digits: tuple[Outcome, Path]) -> None:
 def test_digits_prints_the_plan_on_rank_0_only(digits: tuple[Outcome, Path]) -> None:
     outcome, _ = digits
     assert "2 partitions, 4 microbatches, interleaved, balanced by stored bytes" in outcome.output(0), outcome.report()
-    for word in ("stage", "parameters", "weights", "stash", "time", "sent"):
-        assert word in outcome.output(0), outcome.report()
+    head, *stages = table_of(text_of(outcome))
+    assert head == [
+        *("stage", "layers", "parameters", "weights + slots", "stash in flight", "memory in all", "time"),
+        "sent per microbatch",
+    ]
+    size = r"[\d.]+ (B|KiB|MiB)"
+    row = [r"\w+ … \w+ \(\d\)", r"[\d,]+", rf"{size} \+ {size}", rf"{size} \d ×", size, r"\d+%"]
+    assert len(stages) == 2, outcome.report()
+    for number, (found, sent) in enumerate(zip(stages, (rf"{size} →", rf"← {size}"), strict=True)):
+        assert all(map(re.fullmatch, [str(number), *row, f".*{sent}"], found)), found
+    assert sum(int(stage[2].replace(",", "")) for stage in stages) == 151_594
     assert outcome.output(1).strip() == "", outcome.report()
+
+
+def test_digits_shows_a_bar_that_moves_with_the_loss(digits: tuple[Outcome, Path]) -> None:
+    # 8 epochs of 22 batches. It is drawn ten times a second at most.
+    bars = re.findall(r"^training +[━╸╺]+ +(\d+)/176 loss ([\d.]+)", text_of(digits[0]), re.MULTILINE)
+    done = [int(number) for number, _ in bars]
+    assert done == sorted(done), digits[0].report()
+    assert len(set(done)) >= 4, digits[0].report()
+    assert done[-1] == 176
+    assert float(bars[-1][1]) < 0.5 < float(bars[0][1])
 
 
 def test_the_saved_digits_model_loads_without_smp_tf(digits: tuple[Outcome, Path]) -> None:
@@ -72,7 +111,7 @@ def test_digits_in_one_process_prints_the_same_losses(digits: tuple[Outcome, Pat
 
 
 def test_the_language_model_falls_well_below_the_unigram_entropy() -> None:
-    small = ["--depth", "2", "--width", "64", "--length", "32", "--batch-size", "16", "--steps", "150"]
+    small = ["--depth", "2", "--width", "64", "--length", "32", "--batch-size", "16", "--steps", "240"]
     outcome = launch_script(2, "examples/language_model.py", small)
     outcome.expect_clean()
     found = re.search(r"loss ([\d.]+) nats .* entropy of the text ([\d.]+)", outcome.output(0))
