@@ -153,3 +153,23 @@ def test_two_at_a_time_do_the_work_once(run: Run) -> None:
     run.output(first)
     run.output(second)
     assert run.work() == ["first", "second"]
+
+
+def test_the_set_up_of_this_checkout_does_and_prints_nothing_when_it_is_done(root: Path) -> None:
+    """Run after `make setup`, as `make test` does; otherwise this is that set-up."""
+    venv, state = root / ".venv", root / ".setup"
+    if Path(sys.prefix).resolve() != venv.resolve() or not (venv / ".setup").is_dir():
+        pytest.skip(f"the Python of this run is not of {venv}, which `make setup` makes")
+
+    def written() -> dict[Path, tuple[int, int]]:
+        """When the stamps, the log, and what a set-up leaves beside it were written, and how long they are."""
+        files = [*(venv / ".setup").iterdir(), *state.glob(".venv.*")]
+        return {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in files}
+
+    before = written()
+    done = subprocess.run(
+        [sys.executable, str(root / "tools" / "setup_env.py")], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0), "the set-up was not done: run make setup before"
+    assert written() == before
+    assert {file.name for file in (venv / ".setup").iterdir()} >= {"environment", "horovod", "ops", "smp_tf"}
