@@ -96,11 +96,14 @@ lint: setup ## Check style, types and formatting
 	@rm -rf $(TYPED) && mkdir -p $(TYPED)/smp_tf
 	@ln -s $(filter-out %/__pycache__,$(wildcard $(CURDIR)/smp_tf/*)) \
 		$(addprefix $(CURDIR)/,ops partition pipeline) $(TYPED)/smp_tf/
-	@ln -s $(addprefix $(CURDIR)/,smdistributed benchmarks docs setup.py) $(TYPED)/
+	@ln -s $(addprefix $(CURDIR)/,smdistributed benchmarks docs examples setup.py) $(TYPED)/
 	cd $(TYPED) && $(IN_VENV) mypy --config-file $(CURDIR)/pyproject.toml --package smp_tf \
 		--package smdistributed
 	cd $(TYPED) && $(IN_VENV) MYPYPATH=benchmarks:docs/pictures:. mypy --config-file $(CURDIR)/pyproject.toml \
 		benchmarks docs/pictures setup.py
+	@# Written without annotations, as scripts of Keras are; what they ask of smp_tf is checked.
+	cd $(TYPED) && $(IN_VENV) MYPYPATH=examples:. mypy --config-file $(CURDIR)/pyproject.toml --allow-untyped-defs \
+		--allow-incomplete-defs --no-warn-unused-ignores examples
 	$(IN_VENV) mypy tools
 
 format: setup ## Format the Python and C++ sources
