@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,58 @@ def read(data: Mapping[str, Any]) -> Workload:
     )
     needs = tuple(sorted((position[a], position[b]) for a, b in circles.edges))
     return Workload(chain, needs, data["maxFPGAs"], data.get("maxSizePerFPGA"), inside, data)
+
+
+def branching(seed: int, blocks: int, stages: int) -> Workload:
+    """A training graph of blocks one after the other, each of up to four branches of up to four nodes, and some skips.
+
+    Args:
+        seed: of what is drawn.
+        blocks: how many.
+        stages: to place it on.
+    """
+    dice = random.Random(seed)
+    nodes: list[dict[str, Any]] = []
+    edges: list[dict[str, Any]] = []
+    cost: dict[int, float] = {}
+
+    def node() -> int:
+        number = len(nodes) + 1
+        seconds = dice.choice([0, 0.1, 1, 3, 8]) * dice.random()
+        size = dice.random() * 1e7 * dice.choice([0, 1, 5])
+        nodes.append({"id": number, "fpgaLatency": seconds, "size": size, "colorClass": number, "isBackwardNode": 0})
+        return number
+
+    def edge(source: int, target: int) -> None:
+        cost.setdefault(source, dice.choice([0.01, 0.1, 0.5]) * dice.random() * 2)
+        edges.append({"sourceId": source, "destId": target, "cost": cost[source]})
+
+    joins = [node()]
+    for _ in range(blocks):
+        ends = []
+        for _ in range(dice.randint(1, 4)):
+            ends.append(joins[-1])
+            for _ in range(dice.randint(1, 4)):
+                made = node()
+                edge(ends[-1], made)
+                ends[-1] = made
+        join = node()
+        for end in ends:
+            edge(end, join)
+        if dice.random() < 0.2 and (skipped := dice.choice(joins)) not in ends:
+            edge(skipped, join)
+        joins.append(join)
+    forward, count = list(edges), len(nodes)
+    for made in nodes[:count]:
+        seconds = 2 * made["fpgaLatency"] * dice.uniform(0.5, 1.5)
+        nodes.append({**made, "id": made["id"] + count, "fpgaLatency": seconds, "isBackwardNode": True})
+    for made in forward:
+        edge(made["destId"] + count, made["sourceId"] + count)
+    for made in forward:
+        # What the backward pass reads of the forward pass.
+        if dice.random() < 0.3:
+            edge(made["sourceId"], made["destId"] + count)
+    return read({"nodes": nodes, "edges": edges, "maxFPGAs": stages})
 
 
 def _class(node: Mapping[str, Any]) -> tuple[str, Any]:
