@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -10,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smp_tf.partition.cost import Flow, Stash, Weight
-from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.placement import Chain, Chunks, Ranks, costed
+from smp_tf.partition.errors import MemoryLimitError, PlacementError
+from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks, costed
 from smp_tf.partition.solve_chain import solve_chain
 
-from .chains import chains, names, slow_costs
+from .chains import chains, names, slow_costs, some_by_hand, unequal_ranks
 from .workloads import workload
 
 
@@ -198,41 +200,70 @@ def stages_of_cuts(cuts: Sequence[int], count: int) -> list[int]:
     return [sum(cut <= unit for cut in cuts) for unit in range(count)]
 
 
-def all_costs(chain: Chain, stages: int, in_flight: Sequence[int], microbatches: int) -> list[tuple[float, float]]:
-    """Step time and fullest stage of every cut and every choice of owners.
+def all_costs(
+    chain: Chain, stages: int, in_flight: Sequence[int], microbatches: int, ranks: Ranks | None = None
+) -> list[tuple[float, float]]:
+    """Step time and fullest stage of every cut and every choice of owners that limits and stages by hand allow.
 
     Weights with the same users have the same owner: that is the solver's rule, too.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for weight in chain.weights:
         groups.setdefault(tuple(weight.users), []).append(weight.variable)
+    limits = [math.inf if limit is None else limit for limit in (ranks or Ranks.alike(stages)).memory]
     found = []
     for cuts in combinations(range(1, len(chain.names)), stages - 1):
+        stage_of = stages_of_cuts(cuts, len(chain.names))
+        if any(given not in (None, stage) for given, stage in zip(chain.manual, stage_of, strict=False)):
+            continue
         for size in range(len(groups) + 1):
             for chosen in combinations(groups.values(), size):
                 late = frozenset(v for group in chosen for v in group)
-                stage_of = stages_of_cuts(cuts, len(chain.names))
-                times, memory = slow_costs(chain, stage_of, late, in_flight, microbatches)
-                found.append((sum(times) + (microbatches - 1) * max(times), max(memory)))
+                times, memory = slow_costs(chain, stage_of, late, in_flight, microbatches, ranks)
+                if all(held <= limit for held, limit in zip(memory, limits, strict=True)):
+                    found.append((sum(times) + (microbatches - 1) * max(times), max(memory)))
     return found
 
 
 @settings(max_examples=500, deadline=None)
-@given(chain=chains(), stages=st.integers(1, 4), microbatches=st.sampled_from([1, 2, 5]))
-def test_no_cut_is_better(chain: Chain, stages: int, microbatches: int) -> None:
+@given(
+    chain=chains(),
+    stages=st.integers(1, 4),
+    microbatches=st.sampled_from([1, 2, 5]),
+    alike=st.booleans(),
+    data=st.data(),
+)
+def test_no_cut_is_better(chain: Chain, stages: int, microbatches: int, alike: bool, data: st.DataObject) -> None:
+    """Without the tolerance by which a plan goes, of half a percent."""
     stages = min(stages, len(chain.names))
     in_flight = [min(stages - r, microbatches) for r in range(stages)]
-    every = all_costs(chain, stages, in_flight, microbatches)
+    ranks = None
+    if not alike:
+        cuts = set(data.draw(st.permutations(range(1, len(chain.names))))[: stages - 1])
+        some = stages_of_cuts(sorted(cuts), len(chain.names))
+        ranks = data.draw(unequal_ranks(slow_costs(chain, some, frozenset(), in_flight, microbatches)[1]))
+        if data.draw(st.booleans()):
+            chain = replace(chain, manual=data.draw(some_by_hand(some)))
+    every = all_costs(chain, stages, in_flight, microbatches, ranks)
 
-    fast = solve_chain(chain, stages, objective="speed", microbatches=microbatches, tolerance=0.0)
+    def solved(objective: str) -> Placement:
+        return solve_chain(chain, stages, objective=objective, microbatches=microbatches, ranks=ranks, tolerance=0.0)
+
+    if not every:
+        for objective in ("speed", "memory"):
+            with pytest.raises(MemoryLimitError):
+                solved(objective)
+        return
+    fast, small = solved("speed"), solved("memory")
     step = sum(fast.times) + (microbatches - 1) * max(fast.times)
     assert step == pytest.approx(min(time for time, _ in every))
-
-    small = solve_chain(chain, stages, objective="memory", microbatches=microbatches, tolerance=0.0)
     least = min(memory for _, memory in every)
     assert max(small.memory) == pytest.approx(least)
     step = sum(small.times) + (microbatches - 1) * max(small.times)
     assert step == pytest.approx(min(time for time, memory in every if memory <= least + 1e-9))
+    limits = [math.inf if limit is None else limit for limit in (ranks or Ranks.alike(stages)).memory]
+    for one in (fast, small):
+        assert all(held <= limit for held, limit in zip(one.memory, limits, strict=True))
 
 
 @settings(max_examples=100, deadline=None)
