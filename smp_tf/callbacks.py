@@ -19,7 +19,7 @@ import tf_keras
 from rich.console import Console
 from rich.table import Table
 
-from smp_tf import control, recording, replica_logs, runtime, sharded_slots
+from smp_tf import control, equal_start, recording, replica_logs, runtime, sharded_slots
 from smp_tf.checkpoint import CheckpointManager
 from smp_tf.data_parallel import broadcast_over_replicas
 from smp_tf.gather import WRITER
@@ -32,8 +32,9 @@ from smp_tf.topology import CommGroup
 class BroadcastInitialState(tf_keras.callbacks.Callback):
     """Gives all replicas the weights and optimizer state of one of them, after the first batch.
 
-    Replicas start alike: they have the same seed, and at a model's first step all take what replica 0 has. This is for
-    what a script changes on one replica later, between two calls of `fit`, and for the state of the optimizer. `fit`
+    Replicas start alike: they have the same seed, and at a model's first step that trains all take what replica 0 has,
+    or the one that is named here. This is for what a script changes on one replica later, between two calls of `fit`,
+    and for the optimizer's slots; its arguments and its learning rate have to be equal before, which is checked. `fit`
     adds it when there are replicas. Where these share the optimizer's slots (`shard_optimizer_state`), each of which is
     on one replica only, weights that differ before the first step that trains are an error, and the state of the
     optimizer is left as it is.
@@ -51,6 +52,10 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
         self._supports_tf_logs = True
         self._replica = replica
         self._done = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Say whose weights a model begins with, if it has not run a step yet."""
+        equal_start.take_from(self._replica)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcast, once."""

@@ -1,7 +1,7 @@
-"""Replicas begin with equal weights: where they do not, when it is decided who stores what, all take replica 0's.
+"""Replicas begin to train with equal weights: where they have others, all take those of one, by default replica 0's.
 
     all ranks          one hash over what each stores, told to all              ─▶ nothing more where stages are equal
-    an unequal stage   a hash of every variable, told to the other replicas     ─▶ replica 0 sends those that differ
+    an unequal stage   a hash of every variable, told to the other replicas     ─▶ one replica sends those that differ
 
 Equal seeds, and checkpoints, make them equal already. This is for what a script has loaded on one replica only.
 """
@@ -18,13 +18,29 @@ from smp_tf import control, runtime
 from smp_tf.announce import tell
 from smp_tf.content_hash import content_hash
 from smp_tf.data_parallel import SENT_BY_HOROVOD, broadcast_over_replicas, sent_as
+from smp_tf.lifecycle import on_shutdown
 from smp_tf.topology import CommGroup, Topology
 
 _NAME = "the weights that replicas begin with"
 
 
-def take_those_of_replica_0(placed: Iterable[tuple[Any, int]]) -> None:
-    """Give all replicas the values that variables have on replica 0; every rank calls it, before the first step runs.
+class _State:
+    #: The replica whose values all take.
+    root: int = 0
+
+
+def take_from(replica: int) -> None:
+    """Let the weights that training begins with be those of a replica, in this job; all ranks say the same.
+
+    Args:
+        replica: its number.
+    """
+    on_shutdown(lambda: setattr(_State, "root", 0))
+    _State.root = replica
+
+
+def take_those_of_one(placed: Iterable[tuple[Any, int]]) -> None:
+    """Give all replicas the values that variables have on one; every rank calls it, before the first step runs.
 
     Args:
         placed: variables of models, each with the stage that stores it, the same in the same order on all ranks.
@@ -53,23 +69,24 @@ def _unequal_stages(said: Sequence[str], topology: Topology) -> list[int]:
 
 
 def _take(stored: Sequence[Any], said: Sequence[Sequence[int]], topology: Topology, *, speaks: bool) -> None:
-    """Take what differs from replica 0.
+    """Take what differs from the values of one replica.
 
     Args:
         stored: the variables that this rank stores.
         said: their hashes on every replica.
         topology: who is where.
-        speaks: whether replica 0 of this stage says so.
+        speaks: whether that replica says so for this stage.
     """
-    others = [[replica for replica, own in enumerate(said) if own[n] != said[0][n]] for n in range(len(stored))]
+    root = _State.root
+    others = [[replica for replica, own in enumerate(said) if own[n] != said[root][n]] for n in range(len(stored))]
     unlike = [number for number, replicas in enumerate(others) if replicas]
-    root = topology.members(CommGroup.DP_GROUP)[0]
-    broadcast_over_replicas([stored[number] for number in unlike], root, "smp_first_values")
-    if speaks and topology.dp_rank == 0:
+    sender = topology.members(CommGroup.DP_GROUP)[root]
+    broadcast_over_replicas([stored[number] for number in unlike], sender, "smp_first_values")
+    if speaks and topology.dp_rank == root:
         first = unlike[0]
         whose = ", ".join(map(str, others[first]))
         tell(
             f"smp_tf: replicas begin with equal weights. {stored[first].name!r}, for one, had other values on replica "
-            f"{whose} than on replica 0: all replicas have taken those of replica 0. Load weights on all replicas "
-            f"alike, or on replica 0."
+            f"{whose} than on replica {root}: all replicas have taken those of replica {root}. Load weights on all "
+            f"replicas alike, or on replica {root}."
         )

@@ -479,7 +479,10 @@ def _unjoined(original: Callable[..., Any]) -> Callable[..., Any]:
         pairs = list(grads_and_vars)
         running = runtime.current_or_none()
         is_ours = running is not None and is_split(running) and _are_of_models(variable for _, variable in pairs)
-        if is_ours and _is_of_keras(original) and not tf.distribute.has_strategy():
+        # The older ones take a function that makes something else of gradients.
+        usual = tf_internals.usual_gradient_aggregator()
+        is_usual = _is_of_keras(original) and getattr(optimizer, "gradient_aggregator", usual) is usual
+        if is_ours and is_usual and not tf.distribute.has_strategy():
             return pairs
         return original(optimizer, pairs)
 

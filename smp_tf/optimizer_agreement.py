@@ -58,13 +58,13 @@ def require_equal_optimizers(optimizer: Any) -> None:
 def _told(optimizer: Any) -> dict[str, Any]:
     told: dict[str, Any] = {"class": _name_of(type(optimizer))}
     try:
-        config = plain(optimizer.get_config())
+        config = optimizer.get_config()
     except Exception:
         # Whatever a class of the script's raises there; it does so on all replicas.
         return told
     # Otherwise weights would tell, and `fit` gives all replicas the state of one.
     counted = {"iterations": int(optimizer.iterations)} if sharded_slots.are_shared() else {}
-    return {**told, **config, **counted}
+    return {**told, **plain(config), **counted}
 
 
 def plain(value: Any) -> Any:
@@ -94,7 +94,9 @@ def _number(value: Any) -> Any:
     array = np.asarray(value)
     if array.ndim:
         return [_number(one) for one in array]
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind == "b":
+        return bool(array)
+    if array.dtype.kind not in "iuf":
         return str(array)
     # As its own type shows it: 0.1 of four bytes, not 0.10000000149.
     found = float(str(array.item() if array.dtype.kind != "f" else array[()]))

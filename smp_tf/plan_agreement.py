@@ -102,9 +102,7 @@ def agree_on_plan(
     _used = 1 + max(other["programs"] for other in heard)
     step_random.decide_seed(heard[0]["seed"])
     name_program(_used, f"{step!r} on {_in_words(words)}")
-    if graph.gradients:
-        know_program(_used, known_as, everywhere=everywhere)
-    _say_who_takes_part(averages=bool(graph.gradients))
+    _say_who_takes_part()
     plan = _plan_in(heard[0]["proposal"])
     if own != plan.fingerprint:
         owned = {v.index: plan.owners[v.name] for v in graph.variables if v.in_model}
@@ -200,19 +198,32 @@ def agree_on_number(doing: str) -> int:
     said = allgather_json(_used, CommGroup.MP_GROUP, name=doing, doing=f"about to compute {doing}")
     _used = 1 + max(said)
     name_program(_used, repr(doing))
-    _say_who_takes_part(averages=False)
+    _say_who_takes_part()
     return _used
 
 
-def _say_who_takes_part(*, averages: bool) -> None:
+def know_averaging(number: int, known_as: str, *, everywhere: bool) -> None:
+    """Say that a program gives gradients, which replicas average: none can end it without the others.
+
+    Args:
+        number: of the program.
+        known_as: what its step function is known by, on all ranks.
+        everywhere: see `agree_on_plan`.
+    """
+    running = runtime.current()
+    topology, transport = running.topology, running.transport
+    assert transport is not None, "a world of several ranks has a transport"
+    know_program(number, known_as, everywhere=everywhere)
+    replicas = topology.members(CommGroup.DP_GROUP)
+    transport.set_averaging_ranks(number, [rank for rank in replicas if rank != topology.rank])
+
+
+def _say_who_takes_part() -> None:
     """Tell the transport whose leaving keeps the newest program from ending."""
     running = runtime.current()
     topology, transport = running.topology, running.transport
     assert transport is not None, "a world of several ranks has a transport"
     transport.set_program_ranks(_used, topology.members(CommGroup.MP_GROUP))
-    if averages:
-        replicas = topology.members(CommGroup.DP_GROUP)
-        transport.set_averaging_ranks(_used, [rank for rank in replicas if rank != topology.rank])
 
 
 def _explain_difference(

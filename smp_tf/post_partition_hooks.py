@@ -39,8 +39,14 @@ def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
     return hook
 
 
-def run() -> None:
-    """Run the functions that are registered, each once."""
+def run() -> bool:
+    """Run the functions that are registered, each once.
+
+    Returns:
+        Whether there were any.
+    """
+    any_there = bool(_hooks)
     with tf.init_scope():
         while _hooks:
             _hooks.pop(0)()
+    return any_there

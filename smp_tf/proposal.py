@@ -179,11 +179,16 @@ def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
     """
     tried: list[Plan] = []
     less = [0.0] * request.stages
+    thorough = request.proof_seconds
     for _ in range(_MOST_CUTS):
         try:
             plan = planned(graph, _with_limits(request, less), owners)
         except MemoryLimitError:
-            break
+            if request.proof_seconds == thorough:
+                break
+            # No cut of one order fits any more; layers beside each other may.
+            request = dataclasses.replace(request, proof_seconds=thorough)
+            continue
         again = next((other for other in tried if other.units == plan.units), None)
         done = again or _as_cut(graph, request, plan)
         if excess(done, request.limits) <= 0:

@@ -1,4 +1,4 @@
-"""Says in `smp.init` which ranks are waited for, and ends a start that takes longer than `stall_timeout`.
+"""Says in `smp.init` which ranks are waited for, and ends a start that waits longer than `stall_timeout` for them.
 
 Until the transport is connected ranks meet in Horovod, which does not say whom it waits for, and cannot be interrupted.
 Who has come to its start is known where `horovodrun` started the ranks: each leaves its address there.
@@ -58,7 +58,10 @@ class StartWatch:
         self._patience = min(patience, stall_timeout)
         self._end = end
         self._awaited: Callable[[], str] = others_in_words
+        #: When what is waited for now began: another beginning is a sign of life.
+        self._begun = time.monotonic()
         self._over = threading.Event()
+        self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="smp_tf start watch", daemon=True)
 
     def __enter__(self) -> StartWatch:
@@ -69,7 +72,9 @@ class StartWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        # A start that has come to its end is not ended any more.
+        with self._ending:
+            self._over.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -80,33 +85,41 @@ class StartWatch:
             awaited: Gives the words after "has waited 30 s in smp.init for".
         """
         self._awaited = awaited
+        self._begun = time.monotonic()
 
     def await_those_missing(self) -> None:
         """Say that Horovod starts from now on."""
-        self._awaited = lambda: others_in_words(missing_ranks(self._environment))
+        self.await_others(lambda: others_in_words(missing_ranks(self._environment)))
 
     def _run(self) -> None:
-        begun = time.monotonic()
-        if self._over.wait(self._patience):
-            return
-        words = self._awaited()
-        rank = world_rank(self._environment)
-        if not self._over.is_set():
-            tell(
-                f"smp_tf: rank {rank} has waited {time.monotonic() - begun:.0f} s in smp.init for {words}. The job "
-                f"goes on; it ends after stall_timeout = {self._stall_timeout:g} s."
-            )
-        if self._over.wait(max(0.0, begun + self._stall_timeout - time.monotonic())):
-            return
-        words = self._awaited()
-        if not self._over.is_set():
-            tell(
-                f"smp_tf: rank {rank} gave up in smp.init after stall_timeout = {self._stall_timeout:g} s: it waited "
-                f"for {words}. Every rank must call smp.init; a rank that only needs longer until then gets it with a "
-                f"larger stall_timeout."
-            )
-            # The main thread is in Horovod, and does not come back from there.
-            self._end(1)
+        rank, told_of = world_rank(self._environment), -1.0
+        while True:
+            begun = self._begun
+            until = self._stall_timeout if told_of == begun else self._patience
+            if self._over.wait(max(0.0, begun + until - time.monotonic())):
+                return
+            if self._begun != begun:
+                continue
+            words = self._awaited()
+            if told_of != begun:
+                told_of = begun
+                if not self._over.is_set():
+                    tell(
+                        f"smp_tf: rank {rank} has waited {time.monotonic() - begun:.0f} s in smp.init for {words}. The "
+                        f"job goes on; it ends after stall_timeout = {self._stall_timeout:g} s."
+                    )
+                continue
+            with self._ending:
+                if self._over.is_set() or self._begun != begun:
+                    continue
+                tell(
+                    f"smp_tf: rank {rank} gave up in smp.init after stall_timeout = {self._stall_timeout:g} s: it "
+                    f"waited for {words}. Every rank must call smp.init; a rank that only needs longer until then gets "
+                    f"it with a larger stall_timeout."
+                )
+                # The main thread is in Horovod, and does not come back from there.
+                self._end(1)
+                return
 
 
 def missing_ranks(environment: Mapping[str, str] = os.environ) -> list[int] | None:

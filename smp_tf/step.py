@@ -57,7 +57,7 @@ from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
 from smp_tf.pipeline.reduction import Bucket, Reduce, Sums
 from smp_tf.pipeline.schedule import is_named, placement_of
 from smp_tf.pipeline.stage_program import build_stage_program, plan_program
-from smp_tf.plan_agreement import agree_on_plan, show_plan
+from smp_tf.plan_agreement import agree_on_plan, know_averaging, show_plan
 from smp_tf.plan_timeline import timeline_of
 from smp_tf.result_structure import pack
 from smp_tf.sliced_objects import ObjectTensors
@@ -250,6 +250,9 @@ class Step:
                 self.name, planned, graph, propose, owners, everywhere=everywhere, known_as=self._known_as
             )
         cut = planning.cut(graph, plan, request.local_outputs, request.composites)
+        # A step that takes gradients for itself alone, as for a metric of their norm, averages nothing.
+        if running.topology.dp_size > 1 and any(output.is_gradient for output in cut.outputs):
+            know_averaging(number, self._known_as, everywhere=everywhere)
         if decides or any(model._smp_store.is_new for model in models):
             plan = planning.with_exact_transfers(plan, cut, request)
             show_plan(plan)
@@ -285,9 +288,12 @@ class Step:
         )
         if xla:
             report_uncompiled(self.name, program)
-        post_partition_hooks.run()
-        if decides:
-            equal_start.take_those_of_replica_0(placed)
+        # Where nothing is trained replicas may well have weights of their own.
+        begins_training = decides and bool(graph.gradients)
+        if begins_training:
+            equal_start.take_those_of_one(placed)
+        if post_partition_hooks.run() and begins_training:
+            equal_start.take_those_of_one(placed)
         return SplitProgram(
             name=self.name,
             trace=traced.trace,

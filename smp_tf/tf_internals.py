@@ -27,6 +27,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from tf_keras.src import backend
 from tf_keras.src.engine import compile_utils
 from tf_keras.src.mixed_precision import loss_scale_optimizer
+from tf_keras.src.optimizers import utils as optimizer_utils
 from tf_keras.src.saving import saving_lib
 from tf_keras.src.saving.legacy import hdf5_format
 from tf_keras.src.utils import data_utils, losses_utils
@@ -377,6 +378,11 @@ def update_loss_scale(optimizer: Any) -> Any:
         Whether the gradients of the step are to be applied: a bool, or a bool tensor.
     """
     return optimizer._loss_scale.update([])[1] if optimizer.dynamic else True
+
+
+def usual_gradient_aggregator() -> Any:
+    """What an older optimizer does with all gradients unless it is given a `gradient_aggregator`."""
+    return optimizer_utils.all_reduce_sum_gradients
 
 
 def follow_schedule(optimizer: Any) -> None:

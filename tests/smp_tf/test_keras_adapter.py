@@ -327,6 +327,30 @@ def test_a_weight_s_change_waits_for_no_other_weight_s_gradient(kind: type, init
     assert "IdentityN" not in {operation.type for operation in operations}
 
 
+def test_an_aggregator_that_an_older_optimizer_is_given_is_called(init: Callable[..., None]) -> None:
+    """It was left out with the sum over the replicas of a strategy of TensorFlow's, without a word."""
+    init(microbatches=2)
+    model = smp.DistributedModel(lambda: tf_keras.Sequential([tf_keras.Input((4,)), layers.Dense(4)]))
+    given: list[int] = []
+
+    def doubled(pairs: Any) -> list[Any]:
+        found = [(2.0 * gradient, variable) for gradient, variable in pairs]
+        given.append(len(found))
+        return found
+
+    optimizer = tf_keras.optimizers.legacy.SGD(0.1, gradient_aggregator=doubled)
+
+    @smp.step
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    sums = [gradient.accumulate() for gradient in step(tf.ones([4, 4]))]
+    optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
+    assert given == [2]
+
+
 class TestClipping:
     def test_not_where_all_gradients_are_at_hand(self, patch: OptimizerPatch) -> None:
         own, _ = own_and_remote()

@@ -25,6 +25,8 @@ from smp_tf.optimizer_agreement import plain, require_equal_optimizers
         (np.int64(3), 3.0),
         (float("nan"), "nan"),
         (True, True),
+        (np.bool_(True), True),
+        (tf.constant(False), False),
         ("text", "text"),
         (None, None),
         ((1, np.array([2.0, 3.0])), [1.0, [2.0, 3.0]]),

@@ -112,6 +112,16 @@ def test_what_is_waited_for_later_is_told_in_place_of_it(capfd: pytest.CaptureFi
     assert "rank 1 gave up in smp.init after stall_timeout = 0.1 s: it waited for rank 0 to connect. " in said
 
 
+def test_another_beginning_is_a_sign_of_life(capfd: pytest.CaptureFixture[str]) -> None:
+    """Time was counted from the begin of smp.init, as if a slow start of Horovod's were a wait for other ranks."""
+    codes: list[int] = []
+    with StartWatch(3600.0, {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"}, patience=0.0, end=codes.append) as watch:
+        first = watch._begun
+        watch.await_others(lambda: "rank 0 to connect")
+        assert watch._begun > first
+    assert codes == []
+
+
 def test_a_start_in_time_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with StartWatch(1800.0, {"HOROVOD_SIZE": "2"}):
         pass

@@ -486,6 +486,12 @@ def test_keras_asks_one_method_for_the_logs_of_an_epoch_and_of_an_evaluation() -
     assert asked == [["loss"]] * 3
 
 
+def test_an_older_optimizer_that_is_given_nothing_has_the_usual_aggregator() -> None:
+    usual = tf_internals.usual_gradient_aggregator()
+    assert tf_keras.optimizers.legacy.SGD(0.1).gradient_aggregator is usual
+    assert tf_keras.optimizers.legacy.SGD(0.1, gradient_aggregator=list).gradient_aggregator is list
+
+
 def test_a_graph_knows_whether_xla_compiles_it() -> None:
     told: list[bool] = []
 

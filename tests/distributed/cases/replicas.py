@@ -9,7 +9,7 @@ from unittest import mock
 import tensorflow as tf
 
 import smp_tf as smp
-from smp_tf import equal_start
+from smp_tf import equal_start, runtime
 from tests.distributed.cases.equality import make_model, own_variables
 from tests.distributed.cases.training import training_step
 from tests.distributed.models import MODELS, STEPS
@@ -70,12 +70,24 @@ def _trained(
 
     @smp.step
     def evaluate(batch: Any) -> tf.Tensor:
-        return entry.loss(net, batch)
+        # Gradients that the step keeps for itself are averaged with nobody.
+        with tf.GradientTape() as tape:
+            loss = entry.loss(net, batch)
+        return loss + 0.0 * tf.linalg.global_norm(tape.gradient(loss, net.trainable_variables[:1]))
 
-    if one_evaluates and smp.dp_rank() == smp.dp_size() - 1:
-        # Which concerns no other replica.
+    # The first call is planned by all; another one concerns no other replica.
+    for _ in range(1 + (smp.dp_rank() == smp.dp_size() - 1) if one_evaluates else 0):
         evaluate(tuple(tf.constant(array[:12]) for array in entry.batch(0)))
-    return {"variables": own_variables(net), "losses": losses, "replica": smp.dp_rank(), "stage": smp.mp_rank()}
+    transport = runtime.current().transport
+    status = transport.ask(transport.rank) if transport is not None else None
+    averages = status["averages"] if status is not None else None
+    return {
+        "variables": own_variables(net),
+        "losses": losses,
+        "replica": smp.dp_rank(),
+        "stage": smp.mp_rank(),
+        "averages": averages,
+    }
 
 
 def places() -> dict[str, Any]:
@@ -261,8 +273,13 @@ def unlike_optimizers() -> dict[str, Any]:
     return {"said": said, "changed": changed, "fine": fine}
 
 
-def loaded_by_one() -> dict[str, Any]:
-    """What the replicas have of a model that the last of them has loaded something into, and what is said of it."""
+def loaded_by_one(root: int) -> dict[str, Any]:
+    """What the replicas have of a model that the last of them has loaded something into, and what is said of it.
+
+    Args:
+        root: the replica whose values all are to take.
+    """
+    smp.callbacks.BroadcastInitialState(root).on_train_begin()
 
     def build() -> Any:
         return tf.keras.Sequential(
@@ -279,8 +296,15 @@ def loaded_by_one() -> dict[str, Any]:
         before.update({v.name: v.numpy() for v in model.local_variables})
 
     smp.register_post_partition_hook(load)
+
+    @smp.step
+    def train(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
     with mock.patch.object(equal_start, "tell") as tell:
-        smp.step(lambda x: model(x))(tf.ones([4, 4]))
+        train(tf.ones([4, 4]))
     return {
         "before": before,
         "weights": {v.name: v.numpy() for v in model.local_variables},
