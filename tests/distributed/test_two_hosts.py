@@ -116,7 +116,9 @@ def test_kill_9_on_another_host_ends_all_and_names_rank_host_and_step(killed: To
     process = killed.ranks[3]["process"]
     for rank in (0, 1, 2):
         lost = rf"smp_tf: (?:\[rank \d\] )?rank 3 \(host host-b, process {process}\) was lost: "
-        assert re.search(rf"{lost}.*Rank \d \(host host-a\) was (?:after step 3|in step 4)", killed.said_by(rank)), killed.text
+        # Whether this rank had begun the next step by then is as it comes.
+        place = r"Rank \d \(host host-a\) was (?:after step 3|in step 4)"
+        assert re.search(rf"{lost}.*{place}", killed.said_by(rank)), killed.text
         assert "finished" not in killed.said_by(rank)
     assert f"Process 3 exit with status code {128 + signal.SIGKILL}" in killed.text
     assert killed.ended_at - killed.trained_at < 10.0
