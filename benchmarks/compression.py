@@ -18,7 +18,6 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import smp_tf as smp  # isort: split
@@ -26,10 +25,11 @@ import smp_tf as smp  # isort: split
 import psutil
 import tensorflow as tf
 import tf_keras
-from gpt import SIZES, Size, batch_of, build, forward_backward
+from gpt import SIZES, batch_of
 from options import new_file, some_of
 from rich.console import Console
 from rich.table import Table
+from split_step import split_step
 
 WAYS = ("none", "bf16", "fp16", "1bit")
 SEED = 1
@@ -37,23 +37,9 @@ SEED = 1
 WARMUP = 2
 
 
-def training_step(size: Size, way: str) -> Callable[..., Any]:
-    """A training step that is to be traced."""
-    model = build(smp.DistributedModel, size)
-    optimizer = smp.OneBitAdam(0.001, warmup_steps=WARMUP) if way == "1bit" else tf_keras.optimizers.Adam(0.001)
-
-    @smp.step
-    def step(tokens: tf.Tensor, following: tf.Tensor) -> Any:
-        return forward_backward(model, tokens, following)
-
-    @tf.function
-    def train_step(tokens: tf.Tensor, following: tf.Tensor) -> tf.Tensor:
-        gradients, loss = step(tokens, following)
-        sums = [gradient.accumulate() for gradient in gradients]
-        optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
-        return loss.reduce_mean()
-
-    return train_step
+def optimizer_of(way: str) -> Any:
+    """The optimizer that a way trains with."""
+    return smp.OneBitAdam(0.001, warmup_steps=WARMUP) if way == "1bit" else tf_keras.optimizers.Adam(0.001)
 
 
 def sent() -> int:
@@ -76,7 +62,7 @@ def measure(args: argparse.Namespace, way: str) -> tuple[list[float], float]:
     )
     if smp.dp_size() == 1:
         raise SystemExit(f"one replica averages nothing: start {2 * args.partitions} processes, or a multiple of that")
-    train_step = training_step(SIZES[args.size], way)
+    train_step = split_step(SIZES[args.size], optimizer_of(way))
     tokens, following = batch_of(SIZES[args.size])
     # Another order of the samples on every replica.
     batch = tf.roll(tokens, smp.dp_rank(), axis=0), tf.roll(following, smp.dp_rank(), axis=0)

@@ -35,10 +35,11 @@ import smp_tf as smp  # isort: split
 import horovod.tensorflow as hvd
 import tensorflow as tf
 import tf_keras
-from gpt import SIZES, Size, batch_of, build, forward_backward
+from gpt import SIZES, Size, batch_of, build
 from options import new_file
 from rich.console import Console
 from rich.table import Table
+from split_step import split_step
 
 WAYS = ("beside", "behind", "without", "horovod")
 SEED = 1
@@ -63,25 +64,6 @@ def patched(way: str) -> Iterator[None]:
             split = importlib.import_module("smp_tf.split_program")
             stack.enter_context(mock.patch.object(split, "weighted_sum", lambda parts, weights, _: own(parts, weights)))
         yield
-
-
-def split_way(size: Size) -> Callable[..., Any]:
-    """A training step of a split model."""
-    model = build(smp.DistributedModel, size)
-    optimizer = tf_keras.optimizers.SGD(0.01)
-
-    @smp.step
-    def step(tokens: tf.Tensor, following: tf.Tensor) -> Any:
-        return forward_backward(model, tokens, following)
-
-    @tf.function
-    def train_step(tokens: tf.Tensor, following: tf.Tensor) -> tf.Tensor:
-        gradients, loss = step(tokens, following)
-        sums = [gradient.accumulate() for gradient in gradients]
-        optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
-        return loss.reduce_mean()
-
-    return train_step
 
 
 def horovod_way(size: Size) -> Callable[..., Any]:
@@ -149,7 +131,7 @@ def main() -> None:
     ways = WAYS if args.partitions == 1 else WAYS[:-1]
     steps = {}
     for way in ways:
-        steps[way] = horovod_way(size) if way == "horovod" else split_way(size)
+        steps[way] = horovod_way(size) if way == "horovod" else split_step(size, tf_keras.optimizers.SGD(0.01))
         with patched(way):
             # Traced, and run once more with all that TensorFlow and Horovod make ready on the way.
             for _ in range(2):

@@ -35,8 +35,9 @@ def take_from(replica: int) -> None:
     Args:
         replica: its number.
     """
-    on_shutdown(lambda: setattr(_State, "root", 0))
-    _State.root = replica
+    if replica != _State.root:
+        on_shutdown(lambda: setattr(_State, "root", 0))
+        _State.root = replica
 
 
 def take_those_of_one(placed: Iterable[tuple[Any, int]]) -> None:

@@ -199,14 +199,7 @@ def gradients(of: int = 0) -> dict[str, Any]:
     Args:
         of: how many replicas one process has the batches of.
     """
-    model = smp.DistributedModel(lambda: tf.keras.Sequential([tf.keras.layers.Dense(16) for _ in range(2)]))
-
-    @smp.step
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x) ** 2)
-        return tape.gradient(loss, model.trainable_variables)
-
+    _, step = two_layers(16)
     parts = [tf.random.stateless_normal([8, 16], [1, replica]) for replica in range(of)]
     x = tf.concat(parts, 0) if parts else tf.random.stateless_normal([8, 16], [1, smp.dp_rank()])
     sums = [gradient.accumulate() for gradient in step(x)]
@@ -228,9 +221,14 @@ def unequal_shapes() -> dict[str, Any]:
     return {"said": ""}
 
 
-def two_layers() -> tuple[Any, Any]:
+def two_layers(width: int = 4) -> tuple[Any, Any]:
     """A model, and a step that gives its gradients."""
-    model = smp.DistributedModel(lambda: tf.keras.Sequential([tf.keras.layers.Dense(4) for _ in range(2)]))
+    model = smp.DistributedModel(lambda: tf.keras.Sequential([tf.keras.layers.Dense(width) for _ in range(2)]))
+    return model, gradients_of(model)
+
+
+def gradients_of(model: Any) -> Any:
+    """A step that gives the gradients of a model."""
 
     @smp.step
     def step(x: Any) -> Any:
@@ -238,7 +236,7 @@ def two_layers() -> tuple[Any, Any]:
             loss = tf.reduce_mean(model(x) ** 2)
         return tape.gradient(loss, model.trainable_variables)
 
-    return model, step
+    return step
 
 
 def unlike_optimizers() -> dict[str, Any]:
@@ -296,15 +294,8 @@ def loaded_by_one(root: int) -> dict[str, Any]:
         before.update({v.name: v.numpy() for v in model.local_variables})
 
     smp.register_post_partition_hook(load)
-
-    @smp.step
-    def train(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x) ** 2)
-        return tape.gradient(loss, model.trainable_variables)
-
     with mock.patch.object(equal_start, "tell") as tell:
-        train(tf.ones([4, 4]))
+        gradients_of(model)(tf.ones([4, 4]))
     return {
         "before": before,
         "weights": {v.name: v.numpy() for v in model.local_variables},

@@ -1,0 +1,37 @@
+"""A training step of a GPT that is split by smp_tf, as the benchmarks measure it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import smp_tf as smp  # isort: split
+
+import tensorflow as tf
+from gpt import Size, build, forward_backward
+
+
+def split_step(size: Size, optimizer: Any) -> Callable[..., Any]:
+    """A training step of a split model, in a function that is not traced yet.
+
+    Args:
+        size: of the model and its batch.
+        optimizer: applies the gradients.
+
+    Returns:
+        It takes tokens and those that follow, and gives the mean loss.
+    """
+    model = build(smp.DistributedModel, size)
+
+    @smp.step
+    def step(tokens: tf.Tensor, following: tf.Tensor) -> Any:
+        return forward_backward(model, tokens, following)
+
+    @tf.function
+    def train_step(tokens: tf.Tensor, following: tf.Tensor) -> tf.Tensor:
+        gradients, loss = step(tokens, following)
+        sums = [gradient.accumulate() for gradient in gradients]
+        optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
+        return loss.reduce_mean()
+
+    return train_step
