@@ -390,7 +390,9 @@ class Transport:
             `rank`, `clock_ns` (of its host's monotonic clock, when it answered), `in_step`,
             `program`, `step` (-1 before the first), `step_seconds` since it began or ended, `averages` (steps begun
             that average with other ranks; see `set_averaging_ranks`),
-            `activity` (see `set_activity`), `activity_seconds`, and `waits`: for each rank it waits
+            `activity` (see `set_activity`), `activity_seconds`, `collectives` (hashes of what it has come to and
+            is not through; see `collective.come_to`), `more_collectives` (whether there are others), `collective` (the
+            name of the first), `collective_seconds` since it came to that, and `waits`: for each rank it waits
             for the oldest operation, with `peer`, `is_send`, `label`, `program`, `step`,
             `microbatch`, `seconds`. None if no answer came in time.
         """

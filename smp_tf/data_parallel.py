@@ -17,6 +17,7 @@ from smp_tf.config import ONE_BIT
 from smp_tf.equal_parts import Exchange, sums_in_parts
 from smp_tf.host_offload import HOST
 from smp_tf.ops.at_run_time import at_run_time
+from smp_tf.ops.collective import come_through, come_to, within
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.sums_at_receivers import Delivery, sums_at_receivers
 from smp_tf.topology import CommGroup
@@ -278,15 +279,19 @@ def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: s
         variable.assign(tf.cast(received, value.dtype))
 
 
-def collective(function: Callable[..., Any], given: Any, *, handles: Sequence[Any] = (), **options: Any) -> Any:
+def collective(
+    function: Callable[..., Any], given: Any, *, name: str, handles: Sequence[Any] = (), **options: Any
+) -> Any:
     """Call a function of Horovod so that its op runs once whenever the graph does, since other replicas wait for it.
 
     TensorFlow takes Horovod's ops for pure functions: it leaves them out where nobody reads what they give, and of
-    constants it computes them while it prepares the graph.
+    constants it computes them while it prepares the graph. When this rank comes to it and is through is noted, so that
+    who keeps others waiting is found (replica_watch.py).
 
     Args:
         function: such as `hvd.allgather`.
         given: a tensor or a list of them.
+        name: of the operation, equal on all replicas, and of no other that may be waited for meanwhile.
         handles: resource tensors of variables. The op comes behind their earlier uses, and all of it is done before
             later ones, wherever these are: so one name may stand for all of them.
         options: further arguments.
@@ -295,8 +300,12 @@ def collective(function: Callable[..., Any], given: Any, *, handles: Sequence[An
         What the function gives.
     """
     if tf.executing_eagerly():
-        return function(given, **options)
-    result = function(tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), given), **options)
+        with within(name):
+            return function(given, name=name, **options)
+    ready = tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), given)
+    come = come_to(name, tf.nest.flatten(ready))
+    result = function(ready, name=name, **options)
+    come_through(name, come, tf.nest.flatten(result))
     if handles:
         return tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), result)
     run_independently(tf.nest.flatten(result)[0].op)

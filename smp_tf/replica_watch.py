@@ -1,14 +1,14 @@
 """Notices that replicas average the gradients of different steps, or that one waits long for another.
 
-    rank 0: in a step of `generator`, whose gradients it averages with rank 1      ──▶
-    rank 1: in a step of `discriminator`, whose gradients it averages with rank 0  ──▶ neither will ever end
+    rank 0: has come to an average of a step of `generator`, as rank 1 has not      ──▶
+    rank 1: has come to an average of a step of `discriminator`, as rank 0 has not  ──▶ neither will ever end
 
 Replicas wait for each other in Horovod, not for a message, so who waits in messages (step_watch.py) does not show it.
-What shows it is the step that the rank of the same stage is in: a step with gradients ends once all replicas have come
-to it, so two that are in steps of different functions for long, and wait for no message there, never go on. One that
-has begun fewer such steps than this rank, or does not answer, may only be late: that is told, once for each, and ends
-all after `stall_timeout`. Of a rank in the same step it cannot be seen whether it computes or hangs there: when both
-have been in it for that long, it is told, and nothing ends.
+What shows it is which averages, and other collectives, each has come to and is not through. Two that have been in those
+of steps of different functions for long never go on, since a step with gradients ends once all replicas have come to
+it. One that has not come to what this rank is in, or does not answer, may only be late: it computes, saves, or hangs.
+That is told, once for each, and ends all after `stall_timeout`; so does a collective of which nothing comes, though all
+are in it.
 """
 
 from __future__ import annotations
@@ -81,45 +81,60 @@ class ReplicaWatch:
         self._clock = clock
         self._suspects: dict[int, tuple[Any, ...]] = {}
         self._silent_since: dict[int, float] = {}
-        self._told: set[int] = set()
+        self._all_since: tuple[float, str, int] | None = None
+        self._told: set[str] = set()
 
     def look(self) -> None:
-        """Ask the replicas, if this rank has been in a step with gradients for long; cheap otherwise.
+        """Ask the replicas, if this rank has waited for them for long; cheap otherwise.
 
         Raises:
-            RankMismatchError: one of them is in a step of another function with gradients, as it was the last time;
-                or it has kept this rank waiting for `stall_timeout`.
+            RankMismatchError: one of them waits in a step of another function with gradients, as it did the last time;
+                or they have kept this rank waiting for `stall_timeout`.
         """
         own = self._transport.ask(self._transport.rank) if self._others else None
-        if own is None or not self._may_average(own):
+        if own is None or not self._waits_long(own):
             self._suspects.clear()
             self._silent_since.clear()
+            self._all_since = None
             return
-        for rank in self._others:
-            self._look_at(rank, own)
+        if all([self._is_there(rank, own) for rank in self._others]):
+            self._look_at_all(own)
+        else:
+            self._all_since = None
 
-    def _look_at(self, rank: int, own: dict[str, Any]) -> None:
+    def _is_there(self, rank: int, own: dict[str, Any]) -> bool:
+        """Whether another rank has come to what this one is in; if not, that is told, or ends all."""
         status = self._transport.ask(rank, _ANSWER_TIME)
         if status is None:
             self._suspects.pop(rank, None)
             self._hear_nothing(rank, own)
-            return
+            return False
         self._silent_since.pop(rank, None)
+        if own["collectives"][0] in status["collectives"] or status["more_collectives"]:
+            self._suspects.pop(rank, None)
+            return True
         step, place = (own["program"], own["step"]), (status["program"], status["step"])
-        function = _averaging[own["program"]]
-        their = _averaging.get(status["program"]) if status["program"] in _everywhere else None
-        if their not in (None, function) and self._may_average(status):
+        ours, theirs = self._averages_of(own), self._averages_of(status)
+        if None not in (ours, theirs) and ours != theirs and self._waits_long(status):
             # Seen twice, so that its end was not on its way to us when it was seen.
             if self._suspects.get(rank) == (step, place):
                 raise RankMismatchError(f"{self._here(own)}, while {self._there(rank, status)}. {_ADVICE} {SAME_STEPS}")
             self._suspects[rank] = step, place
-            return
+            return False
         self._suspects.pop(rank, None)
-        there = self._there(rank, status)
-        if status["averages"] < own["averages"]:
-            self._wait(own, there, is_late=own["step_seconds"] > self._stall_timeout)
-        elif status["in_step"] and min(own["step_seconds"], status["step_seconds"]) > self._stall_timeout:
-            self._tell(own, f"{there}: it computes, or hangs there. The job goes on")
+        self._wait(own, self._there(rank, status), is_late=own["collective_seconds"] > self._stall_timeout)
+        return False
+
+    def _look_at_all(self, own: dict[str, Any]) -> None:
+        """All have come: what they are in takes its time on the network, or never ends."""
+        now = self._clock()
+        at = own["collectives"][0], own["step"]
+        if self._all_since is None or self._all_since[1:] != at:
+            self._all_since = now, *at
+        if now - self._all_since[0] > self._stall_timeout:
+            self._wait(
+                own, "all of them have come to it: Horovod is stuck, or the network between their hosts", is_late=True
+            )
 
     def _hear_nothing(self, rank: int, own: dict[str, Any]) -> None:
         if self._transport.await_goodbyes([rank], 0.0):
@@ -142,21 +157,21 @@ class ReplicaWatch:
         limit = f"stall_timeout = {self._stall_timeout:g} s"
         if is_late:
             raise RankMismatchError(
-                f"{self._us(own)} gave up in step {own['step']} of {self._named(own['program'])} after {limit}: its "
-                f"gradients wait for those of other replicas, and {there}. {_MORE_TIME}"
+                f"{self._us(own)} gave up {self._place(own)} after {limit}: it waited for the other replicas at "
+                f"'{own['collective']}', and {there}. {_MORE_TIME}"
             )
-        self._tell(own, f"{there}. The job goes on; it ends after {limit}")
+        if own["collective"] not in self._told:
+            self._told.add(own["collective"])
+            tell(f"smp_tf: {self._here(own)}; {there}. The job goes on; it ends after {limit}.")
 
-    def _tell(self, own: dict[str, Any], there: str) -> None:
-        if own["program"] not in self._told:
-            self._told.add(own["program"])
-            tell(f"smp_tf: {self._here(own)}; {there}.")
+    def _waits_long(self, status: dict[str, Any]) -> bool:
+        return bool(status["collectives"]) and status["collective_seconds"] > self._patience
 
-    def _may_average(self, status: dict[str, Any]) -> bool:
-        """Whether a rank may wait for its replicas: it has been in a step for long, and waits for no message of it."""
-        waits = any(wait["program"] == status["program"] for wait in status["waits"])
-        is_long = status["step_seconds"] > self._patience
-        return status["in_step"] and is_long and status["program"] in _averaging and not waits
+    def _averages_of(self, status: dict[str, Any]) -> str | None:
+        """The step function whose gradients a rank is about to average, if it can be told."""
+        program = status["program"]
+        known = program in _everywhere or status["rank"] == self._transport.rank
+        return _averaging.get(program) if status["in_step"] and known else None
 
     def _us(self, own: dict[str, Any]) -> str:
         us = self._describe(own["rank"])
@@ -164,10 +179,15 @@ class ReplicaWatch:
 
     def _here(self, own: dict[str, Any]) -> str:
         return (
-            f"{self._us(own)} has been in step {own['step']} of {self._named(own['program'])} for "
-            f"{own['step_seconds']:.0f} s and waits for no message: it computes, or its gradients wait for those of "
-            f"other replicas"
+            f"{self._us(own)} has waited {own['collective_seconds']:.0f} s for the other replicas at "
+            f"'{own['collective']}' {self._place(own)}"
         )
+
+    def _place(self, own: dict[str, Any]) -> str:
+        """Where this rank is in its script."""
+        if own["step"] < 0:
+            return "before its first step"
+        return f"{'in' if own['in_step'] else 'after'} step {own['step']} of {self._named(own['program'])}"
 
     def _there(self, rank: int, status: dict[str, Any]) -> str:
         """What another rank does, after "while"."""
@@ -176,17 +196,24 @@ class ReplicaWatch:
         if status["step"] < 0:
             return f"{who} has begun no step yet, {seconds} after its start{doing}"
         if not status["in_step"]:
-            return f"{who} ended its step {status['step']} {seconds} ago{doing}"
+            waits = f" and waits at '{status['collective']}'" if status["collectives"] else ""
+            return f"{who} ended its step {status['step']} {seconds} ago{doing}{waits}"
         # A number that not all have agreed on may stand for another program there.
         known = status["program"] in _everywhere
         of = f"of {self._named(status['program'])}" if known else "of a program that this rank does not know"
-        waits = "".join(f" and {wait_in_words(wait, self._describe(wait['peer']))}" for wait in status["waits"][:1])
-        return f"{who} has been in step {status['step']} {of} for {seconds}{waits}"
+        if status["waits"]:
+            wait = status["waits"][0]
+            doing = wait_in_words(wait, self._describe(wait["peer"]))
+        elif status["collectives"]:
+            doing = f"waits at '{status['collective']}'"
+        else:
+            doing = "computes, or hangs there"
+        return f"{who} has been in step {status['step']} {of} for {seconds} and {doing}"
 
 
 _MORE_TIME = (
-    "All replicas must come to every step that gives gradients; a rank that only needs longer gets it with a larger "
-    "stall_timeout."
+    "All replicas must come to every step that gives gradients, and through it; a rank that only needs longer gets it "
+    "with a larger stall_timeout."
 )
 _ADVICE = (
     "Each averages gradients with the other, of different steps, so neither can end: all replicas must call the steps "

@@ -43,8 +43,22 @@ def test_a_replica_that_does_not_come_to_a_step_ends_all_after_stall_timeout() -
     outcome = run("pause", "--partitions", "1", "--stall-timeout", "6")
     assert outcome.returncode != 0
     end = (
-        r"Rank 0 \(host .*\) gave up in step 3 of 'forward_backward' on .* after stall_timeout = 6 s: its gradients "
-        r"wait for those of other replicas, and rank 1 \(host .*\) ended its step 2 \d+ s ago\. "
+        r"Rank 0 \(host .*\) gave up in step 3 of 'forward_backward' on .* after stall_timeout = 6 s: it waited for "
+        r"the other replicas at 'smp_gradients_.*', and rank 1 \(host .*\) ended its step 2 \d+ s ago\. "
+    )
+    for rank in range(2):
+        assert re.search(end, outcome.output(rank)), outcome.report()
+
+
+def test_a_rank_that_hangs_within_a_step_ends_all_after_stall_timeout() -> None:
+    """Whether its replicas wait for it or compute was once not known, so they waited without end."""
+    outcome = run("hang", "--partitions", "1", "--stall-timeout", "6")
+    assert outcome.returncode != 0
+    assert outcome.line_with("hanging", rank=1) is not None, outcome.report()
+    end = (
+        r"Rank 0 \(host .*\) gave up in step 3 of 'forward_backward' on .* after stall_timeout = 6 s: it waited for "
+        r"the other replicas at 'smp_gradients_.*', and rank 1 \(host .*\) has been in step 3 of 'forward_backward' "
+        r"on .* for \d+ s and computes, or hangs there\. "
     )
     for rank in range(2):
         assert re.search(end, outcome.output(rank)), outcome.report()
@@ -56,8 +70,8 @@ def test_a_replica_that_is_stopped_ends_all_after_stall_timeout() -> None:
     outcome = run("well", "--steps", "2000", "--partitions", "1", "--stall-timeout", "4", on_line=stop)
     assert outcome.returncode != 0
     assert re.search(
-        r"Rank 0 \(host .*\) gave up in step \d+ .* after stall_timeout = 4 s: its gradients wait for those of other "
-        r"replicas, and rank 1 \(host .*\) does not answer: its process is stopped",
+        r"Rank 0 \(host .*\) gave up in step \d+ .* after stall_timeout = 4 s: it waited for the other replicas at "
+        r"'smp_gradients_.*', and rank 1 \(host .*\) does not answer: its process is stopped",
         outcome.output(0),
     ), outcome.report()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
+from smp_tf.ops.collective import come_through, come_to, within
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.ops.send_recv import UNSENDABLE, begin_step, end_step, recv, send
 from tests.ops.rank_process import PROGRAM, Rank
@@ -241,6 +243,46 @@ def fences(rank: Rank) -> Any:
     return {"steps": steps, "sum": int(variable), "other": int(begin_step([], 11))}
 
 
+def collectives(rank: Rank) -> Any:
+    """What this rank says that it is in: before, within and behind collectives, in a function and eagerly."""
+    said: list[list[Any]] = []
+
+    def look(where: str) -> None:
+        status = rank.transport.ask(rank.rank)
+        assert status is not None
+        assert 0.0 <= status["collective_seconds"] < (60.0 if status["collectives"] else 1e-9)
+        said.append([where, status["collective"], len(status["collectives"]), status["more_collectives"]])
+
+    def looked(where: str, after: list[Any]) -> tf.Tensor:
+        with tf.control_dependencies(after):
+            return tf.numpy_function(lambda: (look(where), np.int32(1))[1], [], tf.int32)
+
+    @tf.function
+    def step_fn() -> None:
+        first = come_to("first", [looked("before", [])])
+        second = come_to("second", [looked("in the first", [first])])
+        both = looked("in both", [second])
+        come_through("first", first, [both])
+        come_through("second", second, [both])
+
+    step_fn()
+    look("behind")
+    with contextlib.suppress(ZeroDivisionError), within("eager"):
+        look("eagerly")
+        raise ZeroDivisionError
+    look("behind an error")
+    with contextlib.ExitStack() as stack:
+        for number in range(40):
+            stack.enter_context(within(f"number {number} of them, and {'a name as long as they come ' * 9}"))
+        look("many")
+    never_left = within("of a step that failed")
+    never_left.__enter__()
+    begin_step([], 13)
+    end_step(13)
+    look("in the next step")
+    return said
+
+
 def large(rank: Rank) -> Any:
     """More than 2 GiB in one tensor."""
     count = (1 << 31) + 4097
@@ -256,6 +298,7 @@ CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
         cancelled,
+        collectives,
         dtypes,
         dynamic_shape,
         fences,

@@ -54,6 +54,21 @@ def test_dynamic_shape(pair: RankFleet) -> None:
     assert run(pair, "dynamic_shape") == [expected] * 2
 
 
+def test_who_asks_is_told_which_collectives_a_rank_has_come_to(pair: RankFleet) -> None:
+    for said in run(pair, "collectives"):
+        assert said[:-2] == [
+            ["before", "", 0, False],
+            ["in the first", "first", 1, False],
+            ["in both", "first", 2, False],
+            ["behind", "", 0, False],
+            ["eagerly", "eager", 1, False],
+            ["behind an error", "", 0, False],
+        ]
+        where, name, hashes, are_more = said[-2]
+        assert (where, len(name), hashes, are_more) == ("many", 100, 32, True)
+        assert said[-1] == ["in the next step", "", 0, False]
+
+
 def test_hundreds_each_way_in_any_order(pair: RankFleet) -> None:
     assert run(pair, "many") == [True, True]
 

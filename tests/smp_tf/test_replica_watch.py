@@ -25,22 +25,32 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_step(rank: int, program: int, step: int = 7, seconds: float = 31.0, **more: Any) -> dict[str, Any]:
+    """A rank that has come to the average of a step's gradients, if that gives some."""
+    name = f"gradients of {NAMES[program]}" if program != EVALUATION else ""
     return {
         "rank": rank,
         "in_step": True,
         "program": program,
         "step": step,
         "step_seconds": seconds,
-        "averages": 8,
         "activity": "",
+        "collectives": [name] if name else [],
+        "more_collectives": False,
+        "collective": name,
+        "collective_seconds": seconds if name else 0.0,
         "waits": [],
         **more,
     }
 
 
+def computing(status: dict[str, Any]) -> dict[str, Any]:
+    """The same rank, which waits for no other replica."""
+    return {**status, "collectives": [], "collective": "", "collective_seconds": 0.0}
+
+
 def outside(rank: int, seconds: float = 31.0, **more: Any) -> dict[str, Any]:
     """One step with gradients behind the others."""
-    return {**in_step(rank, GENERATOR, 6, seconds), "in_step": False, "averages": 7, **more}
+    return {**computing(in_step(rank, GENERATOR, 6, seconds)), "in_step": False, **more}
 
 
 def waiting(status: dict[str, Any]) -> dict[str, Any]:
@@ -84,32 +94,46 @@ def test_replicas_in_steps_of_different_functions_are_named() -> None:
     with pytest.raises(RankMismatchError) as error:
         looking.look()
     assert str(error.value) == (
-        "Rank 0 has been in step 7 of 'generator' for 31 s and waits for no message: it computes, or its gradients "
-        "wait for those of other replicas, while rank 1 has been in step 5 of 'discriminator' for 40 s. Each averages "
-        "gradients with the other, of different steps, so neither can end: all replicas must call the steps that give "
-        "gradients in the same order. Every rank must call the same steps in the same order, and the ranks of a "
-        "replica with batches of the same shapes."
+        "Rank 0 has waited 31 s for the other replicas at 'gradients of 'generator'' in step 7 of 'generator', while "
+        "rank 1 has been in step 5 of 'discriminator' for 40 s and waits at 'gradients of 'discriminator''. Each "
+        "averages gradients with the other, of different steps, so neither can end: all replicas must call the steps "
+        "that give gradients in the same order. Every rank must call the same steps in the same order, and the ranks "
+        "of a replica with batches of the same shapes."
     )
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (outside(1), "rank 1 ended its step 6 31 s ago"),
-        (outside(1, activity="at smp.barrier"), "rank 1 ended its step 6 31 s ago, doing 'at smp.barrier'"),
-        (outside(1, step=-1), "rank 1 has begun no step yet, 31 s after its start"),
-        (outside(1, seconds=1.0), "rank 1 ended its step 6 1 s ago"),
-        (
-            in_step(1, EVALUATION, seconds=1.0, averages=7),
-            "rank 1 has been in step 7 of a program that this rank does not know for 1 s",
-        ),
-        (
-            waiting(in_step(1, DISCRIMINATOR, averages=7)),
-            "rank 1 has been in step 7 of 'discriminator' for 31 s and waits for 'relu' from rank 2",
-        ),
-    ],
-    ids=["outside", "in an exchange", "not begun", "just outside", "in an evaluation", "waits for a message"],
-)
+LATE = [
+    (outside(1, seconds=41.0), "rank 1 ended its step 6 41 s ago"),
+    (
+        outside(1, seconds=41.0, activity="at smp.barrier"),
+        "rank 1 ended its step 6 41 s ago, doing 'at smp.barrier'",
+    ),
+    (outside(1, seconds=41.0, step=-1), "rank 1 has begun no step yet, 41 s after its start"),
+    (outside(1, seconds=1.0), "rank 1 ended its step 6 1 s ago"),
+    (
+        outside(1, seconds=41.0, collectives=["norm"], collective="norm"),
+        "rank 1 ended its step 6 41 s ago and waits at 'norm'",
+    ),
+    (
+        in_step(1, EVALUATION, seconds=1.0),
+        "rank 1 has been in step 7 of a program that this rank does not know for 1 s and computes, or hangs there",
+    ),
+    (
+        waiting(computing(in_step(1, DISCRIMINATOR, seconds=41.0))),
+        "rank 1 has been in step 7 of 'discriminator' for 41 s and waits for 'relu' from rank 2",
+    ),
+    (
+        computing(in_step(1, GENERATOR, seconds=41.0)),
+        "rank 1 has been in step 7 of 'generator' for 41 s and computes, or hangs there",
+    ),
+]
+LATE_NAMES = [
+    "outside", "in an exchange", "not begun", "just outside", "at another collective", "in an evaluation",
+    "waits for a message", "in the same step",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("other", "words"), LATE, ids=LATE_NAMES)
 def test_who_is_late_is_told_of_once_and_the_job_goes_on(
     other: dict[str, Any], words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,33 +141,54 @@ def test_who_is_late_is_told_of_once_and_the_job_goes_on(
     for _ in range(3):
         looking.look()
     assert capfd.readouterr().err.splitlines() == [
-        "smp_tf: Rank 0 has been in step 7 of 'generator' for 31 s and waits for no message: it computes, or its "
-        f"gradients wait for those of other replicas; {words}. The job goes on; it ends after "
-        "stall_timeout = 1800 s."
+        "smp_tf: Rank 0 has waited 31 s for the other replicas at 'gradients of 'generator'' in step 7 of "
+        f"'generator'; {words}. The job goes on; it ends after stall_timeout = 1800 s."
     ]
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (outside(1, seconds=41.0), "rank 1 ended its step 6 41 s ago"),
-        (outside(1, seconds=41.0, step=-1), "rank 1 has begun no step yet, 41 s after its start"),
-        (
-            waiting(in_step(1, DISCRIMINATOR, seconds=41.0, averages=7)),
-            "rank 1 has been in step 7 of 'discriminator' for 41 s and waits for 'relu' from rank 2",
-        ),
-    ],
-    ids=["outside", "not begun", "in another step"],
-)
+@pytest.mark.parametrize(("other", "words"), LATE, ids=LATE_NAMES)
 def test_a_replica_that_is_late_for_stall_timeout_ends_all(other: dict[str, Any], words: str) -> None:
-    """It was once told of, and waited for without end."""
+    """It was once told of, and waited for without end; for long so was one that hangs in the same step."""
     with pytest.raises(RankMismatchError) as error:
         watch(World(in_step(0, GENERATOR, seconds=42.0), other), stall_timeout=40.0).look()
     assert str(error.value) == (
-        "Rank 0 gave up in step 7 of 'generator' after stall_timeout = 40 s: its gradients wait for those of other "
-        f"replicas, and {words}. All replicas must come to every step that gives gradients; a rank that only needs "
-        "longer gets it with a larger stall_timeout."
+        "Rank 0 gave up in step 7 of 'generator' after stall_timeout = 40 s: it waited for the other replicas at "
+        f"'gradients of 'generator'', and {words}. All replicas must come to every step that gives gradients, and "
+        "through it; a rank that only needs longer gets it with a larger stall_timeout."
     )
+
+
+def test_outside_a_step_replicas_wait_for_each_other_as_long() -> None:
+    """There they once were not looked after."""
+    own = {**outside(0), "collectives": ["norm"], "collective": "norm", "collective_seconds": 41.0}
+    with pytest.raises(RankMismatchError, match=r"gave up after step 6 of 'generator' .* at 'norm', and rank 1 ended"):
+        watch(World(own, outside(1)), stall_timeout=40.0).look()
+    own["step"] = -1
+    with pytest.raises(RankMismatchError, match="gave up before its first step after stall_timeout"):
+        watch(World(own, outside(1)), stall_timeout=40.0).look()
+
+
+def test_a_collective_that_never_ends_though_all_are_there_ends_all(capfd: pytest.CaptureFixture[str]) -> None:
+    own, other = in_step(0, GENERATOR, seconds=500.0), in_step(1, GENERATOR, seconds=500.0)
+    world = World(own, computing(other))
+    looking = watch(world, stall_timeout=1000.0)
+    looking.look()
+    assert "computes, or hangs there" in capfd.readouterr().err
+    world.statuses[1] = other
+    for world.now in (10.0, 1009.0):
+        looking.look()
+    world.now = 1011.0
+    with pytest.raises(RankMismatchError, match="and all of them have come to it: Horovod is stuck, or the network"):
+        looking.look()
+
+
+def test_time_in_which_all_are_there_counts_anew_for_every_step() -> None:
+    world = World(in_step(0, GENERATOR), in_step(1, GENERATOR))
+    looking = watch(world, stall_timeout=40.0)
+    for number in range(9):
+        world.now = 30.0 * number
+        world.statuses = [in_step(rank, GENERATOR, number) for rank in range(2)]
+        looking.look()
 
 
 def test_a_replica_that_does_not_answer_is_told_of_and_ends_all_after_stall_timeout(
@@ -159,8 +204,8 @@ def test_a_replica_that_does_not_answer_is_told_of_and_ends_all_after_stall_time
         looking.look()
     silent = "rank 1 does not answer: its process is stopped, out of reach, or has no processor time"
     assert capfd.readouterr().err.splitlines() == [
-        "smp_tf: Rank 0 has been in step 7 of 'generator' for 37 s and waits for no message: it computes, or its "
-        f"gradients wait for those of other replicas; {silent}. The job goes on; it ends after stall_timeout = 40 s."
+        "smp_tf: Rank 0 has waited 37 s for the other replicas at 'gradients of 'generator'' in step 7 of 'generator'; "
+        f"{silent}. The job goes on; it ends after stall_timeout = 40 s."
     ]
     world.now = 41.0
     with pytest.raises(RankMismatchError, match=f"after stall_timeout = 40 s: .*, and {silent}"):
@@ -173,37 +218,6 @@ def test_a_replica_that_answers_again_has_all_its_time_again() -> None:
     for world.now, answer in ((0.0, None), (39.0, in_step(1, GENERATOR)), (42.0, None), (81.0, None)):
         world.statuses[1] = answer
         looking.look()
-
-
-def test_evaluations_in_place_of_a_step_do_not_count_as_coming_to_it() -> None:
-    other = in_step(1, EVALUATION, seconds=1.0, averages=7)
-    with pytest.raises(RankMismatchError, match="has been in step 7 of a program that this rank does not know for 1 s"):
-        watch(World(in_step(0, GENERATOR, seconds=42.0), other), stall_timeout=40.0).look()
-
-
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (
-            in_step(1, GENERATOR, seconds=1801.0),
-            "rank 1 has been in step 7 of 'generator' for 1801 s: it computes, or hangs there",
-        ),
-        (
-            in_step(1, EVALUATION, seconds=1801.0),
-            "rank 1 has been in step 7 of a program that this rank does not know for 1801 s: it computes, or hangs "
-            "there",
-        ),
-    ],
-    ids=["by its number", "with another batch"],
-)
-def test_who_is_in_the_same_step_for_long_is_told_of_once_and_nothing_ends(
-    other: dict[str, Any], words: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    looking = watch(World(in_step(0, GENERATOR, seconds=1802.0), other))
-    for _ in range(3):
-        looking.look()
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.endswith(f"gradients wait for those of other replicas; {words}. The job goes on.")
 
 
 def test_a_replica_that_has_left_is_left_to_the_transport(capfd: pytest.CaptureFixture[str]) -> None:
@@ -220,19 +234,14 @@ def test_a_replica_that_has_left_is_left_to_the_transport(capfd: pytest.CaptureF
     [
         [in_step(0, GENERATOR, seconds=29.0), in_step(1, DISCRIMINATOR)],
         [in_step(0, GENERATOR), in_step(1, GENERATOR)],
-        [in_step(0, RAGGED), in_step(1, GENERATOR)],
-        [waiting(in_step(0, GENERATOR)), in_step(1, DISCRIMINATOR)],
+        [in_step(0, RAGGED, collectives=["of both"]), in_step(1, GENERATOR, collectives=["other", "of both"])],
+        [computing(in_step(0, GENERATOR, seconds=9999.0)), outside(1)],
         [in_step(0, EVALUATION), in_step(1, DISCRIMINATOR)],
         [in_step(0, GENERATOR), None],
-        [in_step(0, GENERATOR), outside(1, averages=8)],
-        [in_step(0, GENERATOR), waiting(in_step(1, DISCRIMINATOR))],
-        [in_step(0, GENERATOR), in_step(1, DISCRIMINATOR, seconds=1.0)],
+        [in_step(0, GENERATOR), in_step(1, GENERATOR, collectives=["another"], more_collectives=True)],
         [outside(0), in_step(1, DISCRIMINATOR)],
     ],
-    ids=[
-        "briefly", "one step", "one function", "waits for a message", "no gradients", "silent", "ahead",
-        "waits for a message there", "just there", "outside itself",
-    ],
+    ids=["briefly", "one step", "one average", "computes", "no gradients", "silent", "many averages", "outside itself"],
 )  # fmt: skip
 def test_anything_else_is_left_alone(statuses: list[Any], capfd: pytest.CaptureFixture[str]) -> None:
     looking = watch(World(*statuses))

@@ -1,5 +1,6 @@
 #include "transport/activity.h"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace smp {
@@ -23,6 +24,7 @@ void Activity::BeginStep(uint64_t program, int64_t step) {
   begun.begun = step;
   begun.inside = true;
   averages_ += begun.averages;
+  collectives_.clear();
   program_ = program;
   step_ = step;
   inside_ = true;
@@ -74,6 +76,18 @@ int64_t Activity::averages() const {
   return averages_;
 }
 
+void Activity::BeginCollective(const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  collectives_.push_back({name, Clock::now()});
+}
+
+void Activity::EndCollective(const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = std::find_if(collectives_.begin(), collectives_.end(),
+                                  [&](const Collective& each) { return each.name == name; });
+  if (found != collectives_.end()) collectives_.erase(found);
+}
+
 int64_t Activity::step() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return step_;
@@ -106,7 +120,10 @@ std::map<uint64_t, Activity::Program> Activity::Programs() const {
 
 Activity::Moment Activity::Now() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return {inside_, program_, step_, Elapsed(since_), text_, Elapsed(text_since_)};
+  Moment now{inside_, program_, step_, Elapsed(since_), text_, Elapsed(text_since_), {}, 0};
+  for (const Collective& each : collectives_) now.collectives.push_back(each.name);
+  if (!collectives_.empty()) now.collective_seconds = Elapsed(collectives_.front().since);
+  return now;
 }
 
 }  // namespace smp

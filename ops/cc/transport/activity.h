@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -41,6 +42,11 @@ class Activity {
   // How many such steps, of all programs, this rank has begun.
   int64_t averages() const;
 
+  // This rank has come to something that other ranks take part in outside the transport, by its
+  // name there, and is through it. What is left of a step that failed is forgotten at the next one.
+  void BeginCollective(const std::string& name);
+  void EndCollective(const std::string& name);
+
   // All of it at one moment. `step_seconds`: since the step began, or ended if not inside.
   struct Moment {
     bool inside = false;
@@ -49,6 +55,9 @@ class Activity {
     double step_seconds = 0;
     std::string text;
     double text_seconds = 0;
+    // What it has come to and is not through, the first one first; and since when of that.
+    std::vector<std::string> collectives;
+    double collective_seconds = 0;
   };
   Moment Now() const;
 
@@ -66,6 +75,11 @@ class Activity {
   Clock::time_point since_ = Clock::now();
   std::string text_;
   Clock::time_point text_since_;
+  struct Collective {
+    std::string name;
+    Clock::time_point since;
+  };
+  std::vector<Collective> collectives_;  // in the order in which they began
 };
 
 }  // namespace smp

@@ -187,6 +187,12 @@ void smp_transport_stop_awaiting(smp_transport* t) { t->transport.activity().Sto
 void smp_transport_set_activity(smp_transport* t, const char* activity) {
   t->transport.activity().Set(activity);
 }
+void smp_transport_begin_collective(smp_transport* t, const char* name) {
+  t->transport.activity().BeginCollective(name);
+}
+void smp_transport_end_collective(smp_transport* t, const char* name) {
+  t->transport.activity().EndCollective(name);
+}
 void smp_transport_set_program_ranks(smp_transport* t, uint64_t program, const uint32_t* ranks,
                                      size_t count) {
   t->transport.SetProgramRanks(program, std::set<uint32_t>(ranks, ranks + count));

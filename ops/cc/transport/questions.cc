@@ -15,11 +15,36 @@ namespace {
 // Of an activity or a label; escaped, a byte takes up to six.
 constexpr size_t kMaxText = 400;
 constexpr size_t kMaxWait = 200 + 6 * kMaxLabelBytes;
+constexpr size_t kMaxCollectiveName = 100;
+constexpr size_t kMostCollectives = 32;
 
 std::string Number(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.3f", value);
   return text;
+}
+
+// FNV-1a, as hexadecimal digits: names may be too long for all of them to fit into one message.
+std::string Hash(const std::string& name) {
+  uint32_t hash = 2166136261u;
+  for (const unsigned char byte : name) hash = (hash ^ byte) * 16777619u;
+  char text[16];
+  std::snprintf(text, sizeof(text), "%08x", hash);
+  return text;
+}
+
+// What a rank has come to, and waits in for others: as members of an object.
+std::string CollectivesJson(const Activity::Moment& now) {
+  const std::vector<std::string>& names = now.collectives;
+  std::string json = ", \"collectives\": [";
+  for (size_t i = 0; i < names.size() && i < kMostCollectives; ++i) {
+    json += std::string(i == 0 ? "\"" : ", \"") + Hash(names[i]) + "\"";
+  }
+  json += std::string("], \"more_collectives\": ") +
+          (names.size() > kMostCollectives ? "true" : "false");
+  const std::string first = names.empty() ? "" : names.front().substr(0, kMaxCollectiveName);
+  return json + ", \"collective\": " + JsonString(first) +
+         ", \"collective_seconds\": " + Number(now.collective_seconds);
 }
 
 }  // namespace
@@ -71,7 +96,8 @@ std::string Transport::StatusJson(uint32_t asker) const {
                      ", \"step_seconds\": " + Number(now.step_seconds) +
                      ", \"averages\": " + std::to_string(activity_.averages()) +
                      ", \"activity\": " + JsonString(now.text.substr(0, kMaxText)) +
-                     ", \"activity_seconds\": " + Number(now.text_seconds) + ", \"waits\": [";
+                     ", \"activity_seconds\": " + Number(now.text_seconds) + CollectivesJson(now) +
+                     ", \"waits\": [";
   std::map<uint32_t, const Operation*> oldest;
   for (const auto& [id, op] : operations_) {
     // The message of a receive that UCX has in hand is there.

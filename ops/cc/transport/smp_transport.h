@@ -174,6 +174,11 @@ SMP_API void smp_transport_stop_awaiting(smp_transport*);
 
 SMP_API void smp_transport_set_activity(smp_transport*, const char* activity);
 
+/* This rank has come to, and is through, something that other ranks take part in by the same name,
+ * outside the transport: told to whom asks, so that who has not come to it is known. */
+SMP_API void smp_transport_begin_collective(smp_transport*, const char* name);
+SMP_API void smp_transport_end_collective(smp_transport*, const char* name);
+
 /* Says which ranks take part in a program, so that only their early leaving disturbs its steps.
  * Without it, all ranks do. */
 SMP_API void smp_transport_set_program_ranks(smp_transport*, uint64_t program,
@@ -205,10 +210,13 @@ SMP_API int smp_transport_abort(smp_transport*, const char* cause_json, int exit
 SMP_API size_t smp_transport_cause(smp_transport*, char* out, size_t bytes);
 
 /* What a rank is doing, as JSON (under 4 KiB): rank, clock_ns (of its host's monotonic clock, when
- * it answered), in_step, program, step, step_seconds, averages, activity, activity_seconds, and in
- * waits the oldest operation that waits for each peer: peer, is_send, label, program, step,
- * microbatch, seconds. Its progress thread answers, whatever its other threads are stuck in.
- * SMP_OK, or SMP_DEADLINE_EXCEEDED if no answer comes. Blocks. */
+ * it answered), in_step, program, step, step_seconds, averages, activity, activity_seconds,
+ * collectives (hashes of the names of what it has come to and is not through, the first ones
+ * first), more_collectives (whether there are others), collective (the first one's name),
+ * collective_seconds (since it came to that), and in waits the oldest operation that waits for each
+ * peer: peer, is_send, label, program, step, microbatch, seconds. Its progress thread answers,
+ * whatever its other threads are stuck in. SMP_OK, or SMP_DEADLINE_EXCEEDED if no answer comes.
+ * Blocks. */
 SMP_API int smp_transport_ask(smp_transport*, uint32_t rank, double timeout_s, char* out,
                               size_t bytes);
 

@@ -13,6 +13,7 @@ Each rank prints a line when something has happened: "imported", "initialised", 
     data     passes other numbers
     model    has built a model of another width, from the start
     pause    waits forever before the step, so that the others wait inside TensorFlow; says so when rank 0 does
+    hang     waits forever within the step
     late     waits for SIGUSR2 before smp.init, whatever the step, and says "late"
 """
 
@@ -63,9 +64,21 @@ class Net(smp.DistributedModel):
         self.head = layers.Dense(3)
 
     def call(self, x):
+        if args.mode == "hang":
+            x = tf.ensure_shape(tf.numpy_function(hang_or_not, [x], tf.float32), x.shape)
         for layer in self.hidden:
             x = layer(x)
         return self.head(x)
+
+
+begun_steps = 0
+
+
+def hang_or_not(x):
+    if odd and begun_steps == args.at + 1:
+        print("hanging", flush=True)
+        threading.Event().wait()
+    return x
 
 
 net = Net(20 if odd and args.mode == "model" else 16)
@@ -105,7 +118,9 @@ def await_step_of_rank_0(step):
 
 
 def main():
+    global begun_steps
     for step in range(args.steps):
+        begun_steps += 1
         misbehaves = odd and step == args.at
         if misbehaves and args.mode == "raise":
             raise LookupError(f"there is no sample number {step * 16}")

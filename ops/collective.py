@@ -1,0 +1,69 @@
+"""Notes when this rank comes to a collective outside the transport, and when it is through, as TensorFlow ops.
+
+    come_to("gradients_0")         behind all that the collective needs
+    with tf.control_dependencies(...): ...                 the collective, of Horovod
+    come_through("gradients_0")    behind what it gives
+
+Ranks wait there for each other without a message. So that a rank which waits long can find out who has not come, the
+transport tells what a rank is in when it is asked (`transport.Transport.ask`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.ops.graph_op import run_independently
+from smp_tf.ops.library import tf_ops_library
+
+__all__ = ["come_through", "come_to", "within"]
+
+
+def come_to(name: str, after: Sequence[Any]) -> tf.Operation:
+    """Notes in the graph that is being traced where this rank comes to a collective.
+
+    The op is exempt from automatic control dependencies, as `send_recv.send` is, and runs once per execution of its
+    function.
+
+    Args:
+        name: Of the collective, the same on all ranks that take part.
+        after: Ops and tensors of the graph that it waits for.
+
+    Returns:
+        The op, for `come_through`.
+    """
+    with tf.control_dependencies(list(after)):
+        operation = tf_ops_library().smp_come_to(collective=name)
+    run_independently(operation)
+    return operation
+
+
+def come_through(name: str, come: tf.Operation, after: Sequence[Any]) -> None:
+    """Notes in the graph that is being traced where this rank is through a collective.
+
+    Args:
+        name: As it was given to `come_to`.
+        come: What that gave.
+        after: Ops and tensors of the graph that are there then.
+    """
+    with tf.control_dependencies([come, *after]):
+        operation = tf_ops_library().smp_come_through(collective=name)
+    run_independently(operation)
+
+
+@contextlib.contextmanager
+def within(name: str) -> Iterator[None]:
+    """Notes that this rank is in a collective as long as the context is, in eager mode.
+
+    Args:
+        name: Of the collective, the same on all ranks that take part.
+    """
+    library = tf_ops_library()
+    library.smp_come_to(collective=name)
+    try:
+        yield
+    finally:
+        library.smp_come_through(collective=name)
