@@ -41,11 +41,13 @@ class References:
         zoo: name of the module that holds the models.
         folder: where the process writes to.
         wanted: models and numbers of microbatches, or "fit".
+        as_written: whether TensorFlow leaves the graphs as they are.
     """
 
-    def __init__(self, zoo: str, folder: Path, wanted: list[tuple[str, Any]]) -> None:
+    def __init__(self, zoo: str, folder: Path, wanted: list[tuple[str, Any]], *, as_written: bool = False) -> None:
         self._folder = folder
         command = [sys.executable, "-m", "tests.distributed.reference", zoo, str(folder), json.dumps(wanted)]
+        command += ["as-written"] if as_written else []
         environment = {
             **HUGE_PAGES,
             **os.environ,

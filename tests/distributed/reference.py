@@ -1,10 +1,11 @@
 """What one process gives: every model trained by plain Keras, microbatch after microbatch.
 
-    python -m tests.distributed.reference tests.distributed.models FOLDER '[["mlp", 1], ["mlp", 4], ...]'
+    python -m tests.distributed.reference tests.distributed.models FOLDER '[["mlp", 1], ["mlp", 4], ...]' [as-written]
 
 For each pair of model and number of microbatches it writes `FOLDER/mlp-4.npz`: losses, the
 weights before and after, and predictions on the first batch after training. In place of a number,
-"fit" is what Keras's own loop gives, where the zoo says how. smp_tf is never imported. One step
+"fit" is what Keras's own loop gives, where the zoo says how. With "as-written" TensorFlow leaves the graphs
+as they are. smp_tf is never imported. One step
 takes the microbatches in order, accumulates sum(d_i * g_i) / sum(d_i) over microbatches of d_i
 samples, and applies once.
 """
@@ -15,7 +16,9 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ import tf_keras
 
 from tests.distributed.comparison import DONE
 from tests.distributed.models import STEPS, Batch, ZooModel, forward_backward
+from tests.graphs_as_written import graphs_as_written
 
 
 def microbatches_of(batch: Batch, count: int, replicas: int = 1) -> list[Batch]:
@@ -103,6 +107,12 @@ def train(
 
 def main() -> None:
     zoo, folder, wanted = importlib.import_module(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    with graphs_as_written() if "as-written" in sys.argv[4:] else nullcontext():
+        write(zoo, folder, wanted)
+
+
+def write(zoo: ModuleType, folder: Path, wanted: Sequence[tuple[str, Any]]) -> None:
+    """Trains what is wanted, and says of each model when its files are there."""
     for name in dict.fromkeys(name for name, _ in wanted):
         counts = [count for other, count in wanted if other == name]
         if "fit" in counts:

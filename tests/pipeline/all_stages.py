@@ -15,8 +15,7 @@ What comes out is compared with the step as TensorFlow runs it uncut.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,21 +32,9 @@ from smp_tf.partition.trace import Recorder, Trace, trace
 from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
 from smp_tf.pipeline.stage_program import plan_program
 from smp_tf.pipeline.task import Kind, Program, Task
+from tests.graphs_as_written import graphs_as_written
 
 BASE_SEED = 7
-
-
-@contextmanager
-def plain_kernels() -> Iterator[None]:
-    """Within this context graphs run op for op as written, so that equal graphs give equal bits."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options(
-            {"disable_meta_optimizer": before.get("disable_meta_optimizer", False)}
-        )
 
 
 @dataclass
@@ -466,7 +453,7 @@ def assert_same(
     """
     size = None if dynamic else len(arguments[0]) // microbatches
     specs = [tf.TensorSpec((size, *x.shape[1:]), x.dtype) for x in map(np.asarray, arguments)]
-    with plain_kernels():
+    with graphs_as_written():
         step = cut_step(function, models, specs, stages, microbatches, schedule, owners=owners, placement=placement)
         wanted = run_uncut(step, function, arguments)
         before = [v.numpy() for v in step.lowered.variables]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 import smp_tf as smp
 from tests.distributed.cases.training import training_step
 from tests.distributed.models import MODELS, STEPS, ZooModel
+from tests.graphs_as_written import graphs_as_written
 
 
 def make_model(entry: ZooModel) -> smp.DistributedModel:
@@ -28,15 +30,17 @@ def own_variables(model: smp.DistributedModel) -> dict[str, np.ndarray]:
     return {str(positions[id(v)]): v.numpy() for v in model.local_variables}
 
 
-def train(model: str, eager: bool = False, predicts: bool = True) -> dict[str, Any]:
+def train(model: str, eager: bool = False, predicts: bool = True, as_written: bool = False) -> dict[str, Any]:
     """Six optimizer steps, then predictions on the first batch.
 
     Args:
         model: its name in the zoo.
         eager: call the step outside a tf.function.
         predicts: whether to make the predictions.
+        as_written: whether TensorFlow leaves the graphs as they are.
     """
-    return trained(MODELS[model], eager, predicts)
+    with graphs_as_written() if as_written else nullcontext():
+        return trained(MODELS[model], eager, predicts)
 
 
 def trained(entry: ZooModel, eager: bool = False, predicts: bool = True) -> dict[str, Any]:
