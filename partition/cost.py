@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from smp_tf.partition.backward_parts import input_gradient_nodes
 from smp_tf.partition.function_cost import node_costs
+from smp_tf.partition.node_cost import NodeCost
 from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, OpGraph, Tensor
 from smp_tf.partition.units import Unit, constants, copied, weight_derived
 
@@ -67,10 +68,12 @@ class Stash:
     Args:
         readers: units whose backward ops read it, ascending.
         nbytes: its size.
+        producer: unit that makes it; None where nobody asks.
     """
 
     readers: tuple[int, ...]
     nbytes: float
+    producer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class UnitCost:
 
     Args:
         time_forward, time_backward: seconds.
+        time_remade: those of backward in which it makes again what forward had made.
         flops_forward: floating-point operations of the forward pass.
         flops_input_gradient: those that the gradient of its inputs needs.
         flops_weight_gradient: those that only gradients of weights need.
@@ -134,11 +138,13 @@ class UnitCost:
     stash_bytes: float
     sent_bytes: float
     variables: tuple[int, ...]
+    time_remade: float = 0.0
 
     @property
     def time_weight_gradient(self) -> float:
         """Seconds of the backward pass that only gradients of weights need, by their share of its operations."""
-        return self.time_backward * self.flops_weight_gradient / (self.flops_backward or 1.0)
+        own = self.time_backward - self.time_remade
+        return own * self.flops_weight_gradient / (self.flops_backward or 1.0)
 
     @property
     def time_input_gradient(self) -> float:
@@ -163,6 +169,7 @@ class Costs:
         defaulted: op types that were counted as elementwise for want of a rule, and loops of
             assumed length.
         machine: speeds used.
+        groups: of every unit, the group with which backward makes it again, or None; empty where all is kept.
     """
 
     units: tuple[UnitCost, ...]
@@ -171,6 +178,7 @@ class Costs:
     weights: tuple[Weight, ...]
     defaulted: tuple[str, ...] = ()
     machine: Machine = field(default_factory=Machine)
+    groups: tuple[int | None, ...] = ()
 
     def on_host(self, *, gradients: bool, slots: bool) -> Costs:
         """The same with some of what is stored in the host's memory, where it takes nothing of a device.
@@ -217,13 +225,7 @@ def estimate(
     forward_unit = {n: unit.index for unit in units for n in unit.nodes}
     backward_unit = {n: unit.index for unit in units for n in unit.backward}
     per_node = node_costs(graph, unknown)
-
-    def seconds(number: int) -> float:
-        cost = per_node[number]
-        if cost.flops == 0 and cost.moved == 0:
-            return 0.0
-        return max(cost.flops / machine.flops, cost.moved / machine.memory) + machine.op_seconds
-
+    seconds = [_seconds(cost, machine) for cost in per_node]
     sums = _gradient_sums(graph)
     of_weights = {t for gradient in graph.gradients for t in gradient.tensors}
     returned = {t.node for t in graph.outputs if t not in of_weights}
@@ -241,8 +243,8 @@ def estimate(
             sent_bytes[flow.producer] += flow.nbytes
     costs = tuple(
         UnitCost(
-            time_forward=sum(map(seconds, unit.nodes)),
-            time_backward=sum(map(seconds, unit.backward)),
+            time_forward=sum(seconds[n] for n in unit.nodes),
+            time_backward=sum(seconds[n] for n in unit.backward),
             flops_forward=sum(per_node[n].flops for n in unit.nodes),
             flops_input_gradient=sum(per_node[n].flops for n in unit.backward if n in for_inputs),
             flops_weight_gradient=sum(per_node[n].flops for n in unit.backward if n not in for_inputs),
@@ -259,6 +261,23 @@ def estimate(
     placed = forward_unit.keys() | backward_unit.keys()
     defaulted = sorted({name for number in placed for name in per_node[number].defaulted})
     return Costs(costs, flows, stashes, weights, tuple(defaulted), machine)
+
+
+def seconds_of_nodes(graph: OpGraph, machine: Machine, unknown: int = 1) -> list[float]:
+    """Estimated seconds of every node.
+
+    Args:
+        graph: one microbatch of the step.
+        machine: speeds.
+        unknown: length assumed for dimensions that are only known when the step runs.
+    """
+    return [_seconds(cost, machine) for cost in node_costs(graph, unknown)]
+
+
+def _seconds(cost: NodeCost, machine: Machine) -> float:
+    if cost.flops == 0 and cost.moved == 0:
+        return 0.0
+    return max(cost.flops / machine.flops, cost.moved / machine.memory) + machine.op_seconds
 
 
 def with_measured(
@@ -316,7 +335,7 @@ def _tensors(
             if others:
                 flows.append(Flow(producer, tuple(sorted(others)), nbytes, backward))
             if back and not backward:
-                stashes.append(Stash(tuple(sorted(back)), nbytes))
+                stashes.append(Stash(tuple(sorted(back)), nbytes, producer))
     return tuple(flows), tuple(stashes)
 
 

@@ -22,7 +22,7 @@ from smp_tf.partition.placement import Chunks, Placement
 from smp_tf.partition.slot_shares import largest_share
 from smp_tf.partition.units import Unit
 
-VERSION = 2
+VERSION = 3
 #: No plan is larger: a thousand layers and their variables take about 0.3 MiB.
 MAX_BYTES = 16 * 2**20
 
@@ -128,6 +128,7 @@ class Plan:
         reasons: what decided the placement besides the stage that has most, one sentence each.
         gap: by how much what was balanced is less at most in any other placement, as a share; None where nothing is
             proved, as of a placement that was given.
+        recompute: for units whose forward is made again in backward, the group of units that are so together, by name.
     """
 
     stages: int
@@ -143,6 +144,7 @@ class Plan:
     defaulted: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     gap: float | None = None
+    recompute: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         """The plan as text: stable, one unit and one variable a line."""
@@ -290,6 +292,7 @@ def make_plan(
         forecast=forecast,
         defaulted=costs.defaulted,
         gap=gap,
+        recompute={u.name: group for u, group in zip(units, costs.groups, strict=False) if group is not None},
     )
 
 

@@ -40,7 +40,7 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
     """
     written = graph_pb2.GraphDef()
     own = frozenset(owned)
-    inside = set(segment.nodes)
+    inside, after = set(segment.nodes), dict(segment.after)
     remote_reads = {
         number: graph.nodes[number].reads[0]
         for number in segment.nodes
@@ -60,6 +60,7 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
         definition.attr.pop(_COLOCATION, None)
         inputs = [name_of(t) for t in node.inputs]
         control = [f"^{graph.nodes[c].name}" for c in node.control if c in inside and c not in remote_reads]
+        control += [f"^{graph.nodes[c].name}" for c in after.get(number, ()) if c not in remote_reads]
         variable = remote_reads.get(number)
         if variable is not None:
             if node.op == "ReadVariableOp":

@@ -11,6 +11,9 @@ Backward may be cut once more, for schedules that delay what only weights need (
     part 0, I: what other chunks wait for in this sweep    gradient ─▶ ReluGrad ─┬─▶ MatMul(·, kernelᵀ) ─▶ sent to 0
     part 1, W: all else                                                         └─▶ MatMul(xᵀ, ·) ─▶ kernel's gradient
 
+Backward may make again what forward made, within groups of layers (see `recompute`): it has copies of their nodes, too,
+and each group's wait for the gradient of the group, so that only one group's tensors are there at once.
+
 A stage is what one rank runs: a chunk, or several, between which nothing is sent. All are cut on every rank, from the
 same graph and plan, so that both ends of a transfer agree without a word.
 """
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,6 +30,7 @@ from smp_tf.partition.assign import Assignment, Role
 from smp_tf.partition.backward_parts import input_gradient_nodes
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
+from smp_tf.partition.recompute import remade_nodes
 
 _READ = "ReadVariableOp"
 #: Chunk, sweep, and part of the sweep.
@@ -42,12 +46,13 @@ class Segment:
     Args:
         chunk, sweep: where and when.
         part: 1 for what only weights need of a backward that is cut in two; else 0.
-        nodes: numbers of the nodes to run, in order, copies of free ones included.
+        nodes: numbers of the nodes to run, in order, copies of free ones, and of those made again, included.
         sources: the ARGUMENT, CAPTURE, SEED and VARIABLE nodes it takes from its surroundings.
         inputs: tensors made elsewhere: by an earlier segment of the stage or received.
         remote_values: variables of other stages whose value it reads; the value is fed in, once per step.
         outputs: tensors that later segments, other stages or the caller need.
         has_effect: whether it must run even where nobody reads an output.
+        after: nodes that wait for others besides their inputs, each with those.
     """
 
     chunk: int
@@ -59,6 +64,7 @@ class Segment:
     remote_values: tuple[int, ...]
     outputs: tuple[Tensor, ...]
     has_effect: bool
+    after: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,7 @@ def split(
     composites: Sequence[tuple[int, ...]] = (),
     *,
     cut_backward: Collection[int] = (),
+    recompute: Mapping[int, int] | None = None,
 ) -> Split:
     """Cut a placed graph.
 
@@ -212,6 +219,7 @@ def split(
         local_outputs: positions of outputs that stay with the stage that makes them.
         composites: positions of outputs that are parts of one composite tensor; they stay together.
         cut_backward: chunks whose backward is made in two parts: what other chunks wait for, and all else.
+        recompute: group of the nodes of layers whose forward is made again in backward, group by group.
 
     Returns:
         The segments, transfers and outputs of all stages.
@@ -220,7 +228,7 @@ def split(
         PlacementError: the cut goes through a tensor that cannot be sent, or separates an op from a variable it must
             hold the handle of.
     """
-    return _Splitter(assignment, local_outputs, composites, cut_backward).run()
+    return _Splitter(assignment, local_outputs, composites, cut_backward, recompute or {}).run()
 
 
 class _Splitter:
@@ -230,6 +238,7 @@ class _Splitter:
         local_outputs: frozenset[int],
         composites: Sequence[tuple[int, ...]],
         cut_backward: Collection[int],
+        recompute: Mapping[int, int],
     ) -> None:
         self.assignment = assignment
         self.graph = assignment.graph
@@ -241,6 +250,8 @@ class _Splitter:
         self.variable_of_gradient = {t: g.variable for g in self.graph.gradients for t in g.tensors}
         self.cut_backward = frozenset(cut_backward)
         self.waited_for: frozenset[int] = frozenset()
+        self.group_of = recompute
+        self.remade = remade_nodes(self.graph, recompute)
         # Per segment: the nodes it runs itself, and the tensors it takes from elsewhere.
         self.members: dict[_Key, set[int]] = defaultdict(set)
         self.taken: dict[_Key, dict[Tensor, None]] = defaultdict(dict)
@@ -502,10 +513,10 @@ class _Splitter:
             if node.op in _READERS and self._is_remote(key, node.reads):
                 self.remote[key].update(node.reads)
             for tensor in node.inputs:
-                if self._runs_here(key, tensor.node):
+                if self._runs_here(key, tensor.node, number):
                     stack.append(tensor.node)
                 else:
-                    self._take(key, tensor)
+                    self._take(key, tensor, number)
 
     def _is_remote(self, key: _Key, variables: tuple[int, ...]) -> bool:
         owners = [self._stage(self.assignment.owners[v]) for v in variables]
@@ -527,15 +538,35 @@ class _Splitter:
     def _can_copy(self, variables: tuple[int, ...]) -> bool:
         return all(self.graph.variables[v].read_only for v in variables)
 
-    def _runs_here(self, key: _Key, producer: int) -> bool:
+    def _runs_here(self, key: _Key, producer: int, reader: int) -> bool:
         place = self.places[producer]
         if place.role in (Role.FREE, Role.WEIGHT):
             return True
         if place.role is Role.REPLICATED:
             return key[1] == self.replicated_sweep
+        if self._is_remade(key, producer, reader):
+            return not self._is_in_first_part(key, producer)
         return self._visit(producer) == key
 
-    def _take(self, key: _Key, tensor: Tensor) -> None:
+    def _is_remade(self, key: _Key, producer: int, reader: int) -> bool:
+        """Whether backward makes again what a forward op made, for one of its group."""
+        place = self.places[producer]
+        return (
+            producer in self.remade
+            and place.role is Role.HOME
+            and (place.chunk, place.sweep) == (key[0], 0)
+            and key[1] == 1
+            and self.group_of.get(reader) == self.group_of[producer]
+        )
+
+    def _is_in_first_part(self, key: _Key, producer: int) -> bool:
+        """Whether the first of two parts of backward, which comes before this one, has made it again."""
+        return key[2] == 1 and producer in self.members[key[0], 1, 0]
+
+    def _take(self, key: _Key, tensor: Tensor, reader: int) -> None:
+        remade = self._is_remade(key, tensor.node, reader)
+        if remade:
+            self.exported[key[0], 1, 0][tensor] = None
         if tensor in self.taken[key]:
             return
         self.taken[key][tensor] = None
@@ -548,7 +579,8 @@ class _Splitter:
                 f"{made} and needed on stage {needed}; such a tensor cannot leave its process. Place the ops "
                 f"around it together."
             )
-        self.exported[self._visit(tensor.node)][tensor] = None
+        if not remade:
+            self.exported[self._visit(tensor.node)][tensor] = None
 
     def _transfers(self, outputs: tuple[StepOutputPlan, ...]) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
         """What is sent, and what one chunk of a stage hands on to another.
@@ -627,7 +659,48 @@ class _Splitter:
             remote_values=remote,
             outputs=tuple(sorted(self.exported[key])),
             has_effect=has_effect,
+            after=self._waits(key) if key[1] == 1 and self.group_of else (),
         )
+
+    def _waits(self, key: _Key) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """For what the nodes wait with which making a group again begins: the gradient that comes into the group."""
+        members = sorted(self.members[key])
+        inside = frozenset(members)
+        again: dict[int, list[int]] = defaultdict(list)
+        readers: dict[int, list[int]] = defaultdict(list)
+        for number in members:
+            node, place = self.graph.nodes[number], self.places[number]
+            if number in self.remade and place.role is Role.HOME and place.sweep == 0:
+                again[self.group_of[number]].append(number)
+            for tensor in node.inputs:
+                if tensor not in self.taken[key]:
+                    readers[tensor.node].append(number)
+        found: dict[int, tuple[int, ...]] = {}
+        for group, copies in sorted((group, set(numbers)) for group, numbers in again.items())[::-1]:
+            first = [n for n in sorted(copies) if not any(t.node in copies for t in self.graph.nodes[n].inputs)]
+            entering = {
+                t.node
+                for n in members
+                if self.group_of.get(n) == group and n not in copies
+                for t in self.graph.nodes[n].inputs
+                if t.node in inside and self._visit_of_home(t.node) == key and self.group_of.get(t.node) != group
+            }
+            # What itself waits for the group cannot be waited for: so it is where layers share a gradient.
+            reached, stack = set(first), list(first)
+            while stack:
+                for reader in readers[stack.pop()]:
+                    if reader not in reached:
+                        reached.add(reader)
+                        stack.append(reader)
+            before = tuple(sorted(entering - reached))
+            if before:
+                found.update((n, before) for n in first)
+                for n in before:
+                    readers[n].extend(first)
+        return tuple(sorted(found.items()))
+
+    def _visit_of_home(self, number: int) -> _Key | None:
+        return self._visit(number) if self.places[number].role is Role.HOME else None
 
     def _reads_remote(self, key: _Key, number: int) -> bool:
         node = self.graph.nodes[number]

@@ -90,12 +90,13 @@ def working_set(graph: OpGraph, segment: Segment, summed: Iterable[Tensor] = (),
 
 def _order(graph: OpGraph, segment: Segment) -> Iterator[int]:
     """The nodes of a segment in the order in which they become ready."""
-    inside = frozenset(segment.nodes)
+    inside, besides = frozenset(segment.nodes), dict(segment.after)
     waits: dict[int, int] = {}
     after: dict[int, list[int]] = {}
     for number in segment.nodes:
         node = graph.nodes[number]
         before = {t.node for t in node.inputs if t.node in inside} | {c for c in node.control if c in inside}
+        before.update(besides.get(number, ()))
         waits[number] = len(before)
         for each in before:
             after.setdefault(each, []).append(number)

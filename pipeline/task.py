@@ -34,8 +34,8 @@ class Kind(enum.Enum):
     F: forward. B: backward in one piece, or in two: I makes the gradient for the chunk before,
     W the gradients of the weights. T: the work of a sweep after backward. SEND and RECV: one
     tensor of one transfer edge. REDUCE: average gradients over replicas. APPLY: update weights.
-    GATHER, RELEASE, RECOMPUTE and OFFLOAD are words set aside for sharded weights and for
-    activations that are made again or moved away; no schedule emits them.
+    GATHER, RELEASE and OFFLOAD are words set aside for sharded weights and for activations that
+    are moved away; no schedule emits them. Activations that are made again are so within B or I.
     """
 
     F = "F"
@@ -49,7 +49,6 @@ class Kind(enum.Enum):
     APPLY = "APPLY"
     GATHER = "GATHER"
     RELEASE = "RELEASE"
-    RECOMPUTE = "RECOMPUTE"
     OFFLOAD = "OFFLOAD"
 
     # That of Enum is Python code, and every task is looked up many times. Members are equal where they are the same.
@@ -73,7 +72,7 @@ def goes_down(sweep: int) -> bool:
 
 _COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.T})
 _SWEEP_OF_KIND = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 1}
-_PER_MICROBATCH = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.OFFLOAD})
+_PER_MICROBATCH = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.OFFLOAD})
 _TASK_TEXT = re.compile(r"(\d+)([A-Z]+)(?:(\d+)(?:\.(\d+))?)?")
 
 

@@ -121,6 +121,11 @@ def parser() -> argparse.ArgumentParser:
         help="so are the slots, of which each replica has a share (optimizer_offload = true)",
     )
     plan.add_argument(
+        "--recompute",
+        action="store_true",
+        help="backward makes again what layers made in forward (recompute = true)",
+    )
+    plan.add_argument(
         "--proof",
         type=float,
         default=5.0,
@@ -219,7 +224,7 @@ def run_plan(given: argparse.Namespace) -> None:
             wanted[name] = getattr(given, name)
     if given.not_contiguous:
         wanted["contiguous"] = False
-    for name in ("shard_optimizer_state", "gradient_offload", "optimizer_offload"):
+    for name in ("shard_optimizer_state", "gradient_offload", "optimizer_offload", "recompute"):
         if getattr(given, name):
             wanted[name] = True
     config = check_config(wanted, "smp-tf plan")

@@ -170,6 +170,12 @@ KEYS: dict[str, Key] = {
         "keep the optimizer's slots in the host's memory and update weights there (with gradient_offload and, over "
         "replicas, shard_optimizer_state, which it turns on)",
     ),
+    "recompute": Key(
+        False,
+        boolean,
+        "true or false",
+        "make again in backward what layers made in forward, in place of keeping it: less memory for more to compute",
+    ),
     "intra_op_threads": Key(
         None,
         optional(integer(1)),
@@ -229,6 +235,7 @@ class Config:
     shard_optimizer_state: bool = False
     gradient_offload: bool = False
     optimizer_offload: bool = False
+    recompute: bool = False
     intra_op_threads: int | None = None
     inter_op_threads: int | None = None
     xla: bool = False

@@ -251,9 +251,10 @@ class OfflineModel:
             gradients_on_host=config.gradient_offload or config.optimizer_offload,
             slots_on_host=config.optimizer_offload,
             measured_sizes=measured.sizes,
+            recompute=config.recompute,
         )
         plan = proposal.propose(made.graph, request, {})
-        units, costs = planning.costs_of(made.graph, request)
+        units, costs = planning.costs_of(made.graph, request, plan)
         split = planning.cut(made.graph, plan)
         plan = planning.with_exact_transfers(plan, split, request)
         return OfflinePlan(

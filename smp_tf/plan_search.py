@@ -4,7 +4,8 @@
                 microbatches  1    2    4 ... of a batch of one replica
                 schedule      simple, interleaved, zb_h1 ...
 
-What is compared is samples per second over all replicas, each with batches of the same size.
+What is compared is samples per second over all replicas, each with batches of the same size. Where nothing fits, all of
+it is tried again with activations that backward makes again.
 """
 
 from __future__ import annotations
@@ -117,10 +118,19 @@ def search(
         for pipeline in (pipelines or (_worth_trying(config, cluster) if count > 1 else ("interleaved",)))
     ]
     found: list[Candidate] = []
-    for done, settings in enumerate(wanted):
-        stages = settings.partitions or 1
-        progress(done, len(wanted), f"{stages} partitions, {settings.microbatches} microbatches, {settings.pipeline}")
-        found.append(_candidate(model, settings, ranks // stages, cluster))
+
+    def try_all(settings: Sequence[Config]) -> None:
+        many = len(found) + len(settings)
+        for one in settings:
+            stages = one.partitions or 1
+            again = ", recompute" if one.recompute else ""
+            progress(len(found), many, f"{stages} partitions, {one.microbatches} microbatches, {one.pipeline}{again}")
+            found.append(_candidate(model, one, ranks // stages, cluster))
+
+    try_all(wanted)
+    if not config.recompute and not any(candidate.fits for candidate in found):
+        sized = [candidate.config for candidate in found if candidate.needed is not None]
+        try_all([dataclasses.replace(settings, recompute=True) for settings in sized])
     best = _best(found, config)
     made = model.plan(best.config, replicas=best.replicas, cluster=cluster, proof_seconds=proof_seconds, advise=False)
     found[found.index(best)] = best = _planned(best.config, best.replicas, made)
@@ -171,6 +181,7 @@ def _best(found: Sequence[Candidate], config: Config) -> Candidate:
         nearest = min(sizes, key=lambda candidate: candidate.needed or 0)
         stages, parts, pipeline = nearest.config.partitions, nearest.config.microbatches, nearest.config.pipeline
         many = "1 microbatch" if parts == 1 else f"{parts} microbatches"
+        many += " and recompute" if nearest.config.recompute else ""
         limit = f"memory_limit, {as_bytes(config.memory_limit)} a rank" if config.memory_limit else "what ranks have"
         raise PlacementError(
             f"None of {len(found)} settings keeps within {limit}. Nearest comes {pipeline} with {stages} "

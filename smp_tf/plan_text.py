@@ -64,7 +64,7 @@ def comparison(found: Search, width: int = 100, color: bool = False) -> str:
             str(partitions),
             str(candidate.replicas),
             str(microbatches),
-            candidate.config.pipeline,
+            candidate.config.pipeline + (",\nrecompute" if candidate.config.recompute else ""),
             as_bytes(candidate.needed) if candidate.needed is not None else "-",
             f"{candidate.bubble:.0%}" if candidate.bubble is not None else "-",
             _rate(candidate.speed) if candidate.fits else "-",

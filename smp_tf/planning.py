@@ -22,6 +22,7 @@ from smp_tf.partition.place import Placed, place
 from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks
 from smp_tf.partition.plan import Plan, StageForecast, make_plan
 from smp_tf.partition.plan_file import StoredPlan
+from smp_tf.partition.recompute import group_units, groups_of_nodes, needed_again, with_recompute
 from smp_tf.partition.solve_chain import follow_owners
 from smp_tf.partition.solve_dag import MOST_CHOICES
 from smp_tf.partition.split import Split, split
@@ -65,6 +66,7 @@ class PlacementRequest:
         averaging_bytes: memory through which every rank averages gradients; see `data_parallel.averaging_bytes`.
         gradients_on_host, slots_on_host: whether these are in the host's memory instead of the device's.
         measured_sizes: where measured times are drawn from microbatches of other sizes, the samples of those.
+        recompute: whether backward makes again what forward made, in place of keeping it.
     """
 
     stages: int
@@ -91,6 +93,7 @@ class PlacementRequest:
     gradients_on_host: bool = False
     slots_on_host: bool = False
     measured_sizes: Sequence[int] = ()
+    recompute: bool = False
 
     @property
     def chunks(self) -> Chunks:
@@ -225,6 +228,9 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
             solution = follow_owners(
                 chain, request.stages, solution.owners, request.microbatches, chunks, request.ranks
             )
+    if costs.groups:
+        groups = needed_again(_whole(costs.groups), solution.chunk_of, chunks.most_of_each)
+        costs, known = _costs_of(graph, units, request, groups)
     plan = make_plan(
         graph,
         units,
@@ -245,6 +251,8 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
     if request.given is not None:
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, _loaded(request.given)))
+    if plan.recompute:
+        plan = dataclasses.replace(plan, reasons=(*plan.reasons, _made_again(plan, costs)))
     if known:
         said = f"the times are measured ones, of {known} of the {len(units)} units"
         if request.measured_sizes:
@@ -266,19 +274,45 @@ def _loaded(given: StoredPlan) -> str:
     return f"{said}; moved by hand: {', '.join(told)}{more}"
 
 
-def costs_of(graph: OpGraph, request: PlacementRequest) -> tuple[tuple[Unit, ...], Costs]:
+def _made_again(plan: Plan, costs: Costs) -> str:
+    """What is made again in backward, and what that costs, in words."""
+    again = sum(cost.time_remade for cost in costs.units)
+    rest = sum(cost.time_forward + cost.time_backward for cost in costs.units) - again
+    groups = len({(plan.units[name], group) for name, group in plan.recompute.items()})
+    many = "1 group" if groups == 1 else f"{groups} groups"
+    return (
+        f"recompute: backward makes again what {len(plan.recompute)} of the {len(plan.units)} units keep otherwise, in "
+        f"{many}; that is {again / (rest or 1.0):.0%} more to compute"
+    )
+
+
+def costs_of(graph: OpGraph, request: PlacementRequest, plan: Plan | None = None) -> tuple[tuple[Unit, ...], Costs]:
     """The units of a step, and what each costs for one microbatch.
 
     Args:
         graph: the pruned op graph.
         request: what the costs depend on besides.
+        plan: the plan of the step, by which it is known what backward makes again; None while there is none.
     """
     units = units_of(graph)
-    return units, _costs_of(graph, units, request)[0]
+    groups = tuple(plan.recompute.get(unit.name) for unit in units) if plan is not None else None
+    return units, _costs_of(graph, units, request, groups)[0]
 
 
-def _costs_of(graph: OpGraph, units: Sequence[Unit], request: PlacementRequest) -> tuple[Costs, int]:
-    """The costs, and how many of the units were measured."""
+def _costs_of(
+    graph: OpGraph,
+    units: Sequence[Unit],
+    request: PlacementRequest,
+    groups: tuple[int | None, ...] | None = None,
+) -> tuple[Costs, int]:
+    """The costs, and how many of the units were measured.
+
+    Args:
+        graph: the pruned op graph.
+        units: those of the step, in an order.
+        request: what the costs depend on besides.
+        groups: the group of every unit that backward makes again; None where it is open which do.
+    """
     costs = estimate(
         graph,
         units,
@@ -289,7 +323,16 @@ def _costs_of(graph: OpGraph, units: Sequence[Unit], request: PlacementRequest) 
         unknown=request.samples,
     )
     costs = costs.on_host(gradients=request.gradients_on_host, slots=request.slots_on_host)
-    return with_measured(costs, units, request.measured)
+    costs, known = with_measured(costs, units, request.measured)
+    if request.recompute and graph.gradients:
+        groups = groups or group_units(costs, max(request.chunks.in_flight) / request.stages)
+        costs = with_recompute(costs, graph, units, groups, request.samples)
+    return costs, known
+
+
+def _whole(groups: Sequence[int | None]) -> list[int]:
+    """Groups of which each unit has one."""
+    return [group for group in groups if group is not None]
 
 
 def _solve(
@@ -508,16 +551,18 @@ def cut(
     chunk_of = {number: chunks[unit.index] for unit in units for number in unit.nodes}
     owners = {v.index: plan.owners[v.name] for v in graph.variables if v.name in plan.owners}
     count, placement = len(plan.placement), plan.placement
+    recompute = groups_of_nodes(units, [plan.recompute.get(unit.name) for unit in units])
     assignment = assign(graph, count, chunk_of, owners, placement)
     summed = sum_before_sending(assignment)
     if summed is not graph:
         # Nodes were added: those of units are found again by name, which is unique.
-        named = {graph.nodes[number].name: chunk for number, chunk in chunk_of.items()}
-        again = {number: named[node.name] for number, node in enumerate(summed.nodes) if node.name in named}
-        assignment = assign(summed, count, again, owners, placement)
+        at = {node.name: number for number, node in enumerate(summed.nodes)}
+        chunk_of = {at[graph.nodes[number].name]: chunk for number, chunk in chunk_of.items()}
+        recompute = {at[graph.nodes[number].name]: group for number, group in recompute.items()}
+        assignment = assign(summed, count, chunk_of, owners, placement)
     program = program_of(plan.schedule, placement, plan.microbatches)
     in_two = {task.chunk for tasks in program for task in tasks if task.kind is Kind.W}
-    return split(assignment, local_outputs, composites, cut_backward=in_two)
+    return split(assignment, local_outputs, composites, cut_backward=in_two, recompute=recompute)
 
 
 def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> Plan:

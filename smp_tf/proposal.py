@@ -122,7 +122,7 @@ def _is_possible(kind: str, request: PlacementRequest, units: int) -> bool:
 def _step_time(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:
     """Seconds of a step by a plan, simulated."""
     done = cut(graph, plan, request.local_outputs, request.composites)
-    return timeline_of(plan, *costs_of(graph, request), done, request.samples, request.ranks).step_time
+    return timeline_of(plan, *costs_of(graph, request, plan), done, request.samples, request.ranks).step_time
 
 
 def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
@@ -273,6 +273,10 @@ def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[
         if _is_possible(kind, request, units) and _fits(graph, other):
             yield f'pipeline "{kind}"'
             break
+    if graph.gradients and not request.recompute and is_quick:
+        again = dataclasses.replace(request, recompute=True, proof_seconds=0.0)
+        if _fits(graph, again):
+            yield f"recompute true{_slower(graph, again)}"
     if alike:
         yield f"a memory_limit of {as_bytes(max(row.device_bytes for row in plan.forecast), up=True)}"
 
@@ -284,6 +288,14 @@ def _more(stages: int, units: int) -> Sequence[int]:
         stages = min(stages + max(1, stages // 4), units)
         found.append(stages)
     return found
+
+
+def _slower(graph: OpGraph, request: PlacementRequest) -> str:
+    """By how much making things again in backward makes a step longer, in words."""
+    _, costs = costs_of(graph, request)
+    again = sum(cost.time_remade for cost in costs.units)
+    rest = sum(cost.time_forward + cost.time_backward for cost in costs.units) - again
+    return f", with {again / rest:.0%} more to compute" if rest else ""
 
 
 def _fits(graph: OpGraph, request: PlacementRequest) -> bool:

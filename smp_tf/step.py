@@ -234,7 +234,8 @@ class Step:
             wanted = request if like is None else request.like(like)
             return proposal.propose(graph, wanted, owners)
 
-        if stages == microbatches == running.topology.size == 1 and not (is_random or xla):
+        recompute = config.recompute and bool(graph.gradients)
+        if stages == microbatches == running.topology.size == 1 and not (is_random or xla or recompute):
             if config.memory_limit is not None:
                 propose(owners)
             _settle(models, lowered, [0] * len(lowered.variables), (0,), 0, running.seed, ())
@@ -359,6 +360,7 @@ class Step:
             averaging_bytes=averaging_bytes(running.topology.dp_size),
             gradients_on_host=config.gradient_offload and has_device(),
             slots_on_host=config.optimizer_offload and has_device(),
+            recompute=config.recompute,
         )
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:
@@ -447,7 +449,7 @@ class Step:
 
 def _expected(graph: OpGraph, request: planning.PlacementRequest, plan: Plan, cut: Split) -> first_steps.Expected:
     """How long a step should take, by the costs of its units."""
-    timeline = timeline_of(plan, *planning.costs_of(graph, request), cut, request.samples, request.ranks)
+    timeline = timeline_of(plan, *planning.costs_of(graph, request, plan), cut, request.samples, request.ranks)
     return first_steps.Expected(timeline.step_time, bool(request.measured))
 
 

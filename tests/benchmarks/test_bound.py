@@ -100,11 +100,13 @@ def test_bad_options_are_told(options: list[str], words: str, capsys: pytest.Cap
 
 @pytest.mark.distributed
 @pytest.mark.full
+# A minute and a half, and three times as long beside other tests.
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", ["tiny", "conv-tiny"])
 def test_a_run_writes_every_turn_down(tmp_path: Path, size: str) -> None:
     out = tmp_path / "out"
     options = f"--sizes {size} --microbatches 2,8 --repetitions 2 --turn 0.05 --json {out}".split()
-    ran = launch_script(1, "benchmarks/bound.py", options, launched=False).expect_clean()
+    ran = launch_script(1, "benchmarks/bound.py", options, launched=False, deadline=600.0).expect_clean()
     assert "where the time of the ranks goes" in ran.output(0)
     written = json.loads(out.read_text())
     found = written["sizes"][size]

@@ -26,7 +26,10 @@ def trained(request: pytest.FixtureRequest) -> dict[int, dict[str, CaseResult]]:
 
     def cases(partitions: int) -> list[Case]:
         given = {"model": "dropout", "predicts": False}
-        return [Case(name, "train", given, config(partitions)) for name in ("first", "again")]
+        return [
+            *(Case(name, "train", given, config(partitions)) for name in ("first", "again")),
+            Case("made again", "train", given, {**config(partitions), "recompute": True, "pipeline": "simple"}),
+        ]
 
     several = PARTITIONS if request.config.getoption("--full") else TRAINED
     # The largest first: the other processes then wait for the cases of `drawn`.
@@ -76,6 +79,15 @@ def test_the_same_seed_gives_the_same_run_to_the_bit(
         assert again["variables"].keys() == first["variables"].keys()
         for position, value in again["variables"].items():
             np.testing.assert_array_equal(value, first["variables"][position])
+
+
+@pytest.mark.parametrize("partitions", params(PARTITIONS, only_full=ONLY_FULL))
+def test_activations_that_are_made_again_have_the_same_masks(
+    trained: dict[int, dict[str, CaseResult]], partitions: int
+) -> None:
+    [alone] = trained[1]["first"].values()
+    for rank in trained[partitions]["made again"].values():
+        np.testing.assert_allclose(rank["losses"], alone["losses"], rtol=1e-9)
 
 
 def test_masks_differ_between_steps_layers_and_microbatches(

@@ -170,6 +170,35 @@ def test_stages_balanced_by_time_give_the_same(
     assert not compare(of_zoo(setting.model), case_result.values(), reference).wrong
 
 
+#: Dropout is in test_dropout.py.
+MADE_AGAIN = (
+    *(
+        Setting("gpt", 2, 4, "simple"),
+        Setting("cnn", 1, 1, "interleaved"),
+        Setting("ragged_batch", 3, 4, "interleaved"),
+    ),
+    *(Setting("lstm", 2, 4, "simple"), Setting("mixed_bfloat16", 4, 8, "interleaved"), Setting("gpt", 2, 4, "zb_v")),
+    *(Setting("resnet50", 2, 4, "interleaved"), Setting("conditional", 2, 2, "zb_h1")),
+)
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(
+    ("setting", "launched"),
+    [
+        pytest.param(s, launched_case(s, recompute=True), marks=[] if s in MADE_AGAIN[:3] else pytest.mark.full)
+        for s in MADE_AGAIN
+    ],
+)
+def test_activations_that_are_made_again_give_the_same(
+    setting: Setting, references: References, case_result: CaseResult
+) -> None:
+    reference = references.of(setting.model, setting.microbatches)
+    assert not compare(of_zoo(setting.model), case_result.values(), reference).wrong
+    # A model on one partition has no plan to show.
+    assert ("recompute: backward makes again" in case_result.output[0]) == (setting.partitions > 1)
+
+
 OTHER_SCHEDULES = (
     *(Setting("gpt", 2, 4, "zb_h1"), Setting("mlp", 2, 4, "auto")),
     # Several chunks per rank.

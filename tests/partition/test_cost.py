@@ -24,7 +24,7 @@ def test_a_chain_of_dense_layers() -> None:
     assert (first.time_forward, second.time_backward) == (product + relu, 2 * product + relu)
     assert (loss.flops_forward, loss.weight_bytes, loss.stash_bytes) == (32, 0, 0)
     # The first keeps its Relu (its input is an argument); the second that Relu too, and its own.
-    assert costs.stashes == (Stash((0, 1), tensor), Stash((1,), tensor))
+    assert costs.stashes == (Stash((0, 1), tensor, 0), Stash((1,), tensor, 1))
     assert [u.stash_bytes for u in costs.units] == [tensor, 2 * tensor, 0.0]
     assert costs.flows == (
         Flow(0, (1,), tensor),

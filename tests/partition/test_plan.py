@@ -60,7 +60,7 @@ def test_a_plan_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 99}, "reads plans of version 2. Received: version 99"),
+        ({"version": 99}, "reads plans of version 3. Received: version 99"),
         ({"stages": "2"}, "stages of the plan must be of type int. Received: '2'"),
         ({"stages": True}, "stages of the plan must be of type int. Received: True"),
         ({"units": {"net": 5}}, "must name chunks 0 to 1. Received: 5"),

@@ -114,6 +114,7 @@ def cut_step(
     slots: float = 0.0,
     owners: Mapping[str, int] | None = None,
     placement: tuple[int, ...] | None = None,
+    recompute: bool = False,
 ) -> CutStep:
     """The whole way from a function to segments of all stages.
 
@@ -125,6 +126,7 @@ def cut_step(
         slots: optimizer slots per variable that the placement reckons with.
         owners: chunks of variables that an earlier step has placed, by name.
         placement: the stage of every chunk; None for that of the schedule.
+        recompute: whether backward makes again what forward made.
     """
     notes: list[str] = []
     ours = {id(v.handle) for model in models for v in model.variables}
@@ -137,7 +139,9 @@ def cut_step(
     names = _Names()
     lowered = lower(traced, lambda v: (names.of(v), id(v.handle) in ours))
     graph = planning.prune(make_stateless(lowered.graph, notes.append))
-    request = planning.PlacementRequest(stages, microbatches, schedule, "memory", slots, placement=placement)
+    request = planning.PlacementRequest(
+        stages, microbatches, schedule, "memory", slots, placement=placement, recompute=recompute
+    )
     decided = {v.index: owners[v.name] for v in graph.variables if owners and v.name in owners}
     plan = proposal.propose(graph, request, decided)
     returned = [s for s in tf.nest.flatten(lowered.results) if isinstance(s, OutputSlot)]
@@ -434,6 +438,7 @@ def assert_same(
     sum_tolerance: float = 1e-6,
     owners: Mapping[str, int] | None = None,
     placement: tuple[int, ...] | None = None,
+    recompute: bool = False,
 ) -> CutStep:
     """Cut a step, run all its stages, and compare outputs and variables with the uncut step.
 
@@ -447,6 +452,7 @@ def assert_same(
         sum_tolerance: the same for gradients that are added up in another order.
         owners: chunks of variables that an earlier step has placed, by name.
         placement: the stage of every chunk; None for that of the schedule.
+        recompute: whether backward makes again what forward made.
 
     Returns:
         The cut step, for a look at its structure.
@@ -454,7 +460,17 @@ def assert_same(
     size = None if dynamic else len(arguments[0]) // microbatches
     specs = [tf.TensorSpec((size, *x.shape[1:]), x.dtype) for x in map(np.asarray, arguments)]
     with graphs_as_written():
-        step = cut_step(function, models, specs, stages, microbatches, schedule, owners=owners, placement=placement)
+        step = cut_step(
+            function,
+            models,
+            specs,
+            stages,
+            microbatches,
+            schedule,
+            owners=owners,
+            placement=placement,
+            recompute=recompute,
+        )
         wanted = run_uncut(step, function, arguments)
         before = [v.numpy() for v in step.lowered.variables]
         ran = run_stages(step, arguments)

@@ -568,10 +568,12 @@ def run(
     microbatches: int,
     schedule: str = "interleaved",
     placement: tuple[int, ...] | None = None,
+    recompute: bool = False,
 ) -> CutStep:
     case = built(make)
     settings = stages, microbatches, schedule
-    return assert_same(case.function, case.models, case.arguments, *settings, placement=placement, **case.options)
+    options = {"placement": placement, "recompute": recompute, **case.options}
+    return assert_same(case.function, case.models, case.arguments, *settings, **options)
 
 
 @pytest.mark.parametrize(("make", "stages", "microbatches", "schedule"), list(with_settings()))

@@ -43,7 +43,7 @@ def tasks(draw: st.DrawFn) -> Task:
         return Task(kind, chunk, draw(NUMBERS), sweep=draw(st.integers(2, 9)))
     if kind.is_transfer:
         return Task(kind, chunk, draw(st.none() | NUMBERS), edge=draw(NUMBERS))
-    if kind.is_compute or kind in (Kind.RECOMPUTE, Kind.OFFLOAD):
+    if kind.is_compute or kind is Kind.OFFLOAD:
         return Task(kind, chunk, draw(NUMBERS))
     return Task(kind, chunk, bucket=draw(st.none() | NUMBERS))
 

@@ -42,6 +42,7 @@ def test_defaults():
         "optimizer_offload": False,
         "intra_op_threads": None,
         "inter_op_threads": None,
+        "recompute": False,
         "xla": False,
     }
 

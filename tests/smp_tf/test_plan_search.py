@@ -84,9 +84,34 @@ def test_where_nothing_fits_the_nearest_is_named(model: OfflineModel) -> None:
         found(model, limit="100KiB", microbatches=[32])
     said = str(raised.value)
     assert said.startswith(
-        "None of 15 settings keeps within memory_limit, 100.0 KiB a rank. Nearest comes interleaved "
+        "None of 26 settings keeps within memory_limit, 100.0 KiB a rank. Nearest comes interleaved "
     )
     assert "with 4 partitions and 32 microbatches" in said
+
+
+def test_where_nothing_fits_activations_are_made_again(keras_defaults: None) -> None:
+    def tanhs() -> tf_keras.Model:
+        # Little but activations.
+        made = [layer for _ in range(8) for layer in (layers.Dense(32), layers.Activation("tanh"))]
+        return tf_keras.Sequential([tf_keras.Input((512, 32)), *made])
+
+    with offline():
+        model, only = OfflineModel(tanhs, batch_size=32), {"partitions": [1], "pipelines": ["interleaved"]}
+        without, again = (
+            search(model, check_config({"recompute": recompute}, "a test"), 1, microbatches=[4], **only)
+            for recompute in (False, True)
+        )
+        limit = ((without.best.needed or 0) + (again.best.needed or 0)) // 2
+        assert (again.best.needed or 0) < limit < (without.best.needed or 0)
+        config = check_config({"memory_limit": limit}, "a test")
+        tried = search(model, config, 1, microbatches=[4], **only)
+        assert [(c.config.recompute, c.fits) for c in tried.candidates] == [(False, False), (True, True)]
+        lines = comparison(tried).splitlines()
+        assert next(line for line in lines if "taken" in line).split("│")[4].strip() == "interleaved,"
+        assert next(line for line in lines if "recompute" in line).split("│")[4].strip() == "recompute"
+        assert any(reason.startswith("recompute: backward makes again what ") for reason in tried.made.plan.reasons)
+        with pytest.raises(PlacementError, match=r"What would fit: .*recompute true, with \d+% more to compute"):
+            model.plan(check_config({"memory_limit": limit, "microbatches": 4, "partitions": 1}, "a test"))
 
 
 def test_more_partitions_than_layers_are_no_setting(model: OfflineModel) -> None:
