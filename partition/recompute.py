@@ -57,28 +57,31 @@ def group_units(costs: Costs, in_flight: float) -> tuple[int, ...]:
 
 def _kept(costs: Costs, count: int) -> np.ndarray:
     """By the first and last unit of a group, the bytes that later groups read of what it makes."""
-    made: list[list[tuple[int, float]]] = [[] for _ in range(count)]
+    changes = np.zeros((count, count))
     for flow in costs.flows:
         if not flow.backward:
-            made[flow.producer].append((max(flow.consumers), flow.nbytes))
-    found = np.zeros((count, count))
-    for last in range(count):
-        each = [sum(nbytes for reader, nbytes in made[unit] if reader > last) for unit in range(last + 1)]
-        found[: last + 1, last] = np.cumsum(each[::-1])[::-1]
-    return found
+            changes[flow.producer, flow.producer] += flow.nbytes
+            changes[flow.producer, max(flow.consumers)] -= flow.nbytes
+    return _over_groups(changes)
 
 
 def _working(costs: Costs, count: int) -> np.ndarray:
     """By the first and last unit of a group, the bytes that backward of the group reads of what it makes."""
-    made: list[list[tuple[int, float]]] = [[] for _ in range(count)]
+    changes = np.zeros((count, count))
     for stash in costs.stashes:
         assert stash.producer is not None
-        made[stash.producer].append((min(stash.readers), stash.nbytes))
-    found = np.zeros((count, count))
-    for last in range(count):
-        each = [sum(nbytes for reader, nbytes in made[unit] if reader <= last) for unit in range(last + 1)]
-        found[: last + 1, last] = np.cumsum(each[::-1])[::-1]
-    return found
+        changes[stash.producer, max(stash.producer, min(stash.readers))] += stash.nbytes
+    return _over_groups(changes)
+
+
+def _over_groups(changes: np.ndarray) -> np.ndarray:
+    """By the first and last unit of a group, a sum over its units.
+
+    Args:
+        changes: by unit, and by the last unit of the group, how much more or less the unit adds from that one on.
+    """
+    each = np.triu(np.cumsum(changes, axis=1))
+    return np.cumsum(each[::-1], axis=0)[::-1]
 
 
 def _cut(kept: np.ndarray, working: np.ndarray, bound: float) -> tuple[float, list[int]]:

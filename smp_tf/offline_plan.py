@@ -9,6 +9,7 @@ So a model larger than this machine's memory is planned in the time it takes to 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from smp_tf.cluster import Cluster, one_host
 from smp_tf.config import ONE_BIT, Config
 from smp_tf.data_parallel import averaging_bytes
 from smp_tf.error_feedback import errors_per_weight
-from smp_tf.errors import OfflinePlanError, StepError
+from smp_tf.errors import OfflinePlanError, PlacementError, StepError
 from smp_tf.model import DistributedModel
 from smp_tf.one_bit_adam import OneBitAdam
 from smp_tf.one_bit_lamb import OneBitLAMB
@@ -34,6 +35,7 @@ from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Split
 from smp_tf.partition.units import Unit
 from smp_tf.pipeline.made_up import numbers
+from smp_tf.pipeline.schedule import is_named
 from smp_tf.pipeline.simulate import Timeline
 from smp_tf.pipeline.step_memory import memory_over_step
 from smp_tf.plan_timeline import timeline_of
@@ -58,6 +60,8 @@ class Example:
     loss: Callable[[Any], Any] | None = None
 
 
+#: How often microbatches are halved to find a size with which a model fits.
+_MOST_HALVINGS = 4
 #: Seconds of a step that takes none, where no layer could be measured.
 _SHORTEST = 1e-9
 
@@ -252,6 +256,7 @@ class OfflineModel:
             slots_on_host=config.optimizer_offload,
             measured_sizes=measured.sizes,
             recompute=config.recompute,
+            others=lambda: self._smaller_microbatches(config, replicas, cluster),
         )
         plan = proposal.propose(made.graph, request, {})
         units, costs = planning.costs_of(made.graph, request, plan)
@@ -270,6 +275,21 @@ class OfflineModel:
             replicas=replicas,
             reduce_seconds=cluster.reduce_seconds(stages, replicas, [row.gradient_bytes for row in plan.forecast]),
         )
+
+
+    def _smaller_microbatches(self, config: Config, replicas: int, cluster: Cluster) -> Iterator[str]:
+        """The first of some larger numbers of microbatches with which the model fits, if there is one."""
+        sizes = (config.microbatches * 2**power for power in range(1, 1 + _MOST_HALVINGS))
+        for many in sizes if is_named(config.pipeline) else ():
+            if many > self.batch_size:
+                return
+            other = dataclasses.replace(config, microbatches=many)
+            try:
+                self.plan(other, replicas=replicas, cluster=cluster, proof_seconds=0.0, advise=False)
+            except PlacementError:
+                continue
+            yield f"{many} microbatches"
+            return
 
 
 @contextlib.contextmanager

@@ -277,6 +277,8 @@ def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[
         again = dataclasses.replace(request, recompute=True, proof_seconds=0.0)
         if _fits(graph, again):
             yield f"recompute true{_slower(graph, again)}"
+    if is_quick:
+        yield from request.others()
     if alike:
         yield f"a memory_limit of {as_bytes(max(row.device_bytes for row in plan.forecast), up=True)}"
 

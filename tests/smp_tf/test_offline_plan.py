@@ -12,7 +12,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf.config import check_config
+from smp_tf.config import Config, check_config
 from smp_tf.errors import MemoryLimitError, OfflinePlanError, PlacementError
 from smp_tf.offline_plan import OfflineModel, OfflinePlan, memory_over_time, offline, slots_by_name
 from smp_tf.pipeline.simulate import ChunkTimes, simulate
@@ -137,6 +137,26 @@ def test_what_cannot_be_planned_is_told(
     with pytest.raises(error, match=words):
         planned(function, **config)
     assert not smp.is_initialized()
+
+
+def test_where_nothing_fits_a_number_of_microbatches_that_does_is_told(keras_defaults: None) -> None:
+    def tanhs() -> tf_keras.Model:
+        made = [layer for _ in range(6) for layer in (layers.Dense(32), layers.Activation("tanh"))]
+        return tf_keras.Sequential([tf_keras.Input((64, 32)), *made])
+
+    with offline():
+        model = OfflineModel(tanhs, batch_size=32)
+
+        def config(microbatches: int, limit: int | None = None) -> Config:
+            return check_config({"partitions": 1, "microbatches": microbatches, "memory_limit": limit}, "a test")
+
+        half, quarter = (model.plan(config(m)).plan.forecast[0].device_bytes for m in (2, 4))
+        limit = (half + quarter) // 2
+        with pytest.raises(MemoryLimitError, match=r"What would fit: .*4 microbatches; or a memory_limit of "):
+            model.plan(config(1, limit))
+        with pytest.raises(MemoryLimitError) as raised:
+            model.plan(config(1, limit), advise=False)
+        assert "would fit" not in str(raised.value)
 
 
 def test_errors_of_one_bit_are_counted(keras_defaults: None) -> None:
