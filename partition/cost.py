@@ -21,6 +21,7 @@ from smp_tf.partition.backward_parts import input_gradient_nodes
 from smp_tf.partition.function_cost import node_costs
 from smp_tf.partition.node_cost import NodeCost
 from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, OpGraph, Tensor
+from smp_tf.partition.passed_through import passed_through
 from smp_tf.partition.units import Unit, constants, copied, weight_derived
 
 #: What the contributions to a variable's gradient may pass on their way into one tensor.
@@ -324,8 +325,12 @@ def _tensors(
         producer = backward_unit[number] if backward else forward_unit.get(number)
         if producer is None or node.op in SOURCES or number in remade:
             continue
+        passed = passed_through(graph.library, node)
         for index, kind in enumerate(node.outputs):
             nbytes = float(kind.nbytes(unknown))
+            if index in passed and node.inputs[passed[index]].node in remade:
+                # Kernels that a recurrent layer's function gives to its gradient: the weights themselves.
+                continue
             if kind.dtype in UNSENDABLE_DTYPES or nbytes == 0:
                 continue
             readers = [r for r in graph.consumers.get(Tensor(number, index), ()) if r not in sums]

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from smp_tf.partition.op_graph import OpGraph, Tensor
 from smp_tf.partition.op_kinds import FREE_OPS, IN_PLACE_OPS, NO_MEMORY_OPS, SAME_MEMORY_OPS
+from smp_tf.partition.passed_through import passed_through
 from smp_tf.partition.split import Segment
 from smp_tf.partition.workspace import workspace
 
@@ -38,6 +39,8 @@ def memory_roots(graph: OpGraph, nodes: Collection[int]) -> dict[Tensor, Tensor]
         if node.op in SAME_MEMORY_OPS:
             for index, tensor in enumerate(node.inputs[: len(node.outputs)]):
                 root[Tensor(number, index)] = root.get(tensor, tensor)
+        for index, source in passed_through(graph.library, node).items():
+            root[Tensor(number, index)] = root.get(node.inputs[source], node.inputs[source])
     return root
 
 
