@@ -54,12 +54,14 @@ class Flow:
         consumers: other units that read it, ascending.
         nbytes: its size.
         backward: it is made by a backward op.
+        tensor: the tensor itself; None where nobody asks.
     """
 
     producer: int
     consumers: tuple[int, ...]
     nbytes: float
     backward: bool = False
+    tensor: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,13 @@ class Stash:
         readers: units whose backward ops read it, ascending.
         nbytes: its size.
         producer: unit that makes it; None where nobody asks.
+        tensor: the tensor itself; None where nobody asks.
     """
 
     readers: tuple[int, ...]
     nbytes: float
     producer: int | None = None
+    tensor: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,7 @@ class Costs:
             assumed length.
         machine: speeds used.
         groups: of every unit, the group with which backward makes it again, or None; empty where all is kept.
+        node_seconds: estimated seconds of every node.
     """
 
     units: tuple[UnitCost, ...]
@@ -180,6 +185,7 @@ class Costs:
     defaulted: tuple[str, ...] = ()
     machine: Machine = field(default_factory=Machine)
     groups: tuple[int | None, ...] = ()
+    node_seconds: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     def on_host(self, *, gradients: bool, slots: bool) -> Costs:
         """The same with some of what is stored in the host's memory, where it takes nothing of a device.
@@ -226,7 +232,7 @@ def estimate(
     forward_unit = {n: unit.index for unit in units for n in unit.nodes}
     backward_unit = {n: unit.index for unit in units for n in unit.backward}
     per_node = node_costs(graph, unknown)
-    seconds = [_seconds(cost, machine) for cost in per_node]
+    seconds = tuple(_seconds(cost, machine) for cost in per_node)
     sums = _gradient_sums(graph)
     of_weights = {t for gradient in graph.gradients for t in gradient.tensors}
     returned = {t.node for t in graph.outputs if t not in of_weights}
@@ -261,18 +267,7 @@ def estimate(
     )
     placed = forward_unit.keys() | backward_unit.keys()
     defaulted = sorted({name for number in placed for name in per_node[number].defaulted})
-    return Costs(costs, flows, stashes, weights, tuple(defaulted), machine)
-
-
-def seconds_of_nodes(graph: OpGraph, machine: Machine, unknown: int = 1) -> list[float]:
-    """Estimated seconds of every node.
-
-    Args:
-        graph: one microbatch of the step.
-        machine: speeds.
-        unknown: length assumed for dimensions that are only known when the step runs.
-    """
-    return [_seconds(cost, machine) for cost in node_costs(graph, unknown)]
+    return Costs(costs, flows, stashes, weights, tuple(defaulted), machine, node_seconds=seconds)
 
 
 def _seconds(cost: NodeCost, machine: Machine) -> float:
@@ -331,16 +326,18 @@ def _tensors(
             if index in passed and node.inputs[passed[index]].node in remade:
                 # Kernels that a recurrent layer's function gives to its gradient: the weights themselves.
                 continue
-            if kind.dtype in UNSENDABLE_DTYPES or nbytes == 0:
+            if nbytes == 0:
                 continue
-            readers = [r for r in graph.consumers.get(Tensor(number, index), ()) if r not in sums]
+            tensor = Tensor(number, index)
+            readers = [r for r in graph.consumers.get(tensor, ()) if r not in sums]
             ahead = {forward_unit[r] for r in readers if r in forward_unit}
             back = {backward_unit[r] for r in readers if r in backward_unit}
             others = (ahead | back) - {producer}
-            if others:
-                flows.append(Flow(producer, tuple(sorted(others)), nbytes, backward))
+            # What a loop keeps for its gradient, a list of tensors, is never sent.
+            if others and kind.dtype not in UNSENDABLE_DTYPES:
+                flows.append(Flow(producer, tuple(sorted(others)), nbytes, backward, tensor))
             if back and not backward:
-                stashes.append(Stash(tuple(sorted(back)), nbytes, producer))
+                stashes.append(Stash(tuple(sorted(back)), nbytes, producer, tensor))
     return tuple(flows), tuple(stashes)
 
 

@@ -79,6 +79,8 @@ def _advice(plan: Plan, over: Sequence[StageForecast]) -> list[str]:
         advice.append("more partitions")
     if any(row.stash_bytes or row.transport_bytes or row.working_bytes for row in over):
         advice.append("smaller microbatches: a larger `microbatches`, or smaller batches")
+    if any(row.stash_bytes for row in over) and not plan.recompute:
+        advice.append("recompute true")
     if plan.schedule == "simple" and any(row.in_flight > plan.stages for row in over):
         advice.append('pipeline "interleaved", which keeps the stash of fewer microbatches')
     advice.append("a higher memory_limit")

@@ -41,7 +41,7 @@ from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.units import Unit, dependences
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class StoredPlan:
     microbatches: int
     pipeline: str
     optimize: str
+    recompute: bool
     placement: tuple[int, ...]
     units: dict[str, int]
     shared: dict[str, int]
@@ -196,6 +197,7 @@ def to_store(step: str, plan: Plan, graph: OpGraph) -> StoredPlan:
         microbatches=plan.microbatches,
         pipeline=plan.schedule,
         optimize=plan.objective,
+        recompute=bool(plan.recompute),
         placement=plan.placement,
         units=plan.units,
         shared=shared,

@@ -18,11 +18,11 @@ group, and over a few such bounds.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from smp_tf.partition.cost import Costs, Stash, seconds_of_nodes
+from smp_tf.partition.cost import Costs, Flow, Stash
 from smp_tf.partition.op_graph import OpGraph, Tensor
 from smp_tf.partition.units import Unit
 
@@ -101,9 +101,9 @@ def _cut(kept: np.ndarray, working: np.ndarray, bound: float) -> tuple[float, li
 
 
 def needed_again(groups: Sequence[int], chunk_of: Sequence[int], most_of_each: Sequence[int]) -> tuple[int | None, ...]:
-    """The groups without those whose backward follows their forward at once: what these made is still there.
+    """The groups without those that are the only one of a chunk which holds one microbatch at most.
 
-    That is the last group of a chunk which holds one microbatch at most.
+    To make such a group again would free nothing: its backward needs all of it at once, and nothing else is there.
 
     Args:
         groups: of every unit.
@@ -113,11 +113,11 @@ def needed_again(groups: Sequence[int], chunk_of: Sequence[int], most_of_each: S
     Returns:
         The group of every unit; None for one whose tensors are kept.
     """
-    last: dict[int, int] = {}
+    of_chunk: dict[int, set[int]] = {}
     for group, chunk in zip(groups, chunk_of, strict=True):
-        last[chunk] = max(group, last.get(chunk, 0))
+        of_chunk.setdefault(chunk, set()).add(group)
     return tuple(
-        None if most_of_each[chunk] <= 1 and group == last[chunk] else group
+        None if most_of_each[chunk] <= 1 and len(of_chunk[chunk]) == 1 else group
         for group, chunk in zip(groups, chunk_of, strict=True)
     )
 
@@ -137,7 +137,7 @@ def groups_of_nodes(units: Sequence[Unit], groups: Sequence[int | None]) -> dict
     }
 
 
-def remade_nodes(graph: OpGraph, group_of: Mapping[int, int]) -> frozenset[int]:
+def remade_nodes(graph: OpGraph, group_of: Mapping[int, int], kept: Collection[int] = ()) -> frozenset[int]:
     """The forward nodes whose results only backward of their own group needs, and that can run twice.
 
     What another group reads is kept for it, and so there for their own, too. What has an effect runs once, and what
@@ -146,11 +146,18 @@ def remade_nodes(graph: OpGraph, group_of: Mapping[int, int]) -> frozenset[int]:
     Args:
         graph: one microbatch of the step.
         group_of: group of nodes, forward and backward.
+        kept: nodes whose results are kept for others.
     """
     found: set[int] = set()
     for number in sorted(group_of, reverse=True):
         node = graph.nodes[number]
-        if node.backward or node.stateful or node.writes or not all(graph.variables[v].read_only for v in node.reads):
+        if (
+            number in kept
+            or node.backward
+            or node.stateful
+            or node.writes
+            or not all(graph.variables[v].read_only for v in node.reads)
+        ):
             continue
         readers = {r for at in range(len(node.outputs)) for r in graph.consumers.get(Tensor(number, at), ())}
         groups = {group_of.get(r) for r in readers if graph.nodes[r].backward or r in found}
@@ -159,41 +166,56 @@ def remade_nodes(graph: OpGraph, group_of: Mapping[int, int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def with_recompute(
-    costs: Costs, graph: OpGraph, units: Sequence[Unit], groups: Sequence[int | None], unknown: int = 1
-) -> Costs:
+def with_recompute(costs: Costs, graph: OpGraph, units: Sequence[Unit], groups: Sequence[int | None]) -> Costs:
     """The costs where groups of units are made again: backward takes longer, and less is kept.
+
+    What a chunk is given is not in it where the chunk begins within a group; nor is, where backward is made in two,
+    what is made again in the first part for the second.
 
     Args:
         costs: where all is kept.
         graph: one microbatch of the step.
         units: its units.
         groups: the group of every unit; None for one whose tensors are kept.
-        unknown: length assumed for dimensions that are only known when the step runs.
     """
-    remade = remade_nodes(graph, groups_of_nodes(units, groups))
-    seconds = seconds_of_nodes(graph, costs.machine, unknown)
-    stashes = [
-        dataclasses.replace(stash, readers=kept)
-        for stash in costs.stashes
-        if (kept := tuple(reader for reader in stash.readers if groups[reader] is None))
-    ]
+    group_of = groups_of_nodes(units, groups)
+    remade = remade_nodes(graph, group_of)
+    unit_of = {number: unit.index for unit in units for number in unit.nodes}
+    readers: dict[Tensor, set[int]] = {}
+    records: dict[Tensor, Flow | Stash] = {}
+    for stash in costs.stashes:
+        assert stash.tensor is not None
+        if stash.tensor.node not in remade:
+            readers.setdefault(stash.tensor, set()).update(stash.readers)
+            records[stash.tensor] = stash
     for flow in costs.flows:
-        readers = tuple(c for c in flow.consumers if groups[c] is not None and groups[c] != groups[flow.producer])
-        if readers and not flow.backward:
-            stashes.append(Stash(readers, flow.nbytes, flow.producer))
+        if flow.backward:
+            continue
+        assert flow.tensor is not None
+        again = {unit_of[r] for r in graph.consumers.get(flow.tensor, ()) if r in remade}
+        again = {unit for unit in again if groups[unit] != groups[flow.producer]}
+        if again:
+            readers.setdefault(flow.tensor, set()).update(again)
+            records.setdefault(flow.tensor, flow)
+    stashes = tuple(
+        Stash(tuple(sorted(readers[tensor])), record.nbytes, record.producer, tensor)
+        for tensor, record in sorted(records.items())
+    )
     stash_bytes = [0.0] * len(units)
     for stash in stashes:
         for reader in stash.readers:
             stash_bytes[reader] += stash.nbytes
     changed = []
     for unit, cost, kept_bytes in zip(units, costs.units, stash_bytes, strict=True):
-        whole = sum(seconds[n] for n in unit.nodes)
-        share = sum(seconds[n] for n in unit.nodes if n in remade) / whole if whole else 0.0
-        again = cost.time_forward * share
+        whole = sum(costs.node_seconds[n] for n in unit.nodes)
+        share = sum(costs.node_seconds[n] for n in unit.nodes if n in remade) / whole if whole else 0.0
+        again_seconds = cost.time_forward * share
         changed.append(
             dataclasses.replace(
-                cost, time_backward=cost.time_backward + again, time_remade=again, stash_bytes=kept_bytes
+                cost,
+                time_backward=cost.time_backward + again_seconds,
+                time_remade=again_seconds,
+                stash_bytes=kept_bytes,
             )
         )
-    return dataclasses.replace(costs, units=tuple(changed), stashes=tuple(stashes), groups=tuple(groups))
+    return dataclasses.replace(costs, units=tuple(changed), stashes=stashes, groups=tuple(groups))

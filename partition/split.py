@@ -30,6 +30,7 @@ from smp_tf.partition.assign import Assignment, Role
 from smp_tf.partition.backward_parts import input_gradient_nodes
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
+from smp_tf.partition.op_kinds import NO_MEMORY_OPS
 from smp_tf.partition.recompute import remade_nodes
 
 _READ = "ReadVariableOp"
@@ -251,7 +252,10 @@ class _Splitter:
         self.cut_backward = frozenset(cut_backward)
         self.waited_for: frozenset[int] = frozenset()
         self.group_of = recompute
-        self.remade = remade_nodes(self.graph, recompute)
+        # What a sweep after backward reads is kept for it.
+        late = (n for n, p in enumerate(self.places) if recompute and p.role is Role.HOME and p.sweep > 1)
+        kept = {t.node for number in late for t in self.graph.nodes[number].inputs}
+        self.remade = remade_nodes(self.graph, recompute, kept)
         # Per segment: the nodes it runs itself, and the tensors it takes from elsewhere.
         self.members: dict[_Key, set[int]] = defaultdict(set)
         self.taken: dict[_Key, dict[Tensor, None]] = defaultdict(dict)
@@ -666,22 +670,21 @@ class _Splitter:
         """For what the nodes wait with which making a group again begins: the gradient that comes into the group."""
         members = sorted(self.members[key])
         inside = frozenset(members)
-        again: dict[int, list[int]] = defaultdict(list)
         readers: dict[int, list[int]] = defaultdict(list)
         for number in members:
-            node, place = self.graph.nodes[number], self.places[number]
-            if number in self.remade and place.role is Role.HOME and place.sweep == 0:
-                again[self.group_of[number]].append(number)
-            for tensor in node.inputs:
+            for tensor in self.graph.nodes[number].inputs:
                 if tensor not in self.taken[key]:
                     readers[tensor.node].append(number)
+            for before in self.graph.nodes[number].control:
+                readers[before].append(number)
+        again, backward = self._by_group(members, readers)
         found: dict[int, tuple[int, ...]] = {}
-        for group, copies in sorted((group, set(numbers)) for group, numbers in again.items())[::-1]:
+        for group in sorted(again, reverse=True):
+            copies = again[group]
             first = [n for n in sorted(copies) if not any(t.node in copies for t in self.graph.nodes[n].inputs)]
             entering = {
                 t.node
-                for n in members
-                if self.group_of.get(n) == group and n not in copies
+                for n in backward[group]
                 for t in self.graph.nodes[n].inputs
                 if t.node in inside and self._visit_of_home(t.node) == key and self.group_of.get(t.node) != group
             }
@@ -698,6 +701,31 @@ class _Splitter:
                 for n in before:
                     readers[n].extend(first)
         return tuple(sorted(found.items()))
+
+    def _by_group(
+        self, members: Sequence[int], readers: Mapping[int, Sequence[int]]
+    ) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
+        """What a segment makes again, by its group, and the backward nodes of the group.
+
+        With a group goes what is made anew anyway, and is read by that group alone: the random numbers of its dropout,
+        or weights that are cast for it.
+        """
+        again: dict[int, set[int]] = defaultdict(set)
+        backward: dict[int, list[int]] = defaultdict(list)
+        of: dict[int, int | None] = {}
+        for number in reversed(members):
+            node, role = self.graph.nodes[number], self.places[number].role
+            group = self.group_of.get(number)
+            copied = role is Role.HOME and self.places[number].sweep == 0
+            if role in (Role.FREE, Role.WEIGHT) and node.op not in SOURCES and node.op not in NO_MEMORY_OPS:
+                groups = {of.get(reader) for reader in readers.get(number, ())}
+                group, copied = (groups.pop() if len(groups) == 1 else None), True
+            of[number] = group
+            if group is not None and copied:
+                again[group].add(number)
+            elif group is not None and role is Role.HOME:
+                backward[group].append(number)
+        return again, backward
 
     def _visit_of_home(self, number: int) -> _Key | None:
         return self._visit(number) if self.places[number].role is Role.HOME else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from smp_tf.cluster import Cluster, one_host
 from smp_tf.config import ONE_BIT, Config
 from smp_tf.data_parallel import averaging_bytes
 from smp_tf.error_feedback import errors_per_weight
-from smp_tf.errors import OfflinePlanError, PlacementError, StepError
+from smp_tf.errors import OfflinePlanError, PlacementError, ScheduleError, StepError
 from smp_tf.model import DistributedModel
 from smp_tf.one_bit_adam import OneBitAdam
 from smp_tf.one_bit_lamb import OneBitLAMB
@@ -60,8 +61,8 @@ class Example:
     loss: Callable[[Any], Any] | None = None
 
 
-#: How often microbatches are halved to find a size with which a model fits.
-_MOST_HALVINGS = 4
+#: For how long smaller microbatches are tried where a model does not fit.
+_SECONDS_TO_TRY = 10.0
 #: Seconds of a step that takes none, where no layer could be measured.
 _SHORTEST = 1e-9
 
@@ -214,6 +215,7 @@ class OfflineModel:
         cluster: Cluster | None = None,
         proof_seconds: float = planning.PROOF_SECONDS,
         advise: bool = True,
+        timed: bool = True,
     ) -> OfflinePlan:
         """The plan for some settings.
 
@@ -223,6 +225,7 @@ class OfflineModel:
             cluster: what they run on; None for processes like this one, on one host.
             proof_seconds: how long to look for a better placement, or a proof that there is none.
             advise: where nothing fits, look for what would.
+            timed: go by measured times where there are any: of memory they say nothing.
 
         Raises:
             OfflinePlanError: the model cannot be called with its inputs, or the batch has fewer samples.
@@ -232,9 +235,7 @@ class OfflineModel:
         """
         made, stages = self.trace(config.microbatches), config.partitions or 1
         cluster = cluster or one_host(stages * replicas)
-        if made.samples not in self._measured:
-            self._measured[made.samples] = self._times(self, made.samples)
-        measured = self._measured[made.samples]
+        measured = self._times_of(made.samples) if timed else UnitTimes()
         request = planning.PlacementRequest(
             stages,
             config.microbatches,
@@ -276,20 +277,30 @@ class OfflineModel:
             reduce_seconds=cluster.reduce_seconds(stages, replicas, [row.gradient_bytes for row in plan.forecast]),
         )
 
-
     def _smaller_microbatches(self, config: Config, replicas: int, cluster: Cluster) -> Iterator[str]:
-        """The first of some larger numbers of microbatches with which the model fits, if there is one."""
-        sizes = (config.microbatches * 2**power for power in range(1, 1 + _MOST_HALVINGS))
-        for many in sizes if is_named(config.pipeline) else ():
+        """The first of some larger numbers of microbatches with which the model fits, if one is soon found."""
+        begun, many = time.monotonic(), config.microbatches
+        while is_named(config.pipeline) and time.monotonic() - begun < _SECONDS_TO_TRY:
+            many *= 2
             if many > self.batch_size:
                 return
-            other = dataclasses.replace(config, microbatches=many)
-            try:
-                self.plan(other, replicas=replicas, cluster=cluster, proof_seconds=0.0, advise=False)
-            except PlacementError:
-                continue
-            yield f"{many} microbatches"
-            return
+            if self._fits(dataclasses.replace(config, microbatches=many), replicas, cluster):
+                yield f"{many} microbatches"
+                return
+
+    def _fits(self, config: Config, replicas: int, cluster: Cluster) -> bool:
+        """Whether there is a plan; also not where the model cannot be called with so few samples."""
+        try:
+            self.plan(config, replicas=replicas, cluster=cluster, proof_seconds=0.0, advise=False, timed=False)
+        except (PlacementError, OfflinePlanError, ScheduleError, StepError):
+            return False
+        return True
+
+    def _times_of(self, samples: int) -> UnitTimes:
+        """What was measured for microbatches of a size, asked for once."""
+        if samples not in self._measured:
+            self._measured[samples] = self._times(self, samples)
+        return self._measured[samples]
 
 
 @contextlib.contextmanager

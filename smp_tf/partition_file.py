@@ -180,3 +180,19 @@ def _replace(file: Path, text: str) -> None:
         open_file.flush()
         os.fsync(open_file.fileno())
     os.replace(building, file)
+
+
+def recompute_for(given: StoredPlan, asked: bool) -> bool:
+    """Whether backward makes again what forward made: as the configuration asks, or the plan that was loaded.
+
+    Args:
+        given: the plan.
+        asked: what the configuration asks for.
+    """
+    running = runtime.current()
+    if given.recompute and not asked:
+        announce(
+            f"The plan in {running.config.partition_file} was made with recompute, which is used.",
+            running.topology.rank,
+        )
+    return asked or given.recompute

@@ -232,7 +232,10 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
             )
     if costs.groups:
         groups = needed_again(_whole(costs.groups), solution.chunk_of, chunks.most_of_each)
-        costs, known = _costs_of(graph, units, request, groups)
+        if groups != costs.groups:
+            costs, known = _costs_of(graph, units, request, groups)
+            # Of the costs that the solver has seen something is proved, and not of these.
+            gap, without = None, "some layers turned out not to be made again"
     plan = make_plan(
         graph,
         units,
@@ -253,7 +256,7 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
     if request.given is not None:
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, _loaded(request.given)))
-    if plan.recompute:
+    if request.recompute and graph.gradients:
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, _made_again(plan, costs)))
     if known:
         said = f"the times are measured ones, of {known} of the {len(units)} units"
@@ -280,11 +283,14 @@ def _made_again(plan: Plan, costs: Costs) -> str:
     """What is made again in backward, and what that costs, in words."""
     again = sum(cost.time_remade for cost in costs.units)
     rest = sum(cost.time_forward + cost.time_backward for cost in costs.units) - again
+    count = sum(cost.time_remade > 0 for cost in costs.units)
+    if not count:
+        return "recompute: nothing is made again, since no less would be kept"
     groups = len({(plan.units[name], group) for name, group in plan.recompute.items()})
     many = "1 group" if groups == 1 else f"{groups} groups"
     return (
-        f"recompute: backward makes again what {len(plan.recompute)} of the {len(plan.units)} units keep otherwise, in "
-        f"{many}; that is {again / (rest or 1.0):.0%} more to compute"
+        f"recompute: backward makes again what {count} of the {len(plan.units)} units keep otherwise, in {many}; that "
+        f"is {again / (rest or 1.0):.0%} more to compute"
     )
 
 
@@ -328,7 +334,7 @@ def _costs_of(
     costs, known = with_measured(costs, units, request.measured)
     if request.recompute and graph.gradients:
         groups = groups or group_units(costs, max(request.chunks.in_flight) / request.stages)
-        costs = with_recompute(costs, graph, units, groups, request.samples)
+        costs = with_recompute(costs, graph, units, groups)
     return costs, known
 
 

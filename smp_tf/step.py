@@ -333,9 +333,10 @@ class Step:
         }
         given = partition_file.given_for(self.name, graph) if decides else None
         schedule, placement = _schedule_for(graph, config.pipeline), placed_before.placement(lowered)
+        recompute = config.recompute
         if given is not None:
             schedule = partition_file.schedule_for(given, schedule, placement)
-            placement = given.placement
+            placement, recompute = given.placement, partition_file.recompute_for(given, recompute)
         placement = placement or placed_before.first_placement(config, stages)
         if placement is None and not is_named(config.pipeline):
             placement = placement_of(config.pipeline, stages)
@@ -360,7 +361,7 @@ class Step:
             averaging_bytes=averaging_bytes(running.topology.dp_size),
             gradients_on_host=config.gradient_offload and has_device(),
             slots_on_host=config.optimizer_offload and has_device(),
-            recompute=config.recompute,
+            recompute=recompute,
         )
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:

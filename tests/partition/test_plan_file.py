@@ -22,7 +22,7 @@ TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="m
 
 SHARES = (0.25, 0.75)
 TEXT = """{
- "version": 3,
+ "version": 4,
  "partitions": 2,
  "plans": [
   {
@@ -31,6 +31,7 @@ TEXT = """{
    "microbatches": 2,
    "pipeline": "simple",
    "optimize": "memory",
+   "recompute": false,
    "placement": [
     0,
     1
@@ -97,7 +98,7 @@ def test_only_what_several_partitions_use_has_an_owner_of_its_own() -> None:
     [
         (TEXT[:300], r"not JSON, or not all of it is there: .* line \d+"),
         ("[1]", "must hold a JSON object. It holds a list"),
-        (TEXT.replace('"version": 3', '"version": 2'), "of version 3. It is of version 2"),
+        (TEXT.replace('"version": 4', '"version": 3'), "of version 4. It is of version 3"),
         (TEXT.replace(' "partitions": 2,\n', ""), r"The plan file must have the fields .* Wrong: \['partitions'\]"),
         (
             TEXT.replace('"net/dense_1": 1', '"net/dense_1": "1"'),

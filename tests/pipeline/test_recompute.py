@@ -47,8 +47,8 @@ def stash_bytes(step: CutStep, stage: int) -> int:
     return sum(step.graph.type_of(tensor).nbytes() for tensor in step.split.stash(stage))
 
 
-@pytest.mark.parametrize("make", [u_net, tied_gpt])
-def test_less_is_kept(make: Any) -> None:
+@pytest.mark.parametrize(("make", "share"), [(u_net, 0.6), (tied_gpt, 0.5)])
+def test_less_is_kept(make: Any, share: float) -> None:
     kept, again = run(make, 2, 4, "simple"), run(make, 2, 4, "simple", recompute=True)
-    for stage in range(2):
-        assert stash_bytes(again, stage) < 0.6 * stash_bytes(kept, stage)
+    bytes_kept, bytes_again = ([stash_bytes(step, stage) for stage in range(2)] for step in (kept, again))
+    assert sum(bytes_again) < share * sum(bytes_kept), (bytes_kept, bytes_again)
