@@ -32,8 +32,8 @@ def test_the_error_says_what_each_stage_needs_and_what_would_help() -> None:
         "  stage 0: 2.6 KiB, 576 B too much (weights 512 B, gradients 512 B, slots 1.0 KiB, stash 512 B, work 64 B) "
         "for embedding, block_0",
         "  stage 1: 1.6 KiB (weights 512 B, gradients 512 B, stash 512 B, work 64 B) for block_1, loss and outputs",
-        "What would help: more partitions; smaller microbatches: a larger `microbatches`, or smaller batches; recompute "
-        "true; a higher memory_limit.",
+        "What would help: more partitions; smaller microbatches: a larger `microbatches`, or smaller batches; "
+        "recompute true; a higher memory_limit.",
         "What would fit: 3 partitions; or a memory_limit of 2.6 KiB.",
     ]
 
