@@ -30,8 +30,8 @@ from smp_tf.partition.assign import Assignment, Role
 from smp_tf.partition.backward_parts import input_gradient_nodes
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
-from smp_tf.partition.op_kinds import NO_MEMORY_OPS
 from smp_tf.partition.recompute import remade_nodes
+from smp_tf.partition.recompute_order import waits_of_groups
 
 _READ = "ReadVariableOp"
 #: Chunk, sweep, and part of the sweep.
@@ -667,68 +667,8 @@ class _Splitter:
         )
 
     def _waits(self, key: _Key) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """For what the nodes wait with which making a group again begins: the gradient that comes into the group."""
-        members = sorted(self.members[key])
-        inside = frozenset(members)
-        readers: dict[int, list[int]] = defaultdict(list)
-        for number in members:
-            for tensor in self.graph.nodes[number].inputs:
-                if tensor not in self.taken[key]:
-                    readers[tensor.node].append(number)
-            for before in self.graph.nodes[number].control:
-                readers[before].append(number)
-        again, backward = self._by_group(members, readers)
-        found: dict[int, tuple[int, ...]] = {}
-        for group in sorted(again, reverse=True):
-            copies = again[group]
-            first = [n for n in sorted(copies) if not any(t.node in copies for t in self.graph.nodes[n].inputs)]
-            entering = {
-                t.node
-                for n in backward[group]
-                for t in self.graph.nodes[n].inputs
-                if t.node in inside and self._visit_of_home(t.node) == key and self.group_of.get(t.node) != group
-            }
-            # What itself waits for the group cannot be waited for: so it is where layers share a gradient.
-            reached, stack = set(first), list(first)
-            while stack:
-                for reader in readers[stack.pop()]:
-                    if reader not in reached:
-                        reached.add(reader)
-                        stack.append(reader)
-            before = tuple(sorted(entering - reached))
-            if before:
-                found.update((n, before) for n in first)
-                for n in before:
-                    readers[n].extend(first)
-        return tuple(sorted(found.items()))
-
-    def _by_group(
-        self, members: Sequence[int], readers: Mapping[int, Sequence[int]]
-    ) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
-        """What a segment makes again, by its group, and the backward nodes of the group.
-
-        With a group goes what is made anew anyway, and is read by that group alone: the random numbers of its dropout,
-        or weights that are cast for it.
-        """
-        again: dict[int, set[int]] = defaultdict(set)
-        backward: dict[int, list[int]] = defaultdict(list)
-        of: dict[int, int | None] = {}
-        for number in reversed(members):
-            node, role = self.graph.nodes[number], self.places[number].role
-            group = self.group_of.get(number)
-            copied = role is Role.HOME and self.places[number].sweep == 0
-            if role in (Role.FREE, Role.WEIGHT) and node.op not in SOURCES and node.op not in NO_MEMORY_OPS:
-                groups = {of.get(reader) for reader in readers.get(number, ())}
-                group, copied = (groups.pop() if len(groups) == 1 else None), True
-            of[number] = group
-            if group is not None and copied:
-                again[group].add(number)
-            elif group is not None and role is Role.HOME:
-                backward[group].append(number)
-        return again, backward
-
-    def _visit_of_home(self, number: int) -> _Key | None:
-        return self._visit(number) if self.places[number].role is Role.HOME else None
+        own = {n for n in self.members[key] if self.places[n].role is Role.HOME and self._visit(n) == key}
+        return waits_of_groups(self.graph, self.places, self.members[key], own, self.taken[key], self.group_of)
 
     def _reads_remote(self, key: _Key, number: int) -> bool:
         node = self.graph.nodes[number]
