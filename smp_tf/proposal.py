@@ -38,7 +38,7 @@ _AS_FAST = 0.01
 _MOST_CUTS = 8
 #: Numbers of partitions to try for one with which a model fits.
 _MOST_PARTITIONS = 8
-#: Units times stages beyond which no other settings are tried: each would take many seconds.
+#: Units times stages beyond which no other settings but recompute are tried: each would take many seconds.
 _MOST_TO_TRY = 50_000
 
 
@@ -273,7 +273,7 @@ def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[
         if _is_possible(kind, request, units) and _fits(graph, other):
             yield f'pipeline "{kind}"'
             break
-    if graph.gradients and not request.recompute and is_quick:
+    if graph.gradients and not request.recompute:
         again = dataclasses.replace(request, recompute=True, proof_seconds=0.0)
         if _fits(graph, again):
             yield f"recompute true{_slower(graph, again)}"
