@@ -19,22 +19,23 @@ from typing import Any
 
 from smp_tf.partition.function_cost import ASSUMED_TRIPS, loop_trips
 from smp_tf.partition.node_def import MAX_DEPTH, attributes, functions, in_order
-from smp_tf.partition.op_graph import Node, OpGraph, Tensor
+from smp_tf.partition.op_graph import ARGUMENT, Node, OpGraph, Tensor
 from smp_tf.partition.op_kinds import CALL_OPS, FUNCTION_OPS, LOOP_OPS, NO_MEMORY_OPS, SAME_MEMORY_OPS
 
 #: Names memory that is there anyway, such as that of a variable which each time round reads.
 _NOTHING = "nothing"
 
 
-def with_list_lengths(graph: OpGraph) -> OpGraph:
+def with_list_lengths(graph: OpGraph, assumed: int = ASSUMED_TRIPS) -> OpGraph:
     """The graph, with the number of entries of the lists that its loops and functions give.
 
     Args:
         graph: the op graph, whose lists have the types of their entries.
+        assumed: how often loops run where nothing says it.
 
     Returns:
         The same graph where there are no lists. A list whose entries are in another one's memory has none. Where
-        nothing says how often a loop runs, the number is that by which its work is estimated.
+        nothing says how often a loop runs, the number is `assumed`.
     """
     if not any(kind.entry for node in graph.nodes for kind in node.outputs):
         return graph
@@ -45,8 +46,11 @@ def with_list_lengths(graph: OpGraph) -> OpGraph:
     counted: dict[Hashable, Tensor | None] = {_NOTHING: None}
     for tensor, token in memory.items():
         other = counted.setdefault(token, tensor)
-        # What backward only takes from is forward's.
-        if other is None or graph.nodes[tensor.node].backward != graph.nodes[other.node].backward:
+        if other is None:
+            continue
+        # What backward only takes from is forward's, and what a function is given its caller's.
+        of = graph.nodes[other.node]
+        if of.op == ARGUMENT or graph.nodes[tensor.node].backward != of.backward:
             continue
         if last_read.get(tensor, -1) > last_read.get(other, -1):
             counted[token] = tensor
@@ -55,7 +59,7 @@ def with_list_lengths(graph: OpGraph) -> OpGraph:
         if node.op == "TensorListFromTensor":
             entries = (graph.type_of(node.inputs[0]).shape or (None,))[0] or 0
         elif node.op in FUNCTION_OPS:
-            entries = trips.get(number, ASSUMED_TRIPS)
+            entries = trips.get(number, assumed)
         else:
             return node
         outputs = list(node.outputs)

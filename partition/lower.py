@@ -62,7 +62,8 @@ class OutputSlot:
     spec: Any = None
 
 
-def _tensor_type(tensor: tf.Tensor) -> TensorType:
+def tensor_type(tensor: tf.Tensor) -> TensorType:
+    """What TensorFlow has inferred of a tensor of a graph."""
     entry = None
     if tensor.dtype == tf.variant and (listed := tf_internals.list_entry(tensor)):
         dtype, shape = listed
@@ -124,7 +125,7 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
     for number, op in enumerate(operations):
         inputs = tuple(Tensor(number_of[t.op.name], t.value_index) for t in op.inputs)
         control = tuple(sorted(number_of[c.name] for c in op.control_inputs if c.name in number_of))
-        outputs = tuple(_tensor_type(t) for t in op.outputs)
+        outputs = tuple(tensor_type(t) for t in op.outputs)
         common: dict[str, Any] = {"name": op.name, "inputs": inputs, "control": control, "outputs": outputs}
         for kind, table in ((ARGUMENT, argument_of), (VARIABLE, variable_of), (CAPTURE, capture_of)):
             if op.name in table:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, function_pb2
+from tensorflow.core.framework import attr_value_pb2, full_type_pb2, function_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx as autograph_context
 from tensorflow.python.autograph.core import config as autograph_config
@@ -158,6 +158,37 @@ def list_entry(tensor: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
         return None
     (kind,) = data.shape_and_type
     return tf.as_dtype(kind.dtype), tf.TensorShape(kind.shape)
+
+
+def op_definition(op_type: str) -> Any:
+    """TensorFlow's OpDef of an op type.
+
+    Raises:
+        KeyError: it knows no such type.
+    """
+    definition = op_def_registry.get(op_type)
+    if definition is None:
+        raise KeyError(op_type)
+    return definition
+
+
+def typed_placeholder(dtype: str, shape: Sequence[int | None] | None, entry: tuple[str, Any] | None) -> tf.Tensor:
+    """A placeholder in the current graph, from which TensorFlow infers the types of what is made of it.
+
+    Args:
+        dtype: its type.
+        shape: its shape, as far as it is known.
+        entry: for a list of tensors type and shape of its entries, for the handle of a variable those of its value.
+    """
+    made = tf.compat.v1.placeholder(dtype, None if shape is None else list(shape))
+    if entry is not None:
+        of = tf.TensorShape(None if entry[1] is None else list(entry[1]))
+        data = handle_data_util.create_handle_data(of, tf.as_dtype(entry[0]))
+        if made.dtype == tf.variant:
+            # Ops on lists take nothing else.
+            data.shape_and_type[0].type.type_id = full_type_pb2.TFT_ARRAY
+        handle_data_util.set_handle_data(made, data)
+    return made
 
 
 def capture(graph: func_graph.FuncGraph, tensor: tf.Tensor) -> tf.Tensor:

@@ -21,6 +21,7 @@ from smp_tf.named_function import UsageError, named_function, say
 
 if TYPE_CHECKING:
     from smp_tf.cluster import Cluster
+    from smp_tf.partition.plan_file import PlanFile
 
 PLAN = """Says how a model would be cut over partitions, what each would hold, and what limits the plan, before anything
 is trained and without storage for a single variable: in one process, on any machine."""
@@ -33,6 +34,7 @@ examples:
   smp-tf plan train.py:build --partitions 4 --microbatches 8 --batch-size 64
   smp-tf plan package.models:resnet --partitions 2 --batch-size 32 --json plan.json --html plan.html
   smp-tf plan train.py:build --partitions auto --ranks 8 --batch-size 64 --memory-limit 16GiB
+  smp-tf plan train.py:build --partition-file plan.json --batch-size 64
   smp-tf plan train.py:build --partitions 64 --replicas 128 --cluster cluster.yaml --batch-size 64 --microbatches 64
 """
 
@@ -73,9 +75,15 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--partitions",
         type=_number_or_auto,
-        required=True,
         metavar="P",
-        help='number of partitions; "auto" tries all that the ranks allow, and recommends',
+        help='number of partitions; "auto" tries all that the ranks allow, and recommends (needed, but with '
+        "--partition-file)",
+    )
+    plan.add_argument(
+        "--partition-file",
+        type=Path,
+        metavar="FILE",
+        help="say what the plan of this file, perhaps changed by hand, would hold, in place of a plan of its own",
     )
     plan.add_argument(
         "--microbatches",
@@ -209,6 +217,7 @@ def run_plan(given: argparse.Namespace) -> None:
     from smp_tf.config import check_config
     from smp_tf.pipeline.schedule import is_named
 
+    stored = _stored(given)
     is_auto = "auto" in (given.partitions, given.microbatches)
     cluster = read_cluster(given.cluster) if given.cluster is not None else None
     replicas = _replicas(given, cluster)
@@ -263,7 +272,7 @@ def run_plan(given: argparse.Namespace) -> None:
                 )
                 made = found.made
             else:
-                made = model.plan(config, replicas=replicas, cluster=cluster, proof_seconds=given.proof)
+                made = model.plan(config, replicas=replicas, cluster=cluster, proof_seconds=given.proof, stored=stored)
     console = Console()
     # The table is of no use narrower.
     width = max(100, console.width)
@@ -272,10 +281,10 @@ def run_plan(given: argparse.Namespace) -> None:
         print()
     print(text(made, width, console.is_terminal))
     if given.json is not None:
+        from smp_tf.offline_plan import STEP
         from smp_tf.partition.plan_file import PlanFile, to_store
 
-        stored = to_store("forward_backward", made.plan, made.graph)
-        _write(given.json, PlanFile(made.plan.stages, (stored,)).to_json())
+        _write(given.json, PlanFile(made.plan.stages, (to_store(STEP, made.plan, made.graph),)).to_json())
     if given.html is not None:
         _write(given.html, page(made, given.target))
 
@@ -326,6 +335,47 @@ def run_timeline(given: argparse.Namespace) -> None:
         _write(given.html, page(replicas, ", ".join(map(str, given.files))))
     if given.trace is not None:
         _write(given.trace, json.dumps(timeline_file.trace(records)))
+
+
+def _stored(given: argparse.Namespace) -> PlanFile | None:
+    """The plans of `--partition-file`, whose settings then are those that are not given.
+
+    Args:
+        given: the command's arguments; what the file says of partitions, microbatches and schedule is added to them.
+
+    Raises:
+        UsageError: the file is none of plans, or what is given besides would make another plan.
+    """
+    from smp_tf.partition.errors import PlacementError
+    from smp_tf.partition.plan_file import PlanFile
+
+    file = given.partition_file
+    if file is None:
+        if given.partitions is None:
+            raise UsageError("Say how many partitions there are to be: --partitions P, or --partition-file FILE.")
+        return None
+    for option in ("chunks_per_rank", "not_contiguous", "json"):
+        if getattr(given, option) not in (None, False):
+            raise UsageError(f"--{option.replace('_', '-')} is for a plan that is made, and --partition-file has one.")
+    for option in ("partitions", "microbatches", "pipeline"):
+        if getattr(given, option) == "auto":
+            raise UsageError(f"--{option} auto makes plans, and --partition-file has one: give a number, or nothing.")
+    try:
+        found = PlanFile.from_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, PlacementError) as error:
+        raise UsageError(f"--partition-file {file} is no plan that can be read. {_reason(error)}") from error
+    if not found.plans:
+        raise UsageError(f"--partition-file {file} holds no plan.")
+    if given.partitions not in (None, found.partitions):
+        raise UsageError(f"--partition-file {file} is for {found.partitions} partitions. Received: {given.partitions}.")
+    given.partitions = found.partitions
+    given.microbatches = given.microbatches or found.plans[0].microbatches
+    given.pipeline = given.pipeline or found.plans[0].pipeline
+    return found
+
+
+def _reason(error: Exception) -> str:
+    return f"{error.strerror}." if isinstance(error, OSError) else str(error)
 
 
 def _check_folders(*files: Path | None) -> None:

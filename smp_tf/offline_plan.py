@@ -31,12 +31,14 @@ from smp_tf.one_bit_lamb import OneBitLAMB
 from smp_tf.one_bit_optimizer import OneBitOptimizer
 from smp_tf.optimizer_state import slots_of
 from smp_tf.partition.cost import Costs
+from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.op_graph import OpGraph, TensorType
 from smp_tf.partition.plan import Plan
+from smp_tf.partition.plan_file import PlanFile, StoredPlan
 from smp_tf.partition.split import Split
 from smp_tf.partition.units import Unit
 from smp_tf.pipeline.made_up import numbers
-from smp_tf.pipeline.schedule import is_named
+from smp_tf.pipeline.schedule import is_named, runs_on
 from smp_tf.pipeline.simulate import Timeline
 from smp_tf.pipeline.step_memory import memory_over_step
 from smp_tf.plan_timeline import timeline_of
@@ -61,6 +63,8 @@ class Example:
     loss: Callable[[Any], Any] | None = None
 
 
+#: The step of a model that is planned offline, in a plan file.
+STEP = "forward_backward"
 #: For how long smaller microbatches are tried where a model does not fit.
 _SECONDS_TO_TRY = 10.0
 #: Seconds of a step that takes none, where no layer could be measured.
@@ -216,6 +220,7 @@ class OfflineModel:
         proof_seconds: float = planning.PROOF_SECONDS,
         advise: bool = True,
         timed: bool = True,
+        stored: PlanFile | None = None,
     ) -> OfflinePlan:
         """The plan for some settings.
 
@@ -226,9 +231,11 @@ class OfflineModel:
             proof_seconds: how long to look for a better placement, or a proof that there is none.
             advise: where nothing fits, look for what would.
             timed: go by measured times where there are any: of memory they say nothing.
+            stored: plans of a file, one of which is looked at, in place of a plan that is made.
 
         Raises:
-            OfflinePlanError: the model cannot be called with its inputs, or the batch has fewer samples.
+            OfflinePlanError: the model cannot be called with its inputs, the batch has fewer samples, or the plans of
+                the file are not of this model.
             PlacementError: the model has too few layers for so many partitions.
             MemoryLimitError: no plan keeps within the memory limit.
             ConfigError: the cluster has too few ranks.
@@ -236,6 +243,7 @@ class OfflineModel:
         made, stages = self.trace(config.microbatches), config.partitions or 1
         cluster = cluster or one_host(stages * replicas)
         measured = self._times_of(made.samples) if timed else UnitTimes()
+        given = _given_for(stored, made.graph, config.pipeline) if stored is not None else None
         request = planning.PlacementRequest(
             stages,
             config.microbatches,
@@ -244,6 +252,8 @@ class OfflineModel:
             self._slots + self._errors(config, replicas),
             made.samples,
             measured.seconds,
+            given=given,
+            placement=given.placement if given is not None else None,
             ranks=cluster.stages(stages, replicas).within(config.memory_limit),
             machine=cluster.machine,
             proof_seconds=proof_seconds,
@@ -256,7 +266,7 @@ class OfflineModel:
             gradients_on_host=config.gradient_offload or config.optimizer_offload,
             slots_on_host=config.optimizer_offload,
             measured_sizes=measured.sizes,
-            recompute=config.recompute,
+            recompute=config.recompute or (given is not None and given.recompute),
             others=lambda: self._smaller_microbatches(config, replicas, cluster),
         )
         plan = proposal.propose(made.graph, request, {})
@@ -301,6 +311,24 @@ class OfflineModel:
         if samples not in self._measured:
             self._measured[samples] = self._times(self, samples)
         return self._measured[samples]
+
+
+def _given_for(stored: PlanFile, graph: OpGraph, schedule: str) -> StoredPlan:
+    """The plan of a file that is for a model.
+
+    Raises:
+        OfflinePlanError: there is none, or the schedule does not run on its chunks.
+    """
+    try:
+        found = stored.plan_for(STEP, graph, planning.units_of(graph), fingerprint(graph))
+    except PlacementError as error:
+        raise OfflinePlanError(f"The plan of the file cannot be used. {error}") from error
+    if not runs_on(schedule, found.placement):
+        raise OfflinePlanError(
+            f"The plan of the file was made for pipeline {found.pipeline!r} and has chunks on partitions "
+            f"{list(found.placement)}, on which {schedule!r} does not run."
+        )
+    return found
 
 
 @contextlib.contextmanager

@@ -359,3 +359,22 @@ def test_variables_are_made_in_any_trace_of_a_function() -> None:
     traced(tf.ones([1]))
     traced(tf.ones([2]))
     assert [(variable.numpy().tolist(), variable.trainable) for variable in made] == [([], False)] * 2
+
+
+def test_types_are_inferred_from_a_placeholder_of_a_list_or_a_variable() -> None:
+    with tf.Graph().as_default():
+        listed = tf_internals.typed_placeholder("variant", (), ("float32", (2, 3)))
+        taken = tf.raw_ops.TensorListPopBack(
+            input_handle=listed, element_shape=tf.constant(-1), element_dtype=tf.float32
+        )
+        assert taken.tensor.shape == (2, 3)
+        assert tf_internals.list_entry(taken.output_handle) == (tf.float32, tf.TensorShape([2, 3]))
+        handle = tf_internals.typed_placeholder("resource", (), ("float32", (4, None)))
+        assert tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).shape.as_list() == [4, None]
+        assert tf_internals.typed_placeholder("int32", None, None).shape.rank is None
+
+
+def test_the_outputs_of_an_op_type_are_known_in_order() -> None:
+    assert [output.name for output in tf_internals.op_definition("TopKV2").output_arg] == ["values", "indices"]
+    with pytest.raises(KeyError, match="NoSuchOp"):
+        tf_internals.op_definition("NoSuchOp")

@@ -163,6 +163,73 @@ def test_wrong_arguments_are_told_in_a_line(
     assert said.startswith("smp-tf: ")
 
 
+def test_a_plan_that_was_changed_by_hand_is_looked_at(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, made = tmp_path / "plan.json", f"{script}:build"
+    sizes = ["--partitions", "2", "--microbatches", "4", "--pipeline", "simple", "--recompute", "--batch-size", "8"]
+    assert run(made, *sizes, "--json", str(file)) == 0
+    planned = capsys.readouterr().out
+    assert run(made, "--partition-file", str(file), "--batch-size", "8") == 0
+    again = capsys.readouterr().out
+    # The file says all of it: only what is proved of a plan of its own is not.
+    assert "2 partitions, 4 microbatches, simple" in again
+    assert "the placement is that of the plan that was loaded" in again
+    table = [line for line in planned.splitlines() if "d0" in line or "d2" in line]
+    assert table
+    assert all(line in again for line in table)
+    text = file.read_text()
+    moved = re.sub(r'("chain/chain/d2": )1', r"\g<1>0", text)
+    assert moved != text
+    file.write_text(moved)
+    assert run(made, "--partition-file", str(file), "--batch-size", "8", "--html", str(tmp_path / "plan.html")) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "moved by hand: chain/chain/d2 from partition 1 to 0" in said
+    assert "moved by hand" in (tmp_path / "plan.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "words"),
+    [
+        (["--partitions", "3"], None, "is for 2 partitions. Received: 3"),
+        (["--partitions", "auto"], None, "--partitions auto makes plans, and --partition-file has one"),
+        (["--chunks-per-rank", "2"], None, "--chunks-per-rank is for a plan that is made"),
+        (["--json", "other.json"], None, "--json is for a plan that is made"),
+        (["--pipeline", "zb_v"], None, "has chunks on partitions [0, 1], on which 'zb_v' does not run"),
+        (
+            [],
+            ("chain/d2", "chain/d9"),
+            "It was changed, and no longer fits its model: it does not know the layer 'chain/chain/d2'",
+        ),
+        ([], ('"version": 4', '"version": 99'), "It is of version 99"),
+        ([], ("{", ""), "is no plan that can be read. It is not JSON"),
+    ],
+)
+def test_a_plan_that_cannot_be_looked_at_is_told_in_a_line(
+    script: str,
+    tmp_path: Path,
+    options: list[str],
+    change: tuple[str, str] | None,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "plan.json"
+    assert run(f"{script}:build", "--partitions", "2", "--batch-size", "8", "--json", str(file)) == 0
+    if change is not None:
+        file.write_text(file.read_text().replace(*change))
+    capsys.readouterr()
+    assert run(f"{script}:build", "--batch-size", "8", "--partition-file", str(file), *options) == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert words in said
+
+
+def test_a_plan_needs_partitions_or_a_file(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{script}:build") == 2
+    assert "--partitions P, or --partition-file FILE" in capsys.readouterr().err
+    assert run(f"{script}:build", "--partition-file", "/nowhere/plan.json") == 2
+    assert "No such file or directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
