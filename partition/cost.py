@@ -270,6 +270,21 @@ def estimate(
     return Costs(costs, flows, stashes, weights, tuple(defaulted), machine, node_seconds=seconds)
 
 
+def node_seconds(graph: OpGraph, machine: Machine | None = None, unknown: int = 1) -> tuple[float, ...]:
+    """How long every node of a graph takes once, by estimate.
+
+    Args:
+        graph: the op graph.
+        machine: what it runs on; None for one like any other.
+        unknown: length assumed for dimensions that are only known when the step runs.
+
+    Returns:
+        Seconds, by number of the node.
+    """
+    machine = machine or Machine()
+    return tuple(_seconds(cost, machine) for cost in node_costs(graph, unknown))
+
+
 def _seconds(cost: NodeCost, machine: Machine) -> float:
     if cost.flops == 0 and cost.moved == 0:
         return 0.0

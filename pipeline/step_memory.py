@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from smp_tf.partition.cost import node_seconds
 from smp_tf.partition.op_graph import SOURCES, Tensor
 from smp_tf.partition.op_kinds import NO_MEMORY_OPS
 from smp_tf.partition.split import Split
@@ -84,9 +85,9 @@ def memory_over_step(
 
 
 def _stages(split: Split, timeline: Timeline, samples: int) -> Iterator[_Stage]:
-    read = _first_reads(split, timeline.spans)
+    read, seconds = _first_reads(split, timeline.spans), node_seconds(split.graph, unknown=samples)
     for stage, spans in enumerate(timeline.spans):
-        yield _Stage(split, stage, spans, read, samples)
+        yield _Stage(split, stage, spans, read, seconds, samples)
 
 
 def _first_reads(split: Split, spans: Sequence[Sequence[Span]]) -> dict[tuple[int, int], float]:
@@ -144,6 +145,7 @@ class _Stage:
         stage: which stage.
         spans: when its tasks run.
         read: when what is sent is first read, by transfer and microbatch.
+        seconds: how long each node of the step takes.
         samples: length assumed for dimensions that are not known.
     """
 
@@ -153,6 +155,7 @@ class _Stage:
         stage: int,
         spans: Sequence[Span],
         read: Mapping[tuple[int, int], float],
+        seconds: Sequence[float],
         samples: int,
     ) -> None:
         self._read = read
@@ -168,7 +171,8 @@ class _Stage:
         summed = [t for o in split.outputs if o.is_summed for t in o.summands or (o.tensor,)]
         self._summed = frozenset(summed)
         self._working = {
-            when: working_set(split.graph, segment, summed, samples) for when, segment in self._segments.items()
+            when: working_set(split.graph, segment, seconds, summed, samples)
+            for when, segment in self._segments.items()
         }
 
     def fullest(self) -> StepMemory:

@@ -36,6 +36,8 @@ _AS_FAST = 0.01
 
 #: Cuts to try, each with less memory than the one before, until one keeps within the limit with all that it needs.
 _MOST_CUTS = 8
+#: Between a cut that needs too much and a limit within which there is none, so many limits are tried.
+_MOST_HALVINGS = 3
 #: Numbers of partitions to try for one with which a model fits.
 _MOST_PARTITIONS = 8
 #: Units times stages beyond which no other settings but recompute are tried: each would take many seconds.
@@ -178,12 +180,17 @@ def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
     and works with is known after it; where that is too much, the solver is given as much less.
     """
     tried: list[Plan] = []
-    less = [0.0] * request.stages
-    thorough = request.proof_seconds
-    for _ in range(_MOST_CUTS):
+    less = lenient = [0.0] * request.stages
+    thorough, halvings = request.proof_seconds, _MOST_HALVINGS
+    for _ in range(_MOST_CUTS + _MOST_HALVINGS):
         try:
             plan = planned(graph, _with_limits(request, less), owners)
         except MemoryLimitError:
+            if halvings and less != lenient:
+                # By as much the last cut needed more than the solver counts of it; another one may not.
+                halvings -= 1
+                less = [(few + many) / 2 for few, many in zip(lenient, less, strict=True)]
+                continue
             if request.proof_seconds == thorough:
                 break
             # No cut of one order fits any more; layers beside each other may.
@@ -195,6 +202,7 @@ def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
             return _with_price(graph, request, owners, plan, is_proved=not any(less)), True
         if again is None:
             tried.append(done)
+        lenient, less = less, list(less)
         for stage, (row, limit) in enumerate(zip(done.forecast, request.limits, strict=True)):
             if limit is None or row.device_bytes <= limit:
                 continue

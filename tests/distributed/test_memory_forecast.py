@@ -5,6 +5,10 @@ The allocator counts with oneDNN only, and tensors of 256 KiB or more; so the mo
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from tests.distributed.conftest import LaunchedCase
@@ -31,39 +35,30 @@ def shared() -> LaunchedCase:
     return LaunchedCase(4, CASES, made, COUNTED, 240.0, fresh=True)
 
 
-def cases() -> list[object]:
-    return [
-        pytest.param(case(model, pipeline), id=f"{model}-{pipeline}", marks=marks)
-        for model, pipeline, marks in (
-            ("gpt", "interleaved", [pytest.mark.full]),
-            ("gpt", "simple", [pytest.mark.full]),
-            ("mlp", "simple", []),
-            ("mlp", "interleaved", [pytest.mark.full]),
-            ("resnet50", "interleaved", [pytest.mark.full]),
-            ("resnet50", "simple", [pytest.mark.full]),
-            ("conv", "simple", [pytest.mark.full]),
-            ("conv", "interleaved", [pytest.mark.full]),
-            ("lstm", "simple", [pytest.mark.full]),
-            ("lstm", "interleaved", [pytest.mark.full]),
-        )
-    ] + [
-        pytest.param(shared(), id="shared", marks=[pytest.mark.full]),
-        *(
-            pytest.param(case(model, "simple", recompute=True), id=f"{model}-recompute", marks=[pytest.mark.full])
-            for model in ("mlp", "conv", "lstm", "resnet50")
-        ),
-    ]
+MODELS = ("gpt", "conv", "mlp", "lstm", "resnet50")
+#: Where it is not 10 %. What dense layers have at most is there when the optimizer works, which may be done with some
+#: gradients by then; and how many turns of a loop have begun at once differs from step to step.
+WITHIN = {"mlp": 0.2, "lstm": 0.15}
+#: With nothing beside: which ops run at the same time depends on what else the machine does.
+ALONE = (pytest.mark.full, pytest.mark.alone)
 
 
-@pytest.mark.parametrize("launched", cases())
+def cases() -> Iterator[Any]:
+    for model, pipeline, again in itertools.product(MODELS, ("simple", "interleaved"), ({}, {"recompute": True})):
+        within = WITHIN.get(model, 0.1)
+        yield pytest.param(case(model, pipeline, **again), within, id="-".join([model, pipeline, *again]), marks=ALONE)
+    # In every run, and whatever runs beside it, the rough size.
+    yield pytest.param(case("mlp", "simple", microbatches=2), 0.25, id="mlp")
+    yield pytest.param(shared(), 0.2, id="shared", marks=ALONE)
+
+
+@pytest.mark.parametrize(("launched", "within"), cases())
 def test_the_forecast_is_near_what_the_allocator_counts(
-    launched: LaunchedCase, case_result: CaseResult, request: pytest.FixtureRequest
+    launched: LaunchedCase, within: float, case_result: CaseResult
 ) -> None:
-    # Which ops run at the same time depends on what else the machine does: by default only the rough size is asked for.
-    within = 0.2 if request.config.getoption("--full") else 0.25
     for found in case_result.values():
         forecast = found["forecast"]
-        assert found["peak"] > 40 * 2**20
+        assert found["peak"] > 30 * 2**20
         # Horovod takes its buffer when two tensors first come in one of its cycles. Where slots are shared there are
         # few, and on a busy machine they never did.
         whole, buffer = forecast["stored_bytes"], found["averaging"]

@@ -30,10 +30,10 @@ def held(schedule: str, microbatches: int, graph: OpGraph | None = None) -> tupl
 @pytest.mark.parametrize(
     ("schedule", "microbatches", "expected"),
     [
-        ("simple", 2, (StepMemory(512, 136, 512), StepMemory(768, 8, 512))),
-        ("simple", 4, (StepMemory(1024, 144, 512), StepMemory(1536, 16, 512))),
-        ("interleaved", 4, (StepMemory(512, 144, 512), StepMemory(384, 132, 512))),
-        ("interleaved", 8, (StepMemory(512, 160, 512), StepMemory(384, 132, 512))),
+        ("simple", 2, (StepMemory(512, 136, 768), StepMemory(768, 8, 768))),
+        ("simple", 4, (StepMemory(1024, 144, 768), StepMemory(1536, 16, 768))),
+        ("interleaved", 4, (StepMemory(512, 144, 768), StepMemory(384, 132, 768))),
+        ("interleaved", 8, (StepMemory(512, 160, 768), StepMemory(384, 132, 768))),
     ],
 )
 def test_the_stash_grows_with_the_microbatches_where_the_schedule_lets_it(
@@ -82,9 +82,9 @@ def test_what_is_held_from_moment_to_moment() -> None:
         "1: 256 0 0",
         "1: 256 0 256",  # F of 1
         "2: 512 4 0",
-        "5: 512 136 512",  # B of 0, when the gradient of 1 is on its way
+        "5: 512 136 768",  # B of 0, when the gradient of 1 is on its way
         "7: 256 136 0",
-        "7: 256 136 512",  # B of 1
+        "7: 256 136 768",  # B of 1
         "9: 0 8 0",  # the losses
     ]
     assert last == [
@@ -92,9 +92,9 @@ def test_what_is_held_from_moment_to_moment() -> None:
         "2: 512 4 0",  # what it received for 1 is stash as soon as it is read
         "2: 512 4 260",
         "3: 768 8 0",
-        "3: 768 8 512",
+        "3: 768 8 768",
         "5: 384 8 0",
-        "5: 384 8 512",
+        "5: 384 8 768",
         "7: 0 8 0",
     ]
     fullest = step_memory(done, plan_program(done, "simple", 2), edges_of(done), [ChunkTimes()] * 2)
