@@ -88,7 +88,7 @@ def test_live_activations_of_four_stages_are_what_the_schedule_says() -> None:
 def assert_live(results: dict[str, CaseResult], expected: tuple[int, ...]) -> None:
     """Of 8 microbatches "simple" keeps 8 on each rank; 1F1B keeps min(P - r, 8) on rank r, as expected.
 
-    What differs between the peaks are stashes. One too many would be told: those that are right are off by up to 0.5,
+    What differs between the peaks are stashes. One too many would be told: those that are right are off by up to 0.75,
     since messages are on their way, and a lone microbatch has its room to itself.
     """
     simple, interleaved, one = (
@@ -98,8 +98,8 @@ def assert_live(results: dict[str, CaseResult], expected: tuple[int, ...]) -> No
         # With what was received; the batch itself is there before the step.
         stash = ACTIVATION * (6 if rank == 0 else 7)
         told = (rank, *(peaks[rank] / ACTIVATION for peaks in (simple, interleaved, one)))
-        assert 1 + (simple[rank] - one[rank]) / stash == pytest.approx(8, abs=0.7), told
-        assert 8 - (simple[rank] - interleaved[rank]) / stash == pytest.approx(live, abs=0.7), told
+        assert 1 + (simple[rank] - one[rank]) / stash == pytest.approx(8, abs=0.9), told
+        assert 8 - (simple[rank] - interleaved[rank]) / stash == pytest.approx(live, abs=0.9), told
 
 
 def test_a_rank_that_waits_costs_next_to_nothing(results: dict[str, CaseResult]) -> None:
