@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from smp_tf.partition.node_cost import FREE, NodeCost, op_cost
-from smp_tf.partition.node_def import MAX_DEPTH, attributes, functions, in_order
+from smp_tf.partition.node_def import MAX_DEPTH, attributes, bodies, functions, in_order
 from smp_tf.partition.op_graph import VARIABLE, Node, OpGraph, Tensor, TensorType
 from smp_tf.partition.op_kinds import CALL_OPS, FREE_OPS, FUNCTION_OPS, LOOP_OPS, PER_OUTPUT
 
@@ -138,8 +138,7 @@ class _Caller:
             return NodeCost(0.0, 0.0, 0.0, frozenset({f"{op} (nested too deeply)"}))
         if op in LOOP_OPS:
             # A value that the loop changes is not known in its body.
-            body = attrs["body"].func.name
-            once = self._body(op, body, inputs, [None] * len(inputs), depth)
+            once = self._body(op, bodies(attrs)[0], inputs, [None] * len(inputs), depth)
             trips = _trips(self.library.get(attrs["cond"].func.name), given) or self.assumed
             if trips is None:
                 said = frozenset({f"{op} (taken to run {ASSUMED_TRIPS} times)"})
@@ -147,12 +146,8 @@ class _Caller:
             self.trips.append(trips)
             return once.times(trips)
         if op in CALL_OPS:
-            return self._body(op, attrs["f"].func.name, inputs, given, depth)
-        if op in ("If", "StatelessIf"):
-            branches = [attrs["then_branch"].func.name, attrs["else_branch"].func.name]
-        else:
-            branches = [f.name for f in attrs["branches"].list.func]
-        costs = [self._body(op, name, inputs[1:], given[1:], depth) for name in branches]
+            return self._body(op, bodies(attrs)[0], inputs, given, depth)
+        costs = [self._body(op, name, inputs[1:], given[1:], depth) for name in bodies(attrs)]
         return max(costs, key=lambda c: (c.flops, c.moved), default=FREE)
 
     def _body(

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from smp_tf.partition.function_cost import ASSUMED_TRIPS, loop_trips
-from smp_tf.partition.node_def import MAX_DEPTH, attributes, functions, in_order
+from smp_tf.partition.node_def import MAX_DEPTH, attributes, bodies, functions, in_order
 from smp_tf.partition.op_graph import ARGUMENT, Node, OpGraph, Tensor
 from smp_tf.partition.op_kinds import CALL_OPS, FUNCTION_OPS, LOOP_OPS, NO_MEMORY_OPS, SAME_MEMORY_OPS
 
@@ -116,7 +116,7 @@ def _called(
     library: dict[str, Any], op: str, attrs: Any, given: Sequence[Hashable], path: tuple[Hashable, ...]
 ) -> list[Hashable]:
     """Names for the memory of what a loop or a function gives, from those of what it is given; none where not known."""
-    function = library.get(attrs["f" if op in CALL_OPS else "body"].func.name)
+    function = library.get(bodies(attrs)[0])
     if function is None or len(path) > MAX_DEPTH:
         return []
     if op in CALL_OPS:

@@ -41,6 +41,20 @@ def functions(library: bytes) -> dict[str, Any]:
     return {function.signature.name: function for function in parsed.function}
 
 
+def bodies(attrs: Any) -> list[str]:
+    """The functions of which a call, a loop or a choice runs one: a loop its body, a choice one of its branches.
+
+    Args:
+        attrs: attributes of the node.
+
+    Returns:
+        Their names.
+    """
+    if "branches" in attrs:
+        return [function.name for function in attrs["branches"].list.func]
+    return [attrs[name].func.name for name in ("f", "body", "then_branch", "else_branch") if name in attrs]
+
+
 def colocated_with(node: Node) -> tuple[str, ...]:
     """Names of the nodes that this one must be placed with (the `_class` attribute)."""
     if b"_class" not in node.definition:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from smp_tf.partition.node_def import MAX_DEPTH, attributes, functions
+from smp_tf.partition.node_def import MAX_DEPTH, attributes, bodies, functions
 from smp_tf.partition.op_graph import Node
 from smp_tf.partition.op_kinds import CALL_OPS, LOOP_OPS, SAME_MEMORY_OPS
 
@@ -32,11 +32,11 @@ def passed_through(library: bytes, node: Node) -> dict[int, int]:
 
 
 def _of_call(library: bytes, op: str, attrs: Any, depth: int) -> dict[int, int]:
+    found = _of_function(library, bodies(attrs)[0], depth)
     if op in CALL_OPS:
-        return _of_function(library, attrs["f"].func.name, depth)
+        return found
     # What every turn passes on as it came. The arguments of a loop's body are those of the loop, in their order.
-    turn = _of_function(library, attrs["body"].func.name, depth)
-    return {output: argument for output, argument in turn.items() if output == argument}
+    return {output: argument for output, argument in found.items() if output == argument}
 
 
 @lru_cache(maxsize=1024)

@@ -3,10 +3,10 @@
 The ops run as TensorFlow's executor runs them: first come, first served, two at once, each for as long as it is
 estimated to take. What an op makes is there from its begin, and what it is the last to read until its end:
 
-    thread 0   a ──▶ b ─────────▶ d ──▶           a makes 4, b 8, c 4 and d 2, which each read the one before:
-    thread 1         c ──▶                        c is made of what a made, too
+    thread 0   a ──▶ b ─────────▶ d ──▶           a makes 4; b and c, which read that, make 8 and 4;
+    thread 1         c ──▶                        d reads what b and c made, and makes 2
 
-    in use     4     4 + 8 + 4    8 + 2           working set: 16
+    in use     4     4 + 8 + 4    8 + 4 + 2       working set: 16
 
 What a segment was given is there all the time, since whoever calls a function holds its arguments.
 
@@ -27,7 +27,7 @@ from functools import lru_cache
 from smp_tf.partition.cost import node_seconds
 from smp_tf.partition.function_cost import ASSUMED_TRIPS
 from smp_tf.partition.function_graph import function_graph
-from smp_tf.partition.node_def import MAX_DEPTH, attributes, functions
+from smp_tf.partition.node_def import MAX_DEPTH, attributes, bodies, functions
 from smp_tf.partition.op_graph import VARIABLE, Node, OpGraph, Tensor, TensorType
 from smp_tf.partition.op_kinds import (
     CALL_OPS,
@@ -150,7 +150,8 @@ def _late(
     for number in reversed(_in_order(nodes, after)):
         readers = after.get(number, ())
         rest[number] = max((seconds[reader] + rest[reader] for reader in readers), default=0.0)
-        needed.update((number,) if needed.intersection(readers) else ())
+        if needed.intersection(readers):
+            needed.add(number)
     longest = {n: max(rest[reader] for reader in readers) for n, readers in after.items()}
     before: dict[int, list[int]] = {}
     for number, readers in after.items():
@@ -265,21 +266,17 @@ def _in_functions(graph: OpGraph, node: Node, unknown: int, depth: int) -> int:
     """The most bytes that the functions which a node calls have at once, beside what they give."""
     if not node.definition or depth > MAX_DEPTH:
         return 0
-    attrs = attributes(node)
     given = tuple(_given(graph, tensor) for tensor in node.inputs)
     if node.op in LOOP_OPS:
         # What a turn is given may be of another shape than what the loop was given.
         pairs = zip(given, node.outputs, strict=True)
-        names, given = [attrs["body"].func.name], tuple(i if i.dtype == "resource" else o for i, o in pairs)
-    elif node.op in CALL_OPS:
-        names = [attrs["f"].func.name]
-    elif "branches" in attrs:
-        names, given = [function.name for function in attrs["branches"].list.func], given[1:]
-    else:
-        names, given = [attrs["then_branch"].func.name, attrs["else_branch"].func.name], given[1:]
+        given = tuple(before if before.dtype == "resource" else after for before, after in pairs)
+    elif node.op not in CALL_OPS:
+        # The first says which branch.
+        given = given[1:]
     known = functions(graph.library)
     trips = max((kind.entries for kind in (*given, *node.outputs)), default=0) or ASSUMED_TRIPS
-    called = [name for name in names if name in known]
+    called = [name for name in bodies(attributes(node)) if name in known]
     ahead = min(_AHEAD, trips - 1) if node.op in LOOP_OPS else 0
     return max(
         (_in_function(graph.library, name, given, node.outputs, trips, ahead, unknown, depth) for name in called),

@@ -341,7 +341,7 @@ def _stored(given: argparse.Namespace) -> PlanFile | None:
     """The plans of `--partition-file`, whose settings then are those that are not given.
 
     Args:
-        given: the command's arguments; what the file says of partitions, microbatches and schedule is added to them.
+        given: the command's arguments; what the file says of partitions, microbatches, schedule and balance is added.
 
     Raises:
         UsageError: the file is none of plans, or what is given besides would make another plan.
@@ -371,6 +371,7 @@ def _stored(given: argparse.Namespace) -> PlanFile | None:
     given.partitions = found.partitions
     given.microbatches = given.microbatches or found.plans[0].microbatches
     given.pipeline = given.pipeline or found.plans[0].pipeline
+    given.optimize = given.optimize or found.plans[0].optimize
     return found
 
 

@@ -78,17 +78,18 @@ def test_64_microbatches_start_in_less_than_twice_the_time_of_8() -> None:
 
 
 def test_live_activations_are_what_the_schedule_says(results: dict[str, CaseResult]) -> None:
-    assert_live(results, (2, 1))
+    assert_live(results, (2, 1), layers=DEPTH // 2)
 
 
 def test_live_activations_of_four_stages_are_what_the_schedule_says() -> None:
-    assert_live(launch(4, CASES, peaks(2 * DEPTH), environment=ENVIRONMENT), (4, 3, 2, 1))
+    # Up to five messages are on their way to and from a stage between two others: a stash has to be much more.
+    assert_live(launch(4, CASES, peaks(4 * DEPTH), environment=ENVIRONMENT), (4, 3, 2, 1), layers=DEPTH)
 
 
-def assert_live(results: dict[str, CaseResult], expected: tuple[int, ...]) -> None:
+def assert_live(results: dict[str, CaseResult], expected: tuple[int, ...], layers: int) -> None:
     """Of 8 microbatches "simple" keeps 8 on each rank; 1F1B keeps min(P - r, 8) on rank r, as expected.
 
-    What differs between the peaks are stashes. One too many would be told: those that are right are off by up to 0.75,
+    What differs between the peaks are stashes. One too many would be told: those that are right are off by up to 0.5,
     since messages are on their way, and a lone microbatch has its room to itself.
     """
     simple, interleaved, one = (
@@ -96,10 +97,10 @@ def assert_live(results: dict[str, CaseResult], expected: tuple[int, ...]) -> No
     )
     for rank, live in enumerate(expected):
         # With what was received; the batch itself is there before the step.
-        stash = ACTIVATION * (6 if rank == 0 else 7)
+        stash = ACTIVATION * (layers if rank == 0 else layers + 1)
         told = (rank, *(peaks[rank] / ACTIVATION for peaks in (simple, interleaved, one)))
-        assert 1 + (simple[rank] - one[rank]) / stash == pytest.approx(8, abs=0.9), told
-        assert 8 - (simple[rank] - interleaved[rank]) / stash == pytest.approx(live, abs=0.9), told
+        assert 1 + (simple[rank] - one[rank]) / stash == pytest.approx(8, abs=0.7), told
+        assert 8 - (simple[rank] - interleaved[rank]) / stash == pytest.approx(live, abs=0.7), told
 
 
 def test_a_rank_that_waits_costs_next_to_nothing(results: dict[str, CaseResult]) -> None:

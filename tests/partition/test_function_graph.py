@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import tensorflow as tf
 
+from smp_tf.partition.cost import node_seconds
 from smp_tf.partition.function_graph import function_graph
-from smp_tf.partition.op_graph import ARGUMENT, OpGraph, TensorType
+from smp_tf.partition.op_graph import ARGUMENT, SOURCES, OpGraph, TensorType
+from smp_tf.partition.split import Segment
+from smp_tf.partition.working_set import working_set
+from tests.partition.traced_step import step_graph
 
 SAMPLES, WIDTH, TRIPS = 4, 3, 5
 MATRIX = TensorType("float32", (SAMPLES, WIDTH))
@@ -79,3 +84,38 @@ def test_zeros_like_a_list_are_a_list() -> None:
 
     graph = body(function, tf.TensorSpec([], tf.variant), given=(TensorType("variant", (), entry, 6),))
     assert [kind.nbytes() for kind in kinds(graph, "ZerosLike")] == [6 * SAMPLES * WIDTH * 4]
+
+
+def loop_in_loop(x: tf.Tensor) -> tf.Tensor:
+    def turn(i: tf.Tensor, y: tf.Tensor) -> Any:
+        return i + 1, tf.cond(i > 1, lambda: tf.exp(y), lambda: tf.map_fn(tf.tanh, y))
+
+    return tf.while_loop(lambda i, _: i < 3, turn, (0, x))[1]
+
+
+def growing(x: tf.Tensor) -> tf.Tensor:
+    open_rows = (tf.TensorShape([None, WIDTH]),)
+    return tf.while_loop(lambda y: tf.shape(y)[0] < 9, lambda y: (tf.concat([y, y], 0),), (x,), open_rows)[0]
+
+
+def list_of_any_shape(x: tf.Tensor) -> tf.Tensor:
+    made = tf.TensorArray(tf.float32, 0, dynamic_size=True, infer_shape=False)
+    return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, a.write(i, x)), (0, made))[1].concat()
+
+
+def python_function(x: tf.Tensor) -> tf.Tensor:
+    return tf.while_loop(
+        lambda i, _: i < 2,
+        lambda i, y: (i + 1, tf.ensure_shape(tf.numpy_function(lambda v: v, [y], tf.float32), y.shape)),
+        (0, x),
+    )[1]
+
+
+@pytest.mark.parametrize("function", [loop_in_loop, growing, list_of_any_shape, python_function])
+@pytest.mark.parametrize("rows", [SAMPLES, None])
+def test_bodies_of_every_kind_are_looked_into(function: Callable[[tf.Tensor], tf.Tensor], rows: int | None) -> None:
+    """A forecast must not end a training where TensorFlow can infer little of a function."""
+    graph = step_graph(function, tf.TensorSpec([rows, WIDTH]))
+    numbers = tuple(n for n, node in enumerate(graph.nodes) if node.op not in SOURCES)
+    cut = Segment(0, 0, 0, numbers, (), (), (), graph.outputs, False)
+    assert SAMPLES * WIDTH * 4 <= working_set(graph, cut, node_seconds(graph), (), SAMPLES) < 100 * SAMPLES * WIDTH * 4
