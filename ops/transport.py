@@ -31,7 +31,7 @@ from smp_tf.ops.errors import (
 )
 from smp_tf.ops.library import transport_library
 
-__all__ = ["Transport", "TransportOptions"]
+__all__ = ["Transport", "TransportOptions", "wait_to_terminate"]
 
 # Waiting is done in slices, between which Python handles signals: Ctrl-C works everywhere.
 SLICE_S = 0.1
@@ -77,7 +77,8 @@ class TransportOptions:
             are more cores than that.
         spin_us: Microseconds of spinning; -1 for 20 where cores are to spare, else 0.
         watch_launcher: End when the launcher (or, without one, the parent process) dies.
-        watch_signals: SIGINT and SIGTERM end all ranks, also inside TensorFlow.
+        watch_signals: SIGINT and SIGTERM end all ranks, also inside TensorFlow; not only from
+            `Transport.watch_signals` on.
         end_process: End a process that does not end by itself after a failure.
         stall_report_s: Seconds after which a wait is reported.
         stall_timeout_s: Seconds after which a wait is a failure.
@@ -153,6 +154,10 @@ class Transport:
         transport = cls(handle, rank, size)
         atexit.register(transport._leave_at_exit)
         return transport
+
+    def watch_signals(self) -> None:
+        """Lets SIGINT and SIGTERM end all ranks from here on, also inside TensorFlow."""
+        self._library.smp_transport_watch_signals(self._open_handle())
 
     @property
     def address(self) -> bytes:
@@ -545,6 +550,17 @@ def _raise_for(code: int, message: bytes) -> None:
     raise TransportError(text)
 
 
+def wait_to_terminate(wait: bool) -> None:
+    """Makes an exception that Horovod's thread does not catch end the process seconds later, or at once as it was.
+
+    By then it can be told which rank is the cause. An open transport makes it wait, too.
+
+    Args:
+        wait: whether it is to wait.
+    """
+    _functions().smp_wait_to_terminate(wait)
+
+
 _declared = False
 
 
@@ -557,8 +573,10 @@ def _functions() -> ctypes.CDLL:
     handle, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
     u32, u64, i64, real = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_double
     signatures: dict[str, tuple[Any, list[Any]]] = {
+        "smp_wait_to_terminate": (None, [ctypes.c_int32]),
         "smp_options_init": (None, [handle]),
         "smp_transport_create": (handle, [u32, u32, handle, text, size]),
+        "smp_transport_watch_signals": (None, [handle]),
         "smp_transport_address": (handle, [handle, handle]),
         "smp_transport_connect": (
             ctypes.c_int,

@@ -13,14 +13,11 @@ import functools
 import json
 import os
 import secrets
-import socket
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smp_tf import hosts, runtime, step_watch
+from smp_tf import arrivals, hosts, runtime, step_watch
 from smp_tf.agreement import require_agreement
 from smp_tf.announce import announce, tell
 from smp_tf.config import Config, load_config
@@ -43,8 +40,6 @@ _SECRET_BYTES = 32
 _GOODBYE_TIME = 2.0
 # How long a rank that is done waits for the others; then it is taken that they wait for it.
 _OTHERS_TIME = 30.0
-# From the end of a process's connections to its own.
-_LOST_TIME = 0.5
 
 _at_shutdown: list[Callable[[], None]] = []
 _before_leaving: list[Callable[[], None]] = []
@@ -78,8 +73,8 @@ def init(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> No
     if running is not None:
         _require_same(running.given, given)
         return
-    require_tensorflow()
     with StartWatch(given.stall_timeout) as watch:
+        require_tensorflow()
         started = _start(given, watch)
     runtime.install(started)
 
@@ -209,8 +204,9 @@ def _start(given: Config, watch: StartWatch) -> Runtime:
         if note is not None:
             announce(note, world.rank)
 
-    hellos = _greet(config)
-    exchange = functools.partial(process_sets.exchange_bytes, lost=lambda: _lost(hellos))
+    hellos = _greet(config, watch)
+    watch.arrivals.met(hellos)
+    exchange = functools.partial(process_sets.exchange_bytes, lost=watch.arrivals.lost)
     plan_file = partition_file.load(config, world.rank, exchange)
     grid = Grid(world.size, config.partitions or 1, config.placement_strategy)
     topology = Topology(
@@ -258,6 +254,8 @@ def _open_transport(
         single_host=single_host,
         local_size=topology.local_size,
         watch_launcher=launched,
+        # The watch over the start does that until all are connected.
+        watch_signals=False,
         stall_report_s=min(30.0, config.stall_timeout),
         stall_timeout_s=config.stall_timeout,
         network_devices=hosts.network_devices(),
@@ -275,6 +273,8 @@ def _open_transport(
             while_waiting=lambda ranks: watch.await_others(lambda: ranks),
         )
         watch.await_others()
+        watch.stop_listening()
+        transport.watch_signals()
     except BaseException:
         transport.close()
         raise
@@ -299,35 +299,7 @@ def _watch_over(transport: Transport | None, topology: Topology, stall_timeout: 
     atexit.register(_leave_at_exit)
 
 
-def _lost(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The ranks on this machine whose processes are gone, in words; one that was lost is gone in a moment."""
-    here = hosts.machine()
-    deadline = time.monotonic() + _LOST_TIME
-    while True:
-        found = [
-            _rank_in_words(hellos, rank)
-            for rank, hello in enumerate(hellos)
-            if hello["machine"] == here and _is_gone(hello["pid"])
-        ]
-        if found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.01)
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        # Behind the command's name, which is in brackets and may hold anything.
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state in "ZX"
-
-
-def _rank_in_words(hellos: Sequence[Mapping[str, Any]], rank: int) -> str:
-    return f"rank {rank} (host {hellos[rank]['host']}, pid {hellos[rank]['pid']})"
-
-
-def _greet(config: Config) -> list[dict[str, Any]]:
+def _greet(config: Config, watch: StartWatch) -> list[dict[str, Any]]:
     """Exchanges who is where, and checks that all ranks run the same thing."""
     import tensorflow as tf
 
@@ -336,9 +308,7 @@ def _greet(config: Config) -> list[dict[str, Any]]:
     from smp_tf.seeds import script_seed
 
     hello = {
-        "host": socket.gethostname(),
-        "machine": hosts.machine(),
-        "pid": os.getpid(),
+        **arrivals.this_process(),
         "seed": config.seed if config.seed is not None else script_seed(),
         "must agree": {
             "configuration": config.as_json(),
@@ -346,12 +316,12 @@ def _greet(config: Config) -> list[dict[str, Any]]:
             "TensorFlow version": tf.__version__,
         },
     }
-    said = exchange_bytes(json.dumps(hello).encode(), "smp_tf.hello")
+    said = exchange_bytes(json.dumps(hello).encode(), "smp_tf.hello", lost=watch.arrivals.lost)
     hellos = [json.loads(text) for text in said]
     require_agreement(
         "what smp.init was given",
         {rank: hello["must agree"] for rank, hello in enumerate(hellos)},
-        functools.partial(_rank_in_words, hellos),
+        lambda rank: arrivals.in_words(rank, hellos[rank]),
         "Give every rank the same configuration and the same installed versions.",
     )
     return hellos

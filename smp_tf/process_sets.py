@@ -59,11 +59,18 @@ def start_horovod(watch: StartWatch) -> None:
 
     Raises:
         EnvironmentSetupError: It runs, but was started without dynamic process sets.
+        PeerError: A rank ended meanwhile.
     """
     require_dynamic_process_sets()
+    watch.meet_in_horovod()
     if not hvd.is_initialized():
-        watch.await_those_missing()
-        hvd.init(process_sets="dynamic")
+        try:
+            hvd.init(process_sets="dynamic")
+        except ValueError as error:
+            lost = " and ".join(watch.arrivals.lost())
+            if not lost:
+                raise
+            raise PeerError(f"{lost[:1].upper()}{lost[1:]} ended while Horovod started in smp.init.") from error
         watch.await_others()
 
 

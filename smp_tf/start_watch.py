@@ -1,39 +1,28 @@
 """Says in `smp.init` which ranks are waited for, and ends a start that waits longer than `stall_timeout` for them.
 
 Until the transport is connected ranks meet in Horovod, which does not say whom it waits for, and cannot be interrupted.
-Who has come to its start is known where `horovodrun` started the ranks: each leaves its address there.
+When a rank ends there, the launcher sends SIGTERM to the others, which say who it was before they end.
 """
 
 from __future__ import annotations
 
-import http.client
+import contextlib
 import os
+import select
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from smp_tf.announce import tell
+from smp_tf.arrivals import Arrivals, this_host
 from smp_tf.environment import world_rank, world_size
+from smp_tf.ops.transport import wait_to_terminate
 
 # As long as messages are waited for without a word.
 PATIENCE = 30.0
-_ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
-# The names of a few tell what is wrong, and one launcher answers all ranks.
-_MOST_NAMES = 4
-_ASKING_TIME = 3.0
-
-
-def others_in_words(missing: Sequence[int] | None = None) -> str:
-    """Whom a start waits for, in words.
-
-    Args:
-        missing: as `missing_ranks` gives them; None where that is not known.
-    """
-    if not missing:
-        return "other ranks"
-    names = ", ".join(map(str, missing)) + (" and others" if len(missing) == _MOST_NAMES else "")
-    return f"rank{'s' * (len(missing) > 1)} {names}, which {'have' if len(missing) > 1 else 'has'} not come to it"
+_AWAITED = "other ranks"
 
 
 class StartWatch:
@@ -44,6 +33,9 @@ class StartWatch:
         environment: where the launcher says how many ranks there are, and where it is.
         patience: seconds until it is said who is waited for.
         end: ends the process, with an exit code.
+
+    Attributes:
+        arrivals: who has come to this start.
     """
 
     def __init__(
@@ -54,18 +46,25 @@ class StartWatch:
         end: Callable[[int], object] = os._exit,
     ) -> None:
         self._stall_timeout = stall_timeout
-        self._environment = environment
+        self._rank, self._size = world_rank(environment), world_size(environment)
         self._patience = min(patience, stall_timeout)
         self._end = end
-        self._awaited: Callable[[], str] = others_in_words
+        self._awaited: Callable[[], str] = lambda: _AWAITED
         #: When what is waited for now began: another beginning is a sign of life.
         self._begun = time.monotonic()
         self._over = threading.Event()
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="smp_tf start watch", daemon=True)
+        # The two ends of a pipe: numbers of signals, and 0 when it is over.
+        self._heard = self._to_hear = -1
+        self._listens = False
+        self.arrivals = Arrivals(environment)
 
     def __enter__(self) -> StartWatch:
-        if world_size(self._environment) > 1:
+        if self._size > 1:
+            self._heard, self._to_hear = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._listen()
+            self.arrivals.enter()
             self._thread.start()
         return self
 
@@ -75,10 +74,35 @@ class StartWatch:
         # A start that has come to its end is not ended any more.
         with self._ending:
             self._over.set()
-        if self._thread.is_alive():
+        if self._size > 1:
+            os.write(self._to_hear, bytes([0]))
             self._thread.join()
+            self.stop_listening()
+            os.close(self._heard)
+            os.close(self._to_hear)
 
-    def await_others(self, awaited: Callable[[], str] = others_in_words) -> None:
+    def _listen(self) -> None:
+        """Has the thread end this process at SIGTERM, unless the script has a way of its own to end."""
+        is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if threading.current_thread() is not threading.main_thread() or not is_default:
+            return
+        # The main thread may be in Horovod: Python's handler would run when it comes back, which may be never.
+        before = signal.set_wakeup_fd(self._to_hear, warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+            return
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        self._listens = True
+
+    def stop_listening(self) -> None:
+        """Leaves SIGTERM to others from now on."""
+        if self._listens:
+            self._listens = False
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+            wait_to_terminate(False)
+
+    def await_others(self, awaited: Callable[[], str] = lambda: _AWAITED) -> None:
         """Say what is waited for from now on.
 
         Args:
@@ -87,16 +111,19 @@ class StartWatch:
         self._awaited = awaited
         self._begun = time.monotonic()
 
-    def await_those_missing(self) -> None:
-        """Say that Horovod starts from now on."""
-        self.await_others(lambda: others_in_words(missing_ranks(self._environment)))
+    def meet_in_horovod(self) -> None:
+        """Say that ranks meet in Horovod from now on."""
+        if self._listens:
+            # Its thread may hear of the end of a rank before the launcher does.
+            wait_to_terminate(True)
+        self.await_others(self.arrivals.missing_in_words)
 
     def _run(self) -> None:
-        rank, told_of = world_rank(self._environment), -1.0
+        told_of = -1.0
         while True:
             begun = self._begun
             until = self._stall_timeout if told_of == begun else self._patience
-            if self._over.wait(max(0.0, begun + until - time.monotonic())):
+            if self._wait(begun + until - time.monotonic()):
                 return
             if self._begun != begun:
                 continue
@@ -105,44 +132,31 @@ class StartWatch:
                 told_of = begun
                 if not self._over.is_set():
                     tell(
-                        f"smp_tf: rank {rank} has waited {time.monotonic() - begun:.0f} s in smp.init for {words}. The "
-                        f"job goes on; it ends after stall_timeout = {self._stall_timeout:g} s."
+                        f"smp_tf: rank {self._rank} has waited {time.monotonic() - begun:.0f} s in smp.init for "
+                        f"{words}. The job goes on; it ends after stall_timeout = {self._stall_timeout:g} s."
                     )
                 continue
             with self._ending:
                 if self._over.is_set() or self._begun != begun:
                     continue
                 tell(
-                    f"smp_tf: rank {rank} gave up in smp.init after stall_timeout = {self._stall_timeout:g} s: it "
-                    f"waited for {words}. Every rank must call smp.init; a rank that only needs longer until then gets "
-                    f"it with a larger stall_timeout."
+                    f"smp_tf: rank {self._rank} gave up in smp.init after stall_timeout = {self._stall_timeout:g} s: "
+                    f"it waited for {words}. Every rank must call smp.init; a rank that only needs longer until then "
+                    f"gets it with a larger stall_timeout."
                 )
                 # The main thread is in Horovod, and does not come back from there.
                 self._end(1)
                 return
 
-
-def missing_ranks(environment: Mapping[str, str] = os.environ) -> list[int] | None:
-    """Ranks that have not begun to start Horovod, up to some; None where that cannot be known.
-
-    Args:
-        environment: where the launcher says how many ranks there are, and where it is.
-    """
-    if not {_ADDRESS, _PORT} <= environment.keys():
-        return None
-    deadline = time.monotonic() + _ASKING_TIME
-    missing: list[int] = []
-    for rank in range(world_size(environment)):
-        if len(missing) == _MOST_NAMES or time.monotonic() > deadline:
-            break
-        asking = http.client.HTTPConnection(environment[_ADDRESS], int(environment[_PORT]), timeout=_ASKING_TIME)
-        try:
-            asking.request("GET", f"/global/{rank}")
-            if asking.getresponse().status == http.client.NOT_FOUND:
-                missing.append(rank)
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            asking.close()
-    # When all have come, and are connected, the addresses are forgotten.
-    return None if world_rank(environment) in missing else missing
+    def _wait(self, seconds: float) -> bool:
+        """Waits until the start is over, which it returns, or for some seconds; a signal ends the process."""
+        select.select([self._heard], [], [], max(0.0, seconds))
+        with contextlib.suppress(BlockingIOError):
+            if signal.SIGTERM in os.read(self._heard, 512):
+                with self._ending:
+                    lost = " and ".join(self.arrivals.lost())
+                    why = f"{lost} ended there" if lost else f"it waited for {self._awaited()}"
+                    tell(f"smp_tf: rank {self._rank} (host {this_host()}) was ended by SIGTERM in smp.init: {why}.")
+                    self._end(128 + signal.SIGTERM)
+                return True
+        return self._over.is_set()

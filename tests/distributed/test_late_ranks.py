@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -98,7 +99,8 @@ def test_a_rank_that_does_not_come_to_smp_init_ends_all_after_stall_timeout() ->
     outcome = run("late", "--stall-timeout", "2")
     assert outcome.returncode != 0
     assert (
-        "smp_tf: rank 0 gave up in smp.init after stall_timeout = 2 s: it waited for rank 1, which has not come to it. "
+        f"smp_tf: rank 0 gave up in smp.init after stall_timeout = 2 s: it waited for rank 1 (host "
+        f"{socket.gethostname()}), which has not come to it. "
     ) in outcome.output(0), outcome.report()
 
 
@@ -108,7 +110,8 @@ def test_a_rank_that_comes_to_smp_init_30_s_later_is_reported_and_waited_for() -
     go_on = on_marker("has waited 30 s in smp.init", send(1, signal.SIGUSR2))
     outcome = run("late", "--steps", "2", on_line=go_on)
     outcome.expect_clean()
-    assert outcome.line_with("in smp.init for rank 1, which has not come to it. The job goes on; ", rank=0) is not None
+    said = f"in smp.init for rank 1 (host {socket.gethostname()}), which has not come to it. The job goes on; "
+    assert outcome.line_with(said, rank=0) is not None
 
 
 @pytest.mark.parametrize("wait", params([True, False], only_full={False}))

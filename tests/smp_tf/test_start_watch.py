@@ -2,77 +2,29 @@
 
 from __future__ import annotations
 
-import http.server
+import itertools
+import os
+import signal
+import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from smp_tf.start_watch import StartWatch, missing_ranks, others_in_words
-
-
-class Rendezvous:
-    """A launcher of some ranks, some of which have come."""
-
-    def __init__(self, size: int, came: set[int]) -> None:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                _, scope, rank = self.path.split("/")
-                self.send_response(200 if scope == "global" and int(rank) in came else 404)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-        self.environment = {
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._server.server_port),
-            "HOROVOD_RANK": "0",
-            "HOROVOD_SIZE": str(size),
-        }
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+from smp_tf import arrivals
+from smp_tf.start_watch import StartWatch
+from tests.smp_tf.rendezvous import Rendezvous, running
 
 
 @pytest.fixture
-def two_of_four() -> Iterator[Rendezvous]:
-    launcher = Rendezvous(4, {0, 2})
-    yield launcher
-    launcher.close()
-
-
-def test_the_launcher_knows_who_has_not_come(two_of_four: Rendezvous) -> None:
-    assert missing_ranks(two_of_four.environment) == [1, 3]
-
-
-def test_when_all_have_come_and_gone_on_nobody_is_missing(two_of_four: Rendezvous) -> None:
-    assert missing_ranks({**two_of_four.environment, "HOROVOD_RANK": "1"}) is None
-
-
-def test_without_a_launcher_to_ask_nobody_is_known_to_be_missing(two_of_four: Rendezvous) -> None:
-    assert missing_ranks({"OMPI_COMM_WORLD_SIZE": "4"}) is None
-    two_of_four.close()
-    assert missing_ranks(two_of_four.environment) is None
-
-
-@pytest.mark.parametrize(
-    ("missing", "words"),
-    [
-        (None, "other ranks"),
-        ([], "other ranks"),
-        ([1], "rank 1, which has not come to it"),
-        ([1, 3], "ranks 1, 3, which have not come to it"),
-        ([1, 2, 3, 4], "ranks 1, 2, 3, 4 and others, which have not come to it"),
-    ],
-)
-def test_whom_it_waits_for_in_words(missing: list[int] | None, words: str) -> None:
-    assert others_in_words(missing) == words
+def two_of_four(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rendezvous]:
+    """A launcher of four ranks, of which rank 2 has come to its first start on another host."""
+    monkeypatch.setattr(arrivals, "_starts", itertools.repeat(1))
+    with running() as launcher:
+        with monkeypatch.context() as patched:
+            patched.setattr(arrivals, "this_process", lambda: {"host": "b", "machine": "b", "pid": 7})
+            arrivals.Arrivals(launcher.environment(2, 4, 0, 2)).enter()
+        yield launcher
 
 
 def test_a_start_that_takes_too_long_is_told_of_and_ended(
@@ -86,19 +38,20 @@ def test_a_start_that_takes_too_long_is_told_of_and_ended(
         codes.append(code)
         ended.set()
 
-    watch = StartWatch(0.25, two_of_four.environment, patience=0.0, end=end)
-    watch.await_those_missing()
+    watch = StartWatch(0.25, two_of_four.environment(0, 4, 0, 2), patience=0.0, end=end)
+    watch.meet_in_horovod()
     with watch:
         assert ended.wait(20.0)
     assert codes == [1]
     report, last = capfd.readouterr().err.splitlines()
+    missing = f"rank 1 (host {socket.gethostname()}), rank 3 (host b), which have not come to it."
     assert report == (
-        "smp_tf: rank 0 has waited 0 s in smp.init for ranks 1, 3, which have not come to it. The job goes on; it ends "
-        "after stall_timeout = 0.25 s."
+        f"smp_tf: rank 0 has waited 0 s in smp.init for {missing} The job goes on; it ends after stall_timeout = "
+        "0.25 s."
     )
     assert last == (
-        "smp_tf: rank 0 gave up in smp.init after stall_timeout = 0.25 s: it waited for ranks 1, 3, which have not "
-        "come to it. Every rank must call smp.init; a rank that only needs longer until then gets it with a larger "
+        f"smp_tf: rank 0 gave up in smp.init after stall_timeout = 0.25 s: it waited for {missing} "
+        "Every rank must call smp.init; a rank that only needs longer until then gets it with a larger "
         "stall_timeout."
     )
 
@@ -128,3 +81,77 @@ def test_a_start_in_time_says_nothing(capfd: pytest.CaptureFixture[str]) -> None
     with StartWatch(0.0, {}):
         pass
     assert capfd.readouterr().err == ""
+
+
+class TestSigterm:
+    """The launcher sends it to those that are left when a rank has ended."""
+
+    def end_by_it(self, environment: dict[str, str]) -> list[int]:
+        codes: list[int] = []
+        ended = threading.Event()
+        with StartWatch(1800.0, environment, end=lambda code: (codes.append(code), ended.set())) as watch:
+            watch.meet_in_horovod()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert ended.wait(20.0)
+        return codes
+
+    def test_who_is_ended_says_who_has_not_come(
+        self, two_of_four: Rendezvous, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.end_by_it(two_of_four.environment(0, 3, 0, 2)) == [128 + signal.SIGTERM]
+        host = socket.gethostname()
+        assert capfd.readouterr().err == (
+            f"smp_tf: rank 0 (host {host}) was ended by SIGTERM in smp.init: it waited for rank 1 (host {host}), which "
+            "has not come to it.\n"
+        )
+
+    def test_who_is_ended_says_whose_process_has_ended(
+        self, two_of_four: Rendezvous, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            arrivals.Arrivals, "lost", lambda self: ["rank 1 (host a, pid 5)", "rank 2 (host a, pid 6)"]
+        )
+        self.end_by_it(two_of_four.environment(0, 3, 0, 2))
+        assert capfd.readouterr().err == (
+            f"smp_tf: rank 0 (host {socket.gethostname()}) was ended by SIGTERM in smp.init: "
+            "rank 1 (host a, pid 5) and rank 2 (host a, pid 6) ended there.\n"
+        )
+
+    def test_afterwards_it_is_as_it_was(self) -> None:
+        with StartWatch(1800.0, {"HOROVOD_SIZE": "2"}):
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.set_wakeup_fd(-1) == -1
+
+    def test_a_script_with_a_way_of_its_own_to_end_keeps_it(self) -> None:
+        numbers: list[int] = []
+        before = signal.signal(signal.SIGTERM, lambda number, frame: numbers.append(number))
+        try:
+            with StartWatch(1800.0, {"HOROVOD_SIZE": "2"}, end=numbers.append):
+                os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert numbers == [signal.SIGTERM]
+
+    def test_a_script_that_hears_signals_through_a_pipe_keeps_it(self) -> None:
+        heard, to_hear = os.pipe2(os.O_NONBLOCK)
+        signal.set_wakeup_fd(to_hear)
+        try:
+            with StartWatch(1800.0, {"HOROVOD_SIZE": "2"}):
+                assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        finally:
+            assert signal.set_wakeup_fd(-1) == to_hear
+            os.close(heard)
+            os.close(to_hear)
+
+    def test_a_start_beside_the_main_thread_leaves_signals_alone(self) -> None:
+        found: list[object] = []
+
+        def start() -> None:
+            with StartWatch(1800.0, {"HOROVOD_SIZE": "2"}):
+                found.append(signal.getsignal(signal.SIGTERM))
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+        assert found == [signal.SIG_DFL]

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <new>
 
+#include "transport/guardian.h"
 #include "transport/smp_transport.h"
 #include "transport/transport.h"
 
@@ -96,6 +97,14 @@ void OperationReleased(void* arg) {
 
 int smp_transport_abi(void) { return SMP_TRANSPORT_ABI; }
 
+void smp_wait_to_terminate(int32_t wait) {
+  if (wait != 0) {
+    smp::WaitToTerminate();
+  } else {
+    smp::TerminateAtOnce();
+  }
+}
+
 void smp_options_init(smp_options* options) {
   *options = smp_options{};
   options->struct_bytes = sizeof(smp_options);
@@ -129,6 +138,8 @@ smp_transport* smp_transport_create(uint32_t rank, uint32_t size, const smp_opti
     return nullptr;
   }
 }
+
+void smp_transport_watch_signals(smp_transport* t) { t->transport.WatchSignals(); }
 
 const void* smp_transport_address(smp_transport* t, size_t* bytes) {
   *bytes = t->transport.address().size();

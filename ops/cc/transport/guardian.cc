@@ -154,6 +154,15 @@ void FlushStreams() {
 
 }  // namespace
 
+void WaitToTerminate() {
+  const std::terminate_handler previous = std::set_terminate(HandleTerminate);
+  if (previous != HandleTerminate) previous_terminate = previous;
+}
+
+void TerminateAtOnce() {
+  if (std::get_terminate() == HandleTerminate) std::set_terminate(previous_terminate);
+}
+
 void PrintLine(const std::string& text) {
   std::string line = "smp_tf: " + text;
   std::replace(line.begin(), line.end(), '\n', ' ');
@@ -171,6 +180,7 @@ struct Guardian::State {
   OnEvent on_event;
   std::mutex mutex;
   std::condition_variable printed_changed;
+  std::atomic<bool> watches_signals{false};
   bool stopping = false;
   bool failed = false;
   bool printed = false;
@@ -300,26 +310,9 @@ Guardian::Guardian(const GuardianOptions& options, OnEvent on_event)
   if (options.watch_launcher) state_->launchers = WatchLaunchers();
   if (options.end_process) {
     any_failed = false;
-    const std::terminate_handler previous = std::set_terminate(HandleTerminate);
-    if (previous != HandleTerminate) previous_terminate = previous;
+    WaitToTerminate();
   }
-  if (options.watch_signals) {
-    first_signal = 0;
-    signal_pipe = state_->signals[1];
-    for (int number : kSignals) {
-      struct sigaction current{};
-      sigaction(number, nullptr, &current);
-      const bool ignored = !(current.sa_flags & SA_SIGINFO) && current.sa_handler == SIG_IGN;
-      const bool ours = (current.sa_flags & SA_SIGINFO) && current.sa_sigaction == &HandleSignal;
-      if (ignored || ours) continue;
-      previous_actions[number] = current;
-      struct sigaction action{};
-      action.sa_sigaction = &HandleSignal;
-      action.sa_flags = SA_SIGINFO | SA_ONSTACK | (current.sa_flags & SA_RESTART);
-      sigemptyset(&action.sa_mask);
-      sigaction(number, &action, nullptr);
-    }
-  }
+  if (options.watch_signals) WatchSignals();
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -332,6 +325,25 @@ Guardian::Guardian(const GuardianOptions& options, OnEvent on_event)
 }
 
 Guardian::~Guardian() { Stop(); }
+
+void Guardian::WatchSignals() {
+  if (state_->watches_signals.exchange(true)) return;
+  first_signal = 0;
+  signal_pipe = state_->signals[1];
+  for (int number : kSignals) {
+    struct sigaction current{};
+    sigaction(number, nullptr, &current);
+    const bool ignored = !(current.sa_flags & SA_SIGINFO) && current.sa_handler == SIG_IGN;
+    const bool ours = (current.sa_flags & SA_SIGINFO) && current.sa_sigaction == &HandleSignal;
+    if (ignored || ours) continue;
+    previous_actions[number] = current;
+    struct sigaction action{};
+    action.sa_sigaction = &HandleSignal;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | (current.sa_flags & SA_RESTART);
+    sigemptyset(&action.sa_mask);
+    sigaction(number, &action, nullptr);
+  }
+}
 
 void Guardian::Failed(const std::string& line, int exit_code) {
   std::lock_guard<std::mutex> lock(state_->mutex);
@@ -350,7 +362,7 @@ void Guardian::Told() {
 }
 
 std::string Guardian::PendingSignal(int* exit_code) const {
-  const int number = state_->options.watch_signals ? first_signal.load() : 0;
+  const int number = state_->watches_signals ? first_signal.load() : 0;
   *exit_code = 128 + number;
   return number == 0 ? "" : SignalInWords(number);
 }
@@ -372,10 +384,8 @@ void Guardian::Stop() {
     return;
   }
   state_->thread.join();
-  if (state_->options.end_process && std::get_terminate() == HandleTerminate) {
-    std::set_terminate(previous_terminate);
-  }
-  if (state_->options.watch_signals) {
+  if (state_->options.end_process) TerminateAtOnce();
+  if (state_->watches_signals) {
     signal_pipe = -1;
     for (int number : kSignals) {
       struct sigaction current{};

@@ -30,6 +30,8 @@ class Guardian {
   Guardian(const GuardianOptions& options, OnEvent on_event);
   ~Guardian();
 
+  // SIGINT and SIGTERM are events from here on, if the options do not make them that at once.
+  void WatchSignals();
   // There is a cause: print this line now, end the process after the grace time.
   void Failed(const std::string& line, int exit_code);
   // All ranks have been told: a process that a signal is to end need wait no longer.
@@ -43,6 +45,12 @@ class Guardian {
   struct State;
   std::shared_ptr<State> state_;
 };
+
+// From here on an exception of Gloo's that nobody catches ends the process seconds later: by then
+// it is told why, and that ends it. A Guardian that may end the process does the same while it
+// works.
+void WaitToTerminate();
+void TerminateAtOnce();
 
 // Prints "smp_tf: <text>" as one line in one write.
 void PrintLine(const std::string& text);

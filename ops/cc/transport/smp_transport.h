@@ -31,6 +31,11 @@ extern "C" {
 #define SMP_TRANSPORT_ABI 1
 SMP_API int smp_transport_abi(void);
 
+/* 1: from here on, an exception of Gloo's that nobody catches ends the process only some seconds
+ * later, in which its cause can be told; 0: at once, as it was. A transport that may end the
+ * process does the same while it is open. */
+SMP_API void smp_wait_to_terminate(int32_t wait);
+
 /* Status codes have the numbers of absl::StatusCode. */
 enum {
   SMP_OK = 0,
@@ -55,7 +60,7 @@ typedef struct smp_options {
   int32_t local_size;          /* ranks on this host; decides whether the thread may spin */
   int32_t spin_us;             /* busy waiting before sleep; -1: 20 if there are cores to spare */
   int32_t watch_launcher;      /* 1: end when the launcher dies */
-  int32_t watch_signals;       /* 1: SIGINT and SIGTERM end all ranks */
+  int32_t watch_signals;       /* 1: SIGINT and SIGTERM end all ranks, from the begin */
   int32_t end_process;         /* 0: report failures, but never end the process */
   double stall_report_s;       /* say who waits for whom after this time */
   double stall_timeout_s;      /* and fail after this time */
@@ -134,6 +139,9 @@ typedef struct smp_recv_params {
 SMP_API smp_transport* smp_transport_create(uint32_t rank, uint32_t size,
                                             const smp_options* options, char* error,
                                             size_t error_bytes);
+
+/* SIGINT and SIGTERM end all ranks from here on. */
+SMP_API void smp_transport_watch_signals(smp_transport*);
 
 /* The bytes that peers need to reach this rank. Valid as long as the transport. */
 SMP_API const void* smp_transport_address(smp_transport*, size_t* bytes);

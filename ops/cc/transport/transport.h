@@ -96,6 +96,7 @@ class Transport : public UcxEvents {
   ~Transport() override;
 
   const std::string& address() const { return encoded_address_; }
+  void WatchSignals() { guardian_->WatchSignals(); }
   void Connect(const std::vector<std::string>& addresses, const std::string& secret);
   int WaitConnected(double timeout_s, std::string* error);
 

@@ -1,22 +1,42 @@
 """A job of two ranks that ends in the way its argument names."""
 
 import atexit
+import itertools
 import os
 import secrets
 import signal
 import sys
 from typing import Any
 
+import horovod.tensorflow as hvd
+
 import smp_tf as smp
+from smp_tf import arrivals
 
 
 def die(*_: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_when_awaited(**_: Any) -> None:
+    """Rank 1 dies when rank 0 has come to smp.init."""
+    arrivals._starts = itertools.repeat(1)
+    watched = arrivals.Arrivals()
+    while 0 in (watched.missing() or ()):
+        pass
+    die()
+
+
 def configuration(way: str) -> dict[str, Any]:
     """What this rank gives to smp.init, in which some ways end."""
     if os.environ["HOROVOD_RANK"] == "1":
+        if way == "die_before_init":
+            die_when_awaited()
+        if way == "die_in_horovod":
+            hvd.init = die_when_awaited
+        if way == "die_in_greeting":
+            start = hvd.init
+            hvd.init = lambda **options: die(start(**options))
         if way == "die_in_init":
             # Asked for when Horovod runs, just before ranks tell each other their addresses.
             secrets.token_bytes = die
@@ -63,7 +83,6 @@ def die_beside_horovod() -> None:
 
 
 def _sum_of_all() -> None:
-    import horovod.tensorflow as hvd
     import tensorflow as tf
 
     hvd.allreduce(tf.constant([1.0]), name="sum", process_set=hvd.global_process_set)

@@ -1,0 +1,122 @@
+"""Who has come to a start, and who has ended since, is known from what each leaves with the launcher."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from smp_tf import arrivals
+from smp_tf.arrivals import Arrivals
+from tests.smp_tf.rendezvous import Rendezvous, running
+
+
+@pytest.fixture
+def launcher() -> Iterator[Rendezvous]:
+    with running() as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def first_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank of a test is one process's."""
+    monkeypatch.setattr(arrivals, "_starts", itertools.repeat(1))
+
+
+def arrive(
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    host: str = "a",
+    pid: int = 1,
+    machine: str | None = None,
+) -> Arrivals:
+    """A rank that comes to its start on a host."""
+    with monkeypatch.context() as patched:
+        process = {"host": host, "machine": machine or f"machine {host}", "pid": pid}
+        patched.setattr(arrivals, "this_process", lambda: process)
+        arrived = Arrivals(environment)
+        arrived.enter()
+    return arrived
+
+
+def test_the_launcher_knows_who_has_not_come(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 0 and 1 run on host a, 2 and 3 on host b, 4 on a third."""
+    monkeypatch.setattr(arrivals, "this_host", lambda: "a")
+    first = arrive(monkeypatch, launcher.environment(0, 5, 0, 2))
+    assert first.missing() == [1, 2, 3, 4]
+    arrive(monkeypatch, launcher.environment(3, 5, 1, 2), "b", 7)
+    assert first.missing() == [1, 2, 4]
+    assert first.missing_in_words() == "rank 1 (host a), rank 2 (host b), rank 4, which have not come to it"
+    arrive(monkeypatch, launcher.environment(4, 5, 0, 1), "c", 8)
+    arrive(monkeypatch, launcher.environment(1, 5, 1, 2), "a", 9)
+    assert first.missing_in_words() == "rank 2 (host b), which has not come to it"
+    assert [first.in_words(rank) for rank in (1, 4)] == ["rank 1 (host a, pid 9)", "rank 4 (host c, pid 8)"]
+    arrive(monkeypatch, launcher.environment(2, 5, 0, 2), "b", 10)
+    assert first.missing() == []
+    assert first.missing_in_words() == "other ranks"
+
+
+def test_of_many_that_are_missing_some_are_named(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = arrive(monkeypatch, launcher.environment(0, 100, 0, 1))
+    assert first.missing_in_words() == "rank 1, rank 2, rank 3, rank 4 and others, which have not come to it"
+
+
+def test_a_later_start_is_one_of_its_own(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was left in an earlier one is none of its arrivals."""
+    monkeypatch.setattr(arrivals, "_starts", itertools.chain([1, 1], itertools.repeat(2)))
+    for rank in range(2):
+        arrive(monkeypatch, launcher.environment(rank, 2, rank, 2))
+    second = arrive(monkeypatch, launcher.environment(0, 2, 0, 2))
+    assert second.missing() == [1]
+
+
+def test_without_a_launcher_to_ask_nobody_is_known_to_be_missing(
+    launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for environment in ({"OMPI_COMM_WORLD_SIZE": "4"}, {}):
+        alone = arrive(monkeypatch, environment)
+        assert (alone.missing(), alone.missing_in_words(), alone.lost()) == (None, "other ranks", [])
+    first = arrive(monkeypatch, launcher.environment(0, 2, 0, 2))
+    launcher.close()
+    assert (first.missing(), first.missing_in_words(), first.lost()) == (None, "other ranks", [])
+
+
+def an_ended_process() -> int:
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    ended.wait()
+    return ended.pid
+
+
+def test_a_process_that_has_ended_is_lost(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those on this machine; that one of another machine has its number says nothing."""
+    here, pid = arrivals.this_process(), an_ended_process()
+    first = arrive(monkeypatch, launcher.environment(0, 3, 0, 3), here["host"], here["pid"], here["machine"])
+    arrive(monkeypatch, launcher.environment(1, 3, 1, 3), "elsewhere", pid)
+    assert first.lost() == []
+    arrive(monkeypatch, launcher.environment(2, 3, 2, 3), here["host"], pid, here["machine"])
+    assert first.lost() == [f"rank 2 (host {here['host']}, pid {pid})"]
+
+
+def test_a_process_that_nobody_has_waited_for_is_lost() -> None:
+    """It ended, and is there until its parent has asked how."""
+    ended = subprocess.Popen([sys.executable, "-c", "pass"], stdin=subprocess.PIPE)
+    here = arrivals.this_process()
+    met = Arrivals({"OMPI_COMM_WORLD_SIZE": "2"})
+    met.met([here, {**here, "pid": ended.pid}])
+    try:
+        # Within the moment that a process has to end.
+        while not met.lost():
+            pass
+        assert met.lost() == [f"rank 1 (host {here['host']}, pid {ended.pid})"]
+    finally:
+        ended.communicate()
+
+
+def test_those_who_have_met_are_known_without_a_launcher() -> None:
+    here = arrivals.this_process()
+    met = Arrivals({"OMPI_COMM_WORLD_SIZE": "2"})
+    met.met([here, {**here, "host": "b", "pid": 12}])
+    assert met.in_words(1) == "rank 1 (host b, pid 12)"
