@@ -31,7 +31,7 @@ from smp_tf.ops.errors import (
 )
 from smp_tf.ops.library import transport_library
 
-__all__ = ["Transport", "TransportOptions", "wait_to_terminate"]
+__all__ = ["Transport", "TransportOptions"]
 
 # Waiting is done in slices, between which Python handles signals: Ctrl-C works everywhere.
 SLICE_S = 0.1
@@ -550,17 +550,6 @@ def _raise_for(code: int, message: bytes) -> None:
     raise TransportError(text)
 
 
-def wait_to_terminate(wait: bool) -> None:
-    """Makes an exception that Horovod's thread does not catch end the process seconds later, or at once as it was.
-
-    By then it can be told which rank is the cause. An open transport makes it wait, too.
-
-    Args:
-        wait: whether it is to wait.
-    """
-    _functions().smp_wait_to_terminate(wait)
-
-
 _declared = False
 
 
@@ -573,7 +562,6 @@ def _functions() -> ctypes.CDLL:
     handle, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
     u32, u64, i64, real = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_double
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "smp_wait_to_terminate": (None, [ctypes.c_int32]),
         "smp_options_init": (None, [handle]),
         "smp_transport_create": (handle, [u32, u32, handle, text, size]),
         "smp_transport_watch_signals": (None, [handle]),

@@ -23,15 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from smp_tf import hosts
-from smp_tf.environment import world_rank, world_size
+from smp_tf.environment import number, world_rank, world_size
 
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 _LOCAL_RANK, _LOCAL_SIZE = "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
 # The names of a few tell what is wrong, and one launcher answers all ranks.
 _MOST_NAMES = 4
 _ASKING_TIME = 3.0
+# Who is ended has as long to find out why: the launcher kills seconds later.
+_ENDING_TIME = 2.0
 # From the end of a process's connections to its own.
 _LOST_TIME = 0.5
+# In what a rank has left: that it is about to end, and that another is the cause.
+_FOLLOWS = "ends for another"
 
 # All ranks start equally often: what they have left in an earlier start is none of the next one.
 _starts = itertools.count(1)
@@ -71,57 +75,70 @@ class Arrivals:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._scope = f"smp_tf.{next(_starts)}"
         self._size, self._rank = world_size(environment), world_rank(environment)
-        self._store: tuple[str, int] | None = None
-        if self._size > 1 and {_ADDRESS, _PORT} <= environment.keys():
-            self._store = environment[_ADDRESS], int(environment[_PORT])
+        address, port = environment.get(_ADDRESS), number(_PORT, environment)
+        self._store = (address, port) if self._size > 1 and address and port else None
         # horovodrun numbers the ranks of a host without a gap.
-        first = self._rank - int(environment.get(_LOCAL_RANK, "0"))
-        self._here = range(first, first + int(environment.get(_LOCAL_SIZE, "1")))
+        first = self._rank - number(_LOCAL_RANK, environment)
+        self._here = range(first, first + number(_LOCAL_SIZE, environment, 1))
         self._known: dict[int, dict[str, Any]] = {}
+        self._entered = False
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there is a store to ask."""
+        return self._store is not None
 
     def enter(self) -> None:
         """Leaves there that this rank has come."""
-        said = {**this_process(), "ranks of its host": [self._here.start, self._here.stop]}
         with contextlib.suppress(_NoAnswerError):
-            self._ask("PUT", self._rank, json.dumps(said).encode())
+            self._leave(time.monotonic() + _ASKING_TIME)
 
     def met(self, processes: Sequence[Mapping[str, Any]]) -> None:
-        """All have: nobody need be asked any more.
+        """All have: nobody need be asked any more who has come.
 
         Args:
             processes: what `this_process` said, in rank order.
         """
         self._known.update(enumerate(map(dict, processes)))
 
-    def missing(self) -> list[int] | None:
-        """Ranks that have not come, up to some; None where that cannot be known."""
-        deadline = time.monotonic() + _ASKING_TIME
+    def missing(self, seconds: float = _ASKING_TIME) -> list[int] | None:
+        """Ranks that have not come, up to some; None where that cannot be known.
+
+        Args:
+            seconds: the most to ask for.
+        """
+        deadline = time.monotonic() + seconds
         missing: list[int] = []
         # Those of this host first: of them it is known where they are to run.
         others = (rank for rank in range(self._size) if rank not in self._here)
         try:
+            if not self._entered:
+                # Whom the others do not find is called missing.
+                self._leave(deadline)
             for rank in (*self._here, *others):
                 if len(missing) == _MOST_NAMES or time.monotonic() > deadline:
                     break
-                if not self._has_come(rank):
+                if not self._has_come(rank, deadline):
                     missing.append(rank)
         except _NoAnswerError:
             return None
         return sorted(missing)
 
     def lost(self) -> list[str]:
-        """Ranks on this machine that have come and whose processes have ended, in words; one about to has a moment."""
-        with contextlib.suppress(_NoAnswerError):
-            for rank in self._here:
-                self._has_come(rank)
-        machine = hosts.machine()
-        here = {rank: process for rank, process in sorted(self._known.items()) if process["machine"] == machine}
-        deadline = time.monotonic() + _LOST_TIME
-        while True:
-            found = [in_words(rank, process) for rank, process in here.items() if _has_ended(process["pid"])]
-            if found or time.monotonic() > deadline:
-                return found
-            time.sleep(0.01)
+        """Ranks on this machine whose processes have ended, but not for another's sake, in words.
+
+        One that is about to has a moment. Others learn that this rank is about to end for that.
+        """
+        return self._lost(time.monotonic() + _ENDING_TIME, _LOST_TIME)
+
+    def whose_end(self) -> str:
+        """Why the launcher ends this rank, as far as it is known: what stands behind "was ended in smp.init"."""
+        deadline = time.monotonic() + _ENDING_TIME
+        # At once: those whom the launcher ends as well are about to.
+        if lost := self._lost(deadline, 0.0):
+            return f": {' and '.join(lost)} ended there"
+        missing = self.missing_in_words(deadline - time.monotonic())
+        return f": it waited for {missing}" if missing else ""
 
     def in_words(self, rank: int) -> str:
         """Names a rank, with its host where that is known."""
@@ -135,40 +152,63 @@ class Arrivals:
                 return f"rank {rank} (host {other['host']})"
         return f"rank {rank}"
 
-    def missing_in_words(self) -> str:
-        """Whom a start waits for, in words: "other ranks" where that is not known."""
-        return _listed([self.in_words(rank) for rank in self.missing() or ()])
+    def missing_in_words(self, seconds: float = _ASKING_TIME) -> str:
+        """Ranks that have not come, in words; "" where none is known."""
+        missing = [self.in_words(rank) for rank in self.missing(seconds) or ()]
+        if not missing:
+            return ""
+        names = ", ".join(missing) + (" and others" if len(missing) == _MOST_NAMES else "")
+        return f"{names}, which {'have' if len(missing) > 1 else 'has'} not come to it"
 
-    def _has_come(self, rank: int) -> bool:
+    def _lost(self, deadline: float, moment: float) -> list[str]:
+        with contextlib.suppress(_NoAnswerError):
+            self._leave(deadline, **{_FOLLOWS: True})
+            for rank in self._here:
+                self._has_come(rank, deadline)
+        machine = hosts.machine()
+        here = {rank: process for rank, process in sorted(self._known.items()) if process["machine"] == machine}
+        until = time.monotonic() + moment
+        while True:
+            ended = [rank for rank, process in here.items() if _has_ended(process["pid"])]
+            found = [in_words(rank, here[rank]) for rank in ended if not self._follows(rank, deadline)]
+            if found or time.monotonic() >= until:
+                return found
+            time.sleep(0.01)
+
+    def _follows(self, rank: int, deadline: float) -> bool:
+        """Whether a rank has left that it ends for another."""
+        with contextlib.suppress(_NoAnswerError):
+            said = self._ask("GET", rank, deadline)
+            return bool(said) and _FOLLOWS in json.loads(said)
+        return False
+
+    def _has_come(self, rank: int, deadline: float) -> bool:
         if rank not in self._known:
-            said = self._ask("GET", rank)
+            said = self._ask("GET", rank, deadline)
             if said:
                 self._known[rank] = json.loads(said)
         return rank in self._known
 
-    def _ask(self, method: str, rank: int, body: bytes | None = None) -> bytes:
+    def _leave(self, deadline: float, **more: object) -> None:
+        said = {**this_process(), "ranks of its host": [self._here.start, self._here.stop], **more}
+        self._ask("PUT", self._rank, deadline, json.dumps(said).encode())
+        self._entered = True
+
+    def _ask(self, method: str, rank: int, deadline: float, body: bytes | None = None) -> bytes:
         """What the store answers about a rank; b"" where it has nothing."""
-        if self._store is None:
+        left = deadline - time.monotonic()
+        if self._store is None or left <= 0.0:
             raise _NoAnswerError
-        asking = http.client.HTTPConnection(*self._store, timeout=_ASKING_TIME)
+        asking = http.client.HTTPConnection(*self._store, timeout=left)
         try:
             asking.request(method, f"/{self._scope}/{rank}", body)
             answer = asking.getresponse()
             return answer.read() if answer.status == http.client.OK else b""
         except (OSError, http.client.HTTPException) as error:
-            # Who ends has no time to wait twice.
-            self._store = None
             raise _NoAnswerError from error
         finally:
             asking.close()
 
 
 class _NoAnswerError(Exception):
-    """There is no store, or it does not answer."""
-
-
-def _listed(missing: Sequence[str]) -> str:
-    if not missing:
-        return "other ranks"
-    names = ", ".join(missing) + (" and others" if len(missing) == _MOST_NAMES else "")
-    return f"{names}, which {'have' if len(missing) > 1 else 'has'} not come to it"
+    """There is no store, or it does not answer in time."""

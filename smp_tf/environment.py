@@ -93,6 +93,11 @@ def world_rank(environment: Mapping[str, str] = os.environ) -> int:
     return _number(_WORLD_RANKS, environment, 0)
 
 
+def number(name: str, environment: Mapping[str, str] = os.environ, otherwise: int = 0) -> int:
+    """A variable that holds a number; `otherwise` where it is not set, or holds anything else."""
+    return _number((name,), environment, otherwise)
+
+
 def _number(names: Sequence[str], environment: Mapping[str, str], otherwise: int) -> int:
     return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), otherwise)
 

@@ -273,7 +273,7 @@ def _open_transport(
             while_waiting=lambda ranks: watch.await_others(lambda: ranks),
         )
         watch.await_others()
-        watch.stop_listening()
+        watch.leave_signals()
         transport.watch_signals()
     except BaseException:
         transport.close()

@@ -62,8 +62,8 @@ def start_horovod(watch: StartWatch) -> None:
         PeerError: A rank ended meanwhile.
     """
     require_dynamic_process_sets()
-    watch.meet_in_horovod()
     if not hvd.is_initialized():
+        watch.await_those_missing()
         try:
             hvd.init(process_sets="dynamic")
         except ValueError as error:

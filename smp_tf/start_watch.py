@@ -6,10 +6,7 @@ When a rank ends there, the launcher sends SIGTERM to the others, which say who 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +15,8 @@ from types import TracebackType
 from smp_tf.announce import tell
 from smp_tf.arrivals import Arrivals, this_host
 from smp_tf.environment import world_rank, world_size
-from smp_tf.ops.transport import wait_to_terminate
+from smp_tf.ops.errors import LibraryError, PeerError
+from smp_tf.ops.start_guard import Heard, StartGuard
 
 # As long as messages are waited for without a word.
 PATIENCE = 30.0
@@ -55,17 +53,19 @@ class StartWatch:
         self._over = threading.Event()
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="smp_tf start watch", daemon=True)
-        # The two ends of a pipe: numbers of signals, and 0 when it is over.
-        self._heard = self._to_hear = -1
-        self._listens = False
+        self._guard: StartGuard | None = None
         self.arrivals = Arrivals(environment)
 
     def __enter__(self) -> StartWatch:
         if self._size > 1:
-            self._heard, self._to_hear = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-            self._listen()
-            self.arrivals.enter()
-            self._thread.start()
+            # Before the others can see that this rank has come.
+            self._guard = self._new_guard()
+            try:
+                self.arrivals.enter()
+                self._thread.start()
+            except BaseException:
+                self.leave_signals()
+                raise
         return self
 
     def __exit__(
@@ -74,33 +74,28 @@ class StartWatch:
         # A start that has come to its end is not ended any more.
         with self._ending:
             self._over.set()
-        if self._size > 1:
-            os.write(self._to_hear, bytes([0]))
+        if isinstance(error, PeerError):
+            # The launcher's signal is on its way, and may come before Python has printed the error.
+            tell(f"smp_tf: rank {self._rank} (host {this_host()}) ends in smp.init: {error}")
+        self.leave_signals()
+        if self._thread.is_alive():
             self._thread.join()
-            self.stop_listening()
-            os.close(self._heard)
-            os.close(self._to_hear)
 
-    def _listen(self) -> None:
-        """Has the thread end this process at SIGTERM, unless the script has a way of its own to end."""
-        is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if threading.current_thread() is not threading.main_thread() or not is_default:
-            return
-        # The main thread may be in Horovod: Python's handler would run when it comes back, which may be never.
-        before = signal.set_wakeup_fd(self._to_hear, warn_on_full_buffer=False)
-        if before != -1:
-            signal.set_wakeup_fd(before)
-            return
-        signal.signal(signal.SIGTERM, lambda number, frame: None)
-        self._listens = True
+    def _new_guard(self) -> StartGuard | None:
+        # Under other launchers it would have nothing to say, and Open MPI's may bring a UCX of its own.
+        if not self.arrivals.are_known:
+            return None
+        try:
+            return StartGuard(f"rank {self._rank} (host {this_host()})")
+        except LibraryError:
+            # What is wrong with the environment is told in its order, and the library is opened again.
+            return None
 
-    def stop_listening(self) -> None:
-        """Leaves SIGTERM to others from now on."""
-        if self._listens:
-            self._listens = False
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.set_wakeup_fd(-1)
-            wait_to_terminate(False)
+    def leave_signals(self) -> None:
+        """Leaves signals, and exceptions that Horovod's thread does not catch, to others from now on."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.close()
 
     def await_others(self, awaited: Callable[[], str] = lambda: _AWAITED) -> None:
         """Say what is waited for from now on.
@@ -111,19 +106,16 @@ class StartWatch:
         self._awaited = awaited
         self._begun = time.monotonic()
 
-    def meet_in_horovod(self) -> None:
-        """Say that ranks meet in Horovod from now on."""
-        if self._listens:
-            # Its thread may hear of the end of a rank before the launcher does.
-            wait_to_terminate(True)
-        self.await_others(self.arrivals.missing_in_words)
+    def await_those_missing(self) -> None:
+        """Say that Horovod starts from now on."""
+        self.await_others(lambda: self.arrivals.missing_in_words() or _AWAITED)
 
     def _run(self) -> None:
         told_of = -1.0
         while True:
             begun = self._begun
             until = self._stall_timeout if told_of == begun else self._patience
-            if self._wait(begun + until - time.monotonic()):
+            if self._wait(begun + until):
                 return
             if self._begun != begun:
                 continue
@@ -148,15 +140,14 @@ class StartWatch:
                 self._end(1)
                 return
 
-    def _wait(self, seconds: float) -> bool:
-        """Waits until the start is over, which it returns, or for some seconds; a signal ends the process."""
-        select.select([self._heard], [], [], max(0.0, seconds))
-        with contextlib.suppress(BlockingIOError):
-            if signal.SIGTERM in os.read(self._heard, 512):
-                with self._ending:
-                    lost = " and ".join(self.arrivals.lost())
-                    why = f"{lost} ended there" if lost else f"it waited for {self._awaited()}"
-                    tell(f"smp_tf: rank {self._rank} (host {this_host()}) was ended by SIGTERM in smp.init: {why}.")
-                    self._end(128 + signal.SIGTERM)
-                return True
-        return self._over.is_set()
+    def _wait(self, until: float) -> bool:
+        """Waits until the start is over, which it returns, or until a time; a signal ends the process."""
+        guard = self._guard
+        if guard is not None:
+            heard = guard.wait(max(0.0, until - time.monotonic()))
+            if heard is Heard.SIGNAL:
+                guard.say(self.arrivals.whose_end())
+            if heard is not Heard.OVER:
+                return heard is Heard.SIGNAL
+        # It goes on without a guard when all are connected.
+        return self._over.wait(max(0.0, until - time.monotonic()))

@@ -56,7 +56,7 @@ def test_the_launcher_knows_who_has_not_come(launcher: Rendezvous, monkeypatch: 
     assert [first.in_words(rank) for rank in (1, 4)] == ["rank 1 (host a, pid 9)", "rank 4 (host c, pid 8)"]
     arrive(monkeypatch, launcher.environment(2, 5, 0, 2), "b", 10)
     assert first.missing() == []
-    assert first.missing_in_words() == "other ranks"
+    assert first.missing_in_words() == ""
 
 
 def test_of_many_that_are_missing_some_are_named(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,10 +78,25 @@ def test_without_a_launcher_to_ask_nobody_is_known_to_be_missing(
 ) -> None:
     for environment in ({"OMPI_COMM_WORLD_SIZE": "4"}, {}):
         alone = arrive(monkeypatch, environment)
-        assert (alone.missing(), alone.missing_in_words(), alone.lost()) == (None, "other ranks", [])
+        assert (alone.are_known, alone.missing(), alone.missing_in_words(), alone.lost()) == (False, None, "", [])
     first = arrive(monkeypatch, launcher.environment(0, 2, 0, 2))
     launcher.close()
-    assert (first.missing(), first.missing_in_words(), first.lost()) == (None, "other ranks", [])
+    assert (first.are_known, first.missing(), first.missing_in_words(), first.lost()) == (True, None, "", [])
+
+
+@pytest.mark.parametrize("port", ["", "many"])
+def test_variables_that_are_no_numbers_are_no_launcher(launcher: Rendezvous, port: str) -> None:
+    environment = {**launcher.environment(0, 2, 0, 2), "HOROVOD_GLOO_RENDEZVOUS_PORT": port, "HOROVOD_LOCAL_RANK": port}
+    assert not Arrivals(environment).are_known
+
+
+def test_who_could_not_say_that_it_came_says_it_later(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer that came too late made a rank missing to all others for good."""
+    late = Arrivals(launcher.environment(1, 2, 1, 2))
+    other = arrive(monkeypatch, launcher.environment(0, 2, 0, 2))
+    assert other.missing() == [1]
+    assert late.missing() == []
+    assert other.missing() == []
 
 
 def an_ended_process() -> int:
@@ -100,19 +115,27 @@ def test_a_process_that_has_ended_is_lost(launcher: Rendezvous, monkeypatch: pyt
     assert first.lost() == [f"rank 2 (host {here['host']}, pid {pid})"]
 
 
-def test_a_process_that_nobody_has_waited_for_is_lost() -> None:
-    """It ended, and is there until its parent has asked how."""
-    ended = subprocess.Popen([sys.executable, "-c", "pass"], stdin=subprocess.PIPE)
+def test_a_process_that_ends_for_another_is_not_lost(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, pid = arrivals.this_process(), an_ended_process()
+    first = arrive(monkeypatch, launcher.environment(0, 3, 0, 3), here["host"], here["pid"], here["machine"])
+    for rank in (1, 2):
+        arrive(monkeypatch, launcher.environment(rank, 3, rank, 3), here["host"], pid, here["machine"])
+    with monkeypatch.context() as patched:
+        patched.setattr(arrivals, "this_process", lambda: {**here, "pid": pid})
+        Arrivals(launcher.environment(1, 3, 1, 3)).lost()
+    assert first.lost() == [f"rank 2 (host {here['host']}, pid {pid})"]
+    assert first.whose_end() == f": rank 2 (host {here['host']}, pid {pid}) ended there"
+
+
+def test_a_process_that_nobody_has_waited_for_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended, and is there until its parent has asked how; one that is about to end has a moment."""
+    monkeypatch.setattr(arrivals, "_LOST_TIME", 30.0)
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
     here = arrivals.this_process()
     met = Arrivals({"OMPI_COMM_WORLD_SIZE": "2"})
     met.met([here, {**here, "pid": ended.pid}])
-    try:
-        # Within the moment that a process has to end.
-        while not met.lost():
-            pass
-        assert met.lost() == [f"rank 1 (host {here['host']}, pid {ended.pid})"]
-    finally:
-        ended.communicate()
+    assert met.lost() == [f"rank 1 (host {here['host']}, pid {ended.pid})"]
+    ended.wait()
 
 
 def test_those_who_have_met_are_known_without_a_launcher() -> None:

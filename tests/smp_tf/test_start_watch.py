@@ -6,14 +6,21 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from smp_tf import arrivals
+from smp_tf.ops.errors import PeerError
 from smp_tf.start_watch import StartWatch
 from tests.smp_tf.rendezvous import Rendezvous, running
+
+HOST = socket.gethostname()
+NOBODY = {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"}
 
 
 @pytest.fixture
@@ -39,7 +46,7 @@ def test_a_start_that_takes_too_long_is_told_of_and_ended(
         ended.set()
 
     watch = StartWatch(0.25, two_of_four.environment(0, 4, 0, 2), patience=0.0, end=end)
-    watch.meet_in_horovod()
+    watch.await_those_missing()
     with watch:
         assert ended.wait(20.0)
     assert codes == [1]
@@ -58,7 +65,7 @@ def test_a_start_that_takes_too_long_is_told_of_and_ended(
 
 def test_what_is_waited_for_later_is_told_in_place_of_it(capfd: pytest.CaptureFixture[str]) -> None:
     ended = threading.Event()
-    with StartWatch(0.1, {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"}, end=lambda _: ended.set()) as watch:
+    with StartWatch(0.1, NOBODY, end=lambda _: ended.set()) as watch:
         watch.await_others(lambda: "rank 0 to connect")
         assert ended.wait(20.0)
     said = capfd.readouterr().err
@@ -68,7 +75,7 @@ def test_what_is_waited_for_later_is_told_in_place_of_it(capfd: pytest.CaptureFi
 def test_another_beginning_is_a_sign_of_life(capfd: pytest.CaptureFixture[str]) -> None:
     """Time was counted from the begin of smp.init, as if a slow start of Horovod's were a wait for other ranks."""
     codes: list[int] = []
-    with StartWatch(3600.0, {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"}, patience=0.0, end=codes.append) as watch:
+    with StartWatch(3600.0, NOBODY, patience=0.0, end=codes.append) as watch:
         first = watch._begun
         watch.await_others(lambda: "rank 0 to connect")
         assert watch._begun > first
@@ -83,75 +90,149 @@ def test_a_start_in_time_says_nothing(capfd: pytest.CaptureFixture[str]) -> None
     assert capfd.readouterr().err == ""
 
 
+def test_a_launcher_that_does_not_answer_is_waited_for_without_a_name(capfd: pytest.CaptureFixture[str]) -> None:
+    ended = threading.Event()
+    environment = {**NOBODY, "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "1"}
+    with StartWatch(0.1, environment, end=lambda _: ended.set()) as watch:
+        watch.await_those_missing()
+        assert ended.wait(20.0)
+    assert "it waited for other ranks. Every rank must" in capfd.readouterr().err
+
+
+def test_the_end_of_another_rank_is_told_before_python_prints_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """The launcher's signal ended the process before it did."""
+    with pytest.raises(PeerError, match="Rank 0 ended"), StartWatch(1800.0, NOBODY):
+        raise PeerError("Rank 0 ended.")
+    assert capfd.readouterr().err == f"smp_tf: rank 1 (host {HOST}) ends in smp.init: Rank 0 ended.\n"
+
+
+class Started:
+    """A process in its start.
+
+    Args:
+        environment: of the rank.
+        body: what it does there; it has said that it is there.
+        before: what it does before.
+        after: what it does afterwards.
+        options: of the process.
+    """
+
+    def __init__(
+        self, environment: dict[str, str], body: str, before: str = "", after: str = "", **options: Any
+    ) -> None:
+        script = f"""
+import ctypes, os, signal, sys, time
+from smp_tf.start_watch import StartWatch
+{before}
+with StartWatch(1800.0, {environment!r}) as watch:
+    watch.await_those_missing()
+    print("there", flush=True)
+    {body}
+{after}
+"""
+        given = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, "-c", script], **{**given, **options})
+        self.await_line()
+
+    def await_line(self) -> None:
+        """Waits until the process has said something."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline(), self.process.communicate()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """How it ends by a signal: its status, and what it says."""
+        self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self) -> tuple[int, str]:
+        """How it ends when it can."""
+        _, said = self.process.communicate(timeout=30.0)
+        return self.process.returncode, said
+
+
+def arrive(environment: dict[str, str], pid: int) -> arrivals.Arrivals:
+    """Another rank comes to the start, as a process of this machine."""
+    process = {**arrivals.this_process(), "pid": pid}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(arrivals, "this_process", lambda: process)
+        arrived = arrivals.Arrivals(environment)
+        arrived.enter()
+    return arrived
+
+
+def ended_process() -> int:
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    ended.wait()
+    return ended.pid
+
+
+ENDED = f"smp_tf: rank 0 (host {HOST}) was ended by SIGTERM in smp.init"
+SLEEP = "time.sleep(60)"
+
+
 class TestSigterm:
     """The launcher sends it to those that are left when a rank has ended."""
 
-    def end_by_it(self, environment: dict[str, str]) -> list[int]:
-        codes: list[int] = []
-        ended = threading.Event()
-        with StartWatch(1800.0, environment, end=lambda code: (codes.append(code), ended.set())) as watch:
-            watch.meet_in_horovod()
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert ended.wait(20.0)
-        return codes
+    def test_who_is_ended_says_who_has_not_come(self, two_of_four: Rendezvous) -> None:
+        started = Started(two_of_four.environment(0, 3, 0, 2), SLEEP)
+        words = f"{ENDED}: it waited for rank 1 (host {HOST}), which has not come to it.\n"
+        assert started.end() == (-signal.SIGTERM, words)
 
-    def test_who_is_ended_says_who_has_not_come(
-        self, two_of_four: Rendezvous, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        assert self.end_by_it(two_of_four.environment(0, 3, 0, 2)) == [128 + signal.SIGTERM]
-        host = socket.gethostname()
-        assert capfd.readouterr().err == (
-            f"smp_tf: rank 0 (host {host}) was ended by SIGTERM in smp.init: it waited for rank 1 (host {host}), which "
-            "has not come to it.\n"
+    def test_who_is_ended_says_whose_process_has_ended(self, two_of_four: Rendezvous) -> None:
+        pid = ended_process()
+        arrive(two_of_four.environment(1, 4, 1, 2), pid)
+        started = Started(two_of_four.environment(0, 4, 0, 2), SLEEP)
+        assert started.end() == (-signal.SIGTERM, f"{ENDED}: rank 1 (host {HOST}, pid {pid}) ended there.\n")
+
+    def test_who_ended_for_another_is_not_the_cause(self, two_of_four: Rendezvous) -> None:
+        """The launcher ends all that are left, and the first of them was named by the others."""
+        process = {**arrivals.this_process(), "pid": ended_process()}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(arrivals, "this_process", lambda: process)
+            arrivals.Arrivals(two_of_four.environment(1, 3, 1, 2)).whose_end()
+        assert Started(two_of_four.environment(0, 3, 0, 2), SLEEP).end() == (-signal.SIGTERM, f"{ENDED}.\n")
+
+    def test_who_has_no_words_in_time_ends_without(self, two_of_four: Rendezvous) -> None:
+        """Native code may hold Python's lock for long."""
+        started = Started(two_of_four.environment(0, 3, 0, 2), "ctypes.PyDLL(None).sleep(60)")
+        assert started.end() == (-signal.SIGTERM, f"{ENDED}.\n")
+
+    def test_who_cannot_say_it_ends(self, two_of_four: Rendezvous) -> None:
+        heard, said = os.pipe()
+        started = Started(two_of_four.environment(0, 3, 0, 2), SLEEP, stderr=said)
+        os.close(heard)
+        os.close(said)
+        assert started.end()[0] == -signal.SIGTERM
+
+    def test_other_signals_are_the_script_s(self, two_of_four: Rendezvous) -> None:
+        """They were taken for an end of the time that a rank may wait."""
+        heard = "signal.signal(signal.SIGUSR1, lambda *_: print('heard', flush=True))"
+        started = Started(two_of_four.environment(0, 3, 0, 2), "sys.stdin.read()", before=heard)
+        for _ in range(3):
+            started.process.send_signal(signal.SIGUSR1)
+            started.await_line()
+        assert started.ended() == (0, "")
+
+    def test_a_script_that_ends_in_a_way_of_its_own_does(self, two_of_four: Rendezvous) -> None:
+        before = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))"
+        assert Started(two_of_four.environment(0, 3, 0, 2), SLEEP, before=before).end() == (3, "")
+
+    def test_a_forked_child_ends_alone(self, two_of_four: Rendezvous) -> None:
+        """Its end was taken for its parent's."""
+        body = "; ".join(
+            [
+                "child = os.fork()",
+                "child or time.sleep(60)",
+                "os.kill(child, signal.SIGTERM)",
+                "ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])",
+                "sys.stdin.read()",
+            ]
         )
+        started = Started(two_of_four.environment(0, 3, 0, 2), body, after="sys.exit(-ended)")
+        assert started.ended() == (signal.SIGTERM, "")
 
-    def test_who_is_ended_says_whose_process_has_ended(
-        self, two_of_four: Rendezvous, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(
-            arrivals.Arrivals, "lost", lambda self: ["rank 1 (host a, pid 5)", "rank 2 (host a, pid 6)"]
-        )
-        self.end_by_it(two_of_four.environment(0, 3, 0, 2))
-        assert capfd.readouterr().err == (
-            f"smp_tf: rank 0 (host {socket.gethostname()}) was ended by SIGTERM in smp.init: "
-            "rank 1 (host a, pid 5) and rank 2 (host a, pid 6) ended there.\n"
-        )
-
-    def test_afterwards_it_is_as_it_was(self) -> None:
-        with StartWatch(1800.0, {"HOROVOD_SIZE": "2"}):
-            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        assert signal.set_wakeup_fd(-1) == -1
-
-    def test_a_script_with_a_way_of_its_own_to_end_keeps_it(self) -> None:
-        numbers: list[int] = []
-        before = signal.signal(signal.SIGTERM, lambda number, frame: numbers.append(number))
-        try:
-            with StartWatch(1800.0, {"HOROVOD_SIZE": "2"}, end=numbers.append):
-                os.kill(os.getpid(), signal.SIGTERM)
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        assert numbers == [signal.SIGTERM]
-
-    def test_a_script_that_hears_signals_through_a_pipe_keeps_it(self) -> None:
-        heard, to_hear = os.pipe2(os.O_NONBLOCK)
-        signal.set_wakeup_fd(to_hear)
-        try:
-            with StartWatch(1800.0, {"HOROVOD_SIZE": "2"}):
-                assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        finally:
-            assert signal.set_wakeup_fd(-1) == to_hear
-            os.close(heard)
-            os.close(to_hear)
-
-    def test_a_start_beside_the_main_thread_leaves_signals_alone(self) -> None:
-        found: list[object] = []
-
-        def start() -> None:
-            with StartWatch(1800.0, {"HOROVOD_SIZE": "2"}):
-                found.append(signal.getsignal(signal.SIGTERM))
-
-        thread = threading.Thread(target=start)
-        thread.start()
-        thread.join()
-        assert found == [signal.SIG_DFL]
+    def test_afterwards_signals_are_as_they_were(self, two_of_four: Rendezvous) -> None:
+        after = "print('over', flush=True); time.sleep(60)"
+        started = Started(two_of_four.environment(0, 3, 0, 2), "pass", after=after)
+        started.await_line()
+        assert started.end() == (-signal.SIGTERM, "")

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <new>
 
-#include "transport/guardian.h"
 #include "transport/smp_transport.h"
+#include "transport/start_guard.h"
 #include "transport/transport.h"
 
 struct smp_transport {
@@ -17,6 +17,10 @@ struct smp_transport {
 
   smp_transport(uint32_t rank, uint32_t size, const smp_options& options)
       : transport(rank, size, options) {}
+};
+
+struct smp_start_guard {
+  smp::StartGuard guard;
 };
 
 // A whole message that somebody waits for. Two hold it: the caller, and the transport until
@@ -97,14 +101,6 @@ void OperationReleased(void* arg) {
 
 int smp_transport_abi(void) { return SMP_TRANSPORT_ABI; }
 
-void smp_wait_to_terminate(int32_t wait) {
-  if (wait != 0) {
-    smp::WaitToTerminate();
-  } else {
-    smp::TerminateAtOnce();
-  }
-}
-
 void smp_options_init(smp_options* options) {
   *options = smp_options{};
   options->struct_bytes = sizeof(smp_options);
@@ -138,6 +134,23 @@ smp_transport* smp_transport_create(uint32_t rank, uint32_t size, const smp_opti
     return nullptr;
   }
 }
+
+smp_start_guard* smp_start_guard_create(const char* about, char* error, size_t error_bytes) {
+  try {
+    return new smp_start_guard{smp::StartGuard(about)};
+  } catch (const std::exception& e) {
+    CopyText(e.what(), error, error_bytes);
+    return nullptr;
+  }
+}
+
+int smp_start_guard_wait(smp_start_guard* g, double seconds) {
+  return static_cast<int>(g->guard.Wait(seconds));
+}
+
+void smp_start_guard_say(smp_start_guard* g, const char* words) { g->guard.Say(words); }
+
+void smp_start_guard_close(smp_start_guard* g) { delete g; }
 
 void smp_transport_watch_signals(smp_transport* t) { t->transport.WatchSignals(); }
 

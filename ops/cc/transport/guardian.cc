@@ -51,12 +51,37 @@ void HandleTerminate() {
   previous_terminate.load()();
 }
 
+std::mutex terminate_mutex;
+int wait_to_terminate = 0;  // how many Guardians want it
+
+void WaitToTerminate() {
+  std::lock_guard<std::mutex> lock(terminate_mutex);
+  if (++wait_to_terminate > 1) return;
+  const std::terminate_handler previous = std::set_terminate(HandleTerminate);
+  if (previous != HandleTerminate) previous_terminate = previous;
+}
+
+void TerminateAtOnce() {
+  std::lock_guard<std::mutex> lock(terminate_mutex);
+  if (--wait_to_terminate > 0) return;
+  if (std::get_terminate() == HandleTerminate) std::set_terminate(previous_terminate);
+}
+
+std::atomic<pid_t> watching_process{-1};
 std::atomic<int> signal_pipe{-1};
 std::atomic<int> first_signal{0};
 struct sigaction previous_actions[NSIG];
 
 void HandleSignal(int number, siginfo_t* info, void* context) {
   const int saved = errno;
+  if (getpid() != watching_process.load()) {
+    // A child that the script forked: the pipe leads to its parent, and it ends as it would without
+    // us.
+    sigaction(number, &previous_actions[number], nullptr);
+    raise(number);
+    errno = saved;
+    return;
+  }
   int none = 0;
   first_signal.compare_exchange_strong(none, number);
   const auto byte = static_cast<unsigned char>(number);
@@ -74,7 +99,7 @@ void HandleSignal(int number, siginfo_t* info, void* context) {
 }
 
 std::string SignalInWords(int number) {
-  return std::string("was ended by ") + (number == SIGINT ? "SIGINT (Ctrl-C)" : "SIGTERM");
+  return number == SIGINT ? "was ended by SIGINT (Ctrl-C)" : "was ended by SIGTERM";
 }
 
 bool HasHandler(int number) {
@@ -153,15 +178,6 @@ void FlushStreams() {
 }
 
 }  // namespace
-
-void WaitToTerminate() {
-  const std::terminate_handler previous = std::set_terminate(HandleTerminate);
-  if (previous != HandleTerminate) previous_terminate = previous;
-}
-
-void TerminateAtOnce() {
-  if (std::get_terminate() == HandleTerminate) std::set_terminate(previous_terminate);
-}
 
 void PrintLine(const std::string& text) {
   std::string line = "smp_tf: " + text;
@@ -329,6 +345,7 @@ Guardian::~Guardian() { Stop(); }
 void Guardian::WatchSignals() {
   if (state_->watches_signals.exchange(true)) return;
   first_signal = 0;
+  watching_process = getpid();
   signal_pipe = state_->signals[1];
   for (int number : kSignals) {
     struct sigaction current{};

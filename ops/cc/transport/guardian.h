@@ -46,12 +46,6 @@ class Guardian {
   std::shared_ptr<State> state_;
 };
 
-// From here on an exception of Gloo's that nobody catches ends the process seconds later: by then
-// it is told why, and that ends it. A Guardian that may end the process does the same while it
-// works.
-void WaitToTerminate();
-void TerminateAtOnce();
-
 // Prints "smp_tf: <text>" as one line in one write.
 void PrintLine(const std::string& text);
 

@@ -28,13 +28,8 @@ extern "C" {
 #define SMP_API __attribute__((visibility("default")))
 
 /* Version of this interface: checked by callers that load the library at run time. */
-#define SMP_TRANSPORT_ABI 1
+#define SMP_TRANSPORT_ABI 2
 SMP_API int smp_transport_abi(void);
-
-/* 1: from here on, an exception of Gloo's that nobody catches ends the process only some seconds
- * later, in which its cause can be told; 0: at once, as it was. A transport that may end the
- * process does the same while it is open. */
-SMP_API void smp_wait_to_terminate(int32_t wait);
 
 /* Status codes have the numbers of absl::StatusCode. */
 enum {
@@ -139,6 +134,24 @@ typedef struct smp_recv_params {
 SMP_API smp_transport* smp_transport_create(uint32_t rank, uint32_t size,
                                             const smp_options* options, char* error,
                                             size_t error_bytes);
+
+/* Lets a process that a signal ends while it waits for other ranks, before it has a transport, say
+ * for whom it waited. SIGINT and SIGTERM end it, at the latest some seconds later; so does an
+ * exception of Gloo's that nobody catches. `about` names the process. To be closed before a
+ * transport watches signals. */
+typedef struct smp_start_guard smp_start_guard;
+SMP_API smp_start_guard* smp_start_guard_create(const char* about, char* error, size_t error_bytes);
+
+enum { SMP_HEARD_NOTHING = 0, SMP_HEARD_SIGNAL = 1, SMP_HEARD_OVER = 2 };
+
+/* Waits for so many seconds, for a signal, or until the guard is closed. */
+SMP_API int smp_start_guard_wait(smp_start_guard*, double seconds);
+
+/* What a process that heard a signal says behind "was ended by SIGTERM in smp.init". */
+SMP_API void smp_start_guard_say(smp_start_guard*, const char* words);
+
+/* Leaves signals as they were, and ends a wait. */
+SMP_API void smp_start_guard_close(smp_start_guard*);
 
 /* SIGINT and SIGTERM end all ranks from here on. */
 SMP_API void smp_transport_watch_signals(smp_transport*);

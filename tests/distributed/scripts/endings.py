@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -21,8 +22,8 @@ def die(*_: Any) -> Any:
 def die_when_awaited(**_: Any) -> None:
     """Rank 1 dies when rank 0 has come to smp.init."""
     arrivals._starts = itertools.repeat(1)
-    watched = arrivals.Arrivals()
-    while 0 in (watched.missing() or ()):
+    launcher = arrivals.Arrivals()
+    while not launcher._has_come(0, deadline=time.monotonic() + 10.0):
         pass
     die()
 

@@ -395,7 +395,11 @@ void Join(pid_t pid, int exit_code = 0) {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == exit_code);
 }
 
+// A process's start has a guard of its own, and closing it was to leave the transport without one.
 void RunUncaught() {
+  char no_guard[256] = "";
+  smp_start_guard* guard = smp_start_guard_create("rank 0", no_guard, sizeof(no_guard));
+  CHECK(guard != nullptr);
   smp_options options;
   smp_options_init(&options);
   options.watch_launcher = 0;
@@ -404,8 +408,23 @@ void RunUncaught() {
   char error[256] = "";
   smp_transport* transport = smp_transport_create(0, 1, &options, error, sizeof(error));
   CHECK(transport != nullptr);
+  smp_start_guard_close(guard);
+  smp_transport_watch_signals(transport);
   std::thread([] { throw gloo::IoException("Connection closed by peer"); }).detach();
   smp_transport_abort(transport, R"({"message": "rank 1 was lost"})", 7, 0.1);
+  pause();
+}
+
+// Horovod's thread hears of the end of a rank before the launcher sends its signal.
+void RunUncaughtInStart() {
+  char error[256] = "";
+  smp_start_guard* guard = smp_start_guard_create("rank 0", error, sizeof(error));
+  CHECK(guard != nullptr);
+  CHECK(smp_start_guard_wait(guard, 0.0) == SMP_HEARD_NOTHING);
+  std::thread([] { throw gloo::IoException("Connection closed by peer"); }).detach();
+  kill(getpid(), SIGTERM);
+  CHECK(smp_start_guard_wait(guard, 60.0) == SMP_HEARD_SIGNAL);
+  smp_start_guard_say(guard, ": rank 1 ended there");
   pause();
 }
 
@@ -414,6 +433,9 @@ void RunUncaught() {
 int main() {
   alarm(240);
   Join(Fork(RunUncaught), 7);
+  int status = 0;
+  CHECK(waitpid(Fork(RunUncaughtInStart), &status, 0) > 0);
+  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
   std::vector<Line> lines;
   std::vector<pid_t> ranks;
   for (uint32_t r = 0; r < kSize; ++r) {

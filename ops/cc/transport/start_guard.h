@@ -1,0 +1,47 @@
+// Lets a process that a signal ends while it waits for other ranks say for whom it waited.
+//
+//   SIGTERM ─▶ Guardian ─▶ whoever is in Wait ─▶ Say(words) ─▶ one line on stderr ─▶ the signal's
+//   end
+//                  └────────── nobody has words within kWordsTime ────────┘
+#ifndef SMP_TF_OPS_CC_TRANSPORT_START_GUARD_H_
+#define SMP_TF_OPS_CC_TRANSPORT_START_GUARD_H_
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+
+#include "transport/guardian.h"
+
+namespace smp {
+
+class StartGuard {
+ public:
+  enum class Heard { kNothing = 0, kSignal = 1, kOver = 2 };
+
+  // `about` names the process in the line of one that has no words in time.
+  explicit StartGuard(std::string about);
+  // Leaves signals as they were. Wakes those who wait, and waits until they are gone.
+  ~StartGuard();
+
+  // Waits for so many seconds, for a signal that ends the process, or until the guard is closed.
+  Heard Wait(double seconds);
+  // The line with which a process ends that heard a signal.
+  void Say(const std::string& words);
+
+ private:
+  void OnSignal(const std::string& what, int exit_code);
+
+  const std::string about_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int waiting_ = 0;
+  bool over_ = false;
+  bool heard_ = false;
+  bool said_ = false;
+  std::string words_;
+  Guardian guardian_;  // its thread uses all of the above
+};
+
+}  // namespace smp
+
+#endif  // SMP_TF_OPS_CC_TRANSPORT_START_GUARD_H_

@@ -1,0 +1,72 @@
+"""Lets a process that a signal ends while it waits for other ranks say for whom it waited; over the C library.
+
+The main thread may be in Horovod then, and no handler of Python's would run; so it is a thread of the library's that
+hears the signal, and one of Python's that waits here for it, finds the words, and hands them over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+
+from smp_tf.ops.errors import LibraryError
+from smp_tf.ops.library import transport_library
+
+__all__ = ["Heard", "StartGuard"]
+
+
+class Heard(enum.IntEnum):
+    """What ended a wait."""
+
+    NOTHING = 0
+    SIGNAL = 1
+    OVER = 2
+
+
+class StartGuard:
+    """Watches over SIGINT and SIGTERM, and over exceptions that Horovod's thread does not catch.
+
+    A signal ends the process as soon as there are words, and in some seconds without them; such an exception ends it in
+    some seconds, within which the launcher's signal comes.
+
+    Args:
+        about: names this process, in the line with which it ends.
+
+    Raises:
+        LibraryError: The library is missing, of another version, or has no descriptors left.
+    """
+
+    def __init__(self, about: str) -> None:
+        self._library = _functions()
+        error = ctypes.create_string_buffer(256)
+        self._handle = self._library.smp_start_guard_create(about.encode(), error, len(error))
+        if not self._handle:
+            raise LibraryError(f"signals cannot be watched: {error.value.decode(errors='replace')}")
+
+    def wait(self, seconds: float) -> Heard:
+        """Waits for so many seconds, for a signal that ends the process, or until the guard is closed."""
+        return Heard(self._library.smp_start_guard_wait(self._handle, seconds))
+
+    def say(self, words: str) -> None:
+        """Says what stands in the line behind "was ended by SIGTERM in smp.init", and so lets the process end."""
+        self._library.smp_start_guard_say(self._handle, words.encode())
+
+    def close(self) -> None:
+        """Leaves signals as they were, and ends a wait; once."""
+        self._library.smp_start_guard_close(self._handle)
+
+
+@functools.cache
+def _functions() -> ctypes.CDLL:
+    """The library with the types of the functions declared."""
+    library, handle, text = transport_library(), ctypes.c_void_p, ctypes.c_char_p
+    library.smp_start_guard_create.restype = handle
+    library.smp_start_guard_create.argtypes = [text, text, ctypes.c_size_t]
+    library.smp_start_guard_wait.restype = ctypes.c_int
+    library.smp_start_guard_wait.argtypes = [handle, ctypes.c_double]
+    library.smp_start_guard_say.restype = None
+    library.smp_start_guard_say.argtypes = [handle, text]
+    library.smp_start_guard_close.restype = None
+    library.smp_start_guard_close.argtypes = [handle]
+    return library
