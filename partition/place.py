@@ -89,7 +89,15 @@ def place(
     held = chunks.in_flight
     by_hand = any(at is not None for at in chain.manual)
     try:
-        cut = solve_chain(chain, stages, objective=objective, microbatches=microbatches, in_flight=held, ranks=ranks)
+        cut = solve_chain(
+            chain,
+            stages,
+            objective=objective,
+            microbatches=microbatches,
+            in_flight=held,
+            ranks=ranks,
+            tolerance=near(objective, stages, microbatches),
+        )
     except MemoryLimitError:
         if pinned or by_hand or seconds <= 0 or len(chain.names) * stages > most_choices:
             raise
@@ -106,7 +114,8 @@ def place(
     bound = _least_possible(chain, chunks, objective, microbatches, ranks)
     if _is_only_order(chain, pairs):
         bound = max(bound, cut.least)
-    enough = max(worth, TOLERANCE * score)
+    tolerance = near(objective, stages, microbatches)
+    enough = max(worth, tolerance * score)
     if score - bound <= enough or seconds <= 0:
         return Placed(cut, _gap(score, bound))
     if len(chain.names) * stages > most_choices:
@@ -128,9 +137,24 @@ def place(
         return Placed(cut, _gap(score, bound), "the solver found nothing in its time")
     bound = max(bound, found.bound)
     better = found.score(objective, microbatches)
-    if better < score * (1 - TOLERANCE):
+    if better < score * (1 - tolerance):
         return Placed(found, _gap(better, bound))
     return Placed(cut, _gap(score, bound))
+
+
+def near(objective: str, stages: int, microbatches: int) -> float:
+    """By what share of the best score a placement may be above it and is taken all the same: costs are estimates.
+
+    Args:
+        objective: "speed" or "memory".
+        stages: number of stages.
+        microbatches: per step.
+    """
+    others = microbatches - 1
+    if objective == "memory" or not others:
+        return TOLERANCE
+    # A step takes all stages once and the slowest for the others: it has this share at least, and is within 1 % itself.
+    return min(TOLERANCE, 0.01 * others / (others + stages))
 
 
 def _where_no_cut_fits(

@@ -87,6 +87,34 @@ def test_what_is_not_worth_it_is_not_looked_for(monkeypatch: pytest.MonkeyPatch)
     assert max(place(chain, join, 3, seconds=1.0, worth=2.0).placement.memory) == 6.0
 
 
+@pytest.mark.parametrize(
+    ("objective", "stages", "microbatches", "share"),
+    [
+        *(("speed", 2, 4, 0.005), ("speed", 4, 4, 0.03 / 7), ("speed", 8, 4, 0.03 / 11)),
+        *(("speed", 4, 1, 0.005), ("memory", 4, 4, 0.005)),
+    ],
+)
+def test_what_is_near_enough_leaves_the_slowest_stage_within_a_percent(
+    objective: str, stages: int, microbatches: int, share: float
+) -> None:
+    """Half a percent of a step of few microbatches was up to 1.2 % of its slowest stage."""
+    assert placing.near(objective, stages, microbatches) == pytest.approx(share)
+
+
+def test_a_proof_is_looked_for_until_the_slowest_stage_is_within_a_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[float] = []
+    bound = placing._Tight.bound
+
+    def asked(tight: object, bounded: float, score: float, enough: float) -> float:
+        wanted.append(enough / score)
+        return bound(tight, bounded, score, enough)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(placing._Tight, "bound", asked)
+    chain = Chain(names(9), (4.0, 2.0, 4.0, 2.0, 1.0, 3.0, 1.0, 2.0, 1.0))
+    place(chain, [(unit, 8) for unit in range(8)], 4, objective="speed", microbatches=4, seconds=1.0)
+    assert wanted == [pytest.approx(0.03 / 7)]
+
+
 def test_without_time_for_a_proof_the_gap_is_that_to_what_no_placement_can_beat() -> None:
     found = place(weighing(4.0, 2.0, 4.0, 2.0), [(0, 3)], 3)
     assert (max(found.placement.memory), found.without) == (6.0, None)
