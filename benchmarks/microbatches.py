@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from smp_tf import planning
 from smp_tf.config import Config  # isort: split
 
 import tensorflow as tf
@@ -35,7 +36,7 @@ from step_time import machine, require_same_loss, take_turn
 
 from smp_tf.offline_plan import OfflineModel, offline
 from smp_tf.plan_search import search
-from smp_tf.profiling import measure_alone
+from smp_tf.profiling import measure
 from smp_tf.times_by_size import Times, times_for
 
 
@@ -97,7 +98,8 @@ def foreseen(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[dic
             if made.samples in measured:
                 continue
             say(f"measuring the layers of a microbatch of {made.samples}")
-            measured[made.samples], failed = measure_alone(made.traced, made.tensors)
+            units, cut = planning.cut_into_units(made.graph)
+            measured[made.samples], failed = measure(made.model, made.traced, units, cut, made.tensors, made.samples)
             if failed:
                 raise SystemExit(f"microbatches: layers could not be measured: {failed}")
         found = search(

@@ -38,9 +38,11 @@ examples:
   smp-tf plan train.py:build --partitions 64 --replicas 128 --cluster cluster.yaml --batch-size 64 --microbatches 64
 """
 
-PROFILE = """Measures every layer of a model, forward and backward, one after the other in this process and with the
-weights of one at a time. The times are kept for smp-tf plan and for model.profile in a training. Several numbers of
-microbatches show how much longer a batch takes, the more parts it is cut into, for smp-tf plan --microbatches auto."""
+PROFILE = """Measures every layer of a model, forward and backward, one after the other and with the weights of one at a
+time. Several processes (horovodrun -np 4 smp-tf profile ...) share the layers out and measure at the same time, as
+ranks that share a host compute. The times are kept for smp-tf plan and for model.profile in a training. Several numbers
+of microbatches show how much longer a batch takes, the more parts it is cut into, for smp-tf plan --microbatches auto.
+"""
 
 PROFILE_EXAMPLE = """The function is that of smp-tf plan (smp-tf plan --help). Times are kept for the model, the samples
 of a microbatch and the machine, in ~/.cache/smp_tf/profiles; SMP_TF_PROFILES names another folder, or is "off".
@@ -49,6 +51,7 @@ examples:
   smp-tf profile train.py:build --microbatches 8 --batch-size 64
   smp-tf profile train.py:build --microbatches 1,4,16 --batch-size 64
   smp-tf profile train.py:build --microbatches 8 --batch-size 64 --threads 2    as one of several ranks of this host
+  horovodrun -np 4 smp-tf profile train.py:build --microbatches 8 --batch-size 64    by four of them, a quarter each
 """
 
 TIMELINE = """Says what was recorded in the steps of a training: whether the tasks ran as planned, and where the time of

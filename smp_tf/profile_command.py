@@ -1,4 +1,6 @@
-"""`smp-tf profile`: how long every layer takes on this machine, in one process; kept for `smp-tf plan` and training.
+"""`smp-tf profile`: how long every layer takes on this machine; kept for `smp-tf plan` and training.
+
+In one process, or in several that `horovodrun` started, which share the layers out and measure at the same time.
 
 A batch takes longer, the more microbatches it is cut into: every one costs something besides its samples. How much is
 shown where several numbers of microbatches are measured, and `smp-tf plan --microbatches auto` weighs it against the
@@ -17,13 +19,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from smp_tf import lifecycle, planning
+from smp_tf import lifecycle, planning, runtime
 from smp_tf.config import check_config
+from smp_tf.environment import world_rank, world_size
 from smp_tf.offline_plan import OfflineModel, OfflineTrace
 from smp_tf.partition.cost import UnitCost, estimate
 from smp_tf.partition.plan import as_bytes
 from smp_tf.profile_cache import ProfileCache, subject_of, this_hardware
-from smp_tf.profiling import Times, already_known, measure_alone, new_profile, progress_of
+from smp_tf.profiling import Times, already_known, find, measure, new_profile
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,18 @@ def run(given: argparse.Namespace, function: Callable[[], Any]) -> None:
         OfflinePlanError: the function gives no model, or not what it is called with.
         PlacementError: the model cannot be cut into units.
     """
-    wanted = {"partitions": 1}
+    wanted: dict[str, Any] = {}
     if given.threads is not None:
         wanted["intra_op_threads"] = given.threads
     for count in given.microbatches:
         check_config({**wanted, "microbatches": count}, "smp-tf profile")
-    said = Console(stderr=True, soft_wrap=True)
-    console = Console()
+    # Of several processes one speaks.
+    is_first = world_rank() == 0
+    said = Console(stderr=True, soft_wrap=True, quiet=not is_first)
+    console = Console(quiet=not is_first)
     width = max(100, console.width)
     rows_of: dict[int, tuple[Measured, ...]] = {}
-    with _alone(wanted):
+    with _started(wanted):
         model = OfflineModel(function, batch_size=given.batch_size)
         # All are looked at before one is measured: measuring takes long, and a batch may be too small for another.
         samples = {count: model.samples_of(count) for count in given.microbatches}
@@ -98,40 +103,43 @@ def run(given: argparse.Namespace, function: Callable[[], Any]) -> None:
                 same = f"{', '.join(counts)} microbatches have {size} samples at most: measured once"
                 said.print(f"smp-tf: {same}", markup=False, highlight=False)
             made = model.trace_of(size)
-            found, words = _times(made, given.target, fresh=given.fresh)
+            found, words = _times(made, fresh=given.fresh)
             for line in words:
                 said.print(f"smp-tf: {line}", markup=False, highlight=False)
             units = planning.units_of(made.graph)
             costs = estimate(made.graph, units, unknown=made.samples)
             rows = [Measured(u.name, found.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
             rows_of[size] = tuple(rows)
-            print(table(rows, size, width, console.is_terminal))
-    if len(samples) > 1:
+            if is_first:
+                print(table(rows, size, width, console.is_terminal))
+    if is_first and len(samples) > 1:
         batches = [Batch(count, size, rows_of[size]) for count, size in samples.items()]
         print()
         print(growth(batches, model.batch_size, width, console.is_terminal))
 
 
 @contextmanager
-def _alone(config: Mapping[str, Any]) -> Iterator[None]:
-    lifecycle.init({**config, "microbatches": 1, "seed": 0})
+def _started(config: Mapping[str, Any]) -> Iterator[None]:
+    # Every process is a rank of one replica, and measures its share.
+    lifecycle.init({**config, "partitions": world_size(), "microbatches": 1, "seed": 0})
     try:
         yield
     finally:
         lifecycle.shutdown()
 
 
-def _times(made: OfflineTrace, target: str, *, fresh: bool) -> tuple[Times, list[str]]:
+def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Times, list[str]]:
     """The times, and what there is to say of them."""
-    cache, hardware, subject = ProfileCache(), this_hardware(), subject_of(made.graph, made.samples)
-    known = None if fresh else cache.find(subject, hardware)
-    words = [cache.trouble] if cache.trouble else []
+    topology = runtime.current().topology
+    cache, hardware = ProfileCache(), this_hardware(topology.local_size)
+    subject = subject_of(made.graph, made.samples)
+    known, words = (None, []) if fresh else find(made.model, cache, subject, [hardware])
     if known is not None:
-        return known.times, [*words, already_known(made.model, hardware)]
-    with progress_of(f"measuring {target}", 0) as progress:
-        times, failed = measure_alone(made.traced, made.tensors, progress)
+        return known, [*words, already_known(made.model, hardware)]
+    units, cut = planning.cut_into_units(made.graph)
+    times, failed = measure(made.model, made.traced, units, cut, made.tensors, made.samples)
     words += [f"{name} could not be measured. {why}" for name, why in failed.items()]
-    if not failed:
+    if not failed and topology.rank == 0:
         path = cache.keep(new_profile(made.model, subject, hardware, times))
         words += [f"kept in {path}"] if path is not None else []
         words += [cache.trouble] if cache.trouble else []

@@ -78,24 +78,48 @@ def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tenso
     """The times of a kept profile, or of one that is measured and kept now; the same on all ranks."""
     topology = runtime.current().topology
     hardware, cache, subject = this_hardware(topology.local_size), ProfileCache(), subject_of(traced.graph, samples)
-    found = None
-    for kind in hardware_alike(hardware, topology.local_size) if topology.rank == 0 else ():
-        found = found or cache.find(subject, kind)
-        _say(cache.trouble)
-    known = broadcast_json(found and found.times, 0, name=f"profiling model {model!r}")
+    known, troubles = find(model, cache, subject, hardware_alike(hardware, topology.local_size))
+    for trouble in troubles:
+        announce(trouble, topology.rank)
     if known is not None:
         announce(already_known(model, hardware), topology.rank)
-        return {name: (ahead, back) for name, (ahead, back) in known.items()}
+        return known
     try:
         units, cut = planning.cut_into_units(traced.graph)
     except PlacementError as error:
         announce(f"Model {model!r} could not be profiled; the plan goes by estimates. {error}", topology.rank)
         return {}
-    times = _measured_by_all(model, traced, units, cut, tensors, samples)
+    times, failed = measure(model, traced, units, cut, tensors, samples)
+    for name, why in failed.items():
+        announce(f"Unit {name!r} could not be measured; the plan goes by an estimate for it. {why}", topology.rank)
     if topology.rank == 0 and len(times) == len(units):
         cache.keep(new_profile(model, subject, hardware, times))
-        _say(cache.trouble)
+        if cache.trouble:
+            announce(cache.trouble, topology.rank)
     return times
+
+
+def find(
+    model: str, cache: ProfileCache, subject: Subject, kinds: Sequence[Hardware]
+) -> tuple[Times | None, list[str]]:
+    """The times that rank 0 has kept, on all ranks, and what was in the way, on rank 0.
+
+    Args:
+        model: its name.
+        cache: where they are kept.
+        subject: of what.
+        kinds: where they may have been measured, the likest to this machine first.
+
+    Returns:
+        The times, or None where none are kept, and words.
+    """
+    found, troubles = None, []
+    for kind in kinds if runtime.current().topology.rank == 0 else ():
+        if found is None:
+            found = cache.find(subject, kind)
+            troubles += [cache.trouble] if cache.trouble else []
+    known = broadcast_json(found and found.times, 0, name=f"profiling model {model!r}")
+    return known and {name: (ahead, back) for name, (ahead, back) in known.items()}, troubles
 
 
 def hardware_alike(here: Hardware, processes: int) -> list[Hardware]:
@@ -129,15 +153,25 @@ def new_profile(model: str, subject: Subject, hardware: Hardware, times: Mapping
     return Profile(FORMAT, model, subject, hardware, dict(times))
 
 
-def _say(trouble: str) -> None:
-    if trouble:
-        announce(trouble, runtime.current().topology.rank)
-
-
-def _measured_by_all(
+def measure(
     model: str, traced: StepTrace, units: Sequence[Unit], cut: Split, tensors: Sequence[tf.Tensor], samples: int
-) -> Times:
-    """Every replica measures all units, each of its ranks a share of them, all ranks at the same time."""
+) -> tuple[Times, dict[str, str]]:
+    """Measure every unit of a model: every replica all of them, each of its ranks a share, all at the same time.
+
+    Args:
+        model: its name.
+        traced: the model, traced by `forward_backward`.
+        units: its units.
+        cut: the step, cut into them.
+        tensors: the values of its tensor arguments.
+        samples: in them.
+
+    Returns:
+        The times of the units, and why others have none; the same on all ranks.
+
+    Raises:
+        RankMismatchError: the ranks do not measure the same model.
+    """
     topology = runtime.current().topology
     what = f"profiling the {len(units)} units of model {model!r}"
     names = hashlib.sha256(repr([unit.name for unit in units]).encode()).hexdigest()[:16]
@@ -159,16 +193,16 @@ def _measured_by_all(
             del ready
             progress(turn + 1, rounds)
     said = allgather_json([measured, failed], name=what)
-    for name, why in {name: why for _, reasons in said for name, why in reasons.items()}.items():
-        announce(f"Unit {name!r} could not be measured; the plan goes by an estimate for it. {why}", topology.rank)
     all_of: dict[str, list[Sequence[float]]] = {}
     for of_rank, _ in said:
         for name, pair in of_rank.items():
             all_of.setdefault(name, []).append(pair)
-    return {
-        name: (statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs))
-        for name, pairs in sorted(all_of.items())
+    medians = {
+        unit.name: (statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs))
+        for unit in units
+        if (pairs := all_of.get(unit.name))
     }
+    return medians, {name: why for _, reasons in said for name, why in reasons.items()}
 
 
 def _ready(cut: Split, unit: Unit, around: Surroundings, failed: dict[str, str]) -> ReadyUnit | None:
@@ -178,35 +212,6 @@ def _ready(cut: Split, unit: Unit, around: Surroundings, failed: dict[str, str])
     except tf.errors.OpError as error:
         failed[unit.name] = f"{type(error).__name__}: {error.message.splitlines()[0]}"
         return None
-
-
-def measure_alone(
-    traced: StepTrace, tensors: Sequence[tf.Tensor], progress: Callable[[int, int], None] = lambda done, of: None
-) -> tuple[Times, dict[str, str]]:
-    """Measure every unit of a model in this one process.
-
-    Args:
-        traced: the model, traced by `forward_backward`.
-        tensors: the values of its tensor arguments.
-        progress: told how many units are done, of how many.
-
-    Returns:
-        The times of the units, and why others have none.
-
-    Raises:
-        PlacementError: a cut goes through something that cannot be cut.
-    """
-    units, cut = planning.cut_into_units(traced.graph)
-    around = surroundings(traced, tensors)
-    measured: Times = {}
-    failed: dict[str, str] = {}
-    for unit in units:
-        ready = _ready(cut, unit, around, failed)
-        if ready is not None:
-            measured[unit.name] = as_forward_and_backward(ready)
-        del ready
-        progress(unit.index + 1, len(units))
-    return measured, failed
 
 
 def as_forward_and_backward(ready: ReadyUnit) -> tuple[float, float]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.harness import Case, launch
+from tests.distributed.harness import Case, launch, launch_script
 
 CASES = "tests.distributed.cases.profile"
 
@@ -44,3 +46,39 @@ def test_layers_that_were_seen_to_take_long_are_on_different_stages(tmp_path: Pa
     assert [len(rank["ran"]) for rank in values["damaged"]] == [3, 3]
     assert "are known from an earlier profile; nothing is measured" in results["found"].output[0]
     assert "is damaged and not used" in results["damaged"].output[0]
+
+
+SCRIPT = """
+import tf_keras
+from tf_keras import layers
+
+def build():
+    dense = [layers.Dense(8, name=f"dense{n}") for n in range(5)]
+    return tf_keras.Sequential([tf_keras.Input((8,)), *dense], name="chain")
+"""
+
+
+@pytest.mark.distributed
+def test_the_command_shares_the_layers_out_over_several_processes(tmp_path: Path) -> None:
+    """It was of one process only, which measured all layers, and none as beside another."""
+    script, kept = tmp_path / "measured.py", tmp_path / "profiles"
+    script.write_text(SCRIPT)
+    command = Path(sys.executable).with_name("smp-tf")
+    options = ["profile", f"{script}:build", "--microbatches", "2", "--batch-size", "8"]
+    ran = launch_script(2, command, options, environment={"SMP_TF_PROFILES": str(kept)})
+    ran.expect_clean()
+    assert "profiling the 5 units of model 'chain'" in ran.output(0)
+    [file] = kept.iterdir()
+    assert f"smp-tf: kept in {file}" in ran.output(0)
+    profile = json.loads(file.read_text())
+    assert sorted(profile["units"]) == [f"chain/chain/dense{n}" for n in range(5)]
+    assert profile["hardware"]["processes"] == 2
+    assert "a microbatch of 4, forward and backward" in ran.output(0)
+    assert "microbatch" not in ran.output(1)
+    # A training of two ranks finds it, and so does the command.
+    again = launch_script(2, command, options, environment={"SMP_TF_PROFILES": str(kept)}).expect_clean()
+    assert "are known from an earlier profile; nothing is measured" in again.output(0)
+    wrong = launch_script(2, command, [*options, "--threads", "0"], environment={"SMP_TF_PROFILES": str(kept)})
+    assert wrong.returncode != 0
+    assert "smp-tf: " in wrong.output(0)
+    assert "intra_op_threads" in wrong.output(0)
