@@ -57,7 +57,8 @@ class PlacementRequest:
         proof_seconds: for how long to look for a placement that no cut of one order gives; 0 for not at all.
         thorough: look also where there is little to gain.
         advise: where nothing fits, look for what would.
-        others: gives, in words, settings that are not tried here and with which it fits.
+        others: gives, in words, settings that are not tried here and with which it fits; None where nothing else can
+            be tried.
         local_outputs: positions of outputs that stay with the stage that makes them.
         composites: positions of outputs that are parts of one composite tensor.
         chunks_per_rank: how many chunks of the model each rank has; None for as few as the schedule takes.
@@ -84,7 +85,7 @@ class PlacementRequest:
     proof_seconds: float = 0.0
     thorough: bool = False
     advise: bool = True
-    others: Callable[[], Iterable[str]] = tuple
+    others: Callable[[], Iterable[str]] | None = None
     local_outputs: frozenset[int] = frozenset()
     composites: Sequence[tuple[int, ...]] = ()
     chunks_per_rank: int | None = None

@@ -286,9 +286,34 @@ def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[
         if _fits(graph, again):
             yield f"recompute true{_slower(graph, again)}"
     if is_quick:
-        yield from request.others()
+        yield from _smaller_microbatches(graph, request) if request.others is None else request.others()
     if alike:
         yield f"a memory_limit of {as_bytes(max(row.device_bytes for row in plan.forecast), up=True)}"
+
+
+def _smaller_microbatches(graph: OpGraph, request: PlacementRequest) -> Iterator[str]:
+    """The first of some larger numbers of microbatches with which the step would fit, about.
+
+    The graph is that of one size of microbatches: what is kept, sent and worked with for one is taken to be as much
+    smaller as it is.
+    """
+    if request.given is not None or not is_named(request.schedule) or not graph.gradients:
+        return
+    limits, many, batch = request.limits, request.microbatches, request.microbatches * request.samples
+    request = dataclasses.replace(_without_limits(request), objective="memory", proof_seconds=0.0)
+    while (many := 2 * many) <= batch:
+        smaller = 1.0 - request.microbatches / many
+        cut_into = dataclasses.replace(request, microbatches=many)
+        try:
+            rows = _as_cut(graph, cut_into, planned(graph, cut_into, {})).forecast
+        except (PlacementError, ScheduleError):
+            return
+        needs = [
+            row.device_bytes - smaller * (row.stash_bytes + row.transport_bytes + row.working_bytes) for row in rows
+        ]
+        if all(limit is None or need <= limit for need, limit in zip(needs, limits, strict=True)):
+            yield f"about {many} microbatches"
+            return
 
 
 def _more(stages: int, units: int) -> Sequence[int]:

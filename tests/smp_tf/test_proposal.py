@@ -142,3 +142,31 @@ def test_a_later_step_may_use_the_layers_of_one_partition_alone() -> None:
     with pytest.raises(PlacementError, match="no layer is on partition 1 of 2"):
         proposal.propose(graph, request, {})
     assert set(proposal.propose(graph, request, {0: 0, 1: 0}).units.values()) == {0}
+
+
+class TestSmallerMicrobatches:
+    """A step is traced for one size of them, and what would fit with smaller ones was not said in a training."""
+
+    def said(self, limit: float, schedule: str = "interleaved", samples: int = 64) -> str:
+        asked = dataclasses.replace(request(schedule, 2, 2, limit), samples=samples)
+        with pytest.raises(MemoryLimitError) as raised:
+            proposal.propose(chain_of_dense(8, batch=samples), asked, {})
+        return str(raised.value).splitlines()[-1]
+
+    def needed(self, microbatches: int, samples: int, schedule: str = "interleaved") -> int:
+        graph = chain_of_dense(8, batch=samples)
+        asked = dataclasses.replace(request(schedule, 2, microbatches), samples=samples)
+        plan = proposal.propose(graph, asked, {})
+        exact = planning.with_exact_transfers(plan, planning.cut(graph, plan), asked)
+        return max(row.device_bytes for row in exact.forecast)
+
+    def test_as_many_as_would_do_are_named(self) -> None:
+        for limit, many in ((25_000.0, 4), (17_000.0, 4), (12_000.0, 8)):
+            assert f"about {many} microbatches; " in self.said(limit)
+            assert self.needed(many, 128 // many) <= limit
+
+    def test_where_all_are_kept_more_of_them_do_not_help(self) -> None:
+        assert "microbatches" not in self.said(26_000.0, "simple")
+
+    def test_a_batch_has_a_sample_for_each(self) -> None:
+        assert "microbatches" not in self.said(1_000.0)
