@@ -15,8 +15,8 @@ dearer is seen in a review. Of a GPT of next to no width on two partitions:
     messages      between the ranks in a step, and their bytes
 
 Other layers and microbatches say how a count grows: none may grow faster than what it grows with, and no function of
-TensorFlow's may be made for a microbatch. Our calls are compared where TensorFlow and Python are of the versions that
-were counted, the others always.
+TensorFlow's may be made for a microbatch. Messages and bytes are compared always, the rest where TensorFlow and Python
+are of the versions that were counted.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ from split_step import split_step
 
 from smp_tf import runtime
 from smp_tf.control import allgather_json
+from smp_tf.environment import world_rank, world_size
+from smp_tf.ops.transport import MESSAGE_PROGRAM
 from smp_tf.partition.node_def import bodies
 
 KEPT = Path(__file__).with_suffix(".json")
 #: Blocks of the GPT and parts of a batch.
 SETTINGS = ((1, 4), (2, 4), (4, 4), (2, 8), (2, 16))
 CALLS = ("our calls", "all calls")
-PROGRAM = ("ops", "executed", "functions", "messages", "bytes")
+SENT = ("messages", "bytes")
+PROGRAM = ("ops", "executed", "functions", *SENT)
 #: By how much a count may be above the one that is kept; below it, by as much, it is to be kept anew.
 TOLERANCE = 0.02
 #: By how much a count may grow beyond what it grows with.
@@ -110,7 +113,9 @@ def of_a_program(train: Callable[..., tf.Tensor], batch: tuple[tf.Tensor, ...]) 
     def sent() -> tuple[int, int]:
         transport = runtime.current().transport
         assert transport is not None, "two ranks have a transport"
-        edges = [edge for edge in transport.stats()["edges"] if edge["direction"] == "sent"]
+        stats = transport.stats()["edges"]
+        # What ranks say to each other besides is none of a step's.
+        edges = [edge for edge in stats if edge["direction"] == "sent" and edge["program"] < MESSAGE_PROGRAM]
         return sum(edge["messages"] for edge in edges), sum(edge["bytes"] for edge in edges)
 
     before = sent()
@@ -170,7 +175,7 @@ def of_change(counts: Mapping[str, Mapping[str, float]], kept: Mapping[str, Any]
             then = kept["counts"].get(setting, {}).get(name)
             if then is None:
                 yield f"{setting}: nothing is kept of {name}."
-            elif (same or name != "our calls") and abs(now - then) > TOLERANCE * then:
+            elif (same or name in SENT) and abs(now - then) > TOLERANCE * then:
                 yield f"{setting}: {name} are {now:,}, and {then:,} are kept ({now / then - 1:+.1%})."
 
 
@@ -191,15 +196,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--update", action="store_true", help=f"keep what is counted, in {KEPT.name}")
     given = parser.parse_args()
-    smp.init({"partitions": 2})
-    if smp.size() != 2:
-        raise SystemExit(
-            f"counts: start it on two ranks: horovodrun -np 2 python {sys.argv[0]}. Received: {smp.size()}"
-        )
-    rank = smp.rank()
-    smp.shutdown()
+    if (size := world_size()) != 2:
+        raise SystemExit(f"counts: start it on two ranks: horovodrun -np 2 python {sys.argv[0]}. Received: {size}")
     counts = counted()
-    if rank:
+    if world_rank():
         return
     Console(width=max(140, Console().width)).print(table_of(counts))
     wrong = list(of_growth(counts))

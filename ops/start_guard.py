@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+import os
 
 from smp_tf.ops.errors import LibraryError
 from smp_tf.ops.library import transport_library
@@ -39,13 +40,14 @@ class StartGuard:
 
     def __init__(self, about: str) -> None:
         self._library = _functions()
+        self._process = os.getpid()
         error = ctypes.create_string_buffer(256)
         self._handle = self._library.smp_start_guard_create(about.encode(), error, len(error))
         if not self._handle:
             raise LibraryError(f"signals cannot be watched: {error.value.decode(errors='replace')}")
 
     def wait(self, seconds: float) -> Heard:
-        """Waits for so many seconds, for a signal that ends the process, or until the guard is closed."""
+        """Waits for so many seconds, an hour at most, for a signal that ends the process, or until `close`."""
         return Heard(self._library.smp_start_guard_wait(self._handle, seconds))
 
     def say(self, words: str) -> None:
@@ -53,8 +55,14 @@ class StartGuard:
         self._library.smp_start_guard_say(self._handle, words.encode())
 
     def close(self) -> None:
-        """Leaves signals as they were, and ends a wait; once."""
-        self._library.smp_start_guard_close(self._handle)
+        """Leaves signals as they were, and ends a wait; once. Does nothing in a child that was forked."""
+        if os.getpid() == self._process:
+            self._library.smp_start_guard_close(self._handle)
+
+    def free(self) -> None:
+        """Frees what it has, once it is closed and nobody waits; once."""
+        if os.getpid() == self._process:
+            self._library.smp_start_guard_free(self._handle)
 
 
 @functools.cache
@@ -67,6 +75,7 @@ def _functions() -> ctypes.CDLL:
     library.smp_start_guard_wait.argtypes = [handle, ctypes.c_double]
     library.smp_start_guard_say.restype = None
     library.smp_start_guard_say.argtypes = [handle, text]
-    library.smp_start_guard_close.restype = None
-    library.smp_start_guard_close.argtypes = [handle]
+    for name in ("smp_start_guard_close", "smp_start_guard_free"):
+        getattr(library, name).restype = None
+        getattr(library, name).argtypes = [handle]
     return library

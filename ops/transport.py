@@ -77,8 +77,8 @@ class TransportOptions:
             are more cores than that.
         spin_us: Microseconds of spinning; -1 for 20 where cores are to spare, else 0.
         watch_launcher: End when the launcher (or, without one, the parent process) dies.
-        watch_signals: SIGINT and SIGTERM end all ranks, also inside TensorFlow; not only from
-            `Transport.watch_signals` on.
+        watch_signals: SIGINT and SIGTERM end all ranks, also inside TensorFlow. False leaves that
+            to a later call of `Transport.watch_signals`.
         end_process: End a process that does not end by itself after a failure.
         stall_report_s: Seconds after which a wait is reported.
         stall_timeout_s: Seconds after which a wait is a failure.

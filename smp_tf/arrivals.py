@@ -75,11 +75,11 @@ class Arrivals:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._scope = f"smp_tf.{next(_starts)}"
         self._size, self._rank = world_size(environment), world_rank(environment)
-        address, port = environment.get(_ADDRESS), number(_PORT, environment)
+        address, port = environment.get(_ADDRESS), number([_PORT], environment)
         self._store = (address, port) if self._size > 1 and address and port else None
         # horovodrun numbers the ranks of a host without a gap.
-        first = self._rank - number(_LOCAL_RANK, environment)
-        self._here = range(first, first + number(_LOCAL_SIZE, environment, 1))
+        first = self._rank - number([_LOCAL_RANK], environment)
+        self._here = range(first, first + number([_LOCAL_SIZE], environment, 1))
         self._known: dict[int, dict[str, Any]] = {}
         self._entered = False
 
@@ -176,11 +176,14 @@ class Arrivals:
             time.sleep(0.01)
 
     def _follows(self, rank: int, deadline: float) -> bool:
-        """Whether a rank has left that it ends for another."""
-        with contextlib.suppress(_NoAnswerError):
+        """Whether a rank has left that it ends for another, or may have: the store does not say it any more."""
+        if self._store is None:
+            return False
+        try:
             said = self._ask("GET", rank, deadline)
-            return bool(said) and _FOLLOWS in json.loads(said)
-        return False
+        except _NoAnswerError:
+            return True
+        return bool(said) and _FOLLOWS in json.loads(said)
 
     def _has_come(self, rank: int, deadline: float) -> bool:
         if rank not in self._known:

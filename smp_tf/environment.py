@@ -85,20 +85,16 @@ def make_horovod_wait(stall_timeout: float, environment: MutableMapping[str, str
 
 def world_size(environment: Mapping[str, str] = os.environ) -> int:
     """The number of processes as the launcher says it, before Horovod has started; 1 without a launcher."""
-    return _number(_WORLD_SIZES, environment, 1)
+    return number(_WORLD_SIZES, environment, 1)
 
 
 def world_rank(environment: Mapping[str, str] = os.environ) -> int:
     """The number of this process, likewise."""
-    return _number(_WORLD_RANKS, environment, 0)
+    return number(_WORLD_RANKS, environment)
 
 
-def number(name: str, environment: Mapping[str, str] = os.environ, otherwise: int = 0) -> int:
-    """A variable that holds a number; `otherwise` where it is not set, or holds anything else."""
-    return _number((name,), environment, otherwise)
-
-
-def _number(names: Sequence[str], environment: Mapping[str, str], otherwise: int) -> int:
+def number(names: Sequence[str], environment: Mapping[str, str] = os.environ, otherwise: int = 0) -> int:
+    """The first of some variables that holds a number; `otherwise` where none does."""
     return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), otherwise)
 
 

@@ -254,8 +254,8 @@ def _open_transport(
         single_host=single_host,
         local_size=topology.local_size,
         watch_launcher=launched,
-        # The watch over the start does that until all are connected.
-        watch_signals=False,
+        # The watch over the start hears them until all are connected, where it does.
+        watch_signals=not watch.hears_signals,
         stall_report_s=min(30.0, config.stall_timeout),
         stall_timeout_s=config.stall_timeout,
         network_devices=hosts.network_devices(),

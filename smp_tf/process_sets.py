@@ -67,11 +67,16 @@ def start_horovod(watch: StartWatch) -> None:
         try:
             hvd.init(process_sets="dynamic")
         except ValueError as error:
-            lost = " and ".join(watch.arrivals.lost())
+            lost = watch.arrivals.lost()
             if not lost:
                 raise
-            raise PeerError(f"{lost[:1].upper()}{lost[1:]} ended while Horovod started in smp.init.") from error
+            raise PeerError(f"{_in_words(lost)} ended while Horovod started in smp.init.") from error
         watch.await_others()
+
+
+def _in_words(lost: Sequence[str]) -> str:
+    who = " and ".join(lost)
+    return f"{who[:1].upper()}{who[1:]}"
 
 
 def built_with() -> str:
@@ -155,10 +160,10 @@ def exchange_bytes(
         lengths = allgather(np.array([len(payload)], np.int64), "lengths")
         together = bytes(allgather(np.frombuffer(payload, np.uint8), "bytes"))
     except (tf.errors.OpError, HorovodInternalError) as error:
-        who = " and ".join(lost()) or "another rank"
+        who = _in_words(lost() or ["another rank"])
         raise PeerError(
-            f"{who[:1].upper()}{who[1:]} ended while the ranks greeted each other ({name}). Its own message, earlier "
-            f"in the output, says why; of one that was killed, the launcher says which it was."
+            f"{who} ended while the ranks greeted each other ({name}). Its own message, earlier in the output, says "
+            f"why; of one that was killed, the launcher says which it was."
         ) from error
     said, start = [], 0
     for length in lengths:

@@ -124,8 +124,12 @@ def _started(config: Mapping[str, Any]) -> Iterator[None]:
     lifecycle.init({**config, "partitions": world_size(), "microbatches": 1, "seed": 0})
     try:
         yield
-    finally:
-        lifecycle.shutdown()
+    except BaseException:
+        # Several meet to shut down, and the others are elsewhere: they hear of the end of this one.
+        if world_size() == 1:
+            lifecycle.shutdown()
+        raise
+    lifecycle.shutdown()
 
 
 def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Times, list[str]]:

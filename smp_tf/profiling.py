@@ -119,7 +119,8 @@ def find(
             found = cache.find(subject, kind)
             troubles += [cache.trouble] if cache.trouble else []
     known = broadcast_json(found and found.times, 0, name=f"profiling model {model!r}")
-    return known and {name: (ahead, back) for name, (ahead, back) in known.items()}, troubles
+    times = None if known is None else {name: (ahead, back) for name, (ahead, back) in known.items()}
+    return times, troubles
 
 
 def hardware_alike(here: Hardware, processes: int) -> list[Hardware]:

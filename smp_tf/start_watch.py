@@ -21,6 +21,8 @@ from smp_tf.ops.start_guard import Heard, StartGuard
 # As long as messages are waited for without a word.
 PATIENCE = 30.0
 _AWAITED = "other ranks"
+# Who waits for years waits again: a lock cannot wait as long.
+_LONGEST_WAIT = 3600.0
 
 
 class StartWatch:
@@ -54,6 +56,8 @@ class StartWatch:
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="smp_tf start watch", daemon=True)
         self._guard: StartGuard | None = None
+        # Closed, and to be freed once the thread is done with it.
+        self._left: StartGuard | None = None
         self.arrivals = Arrivals(environment)
 
     def __enter__(self) -> StartWatch:
@@ -80,6 +84,9 @@ class StartWatch:
         self.leave_signals()
         if self._thread.is_alive():
             self._thread.join()
+        if self._left is not None:
+            self._left.free()
+            self._left = None
 
     def _new_guard(self) -> StartGuard | None:
         # Under other launchers it would have nothing to say, and Open MPI's may bring a UCX of its own.
@@ -87,15 +94,20 @@ class StartWatch:
             return None
         try:
             return StartGuard(f"rank {self._rank} (host {this_host()})")
-        except LibraryError:
+        except (LibraryError, OSError):
             # What is wrong with the environment is told in its order, and the library is opened again.
             return None
 
+    @property
+    def hears_signals(self) -> bool:
+        """Whether a signal that ends this process is heard here; else it is for others to hear."""
+        return self._guard is not None
+
     def leave_signals(self) -> None:
         """Leaves signals, and exceptions that Horovod's thread does not catch, to others from now on."""
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            guard.close()
+        if self._guard is not None:
+            self._left, self._guard = self._guard, None
+            self._left.close()
 
     def await_others(self, awaited: Callable[[], str] = lambda: _AWAITED) -> None:
         """Say what is waited for from now on.
@@ -142,12 +154,12 @@ class StartWatch:
 
     def _wait(self, until: float) -> bool:
         """Waits until the start is over, which it returns, or until a time; a signal ends the process."""
-        guard = self._guard
-        if guard is not None:
-            heard = guard.wait(max(0.0, until - time.monotonic()))
-            if heard is Heard.SIGNAL:
+        while (left := until - time.monotonic()) > 0.0 and not self._over.is_set():
+            guard = self._guard
+            if guard is None:
+                # It goes on without one when all are connected.
+                self._over.wait(min(left, _LONGEST_WAIT))
+            elif guard.wait(left) is Heard.SIGNAL:
                 guard.say(self.arrivals.whose_end())
-            if heard is not Heard.OVER:
-                return heard is Heard.SIGNAL
-        # It goes on without a guard when all are connected.
-        return self._over.wait(max(0.0, until - time.monotonic()))
+                return True
+        return self._over.is_set()

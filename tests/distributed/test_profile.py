@@ -49,13 +49,35 @@ def test_layers_that_were_seen_to_take_long_are_on_different_stages(tmp_path: Pa
 
 
 SCRIPT = """
+import os
+
 import tf_keras
 from tf_keras import layers
 
 def build():
     dense = [layers.Dense(8, name=f"dense{n}") for n in range(5)]
     return tf_keras.Sequential([tf_keras.Input((8,)), *dense], name="chain")
+
+def build_on_one():
+    if os.environ["HOROVOD_RANK"] == "1":
+        raise ValueError("no data here")
+    return build()
 """
+
+
+@pytest.mark.distributed
+def test_a_model_that_one_process_cannot_make_is_told_in_its_words(tmp_path: Path) -> None:
+    """It went to meet the others, to end, and was told to make the same calls as they."""
+    script = tmp_path / "measured.py"
+    script.write_text(SCRIPT)
+    command = Path(sys.executable).with_name("smp-tf")
+    options = ["profile", f"{script}:build_on_one", "--batch-size", "8"]
+    ran = launch_script(2, command, options, environment={"SMP_TF_PROFILES": "off"})
+    assert ran.returncode != 0
+    assert not ran.timed_out, ran.report()
+    lines = [line for line in ran.output(1).splitlines() if line]
+    assert lines[-1].endswith("build_on_one failed at line 13: ValueError: no data here"), ran.report()
+    assert "Traceback" not in ran.output(1)
 
 
 @pytest.mark.distributed

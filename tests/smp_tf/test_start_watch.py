@@ -106,6 +106,17 @@ def test_the_end_of_another_rank_is_told_before_python_prints_it(capfd: pytest.C
     assert capfd.readouterr().err == f"smp_tf: rank 1 (host {HOST}) ends in smp.init: Rank 0 ended.\n"
 
 
+def test_a_stall_timeout_of_years_is_waited_for(capfd: pytest.CaptureFixture[str], two_of_four: Rendezvous) -> None:
+    """It was more than a clock can count, and ended the start at once."""
+    codes: list[int] = []
+    for environment in (NOBODY, two_of_four.environment(0, 3, 0, 2)):
+        with StartWatch(1e10, environment, patience=0.0, end=codes.append) as watch:
+            watch._thread.join(0.2)
+            assert watch._thread.is_alive()
+    assert codes == []
+    assert capfd.readouterr().err.count("The job goes on") == 2
+
+
 class Started:
     """A process in its start.
 
@@ -214,7 +225,7 @@ class TestSigterm:
         assert started.ended() == (0, "")
 
     def test_a_script_that_ends_in_a_way_of_its_own_does(self, two_of_four: Rendezvous) -> None:
-        before = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))"
+        before = "signal.signal(signal.SIGTERM, lambda *_: os._exit(3))"
         assert Started(two_of_four.environment(0, 3, 0, 2), SLEEP, before=before).end() == (3, "")
 
     def test_a_forked_child_ends_alone(self, two_of_four: Rendezvous) -> None:
@@ -230,6 +241,19 @@ class TestSigterm:
         )
         started = Started(two_of_four.environment(0, 3, 0, 2), body, after="sys.exit(-ended)")
         assert started.ended() == (signal.SIGTERM, "")
+
+    def test_a_forked_child_may_leave_the_start(self, two_of_four: Rendezvous) -> None:
+        """It waited for a thread that its parent has."""
+        body = "child = os.fork()"
+        after = "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 7)"
+        assert Started(two_of_four.environment(0, 3, 0, 2), body, after=after).ended() == (7, "")
+
+    @pytest.mark.parametrize("late", [0.0, 0.001])
+    def test_a_signal_at_the_end_of_a_start_is_not_lost(self, two_of_four: Rendezvous, late: float) -> None:
+        """What came just before was dropped, and the process lived on."""
+        body = f"os.kill(os.getpid(), signal.SIGTERM); time.sleep({late})"
+        started = Started(two_of_four.environment(0, 3, 0, 2), body, after="print('over', flush=True)")
+        assert started.ended()[0] == -signal.SIGTERM
 
     def test_afterwards_signals_are_as_they_were(self, two_of_four: Rendezvous) -> None:
         after = "print('over', flush=True); time.sleep(60)"

@@ -150,7 +150,9 @@ int smp_start_guard_wait(smp_start_guard* g, double seconds) {
 
 void smp_start_guard_say(smp_start_guard* g, const char* words) { g->guard.Say(words); }
 
-void smp_start_guard_close(smp_start_guard* g) { delete g; }
+void smp_start_guard_close(smp_start_guard* g) { g->guard.Close(); }
+
+void smp_start_guard_free(smp_start_guard* g) { delete g; }
 
 void smp_transport_watch_signals(smp_transport* t) { t->transport.WatchSignals(); }
 

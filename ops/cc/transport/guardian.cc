@@ -324,20 +324,22 @@ Guardian::Guardian(const GuardianOptions& options, OnEvent on_event)
     throw std::runtime_error(std::string("opening a pipe failed: ") + std::strerror(errno));
   }
   if (options.watch_launcher) state_->launchers = WatchLaunchers();
-  if (options.end_process) {
-    any_failed = false;
-    WaitToTerminate();
-  }
-  if (options.watch_signals) WatchSignals();
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  // The thread keeps the state: after a failure it outlives the transport.
-  state_->thread = std::thread([state = state_] {
-    pthread_setname_np(pthread_self(), "smp_guardian");
-    state->Run();
-  });
+  try {
+    // The thread keeps the state: after a failure it outlives the transport.
+    state_->thread = std::thread([state = state_] {
+      pthread_setname_np(pthread_self(), "smp_guardian");
+      state->Run();
+    });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (options.end_process) WaitToTerminate();
+  if (options.watch_signals) WatchSignals();
 }
 
 Guardian::~Guardian() { Stop(); }
@@ -411,6 +413,9 @@ void Guardian::Stop() {
         sigaction(number, &previous_actions[number], nullptr);
       }
     }
+    // One that came while this was stopped was to end the process, and does.
+    const int number = first_signal.load();
+    if (number != 0 && !state_->failed && !HasHandler(number)) kill(getpid(), number);
   }
 }
 

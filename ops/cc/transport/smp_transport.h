@@ -55,7 +55,7 @@ typedef struct smp_options {
   int32_t local_size;          /* ranks on this host; decides whether the thread may spin */
   int32_t spin_us;             /* busy waiting before sleep; -1: 20 if there are cores to spare */
   int32_t watch_launcher;      /* 1: end when the launcher dies */
-  int32_t watch_signals;       /* 1: SIGINT and SIGTERM end all ranks, from the begin */
+  int32_t watch_signals;       /* 1: SIGINT and SIGTERM end all ranks at once */
   int32_t end_process;         /* 0: report failures, but never end the process */
   double stall_report_s;       /* say who waits for whom after this time */
   double stall_timeout_s;      /* and fail after this time */
@@ -144,7 +144,7 @@ SMP_API smp_start_guard* smp_start_guard_create(const char* about, char* error, 
 
 enum { SMP_HEARD_NOTHING = 0, SMP_HEARD_SIGNAL = 1, SMP_HEARD_OVER = 2 };
 
-/* Waits for so many seconds, for a signal, or until the guard is closed. */
+/* Waits for so many seconds, an hour at most, for a signal, or until the guard is closed. */
 SMP_API int smp_start_guard_wait(smp_start_guard*, double seconds);
 
 /* What a process that heard a signal says behind "was ended by SIGTERM in smp.init". */
@@ -152,6 +152,9 @@ SMP_API void smp_start_guard_say(smp_start_guard*, const char* words);
 
 /* Leaves signals as they were, and ends a wait. */
 SMP_API void smp_start_guard_close(smp_start_guard*);
+
+/* Frees a guard that is closed and that nobody waits in. */
+SMP_API void smp_start_guard_free(smp_start_guard*);
 
 /* SIGINT and SIGTERM end all ranks from here on. */
 SMP_API void smp_transport_watch_signals(smp_transport*);

@@ -1,5 +1,6 @@
 #include "transport/start_guard.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -8,6 +9,8 @@ namespace {
 
 // The launcher kills seconds after its signal, and words may be looked for in vain.
 constexpr auto kWordsTime = std::chrono::seconds(3);
+// More would be more than the clock can count, for who waits for years.
+constexpr double kLongestWait = 3600;
 
 GuardianOptions SignalsOnly() {
   GuardianOptions options;
@@ -23,25 +26,22 @@ StartGuard::StartGuard(std::string about)
         OnSignal(what, exit_code);
       }) {}
 
-StartGuard::~StartGuard() {
+void StartGuard::Close() {
   {
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     over_ = true;
     changed_.notify_all();
-    changed_.wait(lock, [this] { return waiting_ == 0; });
   }
   guardian_.Stop();
 }
 
 StartGuard::Heard StartGuard::Wait(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
-  ++waiting_;
-  changed_.wait_for(lock, std::chrono::duration<double>(seconds),
-                    [this] { return over_ || (heard_ && !said_); });
-  --waiting_;
-  changed_.notify_all();
-  if (over_) return Heard::kOver;
-  return heard_ && !said_ ? Heard::kSignal : Heard::kNothing;
+  const auto is_heard = [this] { return heard_ && !said_; };
+  changed_.wait_for(lock, std::chrono::duration<double>(std::min(seconds, kLongestWait)),
+                    [&] { return over_ || is_heard(); });
+  if (is_heard()) return Heard::kSignal;
+  return over_ ? Heard::kOver : Heard::kNothing;
 }
 
 void StartGuard::Say(const std::string& words) {
@@ -57,9 +57,7 @@ void StartGuard::OnSignal(const std::string& what, int exit_code) {
     std::unique_lock<std::mutex> lock(mutex_);
     heard_ = true;
     changed_.notify_all();
-    if (changed_.wait_for(lock, kWordsTime, [this] { return said_ || over_; }) && said_) {
-      line += words_;
-    }
+    if (changed_.wait_for(lock, kWordsTime, [this] { return said_; })) line += words_;
   }
   guardian_.Failed(line + ".", exit_code);
   guardian_.Told();

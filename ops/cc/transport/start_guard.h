@@ -20,10 +20,11 @@ class StartGuard {
 
   // `about` names the process in the line of one that has no words in time.
   explicit StartGuard(std::string about);
-  // Leaves signals as they were. Wakes those who wait, and waits until they are gone.
-  ~StartGuard();
 
-  // Waits for so many seconds, for a signal that ends the process, or until the guard is closed.
+  // Leaves signals as they were, and wakes who waits. A process that heard one ends all the same.
+  void Close();
+
+  // Waits for so many seconds, an hour at most, for a signal that ends the process, or until Close.
   Heard Wait(double seconds);
   // The line with which a process ends that heard a signal.
   void Say(const std::string& words);
@@ -34,7 +35,6 @@ class StartGuard {
   const std::string about_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  int waiting_ = 0;
   bool over_ = false;
   bool heard_ = false;
   bool said_ = false;

@@ -23,7 +23,7 @@ def die_when_awaited(**_: Any) -> None:
     """Rank 1 dies when rank 0 has come to smp.init."""
     arrivals._starts = itertools.repeat(1)
     launcher = arrivals.Arrivals()
-    while not launcher._has_come(0, deadline=time.monotonic() + 10.0):
+    while not launcher._has_come(0, deadline=time.monotonic() + 60.0):
         pass
     die()
 

@@ -409,6 +409,7 @@ void RunUncaught() {
   smp_transport* transport = smp_transport_create(0, 1, &options, error, sizeof(error));
   CHECK(transport != nullptr);
   smp_start_guard_close(guard);
+  smp_start_guard_free(guard);
   smp_transport_watch_signals(transport);
   std::thread([] { throw gloo::IoException("Connection closed by peer"); }).detach();
   smp_transport_abort(transport, R"({"message": "rank 1 was lost"})", 7, 0.1);
