@@ -97,6 +97,8 @@ def test_replicas_that_average_gradients_of_different_steps_are_named() -> None:
     """They once waited in Horovod until stall_timeout."""
     outcome = run(2, "other", "--partitions", "1")
     assert outcome.returncode != 0, outcome.report()
-    place = r"ank \d .* has been in step \d of '(forward_backward|penalty_of)' on "
-    found = rf"R{place}.* and waits for no message.*, while r{place}.*Each averages gradients with the other"
+    place = r"in step \d of '(forward_backward|penalty_of)' on .*"
+    waited = rf"Rank \d .* has waited \d+ s for the other replicas at 'smp_gradients_.*' {place}"
+    other = rf"while rank \d .* has been {place} and waits at 'smp_gradients_.*'"
+    found = rf"{waited}, {other}\. Each averages gradients with the other"
     assert re.search(found, words_of(outcome)), outcome.report()
