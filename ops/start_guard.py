@@ -7,22 +7,13 @@ hears the signal, and one of Python's that waits here for it, finds the words, a
 from __future__ import annotations
 
 import ctypes
-import enum
 import functools
 import os
 
 from smp_tf.ops.errors import LibraryError
 from smp_tf.ops.library import transport_library
 
-__all__ = ["Heard", "StartGuard"]
-
-
-class Heard(enum.IntEnum):
-    """What ended a wait."""
-
-    NOTHING = 0
-    SIGNAL = 1
-    OVER = 2
+__all__ = ["StartGuard"]
 
 
 class StartGuard:
@@ -46,9 +37,13 @@ class StartGuard:
         if not self._handle:
             raise LibraryError(f"signals cannot be watched: {error.value.decode(errors='replace')}")
 
-    def wait(self, seconds: float) -> Heard:
-        """Waits for so many seconds, an hour at most, for a signal that ends the process, or until `close`."""
-        return Heard(self._library.smp_start_guard_wait(self._handle, seconds))
+    def wait(self, seconds: float) -> bool:
+        """Waits for so many seconds, hours at most, for a signal that ends the process, or until `close`.
+
+        Returns:
+            Whether a signal has come, which waits for words.
+        """
+        return bool(self._library.smp_start_guard_wait(self._handle, seconds))
 
     def say(self, words: str) -> None:
         """Says what stands in the line behind "was ended by SIGTERM in smp.init", and so lets the process end."""

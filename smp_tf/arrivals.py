@@ -137,8 +137,11 @@ class Arrivals:
         # At once: those whom the launcher ends as well are about to.
         if lost := self._lost(deadline, 0.0):
             return f": {' and '.join(lost)} ended there"
-        missing = self.missing_in_words(deadline - time.monotonic())
-        return f": it waited for {missing}" if missing else ""
+        if missing := self.missing_in_words(deadline - time.monotonic()):
+            return f": it waited for {missing}"
+        if silent := self._silent(deadline):
+            return f": {' and '.join(silent)} ended there, or does not know yet of the end"
+        return ""
 
     def in_words(self, rank: int) -> str:
         """Names a rank, with its host where that is known."""
@@ -173,6 +176,20 @@ class Arrivals:
             found = [in_words(rank, here[rank]) for rank in ended if not self._follows(rank, deadline)]
             if found or time.monotonic() >= until:
                 return found
+            time.sleep(0.01)
+
+    def _silent(self, deadline: float) -> list[str]:
+        """Ranks of other machines that have come and, when they had a moment to, not left that they end for another.
+
+        Whether their processes have ended cannot be seen from here; those that are left are ended as this one is.
+        """
+        machine = hosts.machine()
+        silent = [rank for rank, process in sorted(self._known.items()) if process["machine"] != machine]
+        until = min(deadline, time.monotonic() + _LOST_TIME)
+        while True:
+            silent = [rank for rank in silent if not self._follows(rank, deadline)]
+            if not silent or time.monotonic() >= until:
+                return [self.in_words(rank) for rank in silent[:_MOST_NAMES]]
             time.sleep(0.01)
 
     def _follows(self, rank: int, deadline: float) -> bool:

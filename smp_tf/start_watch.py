@@ -16,12 +16,12 @@ from smp_tf.announce import tell
 from smp_tf.arrivals import Arrivals, this_host
 from smp_tf.environment import world_rank, world_size
 from smp_tf.ops.errors import LibraryError, PeerError
-from smp_tf.ops.start_guard import Heard, StartGuard
+from smp_tf.ops.start_guard import StartGuard
 
 # As long as messages are waited for without a word.
 PATIENCE = 30.0
 _AWAITED = "other ranks"
-# Who waits for years waits again: a lock cannot wait as long.
+# Who waits for years waits again: clocks and locks cannot wait as long.
 _LONGEST_WAIT = 3600.0
 
 
@@ -154,12 +154,12 @@ class StartWatch:
 
     def _wait(self, until: float) -> bool:
         """Waits until the start is over, which it returns, or until a time; a signal ends the process."""
-        while (left := until - time.monotonic()) > 0.0 and not self._over.is_set():
+        while (left := min(until - time.monotonic(), _LONGEST_WAIT)) > 0.0 and not self._over.is_set():
             guard = self._guard
             if guard is None:
                 # It goes on without one when all are connected.
-                self._over.wait(min(left, _LONGEST_WAIT))
-            elif guard.wait(left) is Heard.SIGNAL:
+                self._over.wait(left)
+            elif guard.wait(left):
                 guard.say(self.arrivals.whose_end())
                 return True
         return self._over.is_set()

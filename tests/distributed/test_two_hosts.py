@@ -122,3 +122,13 @@ def test_kill_9_on_another_host_ends_all_and_names_rank_host_and_step(killed: To
         assert "finished" not in killed.said_by(rank)
     assert f"Process 3 exit with status code {128 + signal.SIGKILL}" in killed.text
     assert killed.ended_at - killed.trained_at < 10.0
+
+
+def test_a_rank_that_is_alone_on_its_host_and_killed_in_smp_init_is_named_with_its_host(hosts: TwoHosts) -> None:
+    """No rank of its host is left that could say it."""
+    told = run(hosts, "host-a:2,host-b:1", "--kill-in-init", "2")
+    lost = r"rank 2 \(host host-b, pid \d+\)"
+    # Who has not come to smp.init before it is ended has nobody to wait for.
+    said = rf"smp_tf: rank [01] \(host host-a\) was ended by SIGTERM in smp.init: {lost} ended there, or "
+    assert re.search(rf"{said}|ends in smp.init: R{lost[1:]} ended", told.text), told.text
+    assert "training {" not in told.text

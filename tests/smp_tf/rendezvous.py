@@ -1,11 +1,17 @@
-"""The store of a launcher, for ranks that are none."""
+"""The store of a launcher, and ranks that come to a start, which are none."""
 
 from __future__ import annotations
 
 import http.server
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import pytest
+
+from smp_tf import arrivals
 
 
 class Rendezvous:
@@ -58,3 +64,20 @@ def running() -> Iterator[Rendezvous]:
         yield launcher
     finally:
         launcher.close()
+
+
+def arrive(environment: dict[str, str], **process: object) -> arrivals.Arrivals:
+    """A rank that comes to its start: as this process, but for what is said of it."""
+    said = {**arrivals.this_process(), **process}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(arrivals, "this_process", lambda: said)
+        arrived = arrivals.Arrivals(environment)
+        arrived.enter()
+    return arrived
+
+
+def ended_process() -> int:
+    """The number of a process that has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    ended.wait()
+    return ended.pid

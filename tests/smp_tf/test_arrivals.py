@@ -11,7 +11,7 @@ import pytest
 
 from smp_tf import arrivals
 from smp_tf.arrivals import Arrivals
-from tests.smp_tf.rendezvous import Rendezvous, running
+from tests.smp_tf.rendezvous import Rendezvous, arrive, ended_process, running
 
 
 @pytest.fixture
@@ -26,41 +26,30 @@ def first_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "_starts", itertools.repeat(1))
 
 
-def arrive(
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    host: str = "a",
-    pid: int = 1,
-    machine: str | None = None,
-) -> Arrivals:
-    """A rank that comes to its start on a host."""
-    with monkeypatch.context() as patched:
-        process = {"host": host, "machine": machine or f"machine {host}", "pid": pid}
-        patched.setattr(arrivals, "this_process", lambda: process)
-        arrived = Arrivals(environment)
-        arrived.enter()
-    return arrived
+def elsewhere(environment: dict[str, str], host: str = "a", pid: int = 1) -> Arrivals:
+    """A rank that comes to its start on a host that is another one than this."""
+    return arrive(environment, host=host, machine=f"machine {host}", pid=pid)
 
 
 def test_the_launcher_knows_who_has_not_come(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks 0 and 1 run on host a, 2 and 3 on host b, 4 on a third."""
     monkeypatch.setattr(arrivals, "this_host", lambda: "a")
-    first = arrive(monkeypatch, launcher.environment(0, 5, 0, 2))
+    first = elsewhere(launcher.environment(0, 5, 0, 2))
     assert first.missing() == [1, 2, 3, 4]
-    arrive(monkeypatch, launcher.environment(3, 5, 1, 2), "b", 7)
+    elsewhere(launcher.environment(3, 5, 1, 2), "b", 7)
     assert first.missing() == [1, 2, 4]
     assert first.missing_in_words() == "rank 1 (host a), rank 2 (host b), rank 4, which have not come to it"
-    arrive(monkeypatch, launcher.environment(4, 5, 0, 1), "c", 8)
-    arrive(monkeypatch, launcher.environment(1, 5, 1, 2), "a", 9)
+    elsewhere(launcher.environment(4, 5, 0, 1), "c", 8)
+    elsewhere(launcher.environment(1, 5, 1, 2), "a", 9)
     assert first.missing_in_words() == "rank 2 (host b), which has not come to it"
     assert [first.in_words(rank) for rank in (1, 4)] == ["rank 1 (host a, pid 9)", "rank 4 (host c, pid 8)"]
-    arrive(monkeypatch, launcher.environment(2, 5, 0, 2), "b", 10)
+    elsewhere(launcher.environment(2, 5, 0, 2), "b", 10)
     assert first.missing() == []
     assert first.missing_in_words() == ""
 
 
-def test_of_many_that_are_missing_some_are_named(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = arrive(monkeypatch, launcher.environment(0, 100, 0, 1))
+def test_of_many_that_are_missing_some_are_named(launcher: Rendezvous) -> None:
+    first = elsewhere(launcher.environment(0, 100, 0, 1))
     assert first.missing_in_words() == "rank 1, rank 2, rank 3, rank 4 and others, which have not come to it"
 
 
@@ -68,18 +57,16 @@ def test_a_later_start_is_one_of_its_own(launcher: Rendezvous, monkeypatch: pyte
     """What was left in an earlier one is none of its arrivals."""
     monkeypatch.setattr(arrivals, "_starts", itertools.chain([1, 1], itertools.repeat(2)))
     for rank in range(2):
-        arrive(monkeypatch, launcher.environment(rank, 2, rank, 2))
-    second = arrive(monkeypatch, launcher.environment(0, 2, 0, 2))
+        elsewhere(launcher.environment(rank, 2, rank, 2))
+    second = elsewhere(launcher.environment(0, 2, 0, 2))
     assert second.missing() == [1]
 
 
-def test_without_a_launcher_to_ask_nobody_is_known_to_be_missing(
-    launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_launcher_to_ask_nobody_is_known_to_be_missing(launcher: Rendezvous) -> None:
     for environment in ({"OMPI_COMM_WORLD_SIZE": "4"}, {}):
-        alone = arrive(monkeypatch, environment)
+        alone = elsewhere(environment)
         assert (alone.are_known, alone.missing(), alone.missing_in_words(), alone.lost()) == (False, None, "", [])
-    first = arrive(monkeypatch, launcher.environment(0, 2, 0, 2))
+    first = elsewhere(launcher.environment(0, 2, 0, 2))
     launcher.close()
     assert (first.are_known, first.missing(), first.missing_in_words(), first.lost()) == (True, None, "", [])
 
@@ -90,41 +77,49 @@ def test_variables_that_are_no_numbers_are_no_launcher(launcher: Rendezvous, por
     assert not Arrivals(environment).are_known
 
 
-def test_who_could_not_say_that_it_came_says_it_later(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_could_not_say_that_it_came_says_it_later(launcher: Rendezvous) -> None:
     """One answer that came too late made a rank missing to all others for good."""
     late = Arrivals(launcher.environment(1, 2, 1, 2))
-    other = arrive(monkeypatch, launcher.environment(0, 2, 0, 2))
+    other = elsewhere(launcher.environment(0, 2, 0, 2))
     assert other.missing() == [1]
     assert late.missing() == []
     assert other.missing() == []
 
 
-def an_ended_process() -> int:
-    ended = subprocess.Popen([sys.executable, "-c", "pass"])
-    ended.wait()
-    return ended.pid
-
-
-def test_a_process_that_has_ended_is_lost(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_has_ended_is_lost(launcher: Rendezvous) -> None:
     """Of those on this machine; that one of another machine has its number says nothing."""
-    here, pid = arrivals.this_process(), an_ended_process()
-    first = arrive(monkeypatch, launcher.environment(0, 3, 0, 3), here["host"], here["pid"], here["machine"])
-    arrive(monkeypatch, launcher.environment(1, 3, 1, 3), "elsewhere", pid)
+    here, pid = arrivals.this_process(), ended_process()
+    first = arrive(launcher.environment(0, 3, 0, 3))
+    elsewhere(launcher.environment(1, 3, 1, 3), "elsewhere", pid)
     assert first.lost() == []
-    arrive(monkeypatch, launcher.environment(2, 3, 2, 3), here["host"], pid, here["machine"])
+    arrive(launcher.environment(2, 3, 2, 3), pid=pid)
     assert first.lost() == [f"rank 2 (host {here['host']}, pid {pid})"]
 
 
 def test_a_process_that_ends_for_another_is_not_lost(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, pid = arrivals.this_process(), an_ended_process()
-    first = arrive(monkeypatch, launcher.environment(0, 3, 0, 3), here["host"], here["pid"], here["machine"])
+    here, pid = arrivals.this_process(), ended_process()
+    first = arrive(launcher.environment(0, 3, 0, 3))
     for rank in (1, 2):
-        arrive(monkeypatch, launcher.environment(rank, 3, rank, 3), here["host"], pid, here["machine"])
+        arrive(launcher.environment(rank, 3, rank, 3), pid=pid)
     with monkeypatch.context() as patched:
         patched.setattr(arrivals, "this_process", lambda: {**here, "pid": pid})
         Arrivals(launcher.environment(1, 3, 1, 3)).lost()
     assert first.lost() == [f"rank 2 (host {here['host']}, pid {pid})"]
     assert first.whose_end() == f": rank 2 (host {here['host']}, pid {pid}) ended there"
+
+
+def test_of_other_machines_those_are_named_that_do_not_say_that_they_end(
+    launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only rank of a host was killed: nobody there could say it."""
+    first = arrive(launcher.environment(0, 3, 0, 1))
+    others = [elsewhere(launcher.environment(rank, 3, 0, 1), f"host-{rank}", 7) for rank in (1, 2)]
+    with monkeypatch.context() as patched:
+        patched.setattr(arrivals, "this_process", lambda: {"host": "host-1", "machine": "machine host-1", "pid": 7})
+        patched.setattr(arrivals.hosts, "machine", lambda: "machine host-1")
+        patched.setattr(arrivals, "_has_ended", lambda pid: False)
+        others[0].lost()
+    assert first.whose_end() == ": rank 2 (host host-2, pid 7) ended there, or does not know yet of the end"
 
 
 def test_a_process_that_nobody_has_waited_for_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 from smp_tf import arrivals
 from smp_tf.ops.errors import PeerError
 from smp_tf.start_watch import StartWatch
-from tests.smp_tf.rendezvous import Rendezvous, running
+from tests.smp_tf.rendezvous import Rendezvous, arrive, ended_process, running
 
 HOST = socket.gethostname()
 NOBODY = {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"}
@@ -28,9 +28,7 @@ def two_of_four(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rendezvous]:
     """A launcher of four ranks, of which rank 2 has come to its first start on another host."""
     monkeypatch.setattr(arrivals, "_starts", itertools.repeat(1))
     with running() as launcher:
-        with monkeypatch.context() as patched:
-            patched.setattr(arrivals, "this_process", lambda: {"host": "b", "machine": "b", "pid": 7})
-            arrivals.Arrivals(launcher.environment(2, 4, 0, 2)).enter()
+        arrive(launcher.environment(2, 4, 0, 2), host="b", machine="b", pid=7)
         yield launcher
 
 
@@ -106,17 +104,6 @@ def test_the_end_of_another_rank_is_told_before_python_prints_it(capfd: pytest.C
     assert capfd.readouterr().err == f"smp_tf: rank 1 (host {HOST}) ends in smp.init: Rank 0 ended.\n"
 
 
-def test_a_stall_timeout_of_years_is_waited_for(capfd: pytest.CaptureFixture[str], two_of_four: Rendezvous) -> None:
-    """It was more than a clock can count, and ended the start at once."""
-    codes: list[int] = []
-    for environment in (NOBODY, two_of_four.environment(0, 3, 0, 2)):
-        with StartWatch(1e10, environment, patience=0.0, end=codes.append) as watch:
-            watch._thread.join(0.2)
-            assert watch._thread.is_alive()
-    assert codes == []
-    assert capfd.readouterr().err.count("The job goes on") == 2
-
-
 class Started:
     """A process in its start.
 
@@ -125,17 +112,24 @@ class Started:
         body: what it does there; it has said that it is there.
         before: what it does before.
         after: what it does afterwards.
+        watch: more arguments of the watch over the start.
         options: of the process.
     """
 
     def __init__(
-        self, environment: dict[str, str], body: str, before: str = "", after: str = "", **options: Any
+        self,
+        environment: dict[str, str],
+        body: str,
+        before: str = "",
+        after: str = "",
+        watch: str = "1800.0",
+        **options: Any,
     ) -> None:
         script = f"""
-import ctypes, os, signal, sys, time
+import ctypes, os, signal, sys, threading
 from smp_tf.start_watch import StartWatch
 {before}
-with StartWatch(1800.0, {environment!r}) as watch:
+with StartWatch({watch}, environment={environment!r}) as watch:
     watch.await_those_missing()
     print("there", flush=True)
     {body}
@@ -161,38 +155,33 @@ with StartWatch(1800.0, {environment!r}) as watch:
         return self.process.returncode, said
 
 
-def arrive(environment: dict[str, str], pid: int) -> arrivals.Arrivals:
-    """Another rank comes to the start, as a process of this machine."""
-    process = {**arrivals.this_process(), "pid": pid}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(arrivals, "this_process", lambda: process)
-        arrived = arrivals.Arrivals(environment)
-        arrived.enter()
-    return arrived
-
-
-def ended_process() -> int:
-    ended = subprocess.Popen([sys.executable, "-c", "pass"])
-    ended.wait()
-    return ended.pid
-
-
 ENDED = f"smp_tf: rank 0 (host {HOST}) was ended by SIGTERM in smp.init"
-SLEEP = "time.sleep(60)"
+# For what never comes.
+WAIT = "threading.Event().wait()"
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_stall_timeout_of_years_is_waited_for(launched: bool, two_of_four: Rendezvous) -> None:
+    """It was more than a clock can count, and ended the start at once."""
+    environment = two_of_four.environment(0, 3, 0, 2) if launched else NOBODY
+    started = Started(environment, "sys.stdin.read()", watch="1e10, patience=0.0")
+    assert started.process.stderr is not None
+    assert "The job goes on; it ends after stall_timeout = 1e+10 s." in started.process.stderr.readline()
+    assert started.ended() == (0, "")
 
 
 class TestSigterm:
     """The launcher sends it to those that are left when a rank has ended."""
 
     def test_who_is_ended_says_who_has_not_come(self, two_of_four: Rendezvous) -> None:
-        started = Started(two_of_four.environment(0, 3, 0, 2), SLEEP)
+        started = Started(two_of_four.environment(0, 3, 0, 2), WAIT)
         words = f"{ENDED}: it waited for rank 1 (host {HOST}), which has not come to it.\n"
         assert started.end() == (-signal.SIGTERM, words)
 
     def test_who_is_ended_says_whose_process_has_ended(self, two_of_four: Rendezvous) -> None:
         pid = ended_process()
-        arrive(two_of_four.environment(1, 4, 1, 2), pid)
-        started = Started(two_of_four.environment(0, 4, 0, 2), SLEEP)
+        arrive(two_of_four.environment(1, 4, 1, 2), pid=pid)
+        started = Started(two_of_four.environment(0, 4, 0, 2), WAIT)
         assert started.end() == (-signal.SIGTERM, f"{ENDED}: rank 1 (host {HOST}, pid {pid}) ended there.\n")
 
     def test_who_ended_for_another_is_not_the_cause(self, two_of_four: Rendezvous) -> None:
@@ -200,17 +189,20 @@ class TestSigterm:
         process = {**arrivals.this_process(), "pid": ended_process()}
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(arrivals, "this_process", lambda: process)
-            arrivals.Arrivals(two_of_four.environment(1, 3, 1, 2)).whose_end()
-        assert Started(two_of_four.environment(0, 3, 0, 2), SLEEP).end() == (-signal.SIGTERM, f"{ENDED}.\n")
+            arrivals.Arrivals(two_of_four.environment(1, 2, 1, 2)).whose_end()
+        assert Started(two_of_four.environment(0, 2, 0, 2), WAIT).end() == (-signal.SIGTERM, f"{ENDED}.\n")
 
     def test_who_has_no_words_in_time_ends_without(self, two_of_four: Rendezvous) -> None:
         """Native code may hold Python's lock for long."""
-        started = Started(two_of_four.environment(0, 3, 0, 2), "ctypes.PyDLL(None).sleep(60)")
+        # Of all that waits a lock alone goes on when a signal has come.
+        twice = "mutex, c = ctypes.create_string_buffer(64), ctypes.PyDLL(None); "
+        twice += "[c.pthread_mutex_lock(mutex) for _ in range(2)]"
+        started = Started(two_of_four.environment(0, 3, 0, 2), twice)
         assert started.end() == (-signal.SIGTERM, f"{ENDED}.\n")
 
     def test_who_cannot_say_it_ends(self, two_of_four: Rendezvous) -> None:
         heard, said = os.pipe()
-        started = Started(two_of_four.environment(0, 3, 0, 2), SLEEP, stderr=said)
+        started = Started(two_of_four.environment(0, 3, 0, 2), WAIT, stderr=said)
         os.close(heard)
         os.close(said)
         assert started.end()[0] == -signal.SIGTERM
@@ -226,14 +218,14 @@ class TestSigterm:
 
     def test_a_script_that_ends_in_a_way_of_its_own_does(self, two_of_four: Rendezvous) -> None:
         before = "signal.signal(signal.SIGTERM, lambda *_: os._exit(3))"
-        assert Started(two_of_four.environment(0, 3, 0, 2), SLEEP, before=before).end() == (3, "")
+        assert Started(two_of_four.environment(0, 3, 0, 2), WAIT, before=before).end() == (3, "")
 
     def test_a_forked_child_ends_alone(self, two_of_four: Rendezvous) -> None:
         """Its end was taken for its parent's."""
         body = "; ".join(
             [
                 "child = os.fork()",
-                "child or time.sleep(60)",
+                "child or signal.pause()",
                 "os.kill(child, signal.SIGTERM)",
                 "ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])",
                 "sys.stdin.read()",
@@ -248,15 +240,15 @@ class TestSigterm:
         after = "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 7)"
         assert Started(two_of_four.environment(0, 3, 0, 2), body, after=after).ended() == (7, "")
 
-    @pytest.mark.parametrize("late", [0.0, 0.001])
-    def test_a_signal_at_the_end_of_a_start_is_not_lost(self, two_of_four: Rendezvous, late: float) -> None:
+    @pytest.mark.parametrize("then", ["pass", "os.sched_yield()"])
+    def test_a_signal_at_the_end_of_a_start_is_not_lost(self, two_of_four: Rendezvous, then: str) -> None:
         """What came just before was dropped, and the process lived on."""
-        body = f"os.kill(os.getpid(), signal.SIGTERM); time.sleep({late})"
+        body = f"os.kill(os.getpid(), signal.SIGTERM); {then}"
         started = Started(two_of_four.environment(0, 3, 0, 2), body, after="print('over', flush=True)")
         assert started.ended()[0] == -signal.SIGTERM
 
     def test_afterwards_signals_are_as_they_were(self, two_of_four: Rendezvous) -> None:
-        after = "print('over', flush=True); time.sleep(60)"
+        after = f"print('over', flush=True); {WAIT}"
         started = Started(two_of_four.environment(0, 3, 0, 2), "pass", after=after)
         started.await_line()
         assert started.end() == (-signal.SIGTERM, "")

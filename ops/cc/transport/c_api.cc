@@ -145,7 +145,7 @@ smp_start_guard* smp_start_guard_create(const char* about, char* error, size_t e
 }
 
 int smp_start_guard_wait(smp_start_guard* g, double seconds) {
-  return static_cast<int>(g->guard.Wait(seconds));
+  return g->guard.Wait(seconds) ? 1 : 0;
 }
 
 void smp_start_guard_say(smp_start_guard* g, const char* words) { g->guard.Say(words); }

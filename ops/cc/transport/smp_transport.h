@@ -142,9 +142,8 @@ SMP_API smp_transport* smp_transport_create(uint32_t rank, uint32_t size,
 typedef struct smp_start_guard smp_start_guard;
 SMP_API smp_start_guard* smp_start_guard_create(const char* about, char* error, size_t error_bytes);
 
-enum { SMP_HEARD_NOTHING = 0, SMP_HEARD_SIGNAL = 1, SMP_HEARD_OVER = 2 };
-
-/* Waits for so many seconds, an hour at most, for a signal, or until the guard is closed. */
+/* Waits for so many seconds, fewer than a clock of nanoseconds has, for a signal, or until the
+ * guard is closed; 1 if a signal has come. */
 SMP_API int smp_start_guard_wait(smp_start_guard*, double seconds);
 
 /* What a process that heard a signal says behind "was ended by SIGTERM in smp.init". */

@@ -1,6 +1,5 @@
 #include "transport/start_guard.h"
 
-#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -9,8 +8,6 @@ namespace {
 
 // The launcher kills seconds after its signal, and words may be looked for in vain.
 constexpr auto kWordsTime = std::chrono::seconds(3);
-// More would be more than the clock can count, for who waits for years.
-constexpr double kLongestWait = 3600;
 
 GuardianOptions SignalsOnly() {
   GuardianOptions options;
@@ -35,13 +32,12 @@ void StartGuard::Close() {
   guardian_.Stop();
 }
 
-StartGuard::Heard StartGuard::Wait(double seconds) {
+bool StartGuard::Wait(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   const auto is_heard = [this] { return heard_ && !said_; };
-  changed_.wait_for(lock, std::chrono::duration<double>(std::min(seconds, kLongestWait)),
+  changed_.wait_for(lock, std::chrono::duration<double>(seconds),
                     [&] { return over_ || is_heard(); });
-  if (is_heard()) return Heard::kSignal;
-  return over_ ? Heard::kOver : Heard::kNothing;
+  return is_heard();
 }
 
 void StartGuard::Say(const std::string& words) {

@@ -16,16 +16,15 @@ namespace smp {
 
 class StartGuard {
  public:
-  enum class Heard { kNothing = 0, kSignal = 1, kOver = 2 };
-
   // `about` names the process in the line of one that has no words in time.
   explicit StartGuard(std::string about);
 
   // Leaves signals as they were, and wakes who waits. A process that heard one ends all the same.
   void Close();
 
-  // Waits for so many seconds, an hour at most, for a signal that ends the process, or until Close.
-  Heard Wait(double seconds);
+  // Waits for so many seconds, for a signal that ends the process, or until Close. Returns whether
+  // a signal has come that nobody has words for yet.
+  bool Wait(double seconds);
   // The line with which a process ends that heard a signal.
   void Say(const std::string& words);
 

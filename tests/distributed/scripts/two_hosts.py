@@ -1,12 +1,14 @@
 """Trains two replicas of two partitions, and tells what went between the hosts that they are on.
 
-    two_hosts.py [--kill RANK]
+    two_hosts.py [--kill RANK] [--kill-in-init RANK]
 
 Each rank prints "training" and its losses, transports and ports as JSON; then, where one is to be killed, that rank is,
-while the others are in the next step. Otherwise it prints "finished".
+while the others are in the next step. Otherwise it prints "finished". One that is to be killed in smp.init is while
+Horovod starts there.
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -14,18 +16,29 @@ import signal
 import smp_tf as smp
 
 # isort: split
+import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from tensorflow.keras import layers
 
-from smp_tf import runtime
+from smp_tf import arrivals, runtime
 from tests.ops.rank_process import network_sockets
 
 STEPS = 4
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--kill", type=int)
+parser.add_argument("--kill-in-init", type=int)
 args = parser.parse_args()
+if args.kill_in_init == int(os.environ.get("HOROVOD_RANK", "-1")):
+
+    def die_when_all_have_come(**_):
+        arrivals._starts = itertools.repeat(1)
+        while arrivals.Arrivals().missing() != []:
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    hvd.init = die_when_all_have_come
 
 smp.init({"partitions": 2, "microbatches": 2, "seed": 1})
 
