@@ -8,6 +8,10 @@
 What comes back are slices in both cases: rows that no replica has touched are left out, so an optimizer that leaves
 such rows alone does so on many slices as on few. How many there are depends on the batch, and each replica has its own:
 they tell each other first, so that all choose alike.
+
+Beside a GPU what was gathered is added up row by row on the host, for all replicas in one order: a GPU adds slices of
+one row in the order in which they happen to come, so that an optimizer that did it there would round otherwise on each
+replica, and their weights would drift apart.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import tensorflow as tf
 
 from smp_tf import data_parallel, runtime
 from smp_tf.config import ONE_BIT
+from smp_tf.host_offload import HOST, has_device
 from smp_tf.wire_compression import COMPRESSED
 
 #: Bytes of an element of what is compressed, as all but one bit an element are.
@@ -34,8 +39,8 @@ def sum_of_slices(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = 
         handles: see `data_parallel.collective`; within a function some are needed.
 
     Returns:
-        The slices of all replicas, in their order, or the rows of their sum, in order; the slices themselves where
-        there is one replica.
+        The slices of all replicas, in their order (beside a GPU a row only once), or the rows of their sum, in order;
+        the slices themselves where there is one replica.
     """
     if runtime.current().process_sets.dp is None:
         return slices
@@ -99,4 +104,14 @@ def _gathered(slices: tf.IndexedSlices, name: str, handles: Sequence[Any]) -> tf
     sent = tf.cast(slices.values, data_parallel.sent_as(dtype))
     values = tf.cast(data_parallel.collective(hvd.allgather, sent, name=f"{name}_values", **options), dtype)
     indices = data_parallel.collective(hvd.allgather, slices.indices, name=f"{name}_indices", **options)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+    found = tf.IndexedSlices(values, indices, slices.dense_shape)
+    return _once_a_row(found) if has_device() else found
+
+
+def _once_a_row(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    dtype = slices.values.dtype
+    with tf.device(HOST):
+        indices, places = tf.unique(slices.indices)
+        values = tf.cast(slices.values, _summed_as(dtype))
+        rows = tf.cast(tf.math.unsorted_segment_sum(values, places, tf.size(indices)), dtype)
+    return tf.IndexedSlices(rows, indices, slices.dense_shape)

@@ -30,6 +30,29 @@ def test_few_slices_are_gathered(reduced: list[dict[str, Any]]) -> None:
     assert total.indices.numpy().tolist() == [7, 3, 3, 2, 2, 2] * 3
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_beside_a_gpu_gathered_slices_of_a_row_are_added_up_on_the_host(
+    reduced: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, dtype: tf.DType
+) -> None:
+    """A GPU adds up in any order: replicas with embeddings rounded otherwise, and their second step was refused."""
+    monkeypatch.setattr("smp_tf.sum_of_slices.has_device", lambda: True)
+
+    @tf.function
+    def total(given: tf.IndexedSlices) -> tf.IndexedSlices:
+        return sum_of_slices(given, "g", [data_parallel.order().handle])
+
+    given = slices(7, 3, 3, dtype=dtype)
+    found = total(given)
+    assert found.indices.numpy().tolist() == [7, 3]
+    assert found.values.dtype == dtype
+    assert tf.cast(found.values, tf.float32).numpy().tolist() == [[21.0, 3.0], [18.0, 6.0]]
+    graph = total.get_concrete_function(given).graph
+    [cond] = [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
+    branch = graph._get_function(cond.get_attr("else_branch").name).graph
+    adding = [op for op in branch.get_operations() if op.type in ("Unique", "UnsortedSegmentSum")]
+    assert [op.device.rpartition("/")[2] for op in adding] == ["device:CPU:0"] * 2
+
+
 def test_many_slices_are_added_up_and_rows_that_nobody_touched_stay_out(reduced: list[dict[str, Any]]) -> None:
     """An optimizer that leaves rows alone of which there are no slices would change them otherwise."""
     total = sum_of_slices(slices(7, 3, 3, 2, 2, 2, 0), "g")

@@ -85,7 +85,7 @@ real_devices = tf.config.list_logical_devices
 
 def devices_as_with_a_gpu(kind=None):
     """The second one is taken for a GPU: functions are then called by TensorFlow's own op, and plans know a host."""
-    host, device = real_devices()
+    host, device = real_devices("CPU")
     gpu = SimpleNamespace(name=device.name, device_type="GPU")
     return {None: [host, gpu], "CPU": [host], "GPU": [gpu]}[kind]
 
