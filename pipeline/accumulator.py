@@ -20,6 +20,9 @@ from smp_tf.ops.graph_op import add_op, run_independently
 from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import TensorType
 
+#: TensorFlow's name of the host's processors and memory.
+HOST = "/CPU:0"
+
 #: One name for all: TensorFlow makes and keeps a kernel for each that it has not seen, which takes a millisecond.
 _NAME = "smp_sum"
 
@@ -33,7 +36,7 @@ class Accumulator:
     Args:
         kind: type of the tensor; its shape is fully known.
         name: for the message where it is not.
-        device: TensorFlow's name of where the sum is; None for where the graph is.
+        device: TensorFlow's name of where the sum is; None for where the graph is, or the host (see `device_of_sum`).
     """
 
     def __init__(self, kind: TensorType, name: str, device: str | None = None) -> None:
@@ -41,8 +44,8 @@ class Accumulator:
             raise ValueError(f"Only tensors of known shape are added up in place. Received: {name!r} of type {kind}.")
         self._shape = tf.TensorShape(kind.shape)
         self._dtype = tf.dtypes.as_dtype(kind.dtype)
-        self._device = device
-        with tf.init_scope(), on_device(device):
+        self._device = device_of_sum(self._dtype, device)
+        with tf.init_scope(), on_device(self._device):
             self._empty = tf.constant([0], tf.int32)
             nothing = tf.zeros([0], self._dtype)
             self._variable = tf_internals.make_plain_variable(
@@ -122,6 +125,17 @@ def _shape_value(shape: tf.TensorShape) -> Any:
 def on_device(name: str | None) -> contextlib.AbstractContextManager[object]:
     """A context whose ops are on a device; None: where they would be without."""
     return contextlib.nullcontext() if name is None else tf.device(name)
+
+
+def device_of_sum(dtype: tf.DType, device: str | None) -> str | None:
+    """Where tensors can be added up that are wanted on a device: None stands for where the graph is.
+
+    TensorFlow adds complex numbers to a variable on processors alone (seen in 2.21), and looks for one on a GPU in the
+    host's memory, which ends the process.
+    """
+    if device is None and dtype.is_complex and tf.config.list_logical_devices("GPU"):
+        return HOST
+    return device
 
 
 def fits(kind: TensorType) -> bool:

@@ -51,6 +51,7 @@ def place_cases() -> list[Case]:
 OWN_GRADIENTS = Case("own gradients", "own_gradients", {}, {"partitions": 1, "microbatches": 2})
 TWICE = Case("called twice", "called_twice", {}, {"partitions": 1, "microbatches": 2})
 SLICES = Case("slices", "few_and_many_slices", {}, {"partitions": 1, "microbatches": 2})
+SLICES_ON_HOST = Case("slices beside a GPU", SLICES.function, {"as_beside_a_gpu": True}, SLICES.config)
 RETRACED = [
     Case(f"retraced, {kind}", "traced_once_more", {}, {"partitions": 1, "gradient_compression": kind})
     for kind in (None, "bf16")
@@ -103,7 +104,7 @@ class Launches:
             more = {
                 (3, 2): place_cases(),
                 (2, 2): [SHUFFLED, BY_STAGE_FIRST, *LOADED, *(compressed(2) if self.full else [])],
-                (1, 2): [OWN_GRADIENTS, TWICE, SLICES, *RETRACED, *compressed(1), *UNEQUAL, *UNLIKE],
+                (1, 2): [OWN_GRADIENTS, TWICE, SLICES, SLICES_ON_HOST, *RETRACED, *compressed(1), *UNEQUAL, *UNLIKE],
             }.get(key, [])
             # Four replicas are there for their schedule.
             listed = [] if replicas == 4 else [*cases(partitions, replicas, self.full, strategy), *more]
@@ -162,11 +163,12 @@ def compare(found: CaseResult, wanted: dict[str, Any], tolerance: float) -> None
         np.testing.assert_allclose(found_loss, loss, rtol=min(LOSSES, max(tolerance, 1e-9)))
 
 
-def test_sparse_gradients_are_sent_sparse_while_that_is_less(launches: Launches) -> None:
+@pytest.mark.parametrize(("case", "few"), [(SLICES, [0, 1, 1, 1]), (SLICES_ON_HOST, [0, 1])])
+def test_sparse_gradients_are_sent_sparse_while_that_is_less(launches: Launches, case: Case, few: list[int]) -> None:
     """Of a linear loss, whose gradients need nothing of the model; they were not averaged at all."""
-    for rank in launches.of(1, 2)[SLICES.name].values():
+    for rank in launches.of(1, 2)[case.name].values():
         # Four samples, a slice of each, and a mean over two columns.
-        assert rank["few"] == [[0, 1, 1, 1], [0.125, 0.375, 0.0], [0.625, 1.875, 0.0]]
+        assert rank["few"] == [few, [0.125, 0.375, 0.0], [0.625, 1.875, 0.0]]
         # Of 24 samples four have the first row, and none has the second.
         assert rank["many"][0] == [0, 2]
         np.testing.assert_allclose(rank["many"][1:], [[2 / 24, 0.0, 10 / 24], [10 / 24, 0.0, 50 / 24]], rtol=1e-6)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.partition.op_graph import TensorType
-from smp_tf.pipeline.accumulator import Accumulator, fits
+from smp_tf.pipeline.accumulator import HOST, Accumulator, device_of_sum, fits
 
 
 def summing(accumulators: list[Accumulator], values: list[np.ndarray], times: int) -> tf.types.experimental.Callable:
@@ -46,6 +46,15 @@ def test_a_sum_has_all_summands_and_leaves_nothing_behind(dtype: str) -> None:
     for _ in range(2):
         np.testing.assert_array_equal(tf.cast(run()[0], "complex64"), [[3, 6], [9, 12]])
         assert held(accumulator) == 0
+
+
+def test_complex_sums_are_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU one ended the process, as TensorFlow has no kernel there that adds them to a variable."""
+    assert device_of_sum(tf.complex64, None) is None
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [f"{kind}:0"])
+    assert [device_of_sum(dtype, None) for dtype in (tf.complex64, tf.complex128, tf.float32)] == [HOST, HOST, None]
+    assert device_of_sum(tf.complex64, "/CPU:1") == "/CPU:1"
+    assert Accumulator(TensorType("complex64", (2,)), "sum")._variable.device.endswith("CPU:0")
 
 
 def test_sums_of_several_shapes_are_not_taken_for_each_other() -> None:

@@ -143,8 +143,13 @@ def called_twice() -> dict[str, Any]:
     return {"sums": [both(x).numpy().ravel().tolist() for _ in range(20)]}
 
 
-def few_and_many_slices() -> dict[str, Any]:
+def few_and_many_slices(as_beside_a_gpu: bool = False) -> dict[str, Any]:
     """Sparse gradients of a table of three rows, of few tokens and of many, in a function and in a loop in it."""
+    with mock.patch("smp_tf.sum_of_slices.has_device", return_value=as_beside_a_gpu):
+        return _few_and_many_slices()
+
+
+def _few_and_many_slices() -> dict[str, Any]:
     model = smp.DistributedModel(lambda: tf.keras.Sequential([tf.keras.layers.Embedding(3, 2)]))
 
     @smp.step
