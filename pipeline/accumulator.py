@@ -10,7 +10,6 @@ graph would grow by one op per weight and microbatch.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import Any
 
@@ -19,9 +18,7 @@ import tensorflow as tf
 from smp_tf.ops.graph_op import add_op, run_independently
 from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import TensorType
-
-#: TensorFlow's name of the host's processors and memory.
-HOST = "/CPU:0"
+from smp_tf.pipeline.host import HOST, has_device, on_device
 
 #: One name for all: TensorFlow makes and keeps a kernel for each that it has not seen, which takes a millisecond.
 _NAME = "smp_sum"
@@ -122,18 +119,13 @@ def _shape_value(shape: tf.TensorShape) -> Any:
     return tf.compat.v1.AttrValue(tensor=tf.make_tensor_proto(shape.as_list(), tf.int32, [shape.rank]))
 
 
-def on_device(name: str | None) -> contextlib.AbstractContextManager[object]:
-    """A context whose ops are on a device; None: where they would be without."""
-    return contextlib.nullcontext() if name is None else tf.device(name)
-
-
 def device_of_sum(dtype: tf.DType, device: str | None) -> str | None:
     """Where tensors can be added up that are wanted on a device: None stands for where the graph is.
 
     TensorFlow adds complex numbers to a variable on processors alone (seen in 2.21), and looks for one on a GPU in the
     host's memory, which ends the process.
     """
-    if device is None and dtype.is_complex and tf.config.list_logical_devices("GPU"):
+    if device is None and dtype.is_complex and has_device():
         return HOST
     return device
 

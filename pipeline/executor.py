@@ -27,8 +27,8 @@ from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
 from smp_tf.partition.segment_graph import tensor_name
 from smp_tf.partition.split import StepOutputPlan, Transfer
-from smp_tf.pipeline.accumulator import on_device
 from smp_tf.pipeline.function_calls import FunctionCalls
+from smp_tf.pipeline.host import on_device
 from smp_tf.pipeline.marks import begin_task, end_task
 from smp_tf.pipeline.reduction import Bucket, ReductionWithin, parts_of
 from smp_tf.pipeline.stage_program import StageProgram

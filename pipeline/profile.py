@@ -23,6 +23,7 @@ import tensorflow as tf
 from smp_tf.partition.op_graph import Tensor
 from smp_tf.partition.split import Segment, Split
 from smp_tf.pipeline.accumulator import Accumulator, fits
+from smp_tf.pipeline.host import has_device
 from smp_tf.pipeline.made_up import Surroundings, values_for
 from smp_tf.pipeline.segment_function import build_segment_function
 
@@ -184,5 +185,5 @@ def _seconds(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
 
 def _finish() -> None:
     """Wait until the devices are done; on a GPU a function returns earlier."""
-    if tf.config.list_logical_devices("GPU"):
+    if has_device():
         tf.test.experimental.sync_devices()

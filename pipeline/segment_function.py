@@ -17,7 +17,8 @@ from smp_tf.partition import tf_internals
 from smp_tf.partition.op_graph import VARIABLE, OpGraph, Tensor, TensorType
 from smp_tf.partition.segment_graph import remote_value_name, segment_graph, tensor_name
 from smp_tf.partition.split import Segment
-from smp_tf.pipeline.accumulator import Accumulator, on_device
+from smp_tf.pipeline.accumulator import Accumulator
+from smp_tf.pipeline.host import on_device
 from smp_tf.pipeline.reduction import ReductionWithin
 
 

@@ -22,15 +22,10 @@ import tensorflow as tf
 
 from smp_tf import runtime, variables
 from smp_tf.announce import announce
-from smp_tf.pipeline.accumulator import HOST, on_device
+from smp_tf.pipeline.host import HOST, on_device
 
 #: Whether the slots of optimizers are on the host, from when they were first built.
 _slots_on_host: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-
-def has_device() -> bool:
-    """Whether this process computes on a device that has memory of its own: without, all is on the host anyway."""
-    return bool(tf.config.list_logical_devices("GPU"))
 
 
 def device_of_gradients() -> str | None:

@@ -130,8 +130,8 @@ class ReplicaCheck:
             "those that no step returned."
         )
         rounding = (
-            "It may be rounding alone, of ranks with other processors or numbers of threads. If they drift apart, some "
-            "gradients are not averaged."
+            "It may be rounding alone, of ranks with other processors or numbers of threads, or of sparse gradients on "
+            "a GPU. If they drift apart, some gradients are not averaged."
         )
         end = "Switch this check off with check_replicas=False. Steps before this one:"
         is_late = self._before > _ERROR_STEP

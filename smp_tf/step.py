@@ -34,7 +34,7 @@ from smp_tf.data_parallel import averaging_bytes, reduction_name, sum_gradients_
 from smp_tf.errors import StepError
 from smp_tf.gather import WRITER
 from smp_tf.host_memory import memory_of_host, require_host_memory
-from smp_tf.host_offload import device_of_gradients, has_device
+from smp_tf.host_offload import device_of_gradients
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.microbatching import (
     SplitArgument,
@@ -54,6 +54,7 @@ from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
+from smp_tf.pipeline.host import has_device
 from smp_tf.pipeline.reduction import Bucket, Reduce, Sums
 from smp_tf.pipeline.schedule import is_named, placement_of
 from smp_tf.pipeline.stage_program import build_stage_program, plan_program
