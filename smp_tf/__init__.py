@@ -6,7 +6,8 @@
 
 Importing this package imports neither TensorFlow nor Horovod: public names are looked up when they
 are first used. What it does do at once is set two environment variables that TensorFlow and
-Horovod read only while they start, so `import smp_tf` belongs above `import tensorflow`.
+Horovod read only while they start, and tell `horovodrun` that this rank has come so far, so
+`import smp_tf` belongs above `import tensorflow`.
 """
 
 from __future__ import annotations
@@ -255,6 +256,16 @@ def _watch_horovod() -> None:
     watch()
 
 
+def _watch_import() -> None:
+    """Lets a rank that its launcher ends before `smp.init` say why."""
+    # What it takes to ask the launcher is imported only where there is one.
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
+        from smp_tf import import_watch
+
+        import_watch.start()
+
+
 _find_rooms_beside_this_folder()
 _set_environment()
+_watch_import()
 _watch_horovod()

@@ -1,10 +1,11 @@
-"""Who has come to `smp.init`, and whose process has ended since.
+"""Who has come to `smp.init`, or imported smp_tf, and whose process has ended since.
 
 Before the ranks have met, one knows of the others what each leaves in the store of the launcher, `horovodrun`:
 
-    rank 0 ── PUT /smp_tf.1/0 ──▶ ┌───────────┐
-                                  │ its store │ ◀── GET /smp_tf.1/1 ── rank 0: has rank 1 come, where does it run,
-    rank 1 ── PUT /smp_tf.1/1 ──▶ └───────────┘                                and as which process?
+    import smp_tf ── PUT /smp_tf.0/1 ──▶ ┌───────────┐ ◀── GET /smp_tf.1/1 ── rank 0: has rank 1 come to smp.init?
+                                         │ its store │
+    smp.init ─────── PUT /smp_tf.1/1 ──▶ └───────────┘ ◀── GET /smp_tf.0/1 ── rank 0: where does it run, as which
+                                                                              process, and does it end for another?
 
 Under other launchers, which have no such store, nothing is known; Open MPI's says itself on which host a rank ended.
 """
@@ -37,8 +38,10 @@ _LOST_TIME = 0.5
 # In what a rank has left: that it is about to end, and that another is the cause.
 _FOLLOWS = "ends for another"
 
+# What a process leaves when it imports smp_tf, before its first start.
+_IMPORT = 0
 # All ranks start equally often: what they have left in an earlier start is none of the next one.
-_starts = itertools.count(1)
+_starts = itertools.count(_IMPORT + 1)
 
 
 def this_host() -> str:
@@ -66,21 +69,24 @@ def _has_ended(pid: int) -> bool:
 
 
 class Arrivals:
-    """Which ranks have come to one start, as the launcher's store has it.
+    """Which ranks have come to one start, or imported smp_tf, as the launcher's store has it.
 
     Args:
         environment: where the launcher says how many ranks there are, and where it is.
+        imported: whether it is about the import, and not about the next start.
     """
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self._scope = f"smp_tf.{next(_starts)}"
+    def __init__(self, environment: Mapping[str, str] = os.environ, imported: bool = False) -> None:
+        self._start = _IMPORT if imported else next(_starts)
         self._size, self._rank = world_size(environment), world_rank(environment)
         address, port = environment.get(_ADDRESS), number([_PORT], environment)
         self._store = (address, port) if self._size > 1 and address and port else None
         # horovodrun numbers the ranks of a host without a gap.
         first = self._rank - number([_LOCAL_RANK], environment)
         self._here = range(first, first + number([_LOCAL_SIZE], environment, 1))
+        # Those that have come, and others that have imported smp_tf.
         self._known: dict[int, dict[str, Any]] = {}
+        self._come: set[int] = set()
         self._entered = False
 
     @property
@@ -93,6 +99,15 @@ class Arrivals:
         with contextlib.suppress(_NoAnswerError):
             self._leave(time.monotonic() + _ASKING_TIME)
 
+    def enter_first(self) -> bool:
+        """Leaves there that this rank has come, if no process of it has; returns whether it has left it."""
+        deadline = time.monotonic() + _ASKING_TIME
+        with contextlib.suppress(_NoAnswerError):
+            # Programs that a rank starts have its variables.
+            if not self._has_come(self._rank, deadline):
+                self._leave(deadline)
+        return self._entered
+
     def met(self, processes: Sequence[Mapping[str, Any]]) -> None:
         """All have: nobody need be asked any more who has come.
 
@@ -100,6 +115,7 @@ class Arrivals:
             processes: what `this_process` said, in rank order.
         """
         self._known.update(enumerate(map(dict, processes)))
+        self._come.update(self._known)
 
     def missing(self, seconds: float = _ASKING_TIME) -> list[int] | None:
         """Ranks that have not come, up to some; None where that cannot be known.
@@ -119,6 +135,7 @@ class Arrivals:
                 if len(missing) == _MOST_NAMES or time.monotonic() > deadline:
                     break
                 if not self._has_come(rank, deadline):
+                    self._look_up(rank, deadline)
                     missing.append(rank)
         except _NoAnswerError:
             return None
@@ -136,11 +153,11 @@ class Arrivals:
         deadline = time.monotonic() + _ENDING_TIME
         # At once: those whom the launcher ends as well are about to.
         if lost := self._lost(deadline, 0.0):
-            return f": {' and '.join(lost)} ended there"
+            return f": {' and '.join(lost)} had ended"
         if missing := self.missing_in_words(deadline - time.monotonic()):
-            return f": it waited for {missing}"
+            return f": it {'had not heard of' if self._start == _IMPORT else 'waited for'} {missing}"
         if silent := self._silent(deadline):
-            return f": {' and '.join(silent)} ended there, or does not know yet of the end"
+            return f": {' and '.join(silent)} had ended, or did not know yet of the end"
         return ""
 
     def in_words(self, rank: int) -> str:
@@ -161,13 +178,14 @@ class Arrivals:
         if not missing:
             return ""
         names = ", ".join(missing) + (" and others" if len(missing) == _MOST_NAMES else "")
-        return f"{names}, which {'have' if len(missing) > 1 else 'has'} not come to it"
+        what = "imported smp_tf" if self._start == _IMPORT else "come to it"
+        return f"{names}, which {'have' if len(missing) > 1 else 'has'} not {what}"
 
     def _lost(self, deadline: float, moment: float) -> list[str]:
         with contextlib.suppress(_NoAnswerError):
             self._leave(deadline, **{_FOLLOWS: True})
             for rank in self._here:
-                self._has_come(rank, deadline)
+                self._look_up(rank, deadline)
         machine = hosts.machine()
         here = {rank: process for rank, process in sorted(self._known.items()) if process["machine"] == machine}
         until = time.monotonic() + moment
@@ -197,31 +215,42 @@ class Arrivals:
         if self._store is None:
             return False
         try:
-            said = self._ask("GET", rank, deadline)
+            said = self._ask("GET", _IMPORT, rank, deadline)
         except _NoAnswerError:
             return True
         return bool(said) and _FOLLOWS in json.loads(said)
 
     def _has_come(self, rank: int, deadline: float) -> bool:
-        if rank not in self._known:
-            said = self._ask("GET", rank, deadline)
+        if rank not in self._come:
+            said = self._ask("GET", self._start, rank, deadline)
             if said:
                 self._known[rank] = json.loads(said)
-        return rank in self._known
+                self._come.add(rank)
+        return rank in self._come
+
+    def _look_up(self, rank: int, deadline: float) -> None:
+        """Has a rank's process known, if it has come or imported smp_tf."""
+        if self._has_come(rank, deadline) or rank in self._known:
+            return
+        said = self._ask("GET", _IMPORT, rank, deadline)
+        if said:
+            self._known[rank] = json.loads(said)
 
     def _leave(self, deadline: float, **more: object) -> None:
         said = {**this_process(), "ranks of its host": [self._here.start, self._here.stop], **more}
-        self._ask("PUT", self._rank, deadline, json.dumps(said).encode())
+        # Whoever imports smp_tf, or starts, looks there for who runs as what, and ends for whom.
+        for start in sorted({_IMPORT, self._start}):
+            self._ask("PUT", start, self._rank, deadline, json.dumps(said).encode())
         self._entered = True
 
-    def _ask(self, method: str, rank: int, deadline: float, body: bytes | None = None) -> bytes:
-        """What the store answers about a rank; b"" where it has nothing."""
+    def _ask(self, method: str, start: int, rank: int, deadline: float, body: bytes | None = None) -> bytes:
+        """What the store answers about a rank in a start; b"" where it has nothing."""
         left = deadline - time.monotonic()
         if self._store is None or left <= 0.0:
             raise _NoAnswerError
         asking = http.client.HTTPConnection(*self._store, timeout=left)
         try:
-            asking.request(method, f"/{self._scope}/{rank}", body)
+            asking.request(method, f"/smp_tf.{start}/{rank}", body)
             answer = asking.getresponse()
             return answer.read() if answer.status == http.client.OK else b""
         except (OSError, http.client.HTTPException) as error:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
+from smp_tf import import_watch
 from smp_tf.announce import tell
 from smp_tf.arrivals import Arrivals, this_host
 from smp_tf.environment import world_rank, world_size
@@ -62,6 +63,7 @@ class StartWatch:
 
     def __enter__(self) -> StartWatch:
         if self._size > 1:
+            import_watch.stop()
             # Before the others can see that this rank has come.
             self._guard = self._new_guard()
             try:

@@ -65,19 +65,19 @@ def assert_the_launcher_names_the_killed_rank(outcome: Outcome) -> None:
     )
 
 
-@pytest.mark.parametrize("way", ["die_before_init", "die_in_horovod", "die_in_greeting", "die_in_init"])
+WAYS = ["die_after_import", "die_before_init", "die_in_horovod", "die_in_greeting", "die_in_init"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_rank_killed_before_the_ranks_have_met_is_named(way: str) -> None:
     """Ranks cannot watch each other yet, and it was the launcher alone that named one, without its host."""
-    outcome = run(way)
+    outcome = run(way, cold=way == "die_after_import")
     assert_the_launcher_names_the_killed_rank(outcome)
     assert outcome.exit_codes[0] != 0
     host = re.escape(socket.gethostname())
-    ended = {
-        "die_before_init": rf"it waited for rank 1 \(host {host}\), which has not come to it\.",
-        "die_in_horovod": rf"rank 1 \(host {host}, pid \d+\) ended there\.",
-    }
+    where = "before" if way == "die_after_import" else "in"
     # Who has it first, the launcher's signal or Horovod's thread, differs.
-    by_signal = rf"was ended by SIGTERM in smp.init: {ended.get(way, ended['die_in_horovod'])}"
+    by_signal = rf"was ended by SIGTERM {where} smp.init: rank 1 \(host {host}, pid \d+\) had ended\."
     by_horovod = rf"ends in smp.init: Rank 1 \(host {host}, pid \d+\) ended while (the ranks greeted|Horovod started)"
     ends = rf"smp_tf: rank 0 \(host {host}\) ({by_signal}|{by_horovod})"
     assert re.search(ends, outcome.output(0)), outcome.report()

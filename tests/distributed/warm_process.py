@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from smp_tf import import_watch
 from smp_tf.environment import prepare
 from tests import quick_import
 from tests.distributed import rank_main
@@ -154,8 +155,9 @@ def _become(asked: Mapping[str, Any]) -> None:
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
     sys.argv = asked["arguments"]
-    # What the import of smp_tf sets, of which this process has taken its own away.
+    # What the import of smp_tf does, of whose variables this process has taken its own away.
     prepare()
+    import_watch.start()
     tempfile.tempdir = None
     np.random.seed()
 

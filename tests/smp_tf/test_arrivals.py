@@ -105,7 +105,7 @@ def test_a_process_that_ends_for_another_is_not_lost(launcher: Rendezvous, monke
         patched.setattr(arrivals, "this_process", lambda: {**here, "pid": pid})
         Arrivals(launcher.environment(1, 3, 1, 3)).lost()
     assert first.lost() == [f"rank 2 (host {here['host']}, pid {pid})"]
-    assert first.whose_end() == f": rank 2 (host {here['host']}, pid {pid}) ended there"
+    assert first.whose_end() == f": rank 2 (host {here['host']}, pid {pid}) had ended"
 
 
 def test_of_other_machines_those_are_named_that_do_not_say_that_they_end(
@@ -119,7 +119,7 @@ def test_of_other_machines_those_are_named_that_do_not_say_that_they_end(
         patched.setattr(arrivals.hosts, "machine", lambda: "machine host-1")
         patched.setattr(arrivals, "_has_ended", lambda pid: False)
         others[0].lost()
-    assert first.whose_end() == ": rank 2 (host host-2, pid 7) ended there, or does not know yet of the end"
+    assert first.whose_end() == ": rank 2 (host host-2, pid 7) had ended, or did not know yet of the end"
 
 
 def test_a_process_that_nobody_has_waited_for_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ class TestSigterm:
         pid = ended_process()
         arrive(two_of_four.environment(1, 4, 1, 2), pid=pid)
         started = Started(two_of_four.environment(0, 4, 0, 2), WAIT)
-        assert started.end() == (-signal.SIGTERM, f"{ENDED}: rank 1 (host {HOST}, pid {pid}) ended there.\n")
+        assert started.end() == (-signal.SIGTERM, f"{ENDED}: rank 1 (host {HOST}, pid {pid}) had ended.\n")
 
     def test_who_ended_for_another_is_not_the_cause(self, two_of_four: Rendezvous) -> None:
         """The launcher ends all that are left, and the first of them was named by the others."""

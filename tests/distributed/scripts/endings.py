@@ -19,10 +19,10 @@ def die(*_: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_when_awaited(**_: Any) -> None:
-    """Rank 1 dies when rank 0 has come to smp.init."""
+def die_when_awaited(imported: bool = False, **_: Any) -> None:
+    """Rank 1 dies when rank 0 has come to smp.init, or imported smp_tf."""
     arrivals._starts = itertools.repeat(1)
-    launcher = arrivals.Arrivals()
+    launcher = arrivals.Arrivals(imported=imported)
     while not launcher._has_come(0, deadline=time.monotonic() + 60.0):
         pass
     die()
@@ -30,7 +30,11 @@ def die_when_awaited(**_: Any) -> None:
 
 def configuration(way: str) -> dict[str, Any]:
     """What this rank gives to smp.init, in which some ways end."""
+    if way == "die_after_import" and os.environ["HOROVOD_RANK"] == "0":
+        signal.pause()
     if os.environ["HOROVOD_RANK"] == "1":
+        if way == "die_after_import":
+            die_when_awaited(imported=True)
         if way == "die_before_init":
             die_when_awaited()
         if way == "die_in_horovod":

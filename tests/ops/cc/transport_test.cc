@@ -425,7 +425,7 @@ void RunUncaughtInStart() {
   std::thread([] { throw gloo::IoException("Connection closed by peer"); }).detach();
   kill(getpid(), SIGTERM);
   CHECK(smp_start_guard_wait(guard, 60.0) == 1);
-  smp_start_guard_say(guard, ": rank 1 ended there");
+  smp_start_guard_say(guard, ": rank 1 had ended");
   pause();
 }
 
