@@ -2,13 +2,16 @@
 
     import smp_tf ──▶ a handler of SIGTERM ──▶ smp.init: StartWatch hears it from here on
                               │
-                              └─ "rank 0 (host a) was ended by SIGTERM before smp.init: rank 1 (host a, pid 7) had ended"
+                              ▼
+       "rank 0 (host a) was ended by SIGTERM before smp.init: rank 1 (host a, pid 7) had ended."
 
 Before the import no code of smp_tf runs: a script that imports TensorFlow first is ended there without a word.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import threading
@@ -36,6 +39,7 @@ def start(environment: Mapping[str, str] = os.environ) -> None:
     if arrivals.are_known and arrivals.enter_first():
         _watch = _ImportWatch(arrivals, world_rank(environment))
         signal.signal(signal.SIGTERM, _watch.on_signal)
+        _keep_from_children()
 
 
 def stop() -> None:
@@ -46,17 +50,36 @@ def stop() -> None:
     _watch = None
 
 
+@functools.cache
+def _keep_from_children() -> None:
+    """Children that are forked end as signals say.
+
+    Python drops what it has not handled when it forks, so that the signal of who ends a child at once was lost.
+    """
+    forking = threading.local()
+
+    def hold() -> None:
+        forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM] if _watch else [])
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
+
+    def release_child() -> None:
+        stop()
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_child)
+
+
 class _ImportWatch:
     def __init__(self, arrivals: Arrivals, rank: int) -> None:
-        self._arrivals, self._rank, self._pid = arrivals, rank, os.getpid()
+        self._arrivals, self._rank = arrivals, rank
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Says it, and ends the process as the signal does by itself."""
         signal.signal(number, signal.SIG_DFL)
-        # A child that was forked has the handler, too.
-        if os.getpid() == self._pid:
-            words = self._arrivals.whose_end()
-            line = f"smp_tf: rank {self._rank} (host {this_host()}) was ended by SIGTERM before smp.init{words}.\n"
+        line = f"smp_tf: rank {self._rank} (host {this_host()}) was ended by SIGTERM before smp.init"
+        with contextlib.suppress(OSError):
             # Past Python's stream, in whose midst the handler may run.
-            os.write(2, line.encode())
+            os.write(2, f"{line}{self._arrivals.whose_end()}.\n".encode())
         os.kill(os.getpid(), number)

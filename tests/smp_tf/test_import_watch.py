@@ -99,6 +99,10 @@ def test_a_child_that_the_script_forks_ends_alone(launcher: Rendezvous) -> None:
     assert run(launcher.environment(0, 2, 0, 2), *lines) == (0, f"{-signal.SIGTERM}\n", "")
 
 
+def test_who_cannot_say_it_ends(launcher: Rendezvous) -> None:
+    assert run(launcher.environment(0, 2, 0, 2), "import smp_tf", "os.close(2)", END) == (-signal.SIGTERM, "", "")
+
+
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_handler_of_the_script_s_stays(order: str, launcher: Rendezvous) -> None:
     lines = ["import smp_tf", "signal.signal(signal.SIGTERM, lambda *_: os._exit(3))"]
