@@ -59,6 +59,11 @@ def in_words(rank: int, process: Mapping[str, Any]) -> str:
     return f"rank {rank} (host {process['host']}, pid {process['pid']})"
 
 
+def _is_over(pid: int) -> bool:
+    """Whether what a process was when it came is over: it has ended, or it is this one, with another program."""
+    return pid == os.getpid() or _has_ended(pid)
+
+
 def _has_ended(pid: int) -> bool:
     try:
         # Behind the command's name, which is in brackets and may hold anything.
@@ -100,11 +105,12 @@ class Arrivals:
             self._leave(time.monotonic() + _ASKING_TIME)
 
     def enter_first(self) -> bool:
-        """Leaves there that this rank has come, if no process of it has; returns whether it has left it."""
+        """Leaves there that this rank has come, unless it runs as another process; returns whether it has left it."""
         deadline = time.monotonic() + _ASKING_TIME
         with contextlib.suppress(_NoAnswerError):
-            # Programs that a rank starts have its variables.
-            if not self._has_come(self._rank, deadline):
+            # Programs that a rank starts have its variables, and it may have begun as a program that has ended.
+            other = self._said(self._start, self._rank, deadline)
+            if other is None or (other["machine"] == hosts.machine() and _is_over(other["pid"])):
                 self._leave(deadline)
         return self._entered
 
@@ -154,8 +160,11 @@ class Arrivals:
         # At once: those whom the launcher ends as well are about to.
         if lost := self._lost(deadline, 0.0):
             return f": {' and '.join(lost)} had ended"
-        if missing := self.missing_in_words(deadline - time.monotonic()):
-            return f": it {'had not heard of' if self._start == _IMPORT else 'waited for'} {missing}"
+        if self._start == _IMPORT:
+            if unheard := self._names_of(self.missing(deadline - time.monotonic()) or []):
+                return f": it had not heard of {unheard}"
+        elif missing := self.missing_in_words(deadline - time.monotonic()):
+            return f": it waited for {missing}"
         if silent := self._silent(deadline):
             return f": {' and '.join(silent)} had ended, or did not know yet of the end"
         return ""
@@ -174,12 +183,12 @@ class Arrivals:
 
     def missing_in_words(self, seconds: float = _ASKING_TIME) -> str:
         """Ranks that have not come, in words; "" where none is known."""
-        missing = [self.in_words(rank) for rank in self.missing(seconds) or ()]
-        if not missing:
-            return ""
-        names = ", ".join(missing) + (" and others" if len(missing) == _MOST_NAMES else "")
-        what = "imported smp_tf" if self._start == _IMPORT else "come to it"
-        return f"{names}, which {'have' if len(missing) > 1 else 'has'} not {what}"
+        missing = self.missing(seconds) or []
+        names = self._names_of(missing)
+        return f"{names}, which {'have' if len(missing) > 1 else 'has'} not come to it" if names else ""
+
+    def _names_of(self, ranks: Sequence[int]) -> str:
+        return ", ".join(map(self.in_words, ranks)) + (" and others" if len(ranks) == _MOST_NAMES else "")
 
     def _lost(self, deadline: float, moment: float) -> list[str]:
         with contextlib.suppress(_NoAnswerError):
@@ -215,16 +224,16 @@ class Arrivals:
         if self._store is None:
             return False
         try:
-            said = self._ask("GET", _IMPORT, rank, deadline)
+            said = self._said(_IMPORT, rank, deadline)
         except _NoAnswerError:
             return True
-        return bool(said) and _FOLLOWS in json.loads(said)
+        return said is not None and _FOLLOWS in said
 
     def _has_come(self, rank: int, deadline: float) -> bool:
         if rank not in self._come:
-            said = self._ask("GET", self._start, rank, deadline)
-            if said:
-                self._known[rank] = json.loads(said)
+            said = self._said(self._start, rank, deadline)
+            if said is not None:
+                self._known[rank] = said
                 self._come.add(rank)
         return rank in self._come
 
@@ -232,9 +241,9 @@ class Arrivals:
         """Has a rank's process known, if it has come or imported smp_tf."""
         if self._has_come(rank, deadline) or rank in self._known:
             return
-        said = self._ask("GET", _IMPORT, rank, deadline)
-        if said:
-            self._known[rank] = json.loads(said)
+        said = self._said(_IMPORT, rank, deadline)
+        if said is not None:
+            self._known[rank] = said
 
     def _leave(self, deadline: float, **more: object) -> None:
         said = {**this_process(), "ranks of its host": [self._here.start, self._here.stop], **more}
@@ -242,6 +251,18 @@ class Arrivals:
         for start in sorted({_IMPORT, self._start}):
             self._ask("PUT", start, self._rank, deadline, json.dumps(said).encode())
         self._entered = True
+
+    def _said(self, start: int, rank: int, deadline: float) -> dict[str, Any] | None:
+        """What a rank has left in a start; None where it has left nothing."""
+        answer = self._ask("GET", start, rank, deadline)
+        try:
+            said = json.loads(answer) if answer else None
+            if said is not None and not said.keys() >= {"host", "machine", "pid", "ranks of its host"}:
+                raise _NoAnswerError
+        except (ValueError, AttributeError) as error:
+            # Another program has the port since, and says something else.
+            raise _NoAnswerError from error
+        return said
 
     def _ask(self, method: str, start: int, rank: int, deadline: float, body: bytes | None = None) -> bytes:
         """What the store answers about a rank in a start; b"" where it has nothing."""
@@ -253,7 +274,8 @@ class Arrivals:
             asking.request(method, f"/smp_tf.{start}/{rank}", body)
             answer = asking.getresponse()
             return answer.read() if answer.status == http.client.OK else b""
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
+            # Of hosts and ports that are none, too.
             raise _NoAnswerError from error
         finally:
             asking.close()

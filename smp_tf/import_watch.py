@@ -5,7 +5,9 @@
                               ▼
        "rank 0 (host a) was ended by SIGTERM before smp.init: rank 1 (host a, pid 7) had ended."
 
-Before the import no code of smp_tf runs: a script that imports TensorFlow first is ended there without a word.
+Before the import no code of smp_tf runs: a script that imports TensorFlow first is ended there without a word. So is
+one that is in native code for seconds, when the launcher kills it: Python calls handlers between two of its own steps.
+It is Horovod that may be there for long; where the script starts it itself, SIGTERM is left as it was.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 
 # Imported already, and with it what finds the words: a handler may run in the midst of another import.
@@ -26,17 +29,21 @@ _watch: _ImportWatch | None = None
 
 
 def start(environment: Mapping[str, str] = os.environ) -> None:
-    """Watches from here on, where the launcher is one that can be asked and nobody else hears SIGTERM.
+    """Tells the launcher of this rank and watches from here on, where nobody else hears SIGTERM.
+
+    Does nothing where the launcher cannot be asked.
 
     Args:
         environment: where the launcher says how many ranks there are, and where it is.
     """
     global _watch
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return
     arrivals = Arrivals(environment, imported=True)
-    # A program that a rank has started, such as a worker that reads data, is no rank.
-    if arrivals.are_known and arrivals.enter_first():
+    # An import does not fail for want of somebody to tell.
+    with contextlib.suppress(OSError):
+        # A program that a rank has started, such as a worker that reads data, is no rank.
+        if not arrivals.are_known or not arrivals.enter_first():
+            return
+    if _is_main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and not _is_caught(signal.SIGTERM):
         _watch = _ImportWatch(arrivals, world_rank(environment))
         signal.signal(signal.SIGTERM, _watch.on_signal)
         _keep_from_children()
@@ -45,9 +52,22 @@ def start(environment: Mapping[str, str] = os.environ) -> None:
 def stop() -> None:
     """Leaves SIGTERM as it was; a handler that the script has put there since stays."""
     global _watch
-    if _watch is not None and signal.getsignal(signal.SIGTERM) == _watch.on_signal:
+    # Of other threads Python takes no handlers; what is there says nothing from here on.
+    if _watch is not None and _is_main_thread() and signal.getsignal(signal.SIGTERM) == _watch.on_signal:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _watch = None
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _is_caught(number: signal.Signals) -> bool:
+    """Whether there is a handler, of native code's too, of which Python does not know."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        caught = Path("/proc/self/status").read_text(encoding="utf-8").partition("SigCgt:")[2].split()[0]
+        return bool(int(caught, 16) >> (number - 1) & 1)
+    return False
 
 
 @functools.cache
@@ -78,6 +98,10 @@ class _ImportWatch:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Says it, and ends the process as the signal does by itself."""
         signal.signal(number, signal.SIG_DFL)
+        if _watch is not self:
+            # A script may have kept it, to call it from a handler of its own.
+            os.kill(os.getpid(), number)
+            return
         line = f"smp_tf: rank {self._rank} (host {this_host()}) was ended by SIGTERM before smp.init"
         with contextlib.suppress(OSError):
             # Past Python's stream, in whose midst the handler may run.

@@ -57,7 +57,7 @@ def test_whose_process_has_ended_is_said(launcher: Rendezvous) -> None:
 
 def test_who_has_not_imported_is_named(launcher: Rendezvous) -> None:
     """It ended in an import that stands above, or starts."""
-    words = f"{ENDED}: it had not heard of rank 1 (host {HOST}), which has not imported smp_tf.\n"
+    words = f"{ENDED}: it had not heard of rank 1 (host {HOST}).\n"
     assert run(launcher.environment(0, 2, 0, 2), "import smp_tf", END) == (-signal.SIGTERM, "", words)
 
 
@@ -86,6 +86,98 @@ def test_a_program_that_a_rank_starts_is_no_rank(launcher: Rendezvous) -> None:
     kept = dict(launcher.kept)
     assert run(environment, "import smp_tf", END) == (-signal.SIGTERM, "", "")
     assert launcher.kept == kept
+
+
+def test_a_program_that_has_ended_is_the_rank_no_more(launcher: Rendezvous) -> None:
+    """A script of the shell's had looked for a version before it started the training."""
+    environment = launcher.environment(1, 2, 1, 2)
+    come(environment, pid=ended_process())
+    assert arrivals.Arrivals(environment, imported=True).enter_first()
+    first = arrivals.Arrivals(launcher.environment(0, 2, 0, 2))
+    assert (first.lost(), first.missing()) == ([], [1])
+
+
+def test_a_program_that_takes_the_place_of_the_rank_s_is_the_rank(launcher: Rendezvous) -> None:
+    """The process has the same number, and was taken for another program of the rank's."""
+    again = "os.execv(sys.executable, [sys.executable, '-c', 'import os, signal, smp_tf; " + END + "'])"
+    ended = run(launcher.environment(0, 2, 0, 2), "import sys, smp_tf", again)
+    assert ended == (-signal.SIGTERM, "", f"{ENDED}: it had not heard of rank 1 (host {HOST}).\n")
+
+
+@pytest.mark.parametrize("thread", [True, False])
+def test_a_rank_that_does_not_hear_sigterm_has_come(thread: bool, launcher: Rendezvous) -> None:
+    """Others named it as the one that had not, and a worker that it started was taken for it."""
+    lines = ["signal.signal(signal.SIGTERM, lambda *_: None)", "import smp_tf"]
+    if thread:
+        lines = ["import threading", "t = threading.Thread(target=__import__, args=['smp_tf'])", "t.start(); t.join()"]
+    assert run(launcher.environment(1, 2, 1, 2), *lines) == (0, "", "")
+    assert arrivals.Arrivals(launcher.environment(0, 2, 0, 2), imported=True).missing() == []
+
+
+def test_smp_init_may_be_called_in_another_thread(launcher: Rendezvous) -> None:
+    """It failed, since Python takes handlers of signals from the main thread only."""
+    lines = [
+        "import smp_tf, threading",
+        "from smp_tf.start_watch import StartWatch",
+        "def start():",
+        "    with StartWatch(1800.0):",
+        "        print('started')",
+        "t = threading.Thread(target=start); t.start(); t.join()",
+        END,
+    ]
+    assert run(launcher.environment(0, 2, 0, 2), *lines) == (-signal.SIGTERM, "started\n", "")
+
+
+def test_a_handler_that_was_kept_says_nothing_after_smp_init(launcher: Rendezvous) -> None:
+    lines = [
+        "import smp_tf",
+        "from smp_tf.start_watch import StartWatch",
+        "ours = signal.getsignal(signal.SIGTERM)",
+        "signal.signal(signal.SIGTERM, lambda *given: ours(*given))",
+        "with StartWatch(1800.0):",
+        "    pass",
+        END,
+    ]
+    assert run(launcher.environment(0, 2, 0, 2), *lines) == (-signal.SIGTERM, "", "")
+
+
+def test_a_handler_of_native_code_s_stays(launcher: Rendezvous) -> None:
+    """Python says of it that there is none."""
+    lines = ["import faulthandler", "faulthandler.register(signal.SIGTERM)", "import smp_tf"]
+    lines += ["os.kill(os.getpid(), signal.SIGTERM)", "print('lives', flush=True)"]
+    ended, printed, said = run(launcher.environment(0, 2, 0, 2), *lines)
+    assert (ended, printed) == (0, "lives\n")
+    assert "most recent call first" in said
+
+
+def test_where_the_script_starts_horovod_signals_end_it_at_once(launcher: Rendezvous) -> None:
+    """It waits there in native code, where no handler of Python's is called."""
+    lines = [
+        "import types, smp_tf",
+        "from smp_tf.horovod_scope import replace_functions",
+        "hvd = types.ModuleType('hvd')",
+        "hvd.init = lambda: print(signal.getsignal(signal.SIGTERM).name)",
+        "replace_functions(hvd)",
+        "hvd.init()",
+    ]
+    assert run(launcher.environment(0, 2, 0, 2), *lines)[:2] == (0, "SIG_DFL\n")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"no json", b'["a list"]', b'{"host": "of another program"}'], ids=["text", "list", "fields"]
+)
+def test_a_program_that_is_no_launcher_is_not_asked(answer: bytes, launcher: Rendezvous) -> None:
+    """The variables were left over from a job of before: the import failed."""
+    launcher.kept["/smp_tf.0/0"] = answer
+    lines = ["import smp_tf", "print(signal.getsignal(signal.SIGTERM).name)"]
+    assert run(launcher.environment(0, 2, 0, 2), *lines) == (0, "SIG_DFL\n", "")
+
+
+@pytest.mark.parametrize(("name", "value"), [("ADDR", "no..host"), ("PORT", "70000")])
+def test_addresses_that_are_none_are_no_launcher(name: str, value: str, launcher: Rendezvous) -> None:
+    environment = {**launcher.environment(0, 2, 0, 2), f"HOROVOD_GLOO_RENDEZVOUS_{name}": value}
+    lines = ["import smp_tf", "print(signal.getsignal(signal.SIGTERM).name)"]
+    assert run(environment, *lines) == (0, "SIG_DFL\n", "")
 
 
 def test_a_child_that_the_script_forks_ends_alone(launcher: Rendezvous) -> None:
