@@ -59,6 +59,17 @@ class FailureHooks:
         sys.excepthook = self._on_exception
         threading.excepthook = self._on_thread_exception
 
+    def end_all(self, error: Exception) -> None:
+        """Tells all ranks of an error that is caught here, and ends this one: no hook would hear of it.
+
+        Args:
+            error: what is told here in words of its own.
+        """
+        self.failed = True
+        words = f"{self._who} ends the job: {_cut(' '.join(str(error).split()))}"
+        if self._transport.cause is None:
+            self._transport.abort(words, exit_code=1, timeout=_TELL_TIME, type=type(error).__name__, traceback=[])
+
     def remove(self) -> None:
         """Puts back what was there, unless somebody has put another hook in front since."""
         if sys.excepthook == self._on_exception:

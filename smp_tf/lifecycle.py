@@ -147,6 +147,16 @@ def _leave_at_exit() -> None:
         _leave(running, _OTHERS_TIME if running.topology.dp_size > 1 else 0.0)
 
 
+def end_all(error: Exception) -> None:
+    """Tells all ranks of an error that ends this one, where there are several; a command catches it and tells it here.
+
+    Args:
+        error: why it ends.
+    """
+    if _hooks is not None:
+        _hooks.end_all(error)
+
+
 def is_initialized() -> bool:
     """Whether `smp.init` was called and `smp.shutdown` was not.
 

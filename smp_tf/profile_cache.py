@@ -193,7 +193,8 @@ class ProfileCache:
             if found.format != FORMAT:
                 raise PlacementError("It is of another version of smp_tf.")
             if not all(
-                len(times) == 2 and 0.0 <= min(times) <= max(times) < math.inf for times in found.units.values()
+                len(times) == 2 and all(0.0 <= seconds < math.inf for seconds in times)
+                for times in found.units.values()
             ):
                 raise PlacementError("A unit must have two times, neither of them negative.")
         except (OSError, ValueError, PlacementError) as error:

@@ -124,10 +124,12 @@ def _started(config: Mapping[str, Any]) -> Iterator[None]:
     lifecycle.init({**config, "partitions": world_size(), "microbatches": 1, "seed": 0})
     try:
         yield
-    except BaseException:
-        # Several meet to shut down, and the others are elsewhere: they hear of the end of this one.
+    except BaseException as error:
+        # Several meet to shut down, and the others are elsewhere.
         if world_size() == 1:
             lifecycle.shutdown()
+        elif isinstance(error, Exception):
+            lifecycle.end_all(error)
         raise
     lifecycle.shutdown()
 

@@ -67,7 +67,7 @@ def build_on_one():
 
 @pytest.mark.distributed
 def test_a_model_that_one_process_cannot_make_is_told_in_its_words(tmp_path: Path) -> None:
-    """It went to meet the others, to end, and was told to make the same calls as they."""
+    """It went to meet the others, to end, and was told to make the same calls as they; or left, and so it was told."""
     script = tmp_path / "measured.py"
     script.write_text(SCRIPT)
     command = Path(sys.executable).with_name("smp-tf")
@@ -76,8 +76,12 @@ def test_a_model_that_one_process_cannot_make_is_told_in_its_words(tmp_path: Pat
     assert ran.returncode != 0
     assert not ran.timed_out, ran.report()
     lines = [line for line in ran.output(1).splitlines() if line]
-    assert lines[-1].endswith("build_on_one failed at line 13: ValueError: no data here"), ran.report()
+    words = f"{script}:build_on_one failed at line 13: ValueError: no data here"
+    assert lines[-1] == f"smp-tf: {words}", ran.report()
     assert "Traceback" not in ran.output(1)
+    for rank in range(2):
+        assert f" ends the job: {words}" in ran.output(rank), ran.report()
+        assert "left the loop" not in ran.output(rank), ran.report()
 
 
 @pytest.mark.distributed

@@ -58,6 +58,7 @@ def test_another_model_or_machine_has_a_profile_of_its_own(tmp_path: Path) -> No
         (lambda text: text.replace('"samples": 4', '"samples": "4"'), "must be of type int"),
         (lambda text: text.replace("0.25", "-1.0"), "neither of them negative"),
         (lambda text: text.replace("0.25", "NaN"), "neither of them negative"),
+        (lambda text: text.replace("0.5", "NaN", 1), "neither of them negative"),
         (lambda text: text.replace("0.25,", ""), "must have two times"),
         (lambda text: text.replace('"format": 3', '"format": 4'), "of another version"),
         (lambda text: text.replace('"cores": 2', '"cores": 3'), "of another model or machine"),
