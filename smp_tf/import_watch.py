@@ -98,12 +98,12 @@ class _ImportWatch:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Says it, and ends the process as the signal does by itself."""
         signal.signal(number, signal.SIG_DFL)
-        if _watch is not self:
+        try:
             # A script may have kept it, to call it from a handler of its own.
+            if _watch is self:
+                line = f"smp_tf: rank {self._rank} (host {this_host()}) was ended by SIGTERM before smp.init"
+                # Past Python's stream, in whose midst the handler may run.
+                os.write(2, f"{line}{self._arrivals.whose_end()}.\n".encode())
+        finally:
+            # Whether there were words or not.
             os.kill(os.getpid(), number)
-            return
-        line = f"smp_tf: rank {self._rank} (host {this_host()}) was ended by SIGTERM before smp.init"
-        with contextlib.suppress(OSError):
-            # Past Python's stream, in whose midst the handler may run.
-            os.write(2, f"{line}{self._arrivals.whose_end()}.\n".encode())
-        os.kill(os.getpid(), number)
