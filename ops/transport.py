@@ -51,6 +51,7 @@ class _Options(ctypes.Structure):
         ("watch_launcher", ctypes.c_int32),
         ("watch_signals", ctypes.c_int32),
         ("end_process", ctypes.c_int32),
+        ("read_memory", ctypes.c_int32),
         ("stall_report_s", ctypes.c_double),
         ("stall_timeout_s", ctypes.c_double),
         ("grace_s", ctypes.c_double),
@@ -80,6 +81,7 @@ class TransportOptions:
         watch_signals: SIGINT and SIGTERM end all ranks, also inside TensorFlow. False leaves that
             to a later call of `Transport.watch_signals`.
         end_process: End a process that does not end by itself after a failure.
+        read_memory: Fetch large tensors of ranks of this host from their memory, in one copy, where the system lets us.
         stall_report_s: Seconds after which a wait is reported.
         stall_timeout_s: Seconds after which a wait is a failure.
         grace_s: Seconds a process has to end by itself after a failure.
@@ -92,6 +94,7 @@ class TransportOptions:
     watch_launcher: bool = True
     watch_signals: bool = True
     end_process: bool = True
+    read_memory: bool = True
     stall_report_s: float = 30.0
     stall_timeout_s: float = 1800.0
     grace_s: float = 4.0
@@ -140,6 +143,7 @@ class Transport:
             "watch_launcher",
             "watch_signals",
             "end_process",
+            "read_memory",
             "stall_report_s",
             "stall_timeout_s",
             "grace_s",
@@ -420,6 +424,11 @@ class Transport:
         """Messages and bytes per peer and per edge, lanes, refused and unmatched messages, CPU seconds."""
         stats: dict[str, Any] = json.loads(self._text(self._library.smp_transport_stats))
         return stats
+
+    @property
+    def reads_memory(self) -> list[bool]:
+        """Of every rank, whether this one fetches large tensors from its memory."""
+        return [peer["reads_memory"] for peer in self.stats()["peers"]]
 
     def lanes(self, peer: int) -> list[str]:
         """Names of UCX's transports in use to a rank, such as ["posix"]."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from smp_tf.errors import EnvironmentSetupError
 
 # Set by horovodrun: the interface over which it found that all hosts reach each other, or that it was told to take.
 _INTERFACE = "HOROVOD_GLOO_IFACE"
@@ -16,6 +18,13 @@ _LOOPBACK = "lo"
 # Of processes that differ in one of these the one may not see the other, or has no memory to share with it.
 _NAMESPACES = ("pid", "ipc")
 
+_READING = "SMP_TF_READ_MEMORY"
+
+_NOT_READABLE = (
+    "The system does not let the ranks of a host read each other's memory (kernel.yama.ptrace_scope, or what a "
+    "container may do, forbids it): large tensors between them take two copies through shared memory instead of one. "
+    f"{_READING}=off in the environment does not try."
+)
 _ALL_INTERFACES = (
     f"Messages between hosts may go over any network interface: the launcher has named none that leads to another "
     f"host. {_DEVICES}=eth0 in the environment names the one that is to be opened."
@@ -49,3 +58,34 @@ def note_on_network(single_host: bool, environment: Mapping[str, str] = os.envir
     """
     chosen = network_devices(environment) or environment.get(_DEVICES)
     return None if single_host or chosen else _ALL_INTERFACES
+
+
+def may_read_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ranks of one host fetch large tensors from each other's memory, where the system lets them.
+
+    Args:
+        environment: the variables to look at.
+
+    Raises:
+        EnvironmentSetupError: SMP_TF_READ_MEMORY is neither "on" nor "off".
+    """
+    said = environment.get(_READING, "on")
+    if said not in ("on", "off"):
+        raise EnvironmentSetupError(f'{_READING} is "on" or "off"; received {said!r}')
+    return said == "on"
+
+
+def note_on_reading(tried: bool, machines: Sequence[str], rank: int, readable: Sequence[bool]) -> str | None:
+    """What the user should know of how large tensors go between the ranks of this host.
+
+    Args:
+        tried: whether they were to be read from the memory of their senders.
+        machines: the `machine` of every rank.
+        rank: this one.
+        readable: of every rank, whether this one can read its memory.
+
+    Returns:
+        A sentence or two; None if there is nothing to say.
+    """
+    neighbours = [r for r, machine in enumerate(machines) if machine == machines[rank] and r != rank]
+    return None if not tried or all(readable[r] for r in neighbours) else _NOT_READABLE

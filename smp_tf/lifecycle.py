@@ -256,7 +256,9 @@ def _open_transport(
     """Connects this rank to all others, which prove that they know the job's secret."""
     from smp_tf.ops.transport import Transport, TransportOptions
 
-    single_host = len({hello["machine"] for hello in hellos}) == 1
+    machines = [hello["machine"] for hello in hellos]
+    single_host = len(set(machines)) == 1
+    reads = hosts.may_read_memory()
     note = hosts.note_on_network(single_host)
     if note is not None:
         announce(note, topology.rank)
@@ -266,6 +268,7 @@ def _open_transport(
         watch_launcher=launched,
         # The watch over the start hears them until all are connected, where it does.
         watch_signals=not watch.hears_signals,
+        read_memory=reads,
         stall_report_s=min(30.0, config.stall_timeout),
         stall_timeout_s=config.stall_timeout,
         network_devices=hosts.network_devices(),
@@ -288,6 +291,9 @@ def _open_transport(
     except BaseException:
         transport.close()
         raise
+    note = hosts.note_on_reading(reads, machines, topology.rank, transport.reads_memory)
+    if note is not None:
+        announce(note, topology.rank)
     return transport
 
 

@@ -253,6 +253,28 @@ def bytes_both_ways(rank: Rank) -> None:
     transport.close()
 
 
+def offer(rank: Rank) -> None:
+    """Rank 1 sends what rank 0 does not take yet, and then ends in one way or another."""
+    transport = rank.transport
+    transport.begin_step(PROGRAM, 7)
+    if rank.rank == 1:
+        thread = threading.Thread(target=lambda: rank.tell_error(lambda: transport.send_bytes(0, 4, b"x" * 1_000_000)))
+        thread.start()
+        if rank.ask() == "goodbye":
+            transport.goodbye()
+        transport.close()
+        thread.join()
+        rank.tell("closed")
+        rank.ask()
+        return
+    while transport.stats()["unmatched_messages"] == 0:
+        pass
+    rank.tell("there")
+    if rank.ask() == "receive":
+        rank.tell_error(lambda: transport.recv_bytes(1, 4))
+    rank.ask()
+
+
 def network_sockets() -> list[str]:
     """The TCP and UDP sockets that this process has open."""
     opened = {os.readlink(f.path) for f in os.scandir("/proc/self/fd") if os.path.lexists(f.path)}
@@ -274,6 +296,7 @@ PARTS: dict[str, Callable[[Rank], None]] = {
         leave_between_steps,
         leave_early,
         leave_in_order,
+        offer,
         await_goodbyes,
         await_steps,
         stall,

@@ -238,8 +238,10 @@ def test_without_the_secret_nobody_connects() -> None:
         ranks[1].expect("not connected", timeout=30)
 
 
-def test_messages_lanes_and_idle_cost() -> None:
-    with RankFleet("bytes_both_ways", 2) as ranks:
+@pytest.mark.parametrize("reads", [(True, True), (False, False), (True, False)], ids=["both", "none", "one"])
+def test_messages_lanes_and_idle_cost(reads: tuple[bool, bool]) -> None:
+    per_rank = {r: {"read_memory": it_does} for r, it_does in enumerate(reads)}
+    with RankFleet("bytes_both_ways", 2, per_rank=per_rank) as ranks:
         for rank in ranks.ranks:
             assert rank.expect("order")["right"]
             assert rank.expect("error")["type"] == "TransportTimeoutError"
@@ -251,6 +253,7 @@ def test_messages_lanes_and_idle_cost() -> None:
             assert told["lanes"]
             assert set(told["lanes"]) <= {"posix", "sysv"}
             peer = told["stats"]["peers"][1 - r]
+            assert peer["reads_memory"] is reads[r]
             assert peer["sent_messages"] == (21 if r == 0 else 20)
             assert peer["received_messages"] == (20 if r == 0 else 21)
             assert peer["sent_bytes"] == sum(range(20)) + ((64 << 20) if r == 0 else 0)
@@ -259,3 +262,47 @@ def test_messages_lanes_and_idle_cost() -> None:
         ranks.command("leave")
         assert [rank.wait(timeout=10) for rank in ranks.ranks] == [0, 0]
         assert ranks[0].messages() == ranks[1].messages() == []
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_a_killed_rank_offered_is_not_waited_for(reads: bool) -> None:
+    """A tensor lies in its sender's memory until it is taken: with the sender it is gone."""
+    with RankFleet("offer", 2, grace_s=1.0, read_memory=reads) as ranks:
+        ranks[0].expect("there")
+        os.kill(ranks[1].pid, signal.SIGKILL)
+        ranks[0].command("receive")
+        assert "was lost" in ranks[0].expect("error", timeout=10)["message"]
+        assert ranks[0].wait(timeout=10) == 1
+        (line,) = ranks[0].messages()
+        assert "rank 1 (host" in line
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_was_offered_to_a_killed_rank_ends(reads: bool) -> None:
+    with RankFleet("offer", 2, grace_s=1.0, read_memory=reads) as ranks:
+        ranks[0].expect("there")
+        os.kill(ranks[0].pid, signal.SIGKILL)
+        assert "rank 0 (host" in ranks[1].expect("error", timeout=10)["message"]
+        assert ranks[1].wait(timeout=10) == 1
+
+
+def test_what_a_closed_transport_had_offered_is_not_read() -> None:
+    """Its memory is there, with something else in it perhaps: the guard says so."""
+    with RankFleet("offer", 2, grace_s=1.0) as ranks:
+        ranks[0].expect("there")
+        ranks[1].command("close")
+        assert "was shut down" in ranks[1].expect("error")["message"]
+        ranks[1].expect("closed")
+        ranks[0].command("receive")
+        error = ranks[0].expect("error", timeout=10)["message"]
+        assert "the sender has ended its send" in error or "was lost" in error
+
+
+def test_what_a_rank_had_offered_that_left_is_told_as_its_leaving() -> None:
+    with RankFleet("offer", 2, grace_s=1.0) as ranks:
+        ranks[0].expect("there")
+        ranks[1].command("goodbye")
+        ranks[1].expect("error")
+        ranks[1].expect("closed")
+        ranks[0].command("receive")
+        assert "left the loop early" in ranks[0].expect("error", timeout=10)["message"]

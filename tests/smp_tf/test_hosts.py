@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from smp_tf import hosts
+from smp_tf.errors import EnvironmentSetupError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,3 +53,23 @@ def test_it_is_said_when_no_interface_was_chosen(environment: dict[str, str]) ->
 def test_nothing_is_said_where_the_user_has_chosen_or_nothing_is_opened() -> None:
     assert hosts.note_on_network(False, {"UCX_NET_DEVICES": "mlx5_0:1"}) is None
     assert hosts.note_on_network(True, {}) is None
+
+
+def test_ranks_read_each_others_memory_unless_told_not_to() -> None:
+    assert hosts.may_read_memory({})
+    assert hosts.may_read_memory({"SMP_TF_READ_MEMORY": "on"})
+    assert not hosts.may_read_memory({"SMP_TF_READ_MEMORY": "off"})
+    with pytest.raises(EnvironmentSetupError, match='SMP_TF_READ_MEMORY is "on" or "off"; received \'0\''):
+        hosts.may_read_memory({"SMP_TF_READ_MEMORY": "0"})
+
+
+def test_it_is_said_when_the_system_denies_reading_and_only_then() -> None:
+    """Ranks 0 and 1 are on one host, rank 2 is alone on another, whose memory nobody is to read."""
+    machines = ["a", "a", "b"]
+    assert hosts.note_on_reading(True, machines, 0, [True, True, False]) is None
+    assert hosts.note_on_reading(True, machines, 2, [False, False, False]) is None
+    assert hosts.note_on_reading(False, machines, 0, [False, False, False]) is None
+    note = hosts.note_on_reading(True, machines, 0, [True, False, False])
+    assert note is not None
+    assert note.startswith("The system does not let the ranks of a host read each other's memory")
+    assert "SMP_TF_READ_MEMORY=off" in note

@@ -20,17 +20,30 @@ struct Wire {
   int32_t pid;
   uint32_t worker_bytes;
   uint64_t start_time;
+  uint64_t nonce_at;
   uint8_t nonce[32];
   uint8_t host_id[32];
   char hostname[64];
 };
-constexpr char kAddressMagic[8] = {'s', 'm', 'p', 'a', 'd', 'd', 'r', '1'};
+constexpr char kAddressMagic[8] = {'s', 'm', 'p', 'a', 'd', 'd', 'r', '2'};
 
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path);
   std::stringstream content;
   content << file.rdbuf();
   return content.str();
+}
+
+// A numeric field of /proc/PID/stat, counted from 1 as proc(5) does; 0 without the process.
+uint64_t FieldOfStat(int32_t pid, int number) {
+  const std::string stat = ReadFile("/proc/" + std::to_string(pid) + "/stat");
+  // Fields are counted behind the last ')': the command before it may hold anything.
+  const size_t end = stat.rfind(')');
+  if (end == std::string::npos) return 0;
+  std::istringstream fields(stat.substr(end + 1));
+  std::string field;
+  for (int i = 3; i <= number; ++i) fields >> field;
+  return std::strtoull(field.c_str(), nullptr, 10);
 }
 
 }  // namespace
@@ -43,6 +56,7 @@ std::string Address::Encode() const {
   wire.pid = pid;
   wire.worker_bytes = static_cast<uint32_t>(worker.size());
   wire.start_time = start_time;
+  wire.nonce_at = nonce_at;
   std::memcpy(wire.nonce, nonce.data(), nonce.size());
   std::memcpy(wire.host_id, host_id.data(), host_id.size());
   std::strncpy(wire.hostname, hostname.c_str(), sizeof(wire.hostname) - 1);
@@ -59,6 +73,7 @@ bool Address::Decode(std::string_view bytes, Address* address) {
   address->size = wire.size;
   address->pid = wire.pid;
   address->start_time = wire.start_time;
+  address->nonce_at = wire.nonce_at;
   std::memcpy(address->nonce.data(), wire.nonce, sizeof(wire.nonce));
   std::memcpy(address->host_id.data(), wire.host_id, sizeof(wire.host_id));
   wire.hostname[sizeof(wire.hostname) - 1] = '\0';
@@ -67,16 +82,9 @@ bool Address::Decode(std::string_view bytes, Address* address) {
   return true;
 }
 
-uint64_t ProcessStartTime(int32_t pid) {
-  const std::string stat = ReadFile("/proc/" + std::to_string(pid) + "/stat");
-  // Fields are counted behind the last ')': the command before it may hold anything.
-  const size_t end = stat.rfind(')');
-  if (end == std::string::npos) return 0;
-  std::istringstream fields(stat.substr(end + 1));
-  std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;
-  return std::strtoull(field.c_str(), nullptr, 10);
-}
+uint64_t ProcessStartTime(int32_t pid) { return FieldOfStat(pid, 22); }
+
+int32_t ParentOfProcess(int32_t pid) { return static_cast<int32_t>(FieldOfStat(pid, 4)); }
 
 Address MakeLocalAddress(uint32_t rank, uint32_t size) {
   Address address;

@@ -17,7 +17,8 @@ struct Address {
   int32_t pid = 0;
   uint64_t start_time = 0;  // of the process, so that a reused pid is not taken for it
   std::array<uint8_t, 32> nonce{};
-  Digest host_id{};  // equal on processes that see each other's pids
+  uint64_t nonce_at = 0;  // where it lies in the rank's memory, for who may read that
+  Digest host_id{};       // equal on processes that see each other's pids
   std::string hostname;
   std::string worker;  // UCX's own address
 
@@ -30,6 +31,9 @@ Address MakeLocalAddress(uint32_t rank, uint32_t size);
 
 // Start time of a process in clock ticks since boot; 0 if there is none.
 uint64_t ProcessStartTime(int32_t pid);
+
+// The process that another one was started by; 0 if there is none.
+int32_t ParentOfProcess(int32_t pid);
 
 }  // namespace smp
 

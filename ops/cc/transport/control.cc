@@ -41,13 +41,20 @@ void Transport::SendControl(uint32_t peer, MessageKind kind, std::string payload
   head.source = rank_;
   head.destination = peer;
   head.sequence = keyed ? state.next_sequence++ : 0;
-  head.bytes = payload.size();
   head.argument = argument;
+  SendWithCode(head, {}, "", std::move(payload), keyed ? &state.send_key : nullptr);
+}
+
+// Sends a short message whose code covers its payload as well, which is kept until it is sent.
+void Transport::SendWithCode(MessageHead head, const std::vector<int64_t>& dims,
+                             const std::string& label, std::string payload, const SipKey* key) {
+  head.bytes = payload.size();
   const uint64_t id = NewId();
   std::string& kept = controls_[id] = std::move(payload);
-  const std::string header =
-      EncodeMessage(head, nullptr, "", keyed ? &state.send_key : nullptr, &kept);
-  if (worker_->Send(peer, header, kept.data(), kept.size(), true, id) == UCS_INPROGRESS) {
+  const std::string header = EncodeMessage(head, dims.data(), label, key, &kept);
+  const ucs_status_t status =
+      worker_->Send(head.destination, header, kept.data(), kept.size(), true, id);
+  if (status == UCS_INPROGRESS) {
     needs_progress_ = true;
   } else {
     OnComplete(id, UCS_OK);
@@ -188,7 +195,7 @@ void Transport::OnGoodbye(uint32_t source, const std::string& payload) {
     (program == kAverages ? peer.averages_at_goodbye : peer.steps_at_goodbye[program]) = step;
   }
   for (const auto& [id, op] : operations_) {
-    if (op->peer != source || op->ended || op->in_ucx) continue;
+    if (op->peer != source || op->ended || op->in_use) continue;
     FailFor(*op);
     return;
   }

@@ -6,11 +6,13 @@
 #define SMP_TF_OPS_CC_TRANSPORT_MATCHING_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "transport/message.h"
+#include "transport/peer_memory.h"
 
 namespace smp {
 
@@ -35,11 +37,13 @@ struct MatchKeyHash {
   }
 };
 
-// A message that came before its receive: its data if it was small, else UCX's descriptor of it.
+// A message that came before its receive: its data if it was small, else UCX's descriptor of it,
+// or where it lies in the memory of its sender.
 struct ArrivedMessage {
   MessageView view;
   std::string data;
   void* descriptor = nullptr;
+  std::optional<Offer> offer;
 };
 
 class MatchTable {

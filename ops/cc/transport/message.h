@@ -19,11 +19,14 @@ namespace smp {
 enum class MessageKind : uint8_t {
   kData = 1,
   kProof = 2,      // payload: proof that the sender knows the job's secret
-  kReady = 3,      // the sender has verified the receiver's proof
+  kReady = 3,      // the sender has verified the receiver's proof; argument: 1 if it can read
+                   // the receiver's memory
   kAbort = 4,      // payload: the cause as JSON; argument: the exit code
   kGoodbye = 5,    // payload: the last step begun of each program
   kAskStatus = 6,  // "what are you doing?"; argument: the question's id, 0 for words
   kStatus = 7,     // payload: the answer, JSON or, to id 0, words; argument: that id
+  kOffer = 8,      // payload: an Offer; the tensor stays where it is until kTaken
+  kTaken = 9,      // argument: the operation offered; payload: why not, if it was refused
 };
 
 // Names one tensor of one microbatch: with the source rank, unique in a job's life.
@@ -58,7 +61,7 @@ struct MessageHead {
 static_assert(sizeof(MessageHead) == 88, "the header has no padding: all of it is authenticated");
 
 constexpr uint32_t kMagic = 0x504d5301;
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 constexpr size_t kMaxLabelBytes = 200;
 constexpr size_t kMaxControlBytes = 4096;
 

@@ -96,6 +96,14 @@ void Transport::Connect(const std::vector<std::string>& addresses, const std::st
 }
 
 void Transport::Meet() {
+  if (options_.read_memory != 0) {
+    std::vector<int32_t> here;
+    for (const PeerState& peer : peers_) {
+      if (peer.same_host) here.push_back(peer.address.pid);
+    }
+    // Before the first proof is sent: who has it tries to read.
+    AllowReaders(here);
+  }
   for (uint32_t r = 0; r < size_; ++r) {
     PeerState& peer = peers_[r];
     if (peer.same_host && r != rank_) {
@@ -151,12 +159,14 @@ void Transport::CheckProof(uint32_t source, const std::string& proof) {
   }
   if (peer.verified) return;
   peer.verified = true;
-  SendControl(source, MessageKind::kReady, "", 0);
+  peer.readable = CanRead(peer.address);
+  SendControl(source, MessageKind::kReady, "", peer.readable ? 1 : 0);
   changed_.notify_all();
 }
 
-void Transport::OnReady(uint32_t peer) {
+void Transport::OnReady(uint32_t peer, bool reads_us) {
   peers_[peer].ready = true;
+  peers_[peer].reads_us = reads_us;
   changed_.notify_all();
 }
 
@@ -205,7 +215,7 @@ bool Transport::OnMessage(const void* header, size_t header_bytes, void* data, s
     case MessageKind::kData:
       return OnData(view, data, bytes, rendezvous);
     case MessageKind::kReady:
-      OnReady(source);
+      OnReady(source, view.head.argument != 0);
       break;
     case MessageKind::kAbort:
       OnAbort(payload, static_cast<int>(view.head.argument));
@@ -218,6 +228,12 @@ bool Transport::OnMessage(const void* header, size_t header_bytes, void* data, s
       break;
     case MessageKind::kStatus:
       OnStatus(source, payload, view.head.argument);
+      break;
+    case MessageKind::kOffer:
+      OnOffer(view, payload);
+      break;
+    case MessageKind::kTaken:
+      OnTaken(source, static_cast<uint64_t>(view.head.argument), payload);
       break;
     default:
       return Refuse("its kind is unknown", source);
@@ -243,11 +259,14 @@ void Transport::HandleGonePeers() {
   changed_.notify_all();
   for (uint32_t r = 0; r < size_; ++r) {
     const PeerState& peer = peers_[r];
-    if (!peer.gone || peer.departed || failed_ || left_) continue;
-    Fail("lost",
-         PeerInWords(r) + " was lost: " + peer.gone_reason + ". Rank " + std::to_string(rank_) +
-             " (host " + local_.hostname + ") was " + activity_.StepInWords(),
-         1, SMP_UNAVAILABLE);
+    if (!peer.gone) continue;
+    if (!peer.departed && !failed_ && !left_) {
+      Fail("lost",
+           PeerInWords(r) + " was lost: " + peer.gone_reason + ". Rank " + std::to_string(rank_) +
+               " (host " + local_.hostname + ") was " + activity_.StepInWords(),
+           1, SMP_UNAVAILABLE);
+    }
+    WithdrawOffers(r);
   }
 }
 

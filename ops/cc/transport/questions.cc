@@ -101,7 +101,7 @@ std::string Transport::StatusJson(uint32_t asker) const {
   std::map<uint32_t, const Operation*> oldest;
   for (const auto& [id, op] : operations_) {
     // The message of a receive that UCX has in hand is there.
-    if (op->ended || (!op->is_send && op->in_ucx)) continue;
+    if (op->ended || (!op->is_send && op->in_use)) continue;
     const Operation*& of_peer = oldest[op->peer];
     if (of_peer == nullptr || op->posted < of_peer->posted) of_peer = op.get();
   }

@@ -57,6 +57,7 @@ typedef struct smp_options {
   int32_t watch_launcher;      /* 1: end when the launcher dies */
   int32_t watch_signals;       /* 1: SIGINT and SIGTERM end all ranks at once */
   int32_t end_process;         /* 0: report failures, but never end the process */
+  int32_t read_memory;         /* 1: fetch large tensors from the memory of ranks of this host */
   double stall_report_s;       /* say who waits for whom after this time */
   double stall_timeout_s;      /* and fail after this time */
   double grace_s;              /* time a failed process has to end by itself */

@@ -32,6 +32,7 @@ std::string Transport::Stats() {
     json += std::string(r == 0 ? "" : ", ") + "{\"rank\": " + std::to_string(r) +
             ", \"host\": " + JsonString(peer.address.hostname) +
             ", \"lanes\": " + JsonString(worker_ ? worker_->Lanes(r) : "") +
+            ", \"reads_memory\": " + (peer.readable ? "true" : "false") +
             ", \"sent_messages\": " + std::to_string(peer.traffic.sent_messages) +
             ", \"sent_bytes\": " + std::to_string(peer.traffic.sent_bytes) +
             ", \"received_messages\": " + std::to_string(peer.traffic.received_messages) +

@@ -134,9 +134,10 @@ void Transport::StartSend(Operation* op) {
   head.key = op->key;
   head.bytes = op->buffer.bytes;
   head.dtype = op->dtype;
+  op->in_use = true;
+  if (peer.reads_us && op->buffer.bytes > kEagerBytes) return SendOffer(op, head);
   const std::string header =
       EncodeMessage(head, op->dims.data(), op->label, &peer.send_key, nullptr);
-  op->in_ucx = true;
   const ucs_status_t status =
       worker_->Send(op->peer, header, op->buffer.data, op->buffer.bytes, false, op->id);
   if (status == UCS_INPROGRESS) {
@@ -150,6 +151,7 @@ void Transport::StartReceive(Operation* op) {
   const MatchKey key{op->peer, op->key};
   ArrivedMessage message;
   if (table_.TakeArrived(key, &message)) {
+    if (message.offer) return Take(op, message.view, *message.offer);
     const bool rendezvous = message.descriptor != nullptr;
     void* data = rendezvous ? message.descriptor : message.data.data();
     const bool kept = Deliver(op, message.view, data, message.view.head.bytes, rendezvous);
@@ -174,19 +176,23 @@ bool Transport::OnData(const MessageView& view, void* data, size_t bytes, bool r
   } else if (bytes > 0) {
     message.data.assign(static_cast<const char*>(data), bytes);
   }
-  if (table_.AddArrived(key, std::move(message))) return rendezvous;
+  return Keep(key, std::move(message)) && rendezvous;
+}
+
+// Keeps a message until its receive is posted. False if there is one of this key.
+bool Transport::Keep(const MatchKey& key, ArrivedMessage message) {
+  const std::string label = message.view.label;
+  if (table_.AddArrived(key, std::move(message))) return true;
   Fail("duplicate",
-       PeerInWords(view.head.source) + " sent '" + view.label + "' (step " +
-           std::to_string(view.head.key.step) + ", edge " + std::to_string(view.head.key.edge) +
-           ", microbatch " + std::to_string(view.head.key.microbatch) + ") twice to rank " +
-           std::to_string(rank_),
+       PeerInWords(key.source) + " sent '" + label + "' (step " + std::to_string(key.key.step) +
+           ", edge " + std::to_string(key.key.edge) + ", microbatch " +
+           std::to_string(key.key.microbatch) + ") twice to rank " + std::to_string(rank_),
        1, SMP_INTERNAL);
   return false;
 }
 
-// Places a message into memory of the receiver's. Returns whether a descriptor was consumed.
-bool Transport::Deliver(Operation* op, const MessageView& view, void* data, size_t bytes,
-                        bool rendezvous) {
+// Provides memory of the receiver's for a message. False if that ended the operation.
+bool Transport::Place(Operation* op, const MessageView& view, size_t bytes) {
   smp_message_info info{};
   info.source = view.head.source;
   info.dtype = view.head.dtype;
@@ -211,14 +217,21 @@ bool Transport::Deliver(Operation* op, const MessageView& view, void* data, size
   }
   op->buffer = buffer;
   op->buffer.bytes = bytes;
+  return true;
+}
+
+// Places a message into memory of the receiver's. Returns whether a descriptor was consumed.
+bool Transport::Deliver(Operation* op, const MessageView& view, void* data, size_t bytes,
+                        bool rendezvous) {
+  if (!Place(op, view, bytes)) return false;
   if (!rendezvous) {
-    if (bytes > 0) std::memcpy(buffer.data, data, bytes);
+    if (bytes > 0) std::memcpy(op->buffer.data, data, bytes);
     CountEnded(*op, bytes);
     End(op, SMP_OK, "");
     return false;
   }
-  op->in_ucx = true;
-  const ucs_status_t status = worker_->FetchRendezvous(data, buffer.data, bytes, op->id);
+  op->in_use = true;
+  const ucs_status_t status = worker_->FetchRendezvous(data, op->buffer.data, bytes, op->id);
   if (status == UCS_INPROGRESS) {
     needs_progress_ = true;
   } else {
@@ -235,7 +248,7 @@ void Transport::OnComplete(uint64_t operation, ucs_status_t status) {
   const auto found = operations_.find(operation);
   if (found == operations_.end()) return;
   Operation* op = found->second.get();
-  op->in_ucx = false;
+  op->in_use = false;
   if (op->ended) {
     if (op->release != nullptr) endings_.push_back({nullptr, op->release, op->arg, SMP_OK, ""});
     operations_.erase(found);
@@ -266,18 +279,18 @@ void Transport::CountEnded(const Operation& op, uint64_t bytes) {
   peer.stall_asked = peer.stall_reported = false;
 }
 
-// The status goes out now; the buffer is released as soon as UCX has no hand on it.
+// The status goes out now; the buffer is released as soon as nobody has a hand on it.
 void Transport::End(Operation* op, int code, const std::string& message) {
   if (op->ended) return;
   op->ended = true;
   // Found by key, so that a receive that is cancelled leaves no trace in the table.
-  if (!op->is_send && !op->in_ucx) {
+  if (!op->is_send && !op->in_use) {
     const MatchKey key{op->peer, op->key};
     const uint64_t waiting = table_.TakeWaiting(key);
     if (waiting != 0 && waiting != op->id) table_.AddWaiting(key, waiting);
   }
-  endings_.push_back({op->done, op->in_ucx ? nullptr : op->release, op->arg, code, message});
-  if (!op->in_ucx) operations_.erase(op->id);
+  endings_.push_back({op->done, op->in_use ? nullptr : op->release, op->arg, code, message});
+  if (!op->in_use) operations_.erase(op->id);
 }
 
 void Transport::EndAll(int code, const std::string& message) {

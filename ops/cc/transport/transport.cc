@@ -41,6 +41,8 @@ Transport::Transport(uint32_t rank, uint32_t size, const smp_options& options)
   if (options.network_devices != nullptr) ucx.network_devices = options.network_devices;
   worker_ = std::make_unique<UcxWorker>(size, ucx, this);
   local_.worker = worker_->address();
+  local_.nonce_at = reinterpret_cast<uint64_t>(local_.nonce.data());
+  std::memcpy(&offer_salt_, local_.nonce.data() + 8, sizeof(offer_salt_));
   encoded_address_ = local_.Encode();
 
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
@@ -96,10 +98,12 @@ void Transport::Shutdown() {
   Wake();
   thread_.join();
   std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return copying_ == 0; });
   table_.DropArrived([this](void* descriptor) { worker_->Drop(descriptor); });
   worker_.reset();
   // UCX is gone: nobody touches a buffer any more.
   for (auto& [id, op] : operations_) {
+    op->guard = 0;
     if (op->release != nullptr) endings_.push_back({nullptr, op->release, op->arg, SMP_OK, ""});
   }
   operations_.clear();
@@ -140,6 +144,7 @@ void Transport::Submit(Submission submission) {
     return;
   }
   RunSubmissions();
+  RunCopies(&lock);
   const bool needs_progress = std::exchange(needs_progress_, false);
   RunEndings(&lock);
   lock.unlock();
@@ -191,6 +196,7 @@ bool Transport::Step(std::unique_lock<std::mutex>* lock) {
     CheckStalls();
     next_check_ = now + kCheckInterval;
   }
+  if (RunCopies(lock)) moved = true;
   if (RunEndings(lock)) moved = true;
   if (moved) last_moved_ = Clock::now();
   return moved;

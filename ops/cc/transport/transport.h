@@ -5,8 +5,8 @@
 //   progress thread ── epoll ───┘                          └─▶ endings ─▶ done, release (no lock)
 //
 // A caller that finds the lock free carries its own submission to UCX, which saves waking the
-// progress thread; otherwise the progress thread takes it along. Whoever held the lock runs the
-// endings that came up, after giving it back.
+// progress thread; otherwise the progress thread takes it along. Whoever held the lock makes the
+// copies and runs the endings that came up, after giving it back.
 #ifndef SMP_TF_OPS_CC_TRANSPORT_TRANSPORT_H_
 #define SMP_TF_OPS_CC_TRANSPORT_TRANSPORT_H_
 
@@ -30,6 +30,7 @@
 #include "transport/guardian.h"
 #include "transport/matching.h"
 #include "transport/message.h"
+#include "transport/peer_memory.h"
 #include "transport/smp_transport.h"
 #include "transport/ucx_worker.h"
 
@@ -49,12 +50,14 @@ struct Operation {
   void* arg = nullptr;
   Clock::time_point posted;
   bool ended = false;   // done is called or about to be
-  bool in_ucx = false;  // UCX may touch the buffer
+  bool in_use = false;  // UCX, a copy or the receiver may touch the buffer
 
   // Of a send.
   int32_t dtype = 0;
   std::vector<int64_t> dims;
   smp_buffer buffer{};
+  // Not 0 while the receiver may read the buffer from this process.
+  std::atomic<uint64_t> guard{0};
   // Of a receive.
   smp_allocate_fn allocate = nullptr;
 };
@@ -73,6 +76,8 @@ struct PeerState {
   SipKey send_key, receive_key;
   Digest own_proof{}, expected_proof{};
   std::string early_proof;  // came before the addresses did
+  bool readable = false;    // this process may read its memory
+  bool reads_us = false;    // and it ours
   bool verified = false;    // it proved the secret to us
   bool ready = false;       // and we to it
   bool departed = false;    // it said goodbye
@@ -153,12 +158,30 @@ class Transport : public UcxEvents {
   void StartSend(Operation* op);
   void StartReceive(Operation* op);
   bool Deliver(Operation* op, const MessageView& view, void* data, size_t bytes, bool rendezvous);
+  bool Place(Operation* op, const MessageView& view, size_t bytes);
+  bool Keep(const MatchKey& key, ArrivedMessage message);
   bool OnData(const MessageView& view, void* data, size_t bytes, bool rendezvous);
   void End(Operation* op, int code, const std::string& message);
   void EndAll(int code, const std::string& message);
   void CountEnded(const Operation& op, uint64_t bytes);
   std::string Describe(const Operation& op) const;
   static int CodeOf(ucs_status_t status);
+
+  // --- offers.cc: tensors that the receiver reads from the sender's memory
+  struct Copy {
+    uint64_t operation;
+    int32_t pid;
+    Offer offer;
+    void* to;
+  };
+  bool CanRead(const Address& address) const;
+  void SendOffer(Operation* op, MessageHead head);
+  void OnOffer(const MessageView& view, const std::string& payload);
+  void Take(Operation* op, const MessageView& view, const Offer& offer);
+  bool RunCopies(std::unique_lock<std::mutex>* lock);
+  void OnCopied(const Copy& copy, bool whole, int error);
+  void OnTaken(uint32_t peer, uint64_t operation, const std::string& refusal);
+  void WithdrawOffers(uint32_t peer);
 
   // --- peers.cc: who they are, whether they are there
   bool OnMessage(const void* header, size_t header_bytes, void* data, size_t bytes,
@@ -167,7 +190,7 @@ class Transport : public UcxEvents {
   void OnComplete(uint64_t operation, ucs_status_t status) override;
   void Meet();
   void CheckProof(uint32_t peer, const std::string& proof);
-  void OnReady(uint32_t peer);
+  void OnReady(uint32_t peer, bool reads_us);
   bool Refuse(const std::string& why, uint32_t claimed_source);
   void OnPeerExit(uint32_t peer);
   void HandleGonePeers();
@@ -176,6 +199,8 @@ class Transport : public UcxEvents {
 
   // --- control.cc: causes, goodbyes, stalls
   void SendControl(uint32_t peer, MessageKind kind, std::string payload, int64_t argument);
+  void SendWithCode(MessageHead head, const std::vector<int64_t>& dims, const std::string& label,
+                    std::string payload, const SipKey* key);
   bool WaitControlSent(double timeout_s);
   // Makes this the cause unless there is one.
   bool Fail(const std::string& kind, const std::string& message, int exit_code, int code);
@@ -221,6 +246,8 @@ class Transport : public UcxEvents {
   std::unordered_map<uint64_t, std::unique_ptr<Operation>> operations_;
   MatchTable table_;
   std::vector<Ending> endings_;
+  std::vector<Copy> copies_;
+  int copying_ = 0;                                     // copies that threads are making
   std::unordered_map<uint64_t, std::string> controls_;  // payloads UCX still needs
   std::condition_variable changed_;                     // peers became ready, controls were sent
   std::unordered_map<int64_t, std::string> questions_;  // asked, with the answer once it is there
@@ -230,6 +257,7 @@ class Transport : public UcxEvents {
   std::map<uint64_t, std::set<uint32_t>> averaging_ranks_;
   std::map<std::tuple<uint64_t, uint64_t, uint32_t, bool>, std::pair<uint64_t, uint64_t>> edges_;
   uint64_t refused_ = 0;
+  uint64_t offer_salt_ = 0;
   Clock::time_point next_check_;
   Clock::time_point last_moved_;
 

@@ -8,10 +8,6 @@ namespace {
 
 constexpr unsigned kMessageId = 7;
 
-// Up to here a message fits one fragment of shared memory and travels with its header; above, the
-// receiver fetches it into its final place.
-constexpr size_t kEagerBytes = 8000;
-
 // UCX calls back with one pointer: the worker (for OnComplete) and the operation travel in this.
 struct Pending {
   UcxEvents* events;

@@ -12,6 +12,10 @@
 
 namespace smp {
 
+// Up to here a message fits one fragment of shared memory and travels with its header; above, the
+// receiver fetches it into its final place.
+constexpr size_t kEagerBytes = 8000;
+
 // Receives what the worker has to say, inside UcxWorker::Progress.
 class UcxEvents {
  public:

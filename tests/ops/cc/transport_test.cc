@@ -1,5 +1,6 @@
-// The C interface between forked processes: many messages in any order, one of more than 2 GiB, an
-// intruder, and an end that is told before an exception that nobody catches ends the process.
+// The C interface between forked processes, once with and once without reading each other's memory:
+// many messages in any order, one of more than 2 GiB, an intruder, and an end that is told before
+// an exception that nobody catches ends the process.
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -58,12 +59,13 @@ struct Line {
   }
 };
 
-smp_transport* Open(uint32_t rank) {
+smp_transport* Open(uint32_t rank, bool reads) {
   smp_options options;
   smp_options_init(&options);
   options.local_size = kSize;
   options.end_process = 0;
   options.watch_signals = 0;
+  options.read_memory = reads;
   char error[256] = "";
   smp_transport* transport = smp_transport_create(rank, kSize, &options, error, sizeof(error));
   if (transport == nullptr) std::fprintf(stderr, "%s\n", error);
@@ -277,14 +279,16 @@ std::string Stats(smp_transport* transport) {
   return text;
 }
 
-void RunRank(uint32_t rank, const Line& line) {
-  smp_transport* transport = Open(rank);
+void RunRank(uint32_t rank, bool reads, const Line& line) {
+  smp_transport* transport = Open(rank, reads);
   line.Put(AddressOf(transport));
   std::vector<std::string> addresses;
   for (uint32_t r = 0; r < kSize; ++r) addresses.push_back(line.Take());
   Connect(transport, addresses);
   ManyMessages(transport, rank);
   MoreThan2GiB(transport, rank);
+  const std::string does_not = reads ? "\"reads_memory\": false" : "\"reads_memory\": true";
+  CHECK(Stats(transport).find(does_not) == std::string::npos);
   line.Put("exchanged");
 
   // Rank 0 is visited by an intruder, who claims to be rank 1.
@@ -429,14 +433,7 @@ void RunUncaughtInStart() {
   pause();
 }
 
-}  // namespace
-
-int main() {
-  alarm(240);
-  Join(Fork(RunUncaught), 7);
-  int status = 0;
-  CHECK(waitpid(Fork(RunUncaughtInStart), &status, 0) > 0);
-  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+void RunFleet(bool reads) {
   std::vector<Line> lines;
   std::vector<pid_t> ranks;
   for (uint32_t r = 0; r < kSize; ++r) {
@@ -444,7 +441,7 @@ int main() {
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
     lines.push_back({ends[0]});
     const Line theirs{ends[1]};
-    ranks.push_back(Fork([r, theirs] { RunRank(r, theirs); }));
+    ranks.push_back(Fork([=] { RunRank(r, reads, theirs); }));
     close(ends[1]);
   }
   std::vector<std::string> addresses;
@@ -458,6 +455,19 @@ int main() {
   for (const Line& line : lines) CHECK(line.Take() == "done");
   for (const Line& line : lines) line.Put("leave");
   for (pid_t pid : ranks) Join(pid);
+  for (const Line& line : lines) close(line.fd);
+}
+
+}  // namespace
+
+int main() {
+  alarm(240);
+  Join(Fork(RunUncaught), 7);
+  int status = 0;
+  CHECK(waitpid(Fork(RunUncaughtInStart), &status, 0) > 0);
+  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+  RunFleet(true);
+  RunFleet(false);
   std::puts("transport_test: ok");
   return 0;
 }

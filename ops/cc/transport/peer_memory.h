@@ -1,0 +1,41 @@
+// Reading the memory of another process of this host: one copy, made by the reader.
+//
+// The kernel asks of a reader what it asks of a debugger: the same user, and what a container's
+// profile and Yama (kernel.yama.ptrace_scope) say. Where it is denied, tensors go through shared
+// memory, in two copies.
+#ifndef SMP_TF_OPS_CC_TRANSPORT_PEER_MEMORY_H_
+#define SMP_TF_OPS_CC_TRANSPORT_PEER_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace smp {
+
+// Where a tensor lies in the memory of its sender. Travels as it is: both ends run on one host.
+struct Offer {
+  uint64_t data;
+  uint64_t bytes;
+  uint64_t guard;  // of a word that is `value` as long as the tensor is there
+  uint64_t value;
+  uint64_t operation;  // the sender's
+};
+
+// Copies `bytes` from an address in process `pid`. Returns 0 or the errno of what went wrong.
+int ReadPeerMemory(int32_t pid, uint64_t address, void* to, size_t bytes);
+
+// Copies an offered tensor. False with the errno, 0 if the sender has taken the tensor back.
+bool ReadOffer(int32_t pid, const Offer& offer, void* to, int* error);
+
+// The nearest process that all of these are or come from; 0 if there is none but init.
+int32_t CommonAncestor(const std::vector<int32_t>& pids,
+                       const std::function<int32_t(int32_t)>& parent_of);
+
+// Where Yama lets only an ancestor read this process (ptrace_scope 1), allows it to all that come
+// from the process that started these: the launcher, as a rule.
+void AllowReaders(const std::vector<int32_t>& pids);
+
+}  // namespace smp
+
+#endif  // SMP_TF_OPS_CC_TRANSPORT_PEER_MEMORY_H_

@@ -1,0 +1,123 @@
+// Reading the memory of a forked child: whole, in the middle of memory that is not there, of a
+// tensor that was taken back, and of a child that has ended.
+#include "transport/peer_memory.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <map>
+#include <vector>
+
+#include "check.h"
+#include "transport/address.h"
+
+namespace {
+
+constexpr size_t kBytes = 1 << 20;
+
+// Written by the child alone, behind the fork: what the parent reads is the child's.
+struct Memory {
+  uint64_t guard = 0;
+  std::vector<char> tensor = std::vector<char>(kBytes, 'p');
+};
+
+pid_t ForkWith(Memory* memory, uint64_t guard) {
+  int ready[2];
+  CHECK(pipe(ready) == 0);
+  const pid_t pid = fork();
+  CHECK(pid >= 0);
+  if (pid == 0) {
+    memory->guard = guard;
+    for (char& byte : memory->tensor) byte = 'c';
+    CHECK(write(ready[1], "r", 1) == 1);
+    for (;;) pause();
+  }
+  char byte;
+  CHECK(read(ready[0], &byte, 1) == 1);
+  close(ready[0]);
+  close(ready[1]);
+  return pid;
+}
+
+void End(pid_t pid) {
+  kill(pid, SIGKILL);
+  CHECK(waitpid(pid, nullptr, 0) == pid);
+}
+
+smp::Offer OfferOf(const Memory& memory, uint64_t value) {
+  return {reinterpret_cast<uint64_t>(memory.tensor.data()), kBytes,
+          reinterpret_cast<uint64_t>(&memory.guard), value, 1};
+}
+
+void TestReading() {
+  Memory memory;
+  const pid_t child = ForkWith(&memory, 77);
+  std::vector<char> read(kBytes, '-');
+  int error = -1;
+  CHECK(smp::ReadOffer(child, OfferOf(memory, 77), read.data(), &error) && error == 0);
+  CHECK(read == std::vector<char>(kBytes, 'c'));
+  CHECK(memory.tensor == std::vector<char>(kBytes, 'p'));
+  // It is no longer what the offer says.
+  CHECK(!smp::ReadOffer(child, OfferOf(memory, 78), read.data(), &error) && error == 0);
+  End(child);
+  CHECK(!smp::ReadOffer(child, OfferOf(memory, 77), read.data(), &error) && error == ESRCH);
+}
+
+void TestMemoryThatIsNotThere() {
+  // The second of two pages is the parent's alone.
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const int access = PROT_READ | PROT_WRITE;
+  void* pages = mmap(nullptr, 2 * page, access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(pages != MAP_FAILED);
+  CHECK(madvise(static_cast<char*>(pages) + page, page, MADV_DONTFORK) == 0);
+  Memory memory;
+  const pid_t child = ForkWith(&memory, 77);
+  std::vector<char> read(2 * page);
+  const auto address = reinterpret_cast<uint64_t>(pages);
+  CHECK(smp::ReadPeerMemory(child, address, read.data(), page) == 0);
+  CHECK(smp::ReadPeerMemory(child, address, read.data(), 2 * page) == EFAULT);
+  CHECK(smp::ReadPeerMemory(child, address, read.data(), 0) == 0);
+  smp::Offer offer = OfferOf(memory, 77);
+  offer.guard = address + page;
+  int error = 0;
+  std::vector<char> tensor(kBytes);
+  CHECK(!smp::ReadOffer(child, offer, tensor.data(), &error) && error == EFAULT);
+  End(child);
+}
+
+void TestAncestors() {
+  // 1 ── 10 ─┬─ 20 ─┬─ 30
+  //          │      └─ 31 ── 40
+  //          └─ 21
+  // 1 ── 11
+  const std::map<int32_t, int32_t> parents = {{10, 1},  {11, 1},  {20, 10}, {21, 10},
+                                              {30, 20}, {31, 20}, {40, 31}};
+  const auto parent_of = [&](int32_t pid) {
+    const auto found = parents.find(pid);
+    return found == parents.end() ? 0 : found->second;
+  };
+  const auto ancestor = [&](const std::vector<int32_t>& pids) {
+    return smp::CommonAncestor(pids, parent_of);
+  };
+  CHECK(ancestor({30, 40}) == 20);
+  CHECK(ancestor({30, 40, 21}) == 10);
+  CHECK(ancestor({31, 40}) == 31);
+  CHECK(ancestor({40}) == 40);
+  CHECK(ancestor({30, 11}) == 0);
+  CHECK(ancestor({}) == 0);
+  CHECK(smp::ParentOfProcess(getpid()) == getppid());
+  CHECK(smp::ParentOfProcess(-1) == 0);
+}
+
+}  // namespace
+
+int main() {
+  alarm(60);
+  TestReading();
+  TestMemoryThatIsNotThere();
+  TestAncestors();
+  std::puts("peer_memory_test: ok");
+  return 0;
+}
