@@ -203,6 +203,7 @@ def _start(given: Config, watch: StartWatch) -> Runtime:
     world = process_sets.world()
     check_world(world.size, process_sets.built_with())
     config = given.for_world(world.size, launched=launched)
+    reads = hosts.may_read_memory()
 
     # Before the first op, which fixes the threads and devices of the process.
     notes = [
@@ -229,7 +230,7 @@ def _start(given: Config, watch: StartWatch) -> Runtime:
     )
     transport = None
     if world.size > 1:
-        transport = _open_transport(config, topology, hellos, launched, exchange, watch)
+        transport = _open_transport(config, topology, hellos, launched, reads, exchange, watch)
     seed = hellos[0]["seed"]
     seed_everything(seed)
     _watch_over(transport, topology, config.stall_timeout)
@@ -250,6 +251,7 @@ def _open_transport(
     topology: Topology,
     hellos: Sequence[Mapping[str, Any]],
     launched: bool,
+    reads: bool,
     exchange: Callable[[bytes, str], list[bytes]],
     watch: StartWatch,
 ) -> Transport:
@@ -258,7 +260,6 @@ def _open_transport(
 
     machines = [hello["machine"] for hello in hellos]
     single_host = len(set(machines)) == 1
-    reads = hosts.may_read_memory()
     note = hosts.note_on_network(single_host)
     if note is not None:
         announce(note, topology.rank)
@@ -288,12 +289,13 @@ def _open_transport(
         watch.await_others()
         watch.leave_signals()
         transport.watch_signals()
+        note = hosts.note_on_reading(reads, machines, topology.rank, transport.reads_memory)
+        if note is not None:
+            # Once per host.
+            announce(note, topology.local_rank)
     except BaseException:
         transport.close()
         raise
-    note = hosts.note_on_reading(reads, machines, topology.rank, transport.reads_memory)
-    if note is not None:
-        announce(note, topology.rank)
     return transport
 
 

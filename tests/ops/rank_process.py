@@ -6,7 +6,9 @@ as lines on stdin, what it tells goes out as JSON lines. See `rank_fleet.py` for
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import sys
 import threading
@@ -254,15 +256,13 @@ def bytes_both_ways(rank: Rank) -> None:
 
 
 def offer(rank: Rank) -> None:
-    """Rank 1 sends what rank 0 does not take yet, and then ends in one way or another."""
+    """Rank 1 sends what rank 0 does not take yet, and then one of them ends in one way or another."""
     transport = rank.transport
     transport.begin_step(PROGRAM, 7)
     if rank.rank == 1:
         thread = threading.Thread(target=lambda: rank.tell_error(lambda: transport.send_bytes(0, 4, b"x" * 1_000_000)))
         thread.start()
-        if rank.ask() == "goodbye":
-            transport.goodbye()
-        transport.close()
+        end_as(rank, rank.ask())
         thread.join()
         rank.tell("closed")
         rank.ask()
@@ -270,8 +270,41 @@ def offer(rank: Rank) -> None:
     while transport.stats()["unmatched_messages"] == 0:
         pass
     rank.tell("there")
-    if rank.ask() == "receive":
+    command = rank.ask()
+    if command == "receive":
         rank.tell_error(lambda: transport.recv_bytes(1, 4))
+    else:
+        end_as(rank, command)
+        rank.tell("closed")
+    rank.ask()
+
+
+def end_as(rank: Rank, command: str) -> None:
+    if "goodbye" in command:
+        rank.transport.goodbye()
+    if "close" in command:
+        rank.transport.close()
+
+
+def send_unreadable(rank: Rank) -> None:
+    """Rank 1 sends memory that the kernel shows to nobody else, as a device's may be."""
+    size = 1 << 20
+    if rank.rank == 0:
+        for tag in (4, 5):
+            rank.tell("got", right=bytes(rank.transport.recv_bytes(1, tag)) == b"s" * size)
+        rank.ask()
+        return
+    memfd_secret = 447
+    fd = ctypes.CDLL(None, use_errno=True).syscall(memfd_secret, 0)
+    if fd < 0:
+        rank.tell("sent", without=os.strerror(ctypes.get_errno()))
+        return
+    os.ftruncate(fd, size)
+    memory = mmap.mmap(fd, size)
+    memory[:] = b"s" * size
+    for tag in (4, 5):
+        rank.transport.send_bytes(0, tag, memoryview(memory))
+    rank.tell("sent", without=None)
     rank.ask()
 
 
@@ -297,6 +330,7 @@ PARTS: dict[str, Callable[[Rank], None]] = {
         leave_early,
         leave_in_order,
         offer,
+        send_unreadable,
         await_goodbyes,
         await_steps,
         stall,

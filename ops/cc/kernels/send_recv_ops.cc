@@ -124,7 +124,8 @@ class SmpRecvOp : public tf::AsyncOpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("T", &dtype_));
   }
 
-  // As a send: it is there before the task begins that it stands in front of.
+  // As a send: it is there before the task begins that it stands in front of. Where the tensor came
+  // first, this thread copies it into its place.
   bool IsExpensive() override { return false; }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {

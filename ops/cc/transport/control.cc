@@ -169,6 +169,7 @@ bool Transport::Goodbye(double timeout_s) {
     for (uint32_t r = 0; r < size_; ++r) {
       if (r != rank_ && peers_[r].ready) SendControl(r, MessageKind::kGoodbye, steps, 0);
     }
+    RefuseArrived();
   });
   return WaitControlSent(timeout_s);
 }

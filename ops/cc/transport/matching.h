@@ -81,12 +81,10 @@ class MatchTable {
     for (const auto& [key, message] : arrived_) visit(key);
   }
 
-  // Empties the table of messages, handing each descriptor to `drop`.
+  // Empties the table of messages, handing each with its key to `drop`.
   template <typename Drop>
   void DropArrived(Drop drop) {
-    for (auto& [key, message] : arrived_) {
-      if (message.descriptor != nullptr) drop(message.descriptor);
-    }
+    for (const auto& [key, message] : arrived_) drop(key, message);
     arrived_.clear();
   }
 

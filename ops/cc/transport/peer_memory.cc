@@ -25,13 +25,18 @@ int ReadPeerMemory(int32_t pid, uint64_t address, void* to, size_t bytes) {
   return 0;
 }
 
-bool ReadOffer(int32_t pid, const Offer& offer, void* to, int* error) {
-  *error = ReadPeerMemory(pid, offer.data, to, offer.bytes);
-  if (*error != 0) return false;
+ReadResult ReadOffer(int32_t pid, const Offer& offer, void* to) {
+  const int error = ReadPeerMemory(pid, offer.data, to, offer.bytes);
+  if (error == ESRCH) return {ReadState::kProcessEnded, error};
   // Looked at behind the tensor: what was read is whole if it was there until now.
   uint64_t value = 0;
-  *error = ReadPeerMemory(pid, offer.guard, &value, sizeof(value));
-  return *error == 0 && value == offer.value;
+  const int of_guard = ReadPeerMemory(pid, offer.guard, &value, sizeof(value));
+  if (of_guard == ESRCH) return {ReadState::kProcessEnded, of_guard};
+  // With the sender's transport its guards are gone, too.
+  if (of_guard == EFAULT) return {ReadState::kTakenBack, of_guard};
+  if (of_guard == 0 && value != offer.value) return {ReadState::kTakenBack, 0};
+  if (error != 0 || of_guard != 0) return {ReadState::kNotReadable, error != 0 ? error : of_guard};
+  return {ReadState::kWhole, 0};
 }
 
 int32_t CommonAncestor(const std::vector<int32_t>& pids,
@@ -52,12 +57,14 @@ int32_t CommonAncestor(const std::vector<int32_t>& pids,
   return common.empty() ? 0 : common.front();
 }
 
-void AllowReaders(const std::vector<int32_t>& pids) {
+bool AllowReaders(const std::vector<int32_t>& pids) {
   int scope = 0;
   std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> scope;
-  if (scope != 1) return;
+  if (scope != 1) return false;
   const int32_t ancestor = CommonAncestor(pids, &ParentOfProcess);
-  if (ancestor > 0) prctl(PR_SET_PTRACER, static_cast<unsigned long>(ancestor), 0, 0, 0);
+  return ancestor > 0 && prctl(PR_SET_PTRACER, static_cast<unsigned long>(ancestor), 0, 0, 0) == 0;
 }
+
+void DisallowReaders() { prctl(PR_SET_PTRACER, 0, 0, 0, 0); }
 
 }  // namespace smp

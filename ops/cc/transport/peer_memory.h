@@ -25,16 +25,30 @@ struct Offer {
 // Copies `bytes` from an address in process `pid`. Returns 0 or the errno of what went wrong.
 int ReadPeerMemory(int32_t pid, uint64_t address, void* to, size_t bytes);
 
-// Copies an offered tensor. False with the errno, 0 if the sender has taken the tensor back.
-bool ReadOffer(int32_t pid, const Offer& offer, void* to, int* error);
+enum class ReadState {
+  kWhole,
+  kTakenBack,     // the sender has ended its send
+  kProcessEnded,  // the sender's
+  kNotReadable,   // the tensor is there, as far as can be known
+};
+
+struct ReadResult {
+  ReadState state;
+  int error;  // of the system, or 0
+};
+
+// Copies an offered tensor.
+ReadResult ReadOffer(int32_t pid, const Offer& offer, void* to);
 
 // The nearest process that all of these are or come from; 0 if there is none but init.
 int32_t CommonAncestor(const std::vector<int32_t>& pids,
                        const std::function<int32_t(int32_t)>& parent_of);
 
 // Where Yama lets only an ancestor read this process (ptrace_scope 1), allows it to all that come
-// from the process that started these: the launcher, as a rule.
-void AllowReaders(const std::vector<int32_t>& pids);
+// from the process that started these: the launcher, as a rule. They may also trace it then. True
+// if that was needed and done, until DisallowReaders.
+bool AllowReaders(const std::vector<int32_t>& pids);
+void DisallowReaders();
 
 }  // namespace smp
 

@@ -102,7 +102,7 @@ void Transport::Meet() {
       if (peer.same_host) here.push_back(peer.address.pid);
     }
     // Before the first proof is sent: who has it tries to read.
-    AllowReaders(here);
+    readers_allowed_ = here.size() > 1 && AllowReaders(here);
   }
   for (uint32_t r = 0; r < size_; ++r) {
     PeerState& peer = peers_[r];

@@ -135,7 +135,8 @@ void Transport::StartSend(Operation* op) {
   head.bytes = op->buffer.bytes;
   head.dtype = op->dtype;
   op->in_use = true;
-  if (peer.reads_us && op->buffer.bytes > kEagerBytes) return SendOffer(op, head);
+  if (peer.reads_us && options_.read_memory != 0 && op->buffer.bytes > kEagerBytes)
+    return SendOffer(op, head);
   const std::string header =
       EncodeMessage(head, op->dims.data(), op->label, &peer.send_key, nullptr);
   const ucs_status_t status =
@@ -193,6 +194,8 @@ bool Transport::Keep(const MatchKey& key, ArrivedMessage message) {
 
 // Provides memory of the receiver's for a message. False if that ended the operation.
 bool Transport::Place(Operation* op, const MessageView& view, size_t bytes) {
+  // It is there if the message was offered before, and could not be read.
+  if (op->buffer.data != nullptr && op->buffer.bytes == bytes) return true;
   smp_message_info info{};
   info.source = view.head.source;
   info.dtype = view.head.dtype;

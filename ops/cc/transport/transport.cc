@@ -91,6 +91,7 @@ void Transport::Shutdown() {
     shut_down_ = true;
     RunSubmissions();
     EndAll(SMP_CANCELLED, "the transport of rank " + std::to_string(rank_) + " was shut down");
+    RefuseArrived();
     RunEndings(&lock);
   }
   guardian_->Stop();
@@ -99,7 +100,8 @@ void Transport::Shutdown() {
   thread_.join();
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return copying_ == 0; });
-  table_.DropArrived([this](void* descriptor) { worker_->Drop(descriptor); });
+  RefuseArrived();
+  if (readers_allowed_) DisallowReaders();
   worker_.reset();
   // UCX is gone: nobody touches a buffer any more.
   for (auto& [id, op] : operations_) {
@@ -144,7 +146,7 @@ void Transport::Submit(Submission submission) {
     return;
   }
   RunSubmissions();
-  RunCopies(&lock);
+  while (RunCopy(&lock)) RunEndings(&lock);
   const bool needs_progress = std::exchange(needs_progress_, false);
   RunEndings(&lock);
   lock.unlock();
@@ -194,9 +196,13 @@ bool Transport::Step(std::unique_lock<std::mutex>* lock) {
   const auto now = Clock::now();
   if (now >= next_check_ && !operations_.empty()) {
     CheckStalls();
+    SettleTakenBack();
     next_check_ = now + kCheckInterval;
   }
-  if (RunCopies(lock)) moved = true;
+  while (RunCopy(lock)) {
+    RunEndings(lock);
+    moved = true;
+  }
   if (RunEndings(lock)) moved = true;
   if (moved) last_moved_ = Clock::now();
   return moved;

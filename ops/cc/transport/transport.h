@@ -14,6 +14,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -178,10 +179,13 @@ class Transport : public UcxEvents {
   void SendOffer(Operation* op, MessageHead head);
   void OnOffer(const MessageView& view, const std::string& payload);
   void Take(Operation* op, const MessageView& view, const Offer& offer);
-  bool RunCopies(std::unique_lock<std::mutex>* lock);
-  void OnCopied(const Copy& copy, bool whole, int error);
-  void OnTaken(uint32_t peer, uint64_t operation, const std::string& refusal);
+  void Answer(uint32_t sender, const Offer& offer, const std::string& words);
+  bool RunCopy(std::unique_lock<std::mutex>* lock);
+  void OnCopied(const Copy& copy, const ReadResult& result);
+  void SettleTakenBack();
+  void OnTaken(uint32_t peer, uint64_t operation, const std::string& words);
   void WithdrawOffers(uint32_t peer);
+  void RefuseArrived();
 
   // --- peers.cc: who they are, whether they are there
   bool OnMessage(const void* header, size_t header_bytes, void* data, size_t bytes,
@@ -246,8 +250,10 @@ class Transport : public UcxEvents {
   std::unordered_map<uint64_t, std::unique_ptr<Operation>> operations_;
   MatchTable table_;
   std::vector<Ending> endings_;
-  std::vector<Copy> copies_;
-  int copying_ = 0;                                     // copies that threads are making
+  std::deque<Copy> copies_;
+  int copying_ = 0;                                                // copies that threads are making
+  std::deque<std::pair<Clock::time_point, uint64_t>> taken_back_;  // receives that wait for a cause
+  bool readers_allowed_ = false;
   std::unordered_map<uint64_t, std::string> controls_;  // payloads UCX still needs
   std::condition_variable changed_;                     // peers became ready, controls were sent
   std::unordered_map<int64_t, std::string> questions_;  // asked, with the answer once it is there

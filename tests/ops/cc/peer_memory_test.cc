@@ -55,14 +55,16 @@ void TestReading() {
   Memory memory;
   const pid_t child = ForkWith(&memory, 77);
   std::vector<char> read(kBytes, '-');
-  int error = -1;
-  CHECK(smp::ReadOffer(child, OfferOf(memory, 77), read.data(), &error) && error == 0);
+  const auto state_of = [&](uint64_t value) {
+    return smp::ReadOffer(child, OfferOf(memory, value), read.data()).state;
+  };
+  CHECK(state_of(77) == smp::ReadState::kWhole);
   CHECK(read == std::vector<char>(kBytes, 'c'));
   CHECK(memory.tensor == std::vector<char>(kBytes, 'p'));
   // It is no longer what the offer says.
-  CHECK(!smp::ReadOffer(child, OfferOf(memory, 78), read.data(), &error) && error == 0);
+  CHECK(state_of(78) == smp::ReadState::kTakenBack);
   End(child);
-  CHECK(!smp::ReadOffer(child, OfferOf(memory, 77), read.data(), &error) && error == ESRCH);
+  CHECK(state_of(77) == smp::ReadState::kProcessEnded);
 }
 
 void TestMemoryThatIsNotThere() {
@@ -81,9 +83,12 @@ void TestMemoryThatIsNotThere() {
   CHECK(smp::ReadPeerMemory(child, address, read.data(), 0) == 0);
   smp::Offer offer = OfferOf(memory, 77);
   offer.guard = address + page;
-  int error = 0;
   std::vector<char> tensor(kBytes);
-  CHECK(!smp::ReadOffer(child, offer, tensor.data(), &error) && error == EFAULT);
+  CHECK(smp::ReadOffer(child, offer, tensor.data()).state == smp::ReadState::kTakenBack);
+  offer.guard = OfferOf(memory, 77).guard;
+  offer.data = address + page;
+  const smp::ReadResult result = smp::ReadOffer(child, offer, tensor.data());
+  CHECK(result.state == smp::ReadState::kNotReadable && result.error == EFAULT);
   End(child);
 }
 
