@@ -8,9 +8,8 @@ update is the optimizer's and is left out. A ratio above 1 says that the step wa
 Where other programs take the processors now and then, look at "least disturbed": the forecast from the shortest time of
 each unit over the shortest median of steps, of all repetitions.
 
-The forecast is that of `smp-tf plan`: the schedule, simulated with the sum of a stage's units for each of its tasks.
-"alone" is the same from units that one rank after the other measured, while the others slept, as they never do in a
-training.
+The forecast is that of `smp-tf plan`: the schedule, simulated with the sum of a stage's units for each of its tasks,
+which are faster while the other rank waits. "always beside" is the same if they were not.
 """
 
 from __future__ import annotations
@@ -35,11 +34,10 @@ from rich.table import Table
 from tf_keras import layers
 
 from smp_tf import planning, profiling, runtime
-from smp_tf.control import allgather_json, barrier
+from smp_tf.control import allgather_json
 from smp_tf.partition.cost import estimate
 from smp_tf.pipeline.profile import make_ready
 from smp_tf.plan_timeline import timeline_of
-from smp_tf.profiling import Times
 
 
 @dataclass(frozen=True)
@@ -161,33 +159,12 @@ class Forecast:
 
         self.step, self.train = step, train
 
-    def together(self) -> Times:
-        """Times of all units, which the ranks measure at the same time, each a share, as `model.profile` does."""
-        found: Times = {}
-        for turn in range(max(map(len, self.shares))):
-            barrier(name="the benchmark's unit")
-            found.update(self._measured(turn))
-        return self._of_all(found)
-
-    def alone(self) -> Times:
-        """The same, measured by one rank after the other."""
-        found: Times = {}
-        for rank in range(smp.size()):
-            barrier(name="the benchmark's turn")
-            for turn in range(len(self.shares[rank]) if rank == smp.rank() else 0):
-                found.update(self._measured(turn))
-        barrier(name="the benchmark's turn")
-        return self._of_all(found)
-
-    def _measured(self, turn: int) -> Times:
-        mine = self.shares[smp.rank()]
-        if turn >= len(mine):
-            return {}
-        return {self.units[mine[turn]].name: profiling.as_forward_and_backward(self.ready[turn])}
-
-    def _of_all(self, found: Times) -> Times:
-        told = allgather_json(found, name="the benchmark's times")
-        return {name: (ahead, back) for times in told for name, (ahead, back) in times.items()}
+    def measure(self) -> profiling.Measurement:
+        """What `model.profile` measures."""
+        names = [self.units[index].name for index in self.shares[smp.rank()]]
+        return profiling.measure_in_rounds(
+            "the benchmark's units", names, self.ready.__getitem__, max(map(len, self.shares))
+        )
 
     def steps(self, seconds: float) -> float:
         """Seconds of a step: the median over many, each from one to the next."""
@@ -202,13 +179,20 @@ class Forecast:
                 count = max(allgather_json(max(5, round(seconds / taken[0])), name="the number of steps"))
         return max(allgather_json(statistics.median(taken), name="the benchmark's steps"))
 
-    def step_time(self, times: Times) -> float:
+    def step_time(self, found: profiling.Measurement, always_beside: bool = False) -> float:
         """The forecast of a step, in seconds."""
         [program] = self.step._programs.values()
         plan, split = program.plan, program.stage_program.split
         config = runtime.current().config
         request = planning.PlacementRequest(
-            plan.stages, plan.microbatches, config.pipeline, config.optimize, 0.0, self.samples, measured=times
+            plan.stages,
+            plan.microbatches,
+            config.pipeline,
+            config.optimize,
+            0.0,
+            self.samples,
+            measured=found.times,
+            alone=(1.0, 1.0) if always_beside else found.alone,
         )
         units, costs = planning.costs_of(self.traced.graph, request)
         return timeline_of(plan, units, costs, split, self.samples).step_time
@@ -218,37 +202,42 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """Measures one model; returns its figures."""
     forecast = Forecast(MODELS[name], given.microbatches)
     # The plan of the first step goes by these.
-    first = forecast.together()
+    first = forecast.measure()
     forecast.model._smp_store.measured = {
-        unit: (ahead / forecast.samples, back / forecast.samples) for unit, (ahead, back) in first.items()
+        unit: (ahead / forecast.samples, back / forecast.samples) for unit, (ahead, back) in first.times.items()
     }
-    rows: dict[str, list[float]] = {"step": [], "forecast": [], "alone": []}
+    rows: dict[str, list[float]] = {"step": [], "forecast": [], "beside": []}
     forecast.steps(0.1)
-    times: list[Times] = []
+    all_found: list[profiling.Measurement] = []
     for _ in range(given.repetitions):
-        times.append(forecast.together())
-        rows["forecast"].append(forecast.step_time(times[-1]))
+        all_found.append(forecast.measure())
+        rows["forecast"].append(forecast.step_time(all_found[-1]))
+        rows["beside"].append(forecast.step_time(all_found[-1], always_beside=True))
         rows["step"].append(forecast.steps(given.turn))
-        rows["alone"].append(forecast.step_time(forecast.alone()))
-    least = {name: (min(each[name][0] for each in times), min(each[name][1] for each in times)) for name in times[0]}
+    shares = [statistics.median(found.alone[sweep] for found in all_found) for sweep in (0, 1)]
+    times = [found.times for found in all_found]
+    shortest = {name: (min(each[name][0] for each in times), min(each[name][1] for each in times)) for name in times[0]}
+    least = profiling.Measurement(shortest, (shares[0], shares[1]))
     return {
         "seconds": {what: spread(values) for what, values in rows.items()},
         "ratio": paired(rows["forecast"], rows["step"]),
-        "ratio_alone": paired(rows["alone"], rows["step"]),
+        "ratio_beside": paired(rows["beside"], rows["step"]),
+        "alone": shares,
         "ratio_least": forecast.step_time(least) / min(rows["step"]),
     }
 
 
 def print_table(found: dict[str, Any], given: argparse.Namespace) -> None:
     table = Table(title=f"{smp.size()} ranks, {given.microbatches} microbatches: medians (quartiles)")
-    for column in ("model", "step, ms", "forecast, ms", "forecast / step", "alone / step", "least disturbed"):
+    for column in ("model", "step, ms", "forecast, ms", "forecast / step", "always beside", "least disturbed", "alone"):
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
     for name, figures in found.items():
         cells = [f"{1e3 * figures['seconds'][what]['median']:,.1f}" for what in ("step", "forecast")]
-        for what in ("ratio", "ratio_alone"):
+        for what in ("ratio", "ratio_beside"):
             cells.append(with_quartiles(figures[what]))
-        table.add_row(name, *cells, f"{figures['ratio_least']:.2f}")
-    Console(width=100).print(table)
+        shares = " ".join(f"{share:.2f}" for share in figures["alone"])
+        table.add_row(name, *cells, f"{figures['ratio_least']:.2f}", shares)
+    Console(width=110).print(table)
 
 
 def main() -> None:

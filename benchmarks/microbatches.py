@@ -99,9 +99,10 @@ def foreseen(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[dic
                 continue
             say(f"measuring the layers of a microbatch of {made.samples}")
             units, cut = planning.cut_into_units(made.graph)
-            measured[made.samples], failed = measure(made.model, made.traced, units, cut, made.tensors, made.samples)
-            if failed:
-                raise SystemExit(f"microbatches: layers could not be measured: {failed}")
+            layers = measure(made.model, made.traced, units, cut, made.tensors, made.samples)
+            if layers.failed:
+                raise SystemExit(f"microbatches: layers could not be measured: {layers.failed}")
+            measured[made.samples] = layers.times
         found = search(
             model,
             Config(partitions=given.partitions, optimize="speed"),

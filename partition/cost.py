@@ -176,6 +176,7 @@ class Costs:
         machine: speeds used.
         groups: of every unit, the group with which backward makes it again, or None; empty where all is kept.
         node_seconds: estimated seconds of every node.
+        alone: what share of its time forward and backward a unit takes while the other ranks of its host wait.
     """
 
     units: tuple[UnitCost, ...]
@@ -186,6 +187,7 @@ class Costs:
     machine: Machine = field(default_factory=Machine)
     groups: tuple[int | None, ...] = ()
     node_seconds: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    alone: tuple[float, float] = (1.0, 1.0)
 
     def on_host(self, *, gradients: bool, slots: bool) -> Costs:
         """The same with some of what is stored in the host's memory, where it takes nothing of a device.
@@ -292,7 +294,10 @@ def _seconds(cost: NodeCost, machine: Machine) -> float:
 
 
 def with_measured(
-    costs: Costs, units: Sequence[Unit], measured: Mapping[str, tuple[float, float]]
+    costs: Costs,
+    units: Sequence[Unit],
+    measured: Mapping[str, tuple[float, float]],
+    alone: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[Costs, int]:
     """The costs with times that were measured where there are any.
 
@@ -302,6 +307,7 @@ def with_measured(
         costs: estimated costs.
         units: the units they belong to.
         measured: seconds forward and backward of units, by name; other names are ignored.
+        alone: what share of them they take while the other ranks of the host wait.
 
     Returns:
         The costs, and how many of the units were measured.
@@ -316,7 +322,8 @@ def with_measured(
 
     if not known:
         return costs, 0
-    return dataclasses.replace(costs, units=tuple(timed(n, cost) for n, cost in enumerate(costs.units))), len(known)
+    timed_units = tuple(timed(n, cost) for n, cost in enumerate(costs.units))
+    return dataclasses.replace(costs, units=timed_units, alone=alone), len(known)
 
 
 def _tensors(

@@ -64,11 +64,13 @@ class Ranks:
         speed: how fast each computes, in times of that machine.
         link: how fast each sends and receives, in times of that machine's link.
         memory: bytes that each may need, or None.
+        hosts: a number for the host of each; empty where all are on one.
     """
 
     speed: tuple[float, ...]
     link: tuple[float, ...]
     memory: tuple[float | None, ...]
+    hosts: tuple[int, ...] = ()
 
     @classmethod
     def alike(cls, count: int, memory_limit: float | None = None) -> Ranks:

@@ -6,7 +6,7 @@ beside each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from smp_tf.pipeline.dependencies import dependencies
@@ -150,35 +150,50 @@ def simulate(
         >>> simulate(build("interleaved", stages=4, microbatches=8)).step_time
         33.0
     """
-    per_chunk = _per_chunk(times, program.chunks)
-    if not isinstance(comm, int | float):
-        lacking = [edge.index for edge in edges or () if edge.index not in comm]
-        if lacking or edges is None:
-            raise ScheduleError(
-                "Message times per edge name every edge, and need the edges. Received: comm for "
-                f"{sorted(comm)}, edges lacking: {lacking if edges else 'no edges given'}"
-            )
-
-    def latency(task: Task) -> float:
-        if isinstance(comm, int | float):
-            return comm
-        assert task.edge is not None
-        return comm[task.edge]
-
+    per_chunk = times_per_chunk(times, program.chunks)
     result = replay(
         program,
         dependencies(program, edges),
         lambda task: per_chunk[task.chunk].of(task),
-        latency,
+        latency_of(comm, edges),
     )
     if result.stuck:
-        stuck = result.stuck[0]
-        raise ProgramError(
-            "Only a program that can run has a step time. Received: one in which rank "
-            f"{stuck.rank} waits forever before {program.ranks[stuck.rank][stuck.position]}; "
-            "check(program) tells more"
-        )
+        raise waits_forever(program, result.stuck[0].rank, result.stuck[0].position)
     return Timeline(program, result.spans)
+
+
+def latency_of(comm: float | Mapping[int, float], edges: Sequence[Edge] | None) -> Callable[[Task], float]:
+    """Returns how long the message of a task takes.
+
+    Args:
+        comm: one number, or one per edge index.
+        edges: of the program; None for one without transfers.
+
+    Raises:
+        ScheduleError: times per edge that lack an edge.
+    """
+    if isinstance(comm, int | float):
+        return lambda task: comm
+    lacking = [edge.index for edge in edges or () if edge.index not in comm]
+    if lacking or edges is None:
+        raise ScheduleError(
+            "Message times per edge name every edge, and need the edges. Received: comm for "
+            f"{sorted(comm)}, edges lacking: {lacking if edges else 'no edges given'}"
+        )
+
+    def latency(task: Task) -> float:
+        assert task.edge is not None
+        return comm[task.edge]
+
+    return latency
+
+
+def waits_forever(program: Program, rank: int, position: int) -> ProgramError:
+    """Returns the error for a rank of a program that never gets beyond a position of its list."""
+    return ProgramError(
+        f"Only a program that can run has a step time. Received: one in which rank {rank} waits forever before "
+        f"{program.ranks[rank][position]}; check(program) tells more"
+    )
 
 
 def lower_bound(
@@ -236,7 +251,16 @@ def lower_bound(
     return max(bounds)
 
 
-def _per_chunk(times: Times, chunks: int) -> Sequence[ChunkTimes]:
+def times_per_chunk(times: Times, chunks: int) -> Sequence[ChunkTimes]:
+    """Returns the times of every chunk.
+
+    Args:
+        times: of every chunk, or one for all.
+        chunks: how many there are.
+
+    Raises:
+        ScheduleError: not as many times as chunks.
+    """
     if isinstance(times, ChunkTimes):
         return [times] * chunks
     if len(times) != chunks:

@@ -105,7 +105,8 @@ class Cluster:
                 if 0 <= other < partitions
             ]
             link.append(min(beside, default=self.within_host) / self.within_host)
-        return Ranks(tuple(speed), tuple(link), tuple(memory))
+        # Of one replica: the others are laid out as it is, or nearly so.
+        return Ranks(tuple(speed), tuple(link), tuple(memory), tuple(at[rank] for rank in rows[0]))
 
     def reduce_seconds(self, partitions: int, replicas: int, nbytes: Sequence[float]) -> tuple[float, ...]:
         """Seconds in which the replicas average the gradients of each stage, each in a ring of its own.

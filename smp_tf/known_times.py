@@ -56,15 +56,17 @@ class KnownTimes:
         alike = hardware_alike(this_hardware(), self._partitions)
         alone: list[str] = []
         for hardware in alike:
-            here = {profile.subject: profile.times for profile in kept if profile.hardware == hardware}
+            here = {profile.subject: profile for profile in kept if profile.hardware == hardware}
             where = _where(hardware)
             if subject in here and not self._of_all_sizes:
                 self._tell(f"times as measured on {where}; --static ignores them")
-                return UnitTimes(here[subject])
-            sizes = {of.samples: times for of, times in here.items() if of == self._subject(model, of.samples)}
+                return UnitTimes(here[subject].times, alone=here[subject].shares_alone)
+            sizes = {of.samples: profile for of, profile in here.items() if of == self._subject(model, of.samples)}
             if len(sizes) > 1:
                 self._tell_sizes(samples, sizes, where)
-                return times_for(samples, sizes)
+                nearest = sizes[min(sizes, key=lambda size: (abs(size - samples), size))]
+                times = times_for(samples, {size: profile.times for size, profile in sizes.items()})
+                return dataclasses.replace(times, alone=nearest.shares_alone)
             alone += [f"{size} samples on {where}" for size in sizes]
         if alone:
             self._tell(

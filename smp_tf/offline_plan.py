@@ -266,6 +266,7 @@ class OfflineModel:
             gradients_on_host=config.gradient_offload or config.optimizer_offload,
             slots_on_host=config.optimizer_offload,
             measured_sizes=measured.sizes,
+            alone=measured.alone,
             recompute=config.recompute or (given is not None and given.recompute),
             others=lambda: self._smaller_microbatches(config, replicas, cluster),
         )

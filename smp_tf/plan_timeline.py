@@ -9,6 +9,7 @@ from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Split, Transfer
 from smp_tf.partition.units import Unit
+from smp_tf.pipeline.shared_host import Sharing, simulate_on_hosts
 from smp_tf.pipeline.simulate import ChunkTimes, Timeline, simulate
 from smp_tf.pipeline.stage_program import edges_of, plan_program
 
@@ -43,5 +44,9 @@ def timeline_of(
         t.index: split.graph.type_of(t.tensor).nbytes(samples) / link(t) if t.tensor is not None else 0.0
         for t in split.transfers
     } | {t.index: 0.0 for t in split.handed_on}
-    program = plan_program(split, plan.schedule, plan.microbatches)
-    return simulate(program, times, edges_of(split), comm=seconds)
+    program, edges = plan_program(split, plan.schedule, plan.microbatches), edges_of(split)
+    if costs.alone == (1.0, 1.0):
+        return simulate(program, times, edges, comm=seconds)
+    return simulate_on_hosts(
+        program, times, edges, Sharing(ranks.hosts or (0,) * plan.stages, *costs.alone), comm=seconds
+    )

@@ -69,6 +69,7 @@ class PlacementRequest:
         gradients_on_host, slots_on_host: whether these are in the host's memory instead of the device's.
         measured_sizes: where measured times are drawn from microbatches of other sizes, the samples of those.
         recompute: whether backward makes again what forward made, in place of keeping it.
+        alone: what share of the measured times units take, forward and backward, while the other ranks of a host wait.
     """
 
     stages: int
@@ -97,6 +98,7 @@ class PlacementRequest:
     slots_on_host: bool = False
     measured_sizes: Sequence[int] = ()
     recompute: bool = False
+    alone: tuple[float, float] = (1.0, 1.0)
 
     @property
     def chunks(self) -> Chunks:
@@ -332,7 +334,7 @@ def _costs_of(
         unknown=request.samples,
     )
     costs = costs.on_host(gradients=request.gradients_on_host, slots=request.slots_on_host)
-    costs, known = with_measured(costs, units, request.measured)
+    costs, known = with_measured(costs, units, request.measured, request.alone)
     if request.recompute and graph.gradients:
         groups = groups or group_units(costs, max(request.chunks.in_flight) / request.stages)
         costs = with_recompute(costs, graph, units, groups)

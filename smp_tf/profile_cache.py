@@ -1,6 +1,6 @@
 """Where measured times are kept: a file per model, size of microbatch and machine, for the next run.
 
-    ~/.cache/smp_tf/profiles/3-a07e…-3f9c….json    moved or turned off by SMP_TF_PROFILES
+    ~/.cache/smp_tf/profiles/4-a07e…-3f9c….json    moved or turned off by SMP_TF_PROFILES
                              │ │     └ graph, samples, machine
                              │ └ form: some of what is the same for microbatches of all sizes; models may share it
                              └ version of the fields
@@ -30,7 +30,7 @@ from smp_tf.partition.op_graph import OpGraph
 #: The environment variable that names another folder, or says "off".
 FOLDER_VARIABLE = "SMP_TF_PROFILES"
 #: Version of the fields of a file.
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ class Profile:
         subject: what was measured.
         hardware: where.
         units: seconds forward and backward of each unit, by name.
+        alone: what share of them units take, forward and backward, while the other processes of the host wait; above 0,
+            at most 1.
     """
 
     format: int
@@ -100,11 +102,18 @@ class Profile:
     subject: Subject
     hardware: Hardware
     units: dict[str, tuple[float, ...]]
+    alone: tuple[float, ...]
 
     @property
     def times(self) -> dict[str, tuple[float, float]]:
         """Seconds forward and backward of a microbatch, by unit."""
         return {name: (forward, backward) for name, (forward, backward) in self.units.items()}
+
+    @property
+    def shares_alone(self) -> tuple[float, float]:
+        """What share of their times units take alone, forward and backward."""
+        forward, backward = self.alone
+        return forward, backward
 
 
 def this_hardware(processes: int = 1) -> Hardware:
@@ -197,6 +206,8 @@ class ProfileCache:
                 for times in found.units.values()
             ):
                 raise PlacementError("A unit must have two times, neither of them negative.")
+            if len(found.alone) != 2 or not all(0.0 < share <= 1.0 for share in found.alone):
+                raise PlacementError("What units take alone must be two shares, above 0 and at most 1.")
         except (OSError, ValueError, PlacementError) as error:
             self._damaged(path, str(error))
             return None

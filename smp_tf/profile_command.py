@@ -26,7 +26,7 @@ from smp_tf.offline_plan import OfflineModel, OfflineTrace
 from smp_tf.partition.cost import UnitCost, estimate
 from smp_tf.partition.plan import as_bytes
 from smp_tf.profile_cache import ProfileCache, subject_of, this_hardware
-from smp_tf.profiling import Times, already_known, find, measure, new_profile
+from smp_tf.profiling import Measurement, already_known, find, measure, new_profile
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ def run(given: argparse.Namespace, function: Callable[[], Any]) -> None:
                 said.print(f"smp-tf: {same}", markup=False, highlight=False)
             made = model.trace_of(size)
             found, words = _times(made, fresh=given.fresh)
-            for line in words:
+            for line in words + words_on_sharing(found.alone):
                 said.print(f"smp-tf: {line}", markup=False, highlight=False)
             units = planning.units_of(made.graph)
             costs = estimate(made.graph, units, unknown=made.samples)
-            rows = [Measured(u.name, found.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
+            rows = [Measured(u.name, found.times.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
             rows_of[size] = tuple(rows)
             if is_first:
                 print(table(rows, size, width, console.is_terminal))
@@ -134,7 +134,7 @@ def _started(config: Mapping[str, Any]) -> Iterator[None]:
     lifecycle.shutdown()
 
 
-def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Times, list[str]]:
+def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Measurement, list[str]]:
     """The times, and what there is to say of them."""
     topology = runtime.current().topology
     cache, hardware = ProfileCache(), this_hardware(topology.local_size)
@@ -143,13 +143,28 @@ def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Times, list[str]]:
     if known is not None:
         return known, [*words, already_known(made.model, hardware)]
     units, cut = planning.cut_into_units(made.graph)
-    times, failed = measure(made.model, made.traced, units, cut, made.tensors, made.samples)
-    words += [f"{name} could not be measured. {why}" for name, why in failed.items()]
-    if not failed and topology.rank == 0:
-        path = cache.keep(new_profile(made.model, subject, hardware, times))
+    measured = measure(made.model, made.traced, units, cut, made.tensors, made.samples)
+    words += [f"{name} could not be measured. {why}" for name, why in measured.failed.items()]
+    if not measured.failed and topology.rank == 0:
+        path = cache.keep(new_profile(made.model, subject, hardware, measured))
         words += [f"kept in {path}"] if path is not None else []
         words += [cache.trouble] if cache.trouble else []
-    return times, words
+    return measured, words
+
+
+def words_on_sharing(alone: tuple[float, float]) -> list[str]:
+    """What is said of processes that share a host.
+
+    Args:
+        alone: what share of its time forward and backward a layer takes while the others of its host wait.
+    """
+    if alone == (1.0, 1.0):
+        return []
+    forward, backward = (f"{100 * share:.0f} %" for share in alone)
+    return [
+        f"measured while all processes of the host compute; while the others wait, as in a bubble, a layer takes "
+        f"{forward} of its time forward, {backward} backward"
+    ]
 
 
 def growth(batches: Sequence[Batch], batch_size: int, width: int = 100, color: bool = False) -> str:

@@ -5,18 +5,21 @@ are the times known? ─────▶ all ranks hear of it
 unit 0 ready                unit 1 ready
 ────────── wait for each other ──────────
 unit 0 measured             unit 1 measured       at the same time, as they run in training
+unit 0 measured                                   alone, as they run while the other one waits: the dearest units only
+                            unit 1 measured
 unit 2 ...                  unit 3 ...
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
 import inspect
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 from rich.console import Console
@@ -39,6 +42,27 @@ from smp_tf.wrapped_model import keras_model_of
 
 #: Seconds forward and backward of a microbatch, by unit.
 Times = dict[str, tuple[float, float]]
+#: Seconds forward and backward.
+Pair: TypeAlias = Sequence[float]
+#: How many units of each rank are measured alone, too.
+_UNITS_ALONE = 4
+#: How many ranks of a host measure alone, one after the other.
+_RANKS_ALONE = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What is known of how long the units of a model take.
+
+    Args:
+        times: of units, beside as many others as there are ranks on a host.
+        alone: what share of them units take, forward and backward, while the other ranks of a host wait.
+        failed: why others have no times.
+    """
+
+    times: Times
+    alone: tuple[float, float] = (1.0, 1.0)
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def profile(model: DistributedModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -70,11 +94,12 @@ def profile(model: DistributedModel, inputs: tuple[Any, ...], kwargs: dict[str, 
     given = tf.nest.flatten((inputs, kwargs), expand_composites=True)
     tensors = [tf.convert_to_tensor(t) for t in given if _is_tensor(t)]
     samples = samples_in(tensors)
-    times = _known_or_measured(model.name, traced, tensors, samples)
-    model._smp_store.measured = {name: (ahead / samples, back / samples) for name, (ahead, back) in times.items()}
+    known = _known_or_measured(model.name, traced, tensors, samples)
+    per_sample = {name: (ahead / samples, back / samples) for name, (ahead, back) in known.times.items()}
+    model._smp_store.measured, model._smp_store.alone = per_sample, known.alone
 
 
-def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tensor], samples: int) -> Times:
+def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tensor], samples: int) -> Measurement:
     """The times of a kept profile, or of one that is measured and kept now; the same on all ranks."""
     topology = runtime.current().topology
     hardware, cache, subject = this_hardware(topology.local_size), ProfileCache(), subject_of(traced.graph, samples)
@@ -88,20 +113,20 @@ def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tenso
         units, cut = planning.cut_into_units(traced.graph)
     except PlacementError as error:
         announce(f"Model {model!r} could not be profiled; the plan goes by estimates. {error}", topology.rank)
-        return {}
-    times, failed = measure(model, traced, units, cut, tensors, samples)
-    for name, why in failed.items():
+        return Measurement({})
+    found = measure(model, traced, units, cut, tensors, samples)
+    for name, why in found.failed.items():
         announce(f"Unit {name!r} could not be measured; the plan goes by an estimate for it. {why}", topology.rank)
-    if topology.rank == 0 and len(times) == len(units):
-        cache.keep(new_profile(model, subject, hardware, times))
+    if topology.rank == 0 and len(found.times) == len(units):
+        cache.keep(new_profile(model, subject, hardware, found))
         if cache.trouble:
             announce(cache.trouble, topology.rank)
-    return times
+    return found
 
 
 def find(
     model: str, cache: ProfileCache, subject: Subject, kinds: Sequence[Hardware]
-) -> tuple[Times | None, list[str]]:
+) -> tuple[Measurement | None, list[str]]:
     """The times that rank 0 has kept, on all ranks, and what was in the way, on rank 0.
 
     Args:
@@ -118,9 +143,11 @@ def find(
         if found is None:
             found = cache.find(subject, kind)
             troubles += [cache.trouble] if cache.trouble else []
-    known = broadcast_json(found and found.times, 0, name=f"profiling model {model!r}")
-    times = None if known is None else {name: (ahead, back) for name, (ahead, back) in known.items()}
-    return times, troubles
+    known = broadcast_json(found and [found.times, found.alone], 0, name=f"profiling model {model!r}")
+    if known is None:
+        return None, troubles
+    times, (forward, backward) = known
+    return Measurement({name: (ahead, back) for name, (ahead, back) in times.items()}, (forward, backward)), troubles
 
 
 def hardware_alike(here: Hardware, processes: int) -> list[Hardware]:
@@ -142,21 +169,21 @@ def already_known(model: str, hardware: Hardware) -> str:
     return f"The times of model {model!r} on {hardware.device} are known from an earlier profile; nothing is measured."
 
 
-def new_profile(model: str, subject: Subject, hardware: Hardware, times: Mapping[str, tuple[float, float]]) -> Profile:
+def new_profile(model: str, subject: Subject, hardware: Hardware, found: Measurement) -> Profile:
     """A profile to keep.
 
     Args:
         model: its name.
         subject: what was measured.
         hardware: where.
-        times: of all units.
+        found: of all units.
     """
-    return Profile(FORMAT, model, subject, hardware, dict(times))
+    return Profile(FORMAT, model, subject, hardware, dict(found.times), found.alone)
 
 
 def measure(
     model: str, traced: StepTrace, units: Sequence[Unit], cut: Split, tensors: Sequence[tf.Tensor], samples: int
-) -> tuple[Times, dict[str, str]]:
+) -> Measurement:
     """Measure every unit of a model: every replica all of them, each of its ranks a share, all at the same time.
 
     Args:
@@ -168,7 +195,7 @@ def measure(
         samples: in them.
 
     Returns:
-        The times of the units, and why others have none; the same on all ranks.
+        What was measured; the same on all ranks.
 
     Raises:
         RankMismatchError: the ranks do not measure the same model.
@@ -181,29 +208,91 @@ def measure(
     told = broadcast_json(shares(costs, topology.mp_size), 0, name=what)
     rounds, mine = max(map(len, told)), told[topology.mp_rank]
     around = surroundings(traced, tensors)
-    measured: Times = {}
     failed: dict[str, str] = {}
     with progress_of(what, topology.rank) as progress:
-        for turn in range(rounds):
-            unit = units[mine[turn]] if turn < len(mine) else None
-            ready = _ready(cut, unit, around, failed) if unit is not None else None
-            # Ranks that share a host slow each other down in training too: none is measured alone.
+        found = measure_in_rounds(
+            what,
+            [units[index].name for index in mine],
+            lambda turn: _ready(cut, units[mine[turn]], around, failed),
+            rounds,
+            lambda done: progress(done, rounds),
+        )
+    said = allgather_json(failed, name=what)
+    in_order = {unit.name: found.times[unit.name] for unit in units if unit.name in found.times}
+    return dataclasses.replace(
+        found, times=in_order, failed={name: why for reasons in said for name, why in reasons.items()}
+    )
+
+
+def measure_in_rounds(
+    what: str,
+    names: Sequence[str],
+    make: Callable[[int], ReadyUnit | None],
+    rounds: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Measurement:
+    """Measure units, those of all ranks at the same time, and some of them alone.
+
+    Args:
+        what: is done, in words; the same on all ranks.
+        names: of this rank's units, the dearest first.
+        make: gives one of these, by its place, ready to be measured; None where it cannot run. It is kept no longer
+            than it takes.
+        rounds: the largest number of units that a rank has.
+        progress: is told how many rounds are done.
+
+    Returns:
+        What was measured of all units, the median of those ranks that had the same one; the same on all ranks.
+    """
+    topology = runtime.current().topology
+    together = max(collections.Counter(topology.hosts).values())
+    measured: Times = {}
+    both: list[tuple[Pair, Pair]] = []
+    for turn in range(rounds):
+        ready = make(turn) if turn < len(names) else None
+        # Ranks that share a host slow each other down, in training too.
+        barrier(name=what)
+        if ready is not None:
+            measured[names[turn]] = as_forward_and_backward(ready)
+        for rank in range(min(together, _RANKS_ALONE) if turn < _UNITS_ALONE and together > 1 else 0):
             barrier(name=what)
-            if ready is not None and unit is not None:
-                measured[unit.name] = as_forward_and_backward(ready)
-            del ready
-            progress(turn + 1, rounds)
-    said = allgather_json([measured, failed], name=what)
-    all_of: dict[str, list[Sequence[float]]] = {}
+            if ready is not None and topology.local_rank == rank:
+                both.append((measured[names[turn]], as_forward_and_backward(ready)))
+        del ready
+        progress(turn + 1)
+    said = allgather_json([measured, both], name=what)
+    all_of: dict[str, list[Pair]] = {}
     for of_rank, _ in said:
         for name, pair in of_rank.items():
             all_of.setdefault(name, []).append(pair)
     medians = {
-        unit.name: (statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs))
-        for unit in units
-        if (pairs := all_of.get(unit.name))
+        name: (statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs))
+        for name, pairs in all_of.items()
     }
-    return medians, {name: why for _, reasons in said for name, why in reasons.items()}
+    return Measurement(medians, shares_alone([pair for _, pairs in said for pair in pairs], together))
+
+
+def shares_alone(both: Sequence[tuple[Pair, Pair]], together: int) -> tuple[float, float]:
+    """What share of its time beside others a task takes alone, forward and backward.
+
+    Args:
+        both: seconds forward and backward of units, beside others and alone.
+        together: how many others, and itself.
+
+    Returns:
+        Two shares of at most 1: what takes longer alone was disturbed. Nor can a processor give more to one than it
+        gave to all.
+
+    Example:
+        >>> shares_alone([((2.0, 4.0), (2.0, 2.5)), ((2.0, 4.0), (2.5, 1.5))], together=2)
+        (1.0, 0.5)
+    """
+
+    def share(sweep: int) -> float:
+        beside, alone = (sum(pair[which][sweep] for pair in both) for which in (0, 1))
+        return min(1.0, max(1.0 / together, alone / beside)) if beside else 1.0
+
+    return share(0), share(1)
 
 
 def _ready(cut: Split, unit: Unit, around: Surroundings, failed: dict[str, str]) -> ReadyUnit | None:

@@ -6,8 +6,10 @@ rank's program (trace, lower, place, cut, build), and `SplitProgram` writes the 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -351,7 +353,9 @@ class Step:
             measured,
             None if config.auto_partition else config.default_partition,
             given=given,
-            ranks=Ranks.alike(stages, config.memory_limit),
+            ranks=dataclasses.replace(
+                Ranks.alike(stages, config.memory_limit), hosts=running.topology.hosts_of_stages()
+            ),
             proof_seconds=planning.PROOF_SECONDS,
             local_outputs=local_outputs_of(lowered.results, self._options.local_outputs),
             composites=composites_of(lowered.results),
@@ -363,6 +367,7 @@ class Step:
             gradients_on_host=config.gradient_offload and has_device(),
             slots_on_host=config.optimizer_offload and has_device(),
             recompute=recompute,
+            alone=_mean_of([model._smp_store.alone for model in traced.models if model._smp_store.measured]),
         )
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:
@@ -447,6 +452,14 @@ class Step:
         bound = self._signature.bind_partial()
         bound.arguments.update(filled)
         return pack(body(*bound.args, **bound.kwargs), self.name)
+
+
+def _mean_of(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Of the models of a step one of each; what was not measured gains nothing alone."""
+    if not shares:
+        return 1.0, 1.0
+    forward, backward = zip(*shares, strict=True)
+    return statistics.fmean(forward), statistics.fmean(backward)
 
 
 def _expected(graph: OpGraph, request: planning.PlacementRequest, plan: Plan, cut: Split) -> first_steps.Expected:

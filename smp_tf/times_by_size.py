@@ -28,10 +28,12 @@ class UnitTimes:
     Args:
         seconds: forward and backward of a microbatch, by unit; none where nothing was measured.
         sizes: where microbatches of this size were not measured, the samples of those that were.
+        alone: what share of them a unit takes, forward and backward, while the other ranks of the host wait.
     """
 
     seconds: Times = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
+    alone: tuple[float, float] = (1.0, 1.0)
 
 
 def other_sizes(sizes: Sequence[int]) -> str:

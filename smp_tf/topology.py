@@ -207,6 +207,12 @@ class Topology:
             )
         return members[number]
 
+    def hosts_of_stages(self) -> tuple[int, ...]:
+        """A number for the host of each stage of the first replica, like which the others are taken to be laid out."""
+        names = [self.hosts[rank] for rank in self.grid.members(CommGroup.PP_GROUP, 0)]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return tuple(numbers[name] for name in names)
+
     def describe(self, rank: int) -> str:
         """Names a rank for a message, such as "rank 3 (host b, pid 117, stage 1 of replica 1)"."""
         place = self.grid.coordinates(rank)

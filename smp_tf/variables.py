@@ -279,6 +279,8 @@ class VariableStore:
         self._cut: tuple[int, int] | None = None
         #: What `model.profile` measured: seconds forward and backward for one sample, by unit.
         self.measured: dict[str, tuple[float, float]] = {}
+        #: What share of these it takes while the other ranks of the host wait.
+        self.alone: tuple[float, float] = (1.0, 1.0)
 
     def __len__(self) -> int:
         return len(self._states)

@@ -41,6 +41,11 @@ def test_layers_that_were_seen_to_take_long_are_on_different_stages(tmp_path: Pa
     assert sorted(map(len, shares)) == [3, 3]
     assert {"net/slow0", "net/slow1"} & {*shares[0]} != {"net/slow0", "net/slow1"}
     assert values["measured"][0]["times"] == values["measured"][1]["times"]
+    # While the other rank waits a layer is no slower, and at most twice as fast.
+    alone = values["measured"][0]["alone"]
+    assert all(0.5 <= share <= 1.0 for share in alone), alone
+    assert [rank["alone"] for name in ("measured", "found") for rank in values[name]] == [alone] * 4
+    assert values["estimated"][0]["alone"] == [1.0, 1.0]
     assert [rank["ran"] for rank in values["found"]] == [[], []]
     assert [rank["times"] for rank in values["found"]] == [rank["times"] for rank in values["measured"]]
     assert [len(rank["ran"]) for rank in values["damaged"]] == [3, 3]

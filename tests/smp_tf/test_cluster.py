@@ -53,6 +53,7 @@ def test_ranks_are_numbered_host_by_host() -> None:
     assert ranks.memory == (16 * 2**30,) * 8 + (80 * 2**30,) * 4
     # Between hosts is a tenth, for the ranks on both sides.
     assert ranks.link == (1.0, 1.0, 1.0, 0.1, 0.1, 1.0, 1.0, 0.1, 0.1, 1.0, 1.0, 1.0)
+    assert ranks.hosts == (0,) * 4 + (1,) * 4 + (2,) * 4
 
 
 def test_a_stage_is_as_fast_as_the_slowest_of_its_replicas() -> None:

@@ -70,7 +70,9 @@ def keep(function: Callable[[], Any], sizes: Sequence[int], seconds: float = 1.0
             graph = model.trace_of(samples).graph
             times = {unit.name: (seconds * samples, 2 * seconds * samples) for unit in planning.units_of(graph)}
             here = dataclasses.replace(this_hardware(), **hardware)
-            ProfileCache().keep(Profile(FORMAT, "net", subject_of(graph, samples), here, times))
+            ProfileCache().keep(
+                Profile(FORMAT, "net", subject_of(graph, samples), here, times, (1.0, 1.0 / (1 + samples)))
+            )
     return {name: (seconds, 2 * seconds) for name in times}
 
 
@@ -96,6 +98,8 @@ def test_a_model_is_found_again_for_sizes_that_were_measured_and_others(function
     of, said = found(function, 8, 4, 16, 2, 64)
     assert [dict(times.seconds) for times in of] == [times_of(one, samples) for samples in (8, 4, 16, 2, 64)]
     assert [times.sizes for times in of] == [(4, 16), (), (), (4, 16), (4, 16)]
+    # What a layer gains alone is that of the nearest size.
+    assert [times.alone for times in of] == [(1.0, 1 / 5), (1.0, 1 / 5), (1.0, 1 / 17), (1.0, 1 / 5), (1.0, 1 / 17)]
     where = said[0].partition(", as measured on ")[2]
     assert said == [
         f"times by those of microbatches of 4, 16 samples, as measured on {where}",

@@ -12,11 +12,13 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
+from smp_tf.cluster import Cluster, Host
 from smp_tf.config import Config, check_config
 from smp_tf.errors import MemoryLimitError, OfflinePlanError, PlacementError
 from smp_tf.offline_plan import OfflineModel, OfflinePlan, memory_over_time, offline, slots_by_name
 from smp_tf.pipeline.simulate import ChunkTimes, simulate
 from smp_tf.pipeline.stage_program import edges_of, plan_program
+from smp_tf.times_by_size import UnitTimes
 
 
 def chain() -> tf_keras.Model:
@@ -54,6 +56,25 @@ def test_a_functional_model_is_planned_by_its_own_inputs(keras_defaults: None) -
     # And the loss, which every rank has.
     assert made.plan.forecast[1].sent_backward == 4 * 8 * 4 + 4
     assert not smp.is_initialized()
+
+
+def test_a_step_is_shorter_where_ranks_of_a_host_are_faster_while_others_wait(keras_defaults: None) -> None:
+    """Two stages of 4 and 8 seconds a microbatch, of which backward takes half of that alone."""
+    wanted = check_config({"partitions": 2, "microbatches": 2, "optimize": "speed"}, "a test")
+    times = {f"chain/chain/d{n}": (2.0, 4.0) for n in range(4)}
+
+    def step_time(alone: tuple[float, float], hosts: int = 1) -> float:
+        model = OfflineModel(chain, batch_size=16, times=lambda model, samples: UnitTimes(times, alone=alone))
+        host = Host(hosts, 2 // hosts, 5e10, 8e9)
+        return model.plan(wanted, cluster=Cluster((host,), 1e18, 1e18)).timeline.step_time
+
+    with offline():
+        # Three rounds of 4 + 8, whatever the link.
+        assert step_time((1.0, 1.0)) == pytest.approx(36.0)
+        # As in tests/pipeline/test_shared_host.py, where a forward task takes 1 in place of 4.
+        assert step_time((1.0, 0.5)) == pytest.approx(4 * 6.5)
+        # A rank that is alone on its host has nothing to gain.
+        assert step_time((1.0, 0.5), hosts=2) == pytest.approx(36.0)
 
 
 def test_a_subclass_is_planned_by_the_inputs_that_come_with_it(keras_defaults: None) -> None:

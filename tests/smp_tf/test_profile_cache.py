@@ -12,7 +12,7 @@ from smp_tf.profile_cache import FORMAT, Hardware, Profile, ProfileCache, Subjec
 
 HERE = Hardware("a processor", 2, 1, 0, True, 2, "2.21.0")
 NET = Subject("f" * 64, "a" * 64, 4)
-PROFILE = Profile(FORMAT, "net", NET, HERE, {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)})
+PROFILE = Profile(FORMAT, "net", NET, HERE, {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)}, (1.0, 0.75))
 
 
 def found(cache: ProfileCache, **other: object) -> Profile | None:
@@ -28,6 +28,7 @@ def test_a_profile_is_found_as_it_was_kept(tmp_path: Path) -> None:
     assert path is not None
     assert found(ProfileCache(tmp_path / "new" / "folder")) == PROFILE
     assert PROFILE.times == {"net/a": (0.25, 0.5), "net/b": (0.0, 1e-9)}
+    assert PROFILE.shares_alone == (1.0, 0.75)
     # No unfinished file is left beside it.
     assert list(path.parent.iterdir()) == [path]
 
@@ -60,7 +61,11 @@ def test_another_model_or_machine_has_a_profile_of_its_own(tmp_path: Path) -> No
         (lambda text: text.replace("0.25", "NaN"), "neither of them negative"),
         (lambda text: text.replace("0.5", "NaN", 1), "neither of them negative"),
         (lambda text: text.replace("0.25,", ""), "must have two times"),
-        (lambda text: text.replace('"format": 3', '"format": 4'), "of another version"),
+        (lambda text: text.replace('"format": 4', '"format": 5'), "of another version"),
+        (lambda text: text.replace("0.75", "0.0"), "two shares, above 0 and at most 1"),
+        (lambda text: text.replace("0.75", "1.5"), "two shares, above 0 and at most 1"),
+        (lambda text: text.replace("0.75", "NaN"), "two shares, above 0 and at most 1"),
+        (lambda text: text.replace("0.75", "0.75, 0.75"), "two shares, above 0 and at most 1"),
         (lambda text: text.replace('"cores": 2', '"cores": 3'), "of another model or machine"),
         (lambda text: json.dumps({**json.loads(text), "more": 1}), "Wrong: ['more']"),
     ],
@@ -99,9 +104,9 @@ def test_profiles_of_a_form_are_found_together(tmp_path: Path) -> None:
         assert str(path) in cache.trouble
 
 
-@pytest.mark.parametrize("name", [f"{NET.form[:16]}-{'0' * 32}.json", f"2-{NET.form[:16]}-{'0' * 32}.json"])
+@pytest.mark.parametrize("name", [f"{NET.form[:16]}-{'0' * 32}.json", f"3-{NET.form[:16]}-{'0' * 32}.json"])
 def test_profiles_of_another_version_are_left_alone(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text(json.dumps({**dataclasses.asdict(PROFILE), "format": 2}))
+    (tmp_path / name).write_text(json.dumps({**dataclasses.asdict(PROFILE), "format": 3}))
     cache = ProfileCache(tmp_path)
     assert cache.of_form(NET.form) == []
     assert found(cache) is None

@@ -7,7 +7,7 @@ import dataclasses
 from smp_tf.partition.cost import Machine, estimate
 from smp_tf.partition.units import build_units
 from smp_tf.profile_cache import Hardware
-from smp_tf.profiling import hardware_alike, shares
+from smp_tf.profiling import hardware_alike, shares, shares_alone
 from tests.partition.op_graph_builder import chain_of_dense
 
 
@@ -39,3 +39,14 @@ def test_a_training_takes_what_was_measured_like_it_first_and_what_a_command_mea
         dataclasses.replace(alone, threads=2),
         command,
     ]
+
+
+def test_what_a_task_takes_alone_is_weighed_by_time_and_kept_within_bounds() -> None:
+    beside, small = (2.0, 6.0), (0.5, 2.0)
+    assert shares_alone([(beside, (1.5, 3.0)), (small, (0.5, 2.0))], together=2) == (2.0 / 2.5, 5.0 / 8.0)
+    # Disturbed while it was alone; and faster than two can be.
+    assert shares_alone([(beside, (2.5, 2.0))], together=2) == (1.0, 0.5)
+    assert shares_alone([(beside, (2.5, 2.0))], together=4) == (1.0, 2.0 / 6.0)
+    # Of layers that have no backward pass, or of none.
+    assert shares_alone([((1.0, 0.0), (0.5, 0.0))], together=2) == (0.5, 1.0)
+    assert shares_alone([], together=2) == (1.0, 1.0)

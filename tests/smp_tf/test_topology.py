@@ -82,6 +82,12 @@ def test_a_number_that_no_member_has():
         topology(5).world_rank("1", RankType.MP_RANK)
 
 
+def test_the_hosts_of_stages_are_those_of_the_first_replica_on_every_rank():
+    assert {topology(rank, partitions=8).hosts_of_stages() for rank in range(8)} == {(0, 0, 0, 0, 1, 1, 1, 1)}
+    assert {topology(rank, partitions=2).hosts_of_stages() for rank in range(8)} == {(0, 0)}
+    assert topology(0, partitions=2, strategy="spread").hosts_of_stages() == (0, 1)
+
+
 def test_a_rank_in_words():
     assert topology(0).describe(5) == "rank 5 (host host1, pid 105, stage 1 of replica 2)"
 

@@ -89,4 +89,5 @@ def train(profiled: bool, folder: str = "off", damage: bool = False) -> dict[str
     except StepError as error:
         too_late = str(error)
     names = sorted({variable.name.split("/")[-2] for variable in model.local_variables})
-    return {"losses": losses, "layers": names, "too_late": too_late, "ran": ran, "times": times}
+    alone = list(model._smp_store.alone)
+    return {"losses": losses, "layers": names, "too_late": too_late, "ran": ran, "times": times, "alone": alone}
