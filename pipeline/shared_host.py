@@ -86,9 +86,10 @@ def simulate_on_hosts(
     per_chunk = times_per_chunk(times, program.chunks)
     hosts = _Hosts(program, edges, lambda task: per_chunk[task.chunk].of(task), latency_of(comm, edges), sharing)
     hosts.run()
-    for rank, position in enumerate(hosts.position):
-        if position < len(program.ranks[rank]):
-            raise waits_forever(program, rank, position)
+    for rank, tasks in enumerate(program.ranks):
+        for position, task in enumerate(tasks):
+            if position >= hosts.position[rank] or task not in hosts.end:
+                raise waits_forever(program, rank, position)
     return Timeline(program, hosts.spans())
 
 

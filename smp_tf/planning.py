@@ -267,6 +267,13 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
             which = other_sizes(request.measured_sizes)
             said = f"the times of {known} of the {len(units)} units are by measured ones of {which}"
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
+    if costs.alone != (1.0, 1.0):
+        forward, backward = (f"{share:.0%}" for share in costs.alone)
+        said = (
+            f"while other ranks of its host wait, layers take {forward} of their time forward, {backward} backward: "
+            f"so the step is foreseen, while placements are compared by the times beside others"
+        )
+        plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
     return plan
 
 

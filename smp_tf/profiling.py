@@ -248,17 +248,30 @@ def measure_in_rounds(
     together = max(collections.Counter(topology.hosts).values())
     measured: Times = {}
     both: list[tuple[Pair, Pair]] = []
+    ready: ReadyUnit | None = None
     for turn in range(rounds):
-        ready = make(turn) if turn < len(names) else None
-        # Ranks that share a host slow each other down, in training too.
+        mine = turn < len(names)
+        if mine:
+            # Not beside the one before it: a rank holds the weights of one.
+            ready = None
+            ready = make(turn)
+        # Ranks that share a host slow each other down, in training too. One that has no unit left measures its last
+        # one again, so that the others are not alone.
         barrier(name=what)
-        if ready is not None:
-            measured[names[turn]] = as_forward_and_backward(ready)
-        for rank in range(min(together, _RANKS_ALONE) if turn < _UNITS_ALONE and together > 1 else 0):
+        pair = as_forward_and_backward(ready) if ready is not None else None
+        if mine and pair is not None:
+            measured[names[turn]] = pair
+        if turn < _UNITS_ALONE and together > 1:
+            for rank in range(min(together, _RANKS_ALONE)):
+                barrier(name=what)
+                if (
+                    pair is not None
+                    and ready is not None
+                    and (topology.local_rank, topology.local_size) == (rank, together)
+                ):
+                    both.append((pair, as_forward_and_backward(ready)))
+            # Nor does anybody make the next one meanwhile.
             barrier(name=what)
-            if ready is not None and topology.local_rank == rank:
-                both.append((measured[names[turn]], as_forward_and_backward(ready)))
-        del ready
         progress(turn + 1)
     said = allgather_json([measured, both], name=what)
     all_of: dict[str, list[Pair]] = {}

@@ -455,7 +455,7 @@ class Step:
 
 
 def _mean_of(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Of the models of a step one of each; what was not measured gains nothing alone."""
+    """What units of a step take alone, by those of its models that were measured."""
     if not shares:
         return 1.0, 1.0
     forward, backward = zip(*shares, strict=True)

@@ -115,5 +115,10 @@ def test_a_program_that_never_ends_is_an_error() -> None:
     stuck = Program(((Task(Kind.B, 0, 0), Task(Kind.F, 0, 0)),), microbatches=1, chunks=1, sweeps=2)
     with pytest.raises(ProgramError, match="rank 0 waits forever before 0B0"):
         simulate_on_hosts(stuck, TIMES, None, Sharing((0,), 1.0, 1.0))
+    # Rank 0 ends, and what rank 1 sends it is received by nobody.
+    ranks = add_transfers(build("simple", stages=2, microbatches=1), chain(2)).ranks
+    lost = Program((tuple(t for t in ranks[0] if t.kind in (Kind.F, Kind.SEND)), ranks[1]), 1, 2, 2)
+    with pytest.raises(ProgramError, match=r"rank 1 waits forever before 1S2\.0"):
+        simulate_on_hosts(lost, TIMES, chain(2), Sharing((0, 0), 1.0, 1.0))
     with pytest.raises(ScheduleError, match="Times are given for each of the 2 chunks"):
         simulate_on_hosts(build("simple", stages=2, microbatches=1), [TIMES], None, Sharing((0, 0), 1.0, 1.0))

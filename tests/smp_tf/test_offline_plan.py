@@ -73,7 +73,8 @@ def test_a_step_is_shorter_where_ranks_of_a_host_are_faster_while_others_wait(ke
         assert step_time((1.0, 1.0)) == pytest.approx(36.0)
         # As in tests/pipeline/test_shared_host.py, where a forward task takes 1 in place of 4.
         assert step_time((1.0, 0.5)) == pytest.approx(4 * 6.5)
-        # A rank that is alone on its host has nothing to gain.
+        # A rank of a host of its own never waits for the other one's processors: what was measured beside others is
+        # what it is taken to take.
         assert step_time((1.0, 0.5), hosts=2) == pytest.approx(36.0)
 
 

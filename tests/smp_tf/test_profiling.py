@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from smp_tf import profiling, runtime
 from smp_tf.partition.cost import Machine, estimate
 from smp_tf.partition.units import build_units
 from smp_tf.profile_cache import Hardware
-from smp_tf.profiling import hardware_alike, shares, shares_alone
+from smp_tf.profiling import hardware_alike, measure_in_rounds, shares, shares_alone
 from tests.partition.op_graph_builder import chain_of_dense
 
 
@@ -50,3 +55,32 @@ def test_what_a_task_takes_alone_is_weighed_by_time_and_kept_within_bounds() -> 
     # Of layers that have no backward pass, or of none.
     assert shares_alone([((1.0, 0.0), (0.5, 0.0))], together=2) == (0.5, 1.0)
     assert shares_alone([], together=2) == (1.0, 1.0)
+
+
+def rounds_of(rank: int, units: int, rounds: int, patch: pytest.MonkeyPatch, local_size: int = 2) -> str:
+    """What one of two ranks of a host does: m makes a unit ready, M measures one, | waits for the other."""
+    done: list[str] = []
+
+    def measured(ready: Any) -> tuple[float, float]:
+        done.append(f"M{ready}")
+        return 1.0, 1.0
+
+    def make(turn: int) -> Any:
+        done.append(f"m{turn}")
+        return turn
+
+    place = SimpleNamespace(hosts=("a", "a"), local_rank=rank, local_size=local_size)
+    patch.setattr(runtime, "current", lambda: SimpleNamespace(topology=place))
+    patch.setattr(profiling, "barrier", lambda name: done.append("|"))
+    patch.setattr(profiling, "allgather_json", lambda said, name: [said])
+    patch.setattr(profiling, "as_forward_and_backward", measured)
+    measure_in_rounds("a test", [f"unit {n}" for n in range(units)], make, rounds)
+    return " ".join(done)
+
+
+def test_nobody_measures_alone_while_another_makes_or_measures_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 once went on to make its next unit; and rank 1, without a third one, once left it alone with its own."""
+    assert rounds_of(0, 3, 3, monkeypatch) == "m0 | M0 | M0 | | m1 | M1 | M1 | | m2 | M2 | M2 | |"
+    assert rounds_of(1, 2, 3, monkeypatch) == "m0 | M0 | | M0 | m1 | M1 | | M1 | | M1 | | M1 |"
+    # A rank of a host with fewer: what it measures beside nobody says nothing of sharing.
+    assert rounds_of(0, 1, 1, monkeypatch, local_size=1) == "m0 | M0 | | |"

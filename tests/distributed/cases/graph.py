@@ -120,14 +120,14 @@ def idle(seconds: float) -> dict[str, Any]:
 def peak_of_a_step(width: int, depth: int, samples: int) -> dict[str, Any]:
     """The largest number of bytes in tensors during a step, above what stays between steps.
 
-    The least of thirty steps: a thread that waits for a processor holds for longer what it is done with, and so holds
+    The least of twelve steps: a thread that waits for a processor holds for longer what it is done with, and so holds
     more in some of them, also when the next step begins. What is kept is kept in every step.
     """
     training = Training(width, depth)
     x = tf.constant(np.ones((samples, width), np.float32))
     training.step(x).numpy()
     befores, peaks = [], []
-    for _ in range(30):
+    for _ in range(12):
         tf.config.experimental.reset_memory_stats("CPU:0")
         befores.append(tf.config.experimental.get_memory_info("CPU:0")["current"])
         training.step(x).numpy()
