@@ -84,7 +84,8 @@ def test_digits_shows_a_bar_that_moves_with_the_loss(digits: tuple[Outcome, Path
     # 8 epochs of 22 batches. It is drawn ten times a second at most.
     bars = re.findall(r"^training +[━╸╺]+ +(\d+)/176 loss ([\d.]+)", text_of(digits[0]), re.MULTILINE)
     done = [int(number) for number, _ in bars]
-    assert done == sorted(done), digits[0].report()
+    # Two threads draw it, its own and the one that trains: of two frames the later one may come first.
+    assert all(number <= later for number, later in zip(done, done[2:], strict=False)), digits[0].report()
     assert len(set(done)) >= 4, digits[0].report()
     assert done[-1] == 176
     assert float(bars[-1][1]) < 0.5 < float(bars[0][1])
