@@ -73,6 +73,35 @@ def replay(
     return _Replayer(program, needs, duration, latency, send_buffers).run()
 
 
+def ready_at(
+    rank: int,
+    needs: tuple[Task, ...],
+    end: Mapping[Task, float],
+    rank_of: Mapping[Task, int],
+    latency: Callable[[Task], float],
+) -> float | None:
+    """When all that a task needs is there.
+
+    Args:
+        rank: where the task is.
+        needs: what it depends on.
+        end: of the tasks of which that is known.
+        rank_of: the ranks of these that are no transfers.
+        latency: time from a task to a dependent of it on another rank.
+
+    Returns:
+        The time; None while it is not known of all.
+    """
+    ready = 0.0
+    for need in needs:
+        ended = end.get(need)
+        if ended is None:
+            return None
+        elsewhere = not need.kind.is_transfer and rank_of[need] != rank
+        ready = max(ready, ended + latency(need) if elsewhere else ended)
+    return ready
+
+
 class _Replayer:
     def __init__(
         self,
@@ -119,14 +148,10 @@ class _Replayer:
                 return False
             self._open(rank, task)
         else:
-            start = self.free_at[rank]
-            for need in self.needs[task]:
-                ended = self.end.get(need)
-                if ended is None:
-                    return False
-                elsewhere = not need.kind.is_transfer and self.rank_of[need] != rank
-                start = max(start, ended + self.latency(need) if elsewhere else ended)
-            self.start[task] = start
+            ready = ready_at(rank, self.needs[task], self.end, self.rank_of, self.latency)
+            if ready is None:
+                return False
+            self.start[task] = start = max(self.free_at[rank], ready)
             self.free_at[rank] = self.end[task] = start + self.duration(task)
             self.rank_of[task] = rank
         self.position[rank] += 1

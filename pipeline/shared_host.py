@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from smp_tf.pipeline.dependencies import dependencies
-from smp_tf.pipeline.replay import Span
+from smp_tf.pipeline.replay import Span, ready_at
 from smp_tf.pipeline.simulate import Timeline, Times, latency_of, times_per_chunk, waits_forever
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
@@ -155,15 +155,7 @@ class _Hosts:
         return found
 
     def _ready(self, rank: int, task: Task) -> float | None:
-        """When all that a task needs is there; None where that is not known yet."""
-        ready = 0.0
-        for need in self.needs[task]:
-            ended = self.end.get(need)
-            if ended is None:
-                return None
-            elsewhere = not need.kind.is_transfer and self.rank_of[need] != rank
-            ready = max(ready, ended + self.latency(need) if elsewhere else ended)
-        return ready
+        return ready_at(rank, self.needs[task], self.end, self.rank_of, self.latency)
 
     def _advance(self, rank: int) -> bool:
         """Goes on with a rank's list at this moment; False where it cannot."""

@@ -51,3 +51,14 @@ def test_readmes_command_for_slurm_starts_one_job_on_the_hosts_that_it_was_given
         assert (ours["rank"], ours["replica"]) == (rank, 0), outcome.report()
         # Two hosts for Horovod, one for the transport.
         assert set(ours["lanes"][str(1 - rank)]) <= {"posix", "sysv"}
+        assert ours["reads"] == [True, True]
+
+
+def test_tensors_are_left_to_ucx_where_the_user_says_so() -> None:
+    outcome = launch_script(2, SCRIPT, environment={**ONE_THREAD, "SMP_TF_READ_MEMORY": "off"}).expect_clean()
+    for rank in (0, 1):
+        line = outcome.line_with("training ", rank)
+        assert line is not None, outcome.report()
+        assert json.loads(line.text.removeprefix("training "))["reads"] == [False, False]
+        # Nor is anybody told of what was chosen.
+        assert "each other's memory" not in outcome.output(rank)

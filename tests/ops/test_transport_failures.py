@@ -267,9 +267,11 @@ def test_messages_lanes_and_idle_cost(reads: tuple[bool, bool]) -> None:
 @pytest.mark.parametrize("reads", [True, False])
 def test_what_a_killed_rank_offered_is_not_waited_for(reads: bool) -> None:
     """A tensor lies in its sender's memory until it is taken: with the sender it is gone."""
-    with RankFleet("offer", 2, grace_s=1.0, read_memory=reads) as ranks:
+    with RankFleet("offer", 2, grace_s=3.0, read_memory=reads) as ranks:
         ranks[0].expect("there")
         os.kill(ranks[1].pid, signal.SIGKILL)
+        # Until it has ended its memory is there, and what it offered may be had whole.
+        ranks[1].wait(timeout=10)
         ranks[0].command("receive")
         assert "was lost" in ranks[0].expect("error", timeout=10)["message"]
         assert ranks[0].wait(timeout=10) == 1

@@ -26,7 +26,8 @@ enum class MessageKind : uint8_t {
   kAskStatus = 6,  // "what are you doing?"; argument: the question's id, 0 for words
   kStatus = 7,     // payload: the answer, JSON or, to id 0, words; argument: that id
   kOffer = 8,      // payload: an Offer; the tensor stays where it is until kTaken
-  kTaken = 9,      // argument: the operation offered; payload: why not, if it was refused
+  kTaken = 9,  // argument: the operation offered; payload: nothing, "send it" where it cannot be
+               // read and is to come as kData, or why it is refused
 };
 
 // Names one tensor of one microbatch: with the source rank, unique in a job's life.

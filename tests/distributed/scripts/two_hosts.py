@@ -102,6 +102,7 @@ def main():
         "process": os.getpid(),
         "losses": [loss.hex() for loss in losses],
         "lanes": {rank: transport.lanes(rank) for rank in range(smp.size()) if rank != smp.rank()},
+        "reads": transport.reads_memory,
         "interface": os.environ.get("HOROVOD_GLOO_IFACE"),
         "listening": listening(),
     }
