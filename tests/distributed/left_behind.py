@@ -112,9 +112,9 @@ def shared_memory_left(before: set[str]) -> list[str]:
 def sysv_segments_left(creators: set[int]) -> list[str]:
     """Returns the System V shared-memory segments made by the given processes."""
     lines = Path("/proc/sysvipc/shm").read_text().splitlines()
-    column = lines[0].split().index("cpid")
+    creator, size = (lines[0].split().index(name) for name in ("cpid", "size"))
     rows = [line.split() for line in lines[1:]]
-    return [f"System V segment {row[1]}" for row in rows if int(row[column]) in creators]
+    return [f"System V segment {row[1]} of {row[size]} bytes" for row in rows if int(row[creator]) in creators]
 
 
 def sockets_left(folder: Path) -> list[str]:
