@@ -18,7 +18,7 @@ from smp_tf.ops.errors import LibraryError
 __all__ = ["tf_ops_library", "transport_library"]
 
 HERE = Path(__file__).resolve().parent
-TRANSPORT_ABI = 2
+TRANSPORT_ABI = 3
 OPS = ("smp_begin", "smp_end", "smp_send", "smp_recv", "smp_mark", "smp_call", "smp_at_run_time")
 REBUILD = "Build them again: python ops/build.py (in a checkout), or reinstall smp_tf."
 
@@ -29,6 +29,9 @@ UCX_LOAD_SETTINGS = {
     "UCX_LOG_LEVEL": "fatal",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
+# Where memory is registered with a device, UCX must hear when it is unmapped. It tries out then, while it is loaded,
+# whether it does, on a System V segment of a page, which a process that is killed in that moment leaves behind.
+_REGISTERING = ("sys/class/infiniband", "dev/nvidiactl", "dev/kfd", "dev/xpmem", "dev/knem")
 
 
 @functools.cache
@@ -45,7 +48,7 @@ def transport_library() -> ctypes.CDLL:
         raise LibraryError(
             "smp_tf's transport needs UCX, but the package libucx is not installed. Run: pip install libucx-cu13"
         ) from error
-    with _environment(UCX_LOAD_SETTINGS):
+    with _environment(ucx_load_settings()):
         libucx.load_library()
         try:
             library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
@@ -55,6 +58,17 @@ def transport_library() -> ctypes.CDLL:
     if found != TRANSPORT_ABI:
         raise LibraryError(f"{path} has interface version {found}, expected {TRANSPORT_ABI}. {REBUILD}")
     return library
+
+
+def ucx_load_settings(root: Path = Path("/")) -> dict[str, str]:
+    """What UCX is to find in the environment while it is loaded, on a machine with these devices.
+
+    Args:
+        root: Of the file system.
+    """
+    if any((root / device).exists() for device in _REGISTERING):
+        return UCX_LOAD_SETTINGS
+    return {**UCX_LOAD_SETTINGS, "UCX_MEM_EVENTS": "n"}
 
 
 @functools.cache

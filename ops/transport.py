@@ -376,6 +376,16 @@ class Transport:
         code = self._library.smp_transport_abort(self._open_handle(), text.encode(), exit_code, timeout)
         return bool(code == OK)
 
+    def hold_words(self, seconds: float) -> None:
+        """Holds the line that tells the cause of the job's end, so that it can stand behind a traceback.
+
+        A signal that ends the process lets it go, too.
+
+        Args:
+            seconds: The longest it is held; with 0 it is out when this returns, if there is a cause.
+        """
+        self._library.smp_transport_hold_words(self._open_handle(), seconds)
+
     @property
     def cause(self) -> dict[str, Any] | None:
         """The first cause of the job's end: kind, rank, message, ...; None while all is well."""
@@ -590,6 +600,7 @@ def _functions() -> ctypes.CDLL:
         "smp_transport_goodbye": (ctypes.c_int, [handle, real]),
         "smp_transport_await_goodbyes": (ctypes.c_int, [handle, handle, size, real]),
         "smp_transport_abort": (ctypes.c_int, [handle, text, ctypes.c_int, real]),
+        "smp_transport_hold_words": (None, [handle, real]),
         "smp_transport_cause": (size, [handle, text, size]),
         "smp_transport_stats": (size, [handle, text, size]),
         "smp_transport_lanes": (size, [handle, u32, text, size]),

@@ -2,6 +2,8 @@
 
 exception nobody catches ──▶ its traceback, as always ──▶ abort: every rank prints the cause
 exception that only follows from another rank's end ──▶ its traceback ──▶ the true cause, last
+
+So that the cause is told once, and last, the transport holds its line for a moment, in which a traceback comes out.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from smp_tf.announce import tell
 from smp_tf.errors import RankMismatchError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _FOLLOW_UPS = ("Horovod has been shut down", "HorovodInternalError", "horovod_sh
 # A rank that learns of another's end through Horovod waits this long for the cause.
 _CAUSE_TIME = 3.0
 _TELL_TIME = 2.0
+# A main thread that is in native code for longer prints its traceback behind the cause.
+_TRACEBACK_TIME = 1.5
 _LONGEST_MESSAGE = 1500
 _LINES_OF_TRACEBACK = 3
 # An error of an op in a graph begins so; then come the lines of the script that made the op.
@@ -54,6 +57,7 @@ class FailureHooks:
 
     def install(self) -> None:
         """Puts the hooks in front of those that are there."""
+        self._transport.hold_words(_TRACEBACK_TIME)
         self._previous = sys.excepthook
         self._previous_in_thread = threading.excepthook
         sys.excepthook = self._on_exception
@@ -66,12 +70,14 @@ class FailureHooks:
             error: what is told here in words of its own.
         """
         self.failed = True
+        self._transport.hold_words(0.0)
         words = f"{self._who} ends the job: {_cut(' '.join(str(error).split()))}"
         if self._transport.cause is None:
             self._transport.abort(words, exit_code=1, timeout=_TELL_TIME, type=type(error).__name__, traceback=[])
 
     def remove(self) -> None:
         """Puts back what was there, unless somebody has put another hook in front since."""
+        self._transport.hold_words(0.0)
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous
         if threading.excepthook == self._on_thread_exception:
@@ -94,11 +100,9 @@ class FailureHooks:
         sys.stderr.flush()
         if follows_from_another(error):
             _wait_until(lambda: self._transport.cause is not None, _CAUSE_TIME)
-        cause = self._transport.cause
-        if cause is not None:
-            # It was printed when it became known; after a long traceback it is said again, so that
-            # the last line is the one that matters.
-            tell(f"smp_tf: {cause.get('message', cause)}")
+        # The line is out from here on, behind the traceback: the last one is the one that matters.
+        self._transport.hold_words(0.0)
+        if self._transport.cause is not None:
             return
         stopped = isinstance(error, KeyboardInterrupt)
         self._transport.abort(

@@ -37,7 +37,7 @@ def test_an_exception_beside_a_collective_of_horovod_is_the_cause_on_all() -> No
     for rank in range(2):
         assert "rank 1 (host " in last_words(outcome, rank), outcome.report()
         assert "failed: ValueError: never came to the sum (at " in last_words(outcome, rank), outcome.report()
-    # A rank that waited prints its own error, and after it the cause again.
+    # A rank that waited prints its own error, and after it the cause.
     assert [line for line in outcome.output(0).splitlines() if line][-1] == last_words(outcome, 0)
     assert "Traceback (most recent call last)" in outcome.output(1)
     assert "ValueError: " in outcome.output(1)

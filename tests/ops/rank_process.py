@@ -72,6 +72,21 @@ def abort_on_command(rank: Rank) -> None:
     rank.ask()
 
 
+def hold_words(rank: Rank) -> None:
+    """Holds the line of a failure for a minute, and lets it go when told; rank 1 aborts."""
+    rank.transport.hold_words(60.0)
+    rank.tell("ready")
+    if rank.ask() == "abort":
+        rank.transport.abort("rank 1 has had enough", exit_code=3)
+    else:
+        rank.tell_error(lambda: rank.transport.recv_bytes(1, tag=1))
+    print("a traceback", file=sys.stderr, flush=True)
+    if rank.ask() == "let go":
+        rank.transport.hold_words(0.0)
+        print("an end", file=sys.stderr, flush=True)
+    rank.ask()
+
+
 def leave_early(rank: Rank) -> None:
     """Rank 1 leaves after step 4; rank 0 enters step 5 and waits for it."""
     transport = rank.transport
@@ -324,6 +339,7 @@ PARTS: dict[str, Callable[[Rank], None]] = {
     part.__name__: part
     for part in (
         abort_on_command,
+        hold_words,
         answer_while_stuck,
         bytes_both_ways,
         leave_between_steps,

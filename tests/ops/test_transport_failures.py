@@ -57,6 +57,36 @@ def test_abort_reaches_all_with_the_first_cause_and_its_exit_code() -> None:
             assert "rank 1: ValueError: the loss is not a number in line 5" in line
 
 
+def test_the_line_that_tells_a_cause_waits_for_a_traceback() -> None:
+    """It was told when it became known, and again behind the traceback."""
+    with RankFleet("hold_words", 3, grace_s=30.0) as ranks:
+        ranks.expect("ready")
+        for r, command in enumerate(["wait", "abort", "wait"]):
+            ranks[r].command(command)
+        for r in (0, 2):
+            ranks[r].expect("error")
+        for r, command in enumerate(["let go", "let go", "go on"]):
+            ranks[r].command(command)
+        told = "smp_tf: [rank {}] rank 1 has had enough"
+        for r in (0, 1):
+            lines = ranks[r].stderr_until("an end").splitlines()
+            assert lines[-3:] == ["a traceback", told.format(r), "an end"]
+        # One that a signal ends tells it before.
+        os.kill(ranks[2].pid, signal.SIGTERM)
+        ranks[2].wait(timeout=10)
+        assert ranks[2].messages() == [told.format(2)]
+
+
+def test_the_line_that_tells_a_cause_is_told_before_the_process_is_ended() -> None:
+    with RankFleet("hold_words", 2, grace_s=0.5) as ranks:
+        ranks.expect("ready")
+        for r, command in enumerate(["wait", "abort"]):
+            ranks[r].command(command)
+        for r, rank in enumerate(ranks.ranks):
+            assert rank.wait(timeout=10) == 3
+            assert rank.messages() == [f"smp_tf: [rank {r}] rank 1 has had enough"]
+
+
 @pytest.mark.parametrize("how", ["receive", "send", "inside a step"])
 def test_leaving_early_is_noticed_at_once(how: str) -> None:
     with RankFleet("leave_early", 2, grace_s=0.5) as ranks:

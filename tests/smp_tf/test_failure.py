@@ -19,6 +19,12 @@ class Recorder:
     def __init__(self, cause=None):
         self.cause = cause
         self.aborts = []
+        # Seconds for which the line with the cause is held, and what was printed before each change.
+        self.holds = []
+        self.printed = []
+
+    def hold_words(self, seconds):
+        self.holds.append((seconds, len(self.printed)))
 
     def abort(self, message, **details):
         self.aborts.append((message, details))
@@ -39,6 +45,7 @@ def hooks(monkeypatch):
 
     def make(cause=None):
         recorder = Recorder(cause)
+        recorder.printed = printed
         made = FailureHooks(recorder, "rank 1 (host a)")
         made.install()
         return made, recorder, printed
@@ -68,13 +75,16 @@ def test_ctrl_c(hooks):
     assert (message, details["exit_code"]) == ("rank 1 (host a) was ended by Ctrl-C", 130)
 
 
-def test_a_cause_that_is_known_has_the_last_word(hooks, capsys):
+def test_a_cause_that_is_known_has_the_last_word_once(hooks, capsys):
+    """It was told when it became known, and again behind the traceback."""
     _, recorder, printed = hooks({"message": "rank 0 failed: OSError: disk full"})
     error = caught(RuntimeError("Horovod has been shut down."))
     sys.excepthook(RuntimeError, error, error.__traceback__)
     assert printed == [error]
     assert recorder.aborts == []
-    assert capsys.readouterr().err == "smp_tf: rank 0 failed: OSError: disk full\n"
+    # The transport tells it, behind the traceback.
+    assert recorder.holds == [(1.5, 0), (0.0, 1)]
+    assert capsys.readouterr().err == ""
 
 
 def test_an_exception_in_a_thread_is_told(hooks):
@@ -93,6 +103,7 @@ def test_an_exception_in_a_thread_is_told(hooks):
 def test_removed_hooks_tell_nothing(hooks):
     made, recorder, _ = hooks()
     made.remove()
+    assert recorder.holds[-1] == (0.0, 0)
     error = caught(ValueError("x"))
     sys.excepthook(ValueError, error, error.__traceback__)
     assert recorder.aborts == []

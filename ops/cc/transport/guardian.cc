@@ -98,6 +98,10 @@ void HandleSignal(int number, siginfo_t* info, void* context) {
   errno = saved;
 }
 
+Clock::duration Seconds(double seconds) {
+  return std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6));
+}
+
 std::string SignalInWords(int number) {
   return number == SIGINT ? "was ended by SIGINT (Ctrl-C)" : "was ended by SIGTERM";
 }
@@ -203,6 +207,8 @@ struct Guardian::State {
   bool told = false;
   std::string line;
   int exit_code = 1;
+  double hold_s = 0;
+  Clock::time_point failed_at;
   int wake[2] = {-1, -1};
   int signals[2] = {-1, -1};
   std::thread thread;
@@ -211,8 +217,6 @@ struct Guardian::State {
   std::vector<Watched> launchers;
   int signal_number = 0;
   Clock::time_point signal_deadline;
-  Clock::time_point exit_deadline;
-  Clock::time_point tell_deadline;
 
   ~State() {
     for (int fd : {wake[0], wake[1], signals[0], signals[1]}) {
@@ -259,14 +263,14 @@ struct Guardian::State {
   int DoWhatIsDue() {
     const auto now = Clock::now();
     std::unique_lock<std::mutex> lock(mutex);
-    if (failed && !printed) {
+    const auto exit_deadline = failed_at + Seconds(options.grace_s);
+    const auto print_deadline = std::min(failed_at + Seconds(hold_s), exit_deadline);
+    if (failed && !printed && (now >= print_deadline || signal_number != 0 || stopping)) {
       lock.unlock();
       PrintLine(line);
       lock.lock();
       printed = true;
       printed_changed.notify_all();
-      exit_deadline = now + std::chrono::microseconds(static_cast<int64_t>(options.grace_s * 1e6));
-      tell_deadline = now + kTellTime;
     }
     auto due = Clock::time_point::max();
     if (!failed && signal_number != 0 && !stopping) {
@@ -281,9 +285,11 @@ struct Guardian::State {
       due = signal_deadline;
     } else if (failed && options.end_process) {
       const bool by_signal = signal_number != 0 && !HasHandler(signal_number);
-      due = by_signal ? (told ? now : std::min(tell_deadline, exit_deadline)) : exit_deadline;
+      due = exit_deadline;
+      if (by_signal) due = told ? now : std::min(failed_at + kTellTime, exit_deadline);
       if (now >= due) EndProcess();
     }
+    if (failed && !printed) due = std::min(due, print_deadline);
     if (due == Clock::time_point::max()) return -1;
     return static_cast<int>(
         std::chrono::duration_cast<std::chrono::milliseconds>(due - now).count() + 1);
@@ -368,10 +374,19 @@ void Guardian::Failed(const std::string& line, int exit_code) {
   std::lock_guard<std::mutex> lock(state_->mutex);
   if (state_->failed) return;
   state_->failed = true;
+  state_->failed_at = Clock::now();
   state_->line = line;
   state_->exit_code = exit_code;
   any_failed = state_->options.end_process;
   state_->Wake();
+}
+
+void Guardian::HoldWords(double seconds) {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  state_->hold_s = seconds;
+  state_->Wake();
+  if (seconds > 0 || !state_->failed) return;
+  state_->printed_changed.wait(lock, [this] { return state_->printed; });
 }
 
 void Guardian::Told() {

@@ -5,6 +5,7 @@
 //   launcher dies ───┼─▶ guardian ─▶ on_event (the transport makes it the cause)
 //                    │
 //   the cause ───────┴─▶ one line on stderr ─▶ grace time ─▶ _exit(code)
+//                       (may be held, until a traceback is out)
 #ifndef SMP_TF_OPS_CC_TRANSPORT_GUARDIAN_H_
 #define SMP_TF_OPS_CC_TRANSPORT_GUARDIAN_H_
 
@@ -32,8 +33,12 @@ class Guardian {
 
   // SIGINT and SIGTERM are events from here on, if the options do not make them that at once.
   void WatchSignals();
-  // There is a cause: print this line now, end the process after the grace time.
+  // There is a cause: print this line, now or when it is held no longer; end the process after the
+  // grace time.
   void Failed(const std::string& line, int exit_code);
+  // Holds the line of a failure for so many seconds, until this is called with 0, or until a signal
+  // is to end the process. With 0 it is out when this returns, if there has been a failure.
+  void HoldWords(double seconds);
   // All ranks have been told: a process that a signal is to end need wait no longer.
   void Told();
   // Words for a signal that came and that the guardian is about to act on; "" if none came.

@@ -28,7 +28,7 @@ extern "C" {
 #define SMP_API __attribute__((visibility("default")))
 
 /* Version of this interface: checked by callers that load the library at run time. */
-#define SMP_TRANSPORT_ABI 2
+#define SMP_TRANSPORT_ABI 3
 SMP_API int smp_transport_abi(void);
 
 /* Status codes have the numbers of absl::StatusCode. */
@@ -229,6 +229,11 @@ SMP_API int smp_transport_await_goodbyes(smp_transport*, const uint32_t* ranks, 
  * ends with `exit_code`. Waits up to `timeout_s` for the message to be sent. */
 SMP_API int smp_transport_abort(smp_transport*, const char* cause_json, int exit_code,
                                 double timeout_s);
+
+/* Holds the line that tells the cause for so many seconds: whoever prints a traceback lets it go
+ * behind that, with 0. It is out when this returns then, if there is a cause. A signal that ends the
+ * process lets it go, too. */
+SMP_API void smp_transport_hold_words(smp_transport*, double seconds);
 
 /* The cause as JSON, or "" while all is well. Returns the bytes needed, with the end. */
 SMP_API size_t smp_transport_cause(smp_transport*, char* out, size_t bytes);

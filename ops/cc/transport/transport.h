@@ -103,6 +103,7 @@ class Transport : public UcxEvents {
 
   const std::string& address() const { return encoded_address_; }
   void WatchSignals() { guardian_->WatchSignals(); }
+  void HoldWords(double seconds) { guardian_->HoldWords(seconds); }
   void Connect(const std::vector<std::string>& addresses, const std::string& secret);
   int WaitConnected(double timeout_s, std::string* error);
 
