@@ -250,9 +250,7 @@ int smp_transport_ask(smp_transport* t, uint32_t rank, double timeout_s, char* o
   return answered ? SMP_OK : SMP_DEADLINE_EXCEEDED;
 }
 
-void smp_transport_hold_words(smp_transport* t, double seconds) {
-  t->transport.HoldWords(seconds);
-}
+void smp_transport_hold_words(smp_transport* t, double seconds) { t->transport.HoldWords(seconds); }
 size_t smp_transport_cause(smp_transport* t, char* out, size_t bytes) {
   return GiveText(t->transport.CauseJson(), out, bytes);
 }

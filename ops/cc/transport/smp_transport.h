@@ -231,8 +231,8 @@ SMP_API int smp_transport_abort(smp_transport*, const char* cause_json, int exit
                                 double timeout_s);
 
 /* Holds the line that tells the cause for so many seconds: whoever prints a traceback lets it go
- * behind that, with 0. It is out when this returns then, if there is a cause. A signal that ends the
- * process lets it go, too. */
+ * behind that, with 0. It is out when this returns then, if there is a cause. A signal that ends
+ * the process lets it go, too. */
 SMP_API void smp_transport_hold_words(smp_transport*, double seconds);
 
 /* The cause as JSON, or "" while all is well. Returns the bytes needed, with the end. */
