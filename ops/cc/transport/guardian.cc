@@ -385,7 +385,8 @@ void Guardian::HoldWords(double seconds) {
   std::unique_lock<std::mutex> lock(state_->mutex);
   state_->hold_s = seconds;
   state_->Wake();
-  if (seconds > 0 || !state_->failed) return;
+  // Stopped before it failed, it has no thread any more that prints.
+  if (seconds > 0 || !state_->failed || state_->stopping) return;
   state_->printed_changed.wait(lock, [this] { return state_->printed; });
 }
 
