@@ -24,14 +24,13 @@ REBUILD = "Build them again: python ops/build.py (in a checkout), or reinstall s
 
 # Read by UCX once, when it is loaded. A crash is left to Python's faulthandler, and a lost peer is
 # reported by smp_tf, in one message. What the user has set in the environment wins.
+# Not UCX_MEM_EVENTS=n: it would spare the System V segment of a page on which UCX tries out its hooks on memory, and
+# which a process that is killed in that moment leaves behind; but UCX 1.20 crashes then when a TCP connection breaks.
 UCX_LOAD_SETTINGS = {
     "UCX_HANDLE_ERRORS": "none",
     "UCX_LOG_LEVEL": "fatal",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
-# Where memory is registered with a device, UCX must hear when it is unmapped. It tries out then, while it is loaded,
-# whether it does, on a System V segment of a page, which a process that is killed in that moment leaves behind.
-_REGISTERING = ("sys/class/infiniband", "dev/nvidiactl", "dev/kfd", "dev/xpmem", "dev/knem")
 
 
 @functools.cache
@@ -48,7 +47,7 @@ def transport_library() -> ctypes.CDLL:
         raise LibraryError(
             "smp_tf's transport needs UCX, but the package libucx is not installed. Run: pip install libucx-cu13"
         ) from error
-    with _environment(ucx_load_settings()):
+    with _environment(UCX_LOAD_SETTINGS):
         libucx.load_library()
         try:
             library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
@@ -58,17 +57,6 @@ def transport_library() -> ctypes.CDLL:
     if found != TRANSPORT_ABI:
         raise LibraryError(f"{path} has interface version {found}, expected {TRANSPORT_ABI}. {REBUILD}")
     return library
-
-
-def ucx_load_settings(root: Path = Path("/")) -> dict[str, str]:
-    """What UCX is to find in the environment while it is loaded, on a machine with these devices.
-
-    Args:
-        root: Of the file system.
-    """
-    if any((root / device).exists() for device in _REGISTERING):
-        return UCX_LOAD_SETTINGS
-    return {**UCX_LOAD_SETTINGS, "UCX_MEM_EVENTS": "n"}
 
 
 @functools.cache

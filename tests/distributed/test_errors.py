@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from smp_tf.ops.library import ucx_load_settings
 from tests.distributed.harness import LAUNCHER, Job, Line, Outcome, launch_script
 from tests.full_only import params
 
@@ -135,11 +134,10 @@ def test_a_killed_rank_ends_all_within_ten_seconds_and_is_named(kill: Kill) -> N
 def test_a_rank_killed_while_all_start_ends_all_within_ten_seconds_and_is_named_by_the_launcher() -> None:
     """Ranks do not know each other yet."""
     killer = Killer("imported", 1, signal.SIGKILL, watch=1)
-    # Where memory is registered with a device, UCX makes a segment of a page while it is loaded, to try out its hooks,
-    # and removes it a moment later: a process that is killed in between cannot.
-    hooks = "UCX_MEM_EVENTS" not in ucx_load_settings()
+    # While it is loaded, UCX makes a segment of a page to try out its hooks, and removes it a moment later: a process
+    # that is killed in between cannot.
     page = rf"System V segment \d+ of {os.sysconf('SC_PAGESIZE')} bytes"
-    outcome = run(2, "well", "--steps", "2000", killer=killer, may_leave=page if hooks else "nothing")
+    outcome = run(2, "well", "--steps", "2000", killer=killer, may_leave=page)
     # The other may not have started yet, and then never does: nothing is left behind; the launcher has the last word.
     assert killer.at is not None
     ends = [end for end in outcome.ended_at if end is not None]
