@@ -3,7 +3,8 @@
 exception nobody catches ──▶ its traceback, as always ──▶ abort: every rank prints the cause
 exception that only follows from another rank's end ──▶ its traceback ──▶ the true cause, last
 
-So that the cause is told once, and last, the transport holds its line for a moment, in which a traceback comes out.
+So that the cause is told once, and last, the transport holds its line for a moment, in which a traceback comes out. One
+that comes later, or behind a signal that ends the process, stands behind it.
 """
 
 from __future__ import annotations

@@ -148,6 +148,11 @@ class RankFleet:
         for rank in self.ranks:
             rank.command(value)
 
+    def command_each(self, *values: Any) -> None:
+        """Each rank gets its own, in rank order."""
+        for rank, value in zip(self.ranks, values, strict=True):
+            rank.command(value)
+
     def __enter__(self) -> RankFleet:
         return self
 

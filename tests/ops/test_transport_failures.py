@@ -44,8 +44,7 @@ def test_kill_9_ends_every_rank_with_one_message_that_names_it() -> None:
 def test_abort_reaches_all_with_the_first_cause_and_its_exit_code() -> None:
     with RankFleet("abort_on_command", 3, grace_s=0.5) as ranks:
         ranks.expect("ready")
-        for r, command in enumerate(["wait", "abort", "wait"]):
-            ranks[r].command(command)
+        ranks.command_each("wait", "abort", "wait")
         for r in (0, 2):
             assert "the loss is not a number" in ranks[r].expect("error")["message"]
         causes = [told["cause"] for told in ranks.expect("cause")]
@@ -61,12 +60,10 @@ def test_the_line_that_tells_a_cause_waits_for_a_traceback() -> None:
     """It was told when it became known, and again behind the traceback."""
     with RankFleet("hold_words", 3, grace_s=30.0) as ranks:
         ranks.expect("ready")
-        for r, command in enumerate(["wait", "abort", "wait"]):
-            ranks[r].command(command)
+        ranks.command_each("wait", "abort", "wait")
         for r in (0, 2):
             ranks[r].expect("error")
-        for r, command in enumerate(["let go", "let go", "go on"]):
-            ranks[r].command(command)
+        ranks.command_each("let go", "let go", "go on")
         told = "smp_tf: [rank {}] rank 1 has had enough"
         for r in (0, 1):
             lines = ranks[r].stderr_until("an end").splitlines()
@@ -80,8 +77,7 @@ def test_the_line_that_tells_a_cause_waits_for_a_traceback() -> None:
 def test_the_line_that_tells_a_cause_is_told_before_the_process_is_ended() -> None:
     with RankFleet("hold_words", 2, grace_s=0.5) as ranks:
         ranks.expect("ready")
-        for r, command in enumerate(["wait", "abort"]):
-            ranks[r].command(command)
+        ranks.command_each("wait", "abort")
         for r, rank in enumerate(ranks.ranks):
             assert rank.wait(timeout=10) == 3
             assert rank.messages() == [f"smp_tf: [rank {r}] rank 1 has had enough"]
