@@ -25,7 +25,8 @@ REBUILD = "Build them again: python ops/build.py (in a checkout), or reinstall s
 # Read by UCX once, when it is loaded. A crash is left to Python's faulthandler, and a lost peer is
 # reported by smp_tf, in one message. What the user has set in the environment wins.
 # Not UCX_MEM_EVENTS=n: it would spare the System V segment of a page on which UCX tries out its hooks on memory, and
-# which a process that is killed in that moment leaves behind; but UCX 1.20 crashes then when a TCP connection breaks.
+# which others have to remove when a process is killed in that moment; but UCX 1.20 crashes then when a TCP connection
+# breaks.
 UCX_LOAD_SETTINGS = {
     "UCX_HANDLE_ERRORS": "none",
     "UCX_LOG_LEVEL": "fatal",

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from smp_tf import hosts
+from smp_tf import hosts, shared_segments
 from smp_tf.environment import number, world_rank, world_size
 
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
@@ -200,6 +200,8 @@ class Arrivals:
         until = time.monotonic() + moment
         while True:
             ended = [rank for rank, process in here.items() if _has_ended(process["pid"])]
+            for rank in ended:
+                shared_segments.remove_left_by(here[rank]["pid"])
             found = [in_words(rank, here[rank]) for rank in ended if not self._follows(rank, deadline)]
             if found or time.monotonic() >= until:
                 return found

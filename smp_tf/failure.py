@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import threading
 import time
 import traceback
@@ -20,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from smp_tf.errors import RankMismatchError
+from smp_tf.exception_hooks import ExceptionHooks
 
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
@@ -53,16 +53,12 @@ class FailureHooks:
         self._transport = transport
         self._who = who
         self._process = os.getpid()
-        self._previous = sys.excepthook
-        self._previous_in_thread = threading.excepthook
+        self._hooks = ExceptionHooks(self._tell)
 
     def install(self) -> None:
         """Puts the hooks in front of those that are there."""
         self._transport.hold_words(_TRACEBACK_TIME)
-        self._previous = sys.excepthook
-        self._previous_in_thread = threading.excepthook
-        sys.excepthook = self._on_exception
-        threading.excepthook = self._on_thread_exception
+        self._hooks.install()
 
     def end_all(self, error: Exception) -> None:
         """Tells all ranks of an error that is caught here, and ends this one: no hook would hear of it.
@@ -79,26 +75,12 @@ class FailureHooks:
     def remove(self) -> None:
         """Puts back what was there, unless somebody has put another hook in front since."""
         self._transport.hold_words(0.0)
-        if sys.excepthook == self._on_exception:
-            sys.excepthook = self._previous
-        if threading.excepthook == self._on_thread_exception:
-            threading.excepthook = self._previous_in_thread
-
-    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._previous(kind, error, trace)
-        self._tell(error, trace)
-
-    def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
-        self._previous_in_thread(args)
-        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-            self._tell(args.exc_value, args.exc_traceback)
+        self._hooks.remove()
 
     def _tell(self, error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() != self._process:
             return  # a child that the script forked: it is no rank, and has no transport
         self.failed = True
-        sys.stdout.flush()
-        sys.stderr.flush()
         if follows_from_another(error):
             _wait_until(lambda: self._transport.cause is not None, _CAUSE_TIME)
         # The line is out from here on, behind the traceback: the last one is the one that matters.

@@ -1,11 +1,16 @@
 """Says in `smp.init` which ranks are waited for, and ends a start that waits longer than `stall_timeout` for them.
 
 Until the transport is connected ranks meet in Horovod, which does not say whom it waits for, and cannot be interrupted.
-When a rank ends there, the launcher sends SIGTERM to the others, which say who it was before they end.
+When a rank ends there, the launcher sends SIGTERM to the others, which say who it was before they end. One that hears
+of it through Horovod has an error to print, and the same signal on its way:
+
+    PeerError ──▶ traceback ──▶ the start is left, the error has told the cause
+        └──────▶ SIGTERM before that ──▶ "rank 0 (host a) was ended by SIGTERM in smp.init: Rank 1 ended while ..."
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -16,6 +21,7 @@ from smp_tf import import_watch
 from smp_tf.announce import tell
 from smp_tf.arrivals import Arrivals, this_host
 from smp_tf.environment import world_rank, world_size
+from smp_tf.exception_hooks import ExceptionHooks
 from smp_tf.ops.errors import LibraryError, PeerError
 from smp_tf.ops.start_guard import StartGuard
 
@@ -24,6 +30,9 @@ PATIENCE = 30.0
 _AWAITED = "other ranks"
 # Who waits for years waits again: clocks and locks cannot wait as long.
 _LONGEST_WAIT = 3600.0
+# For the traceback of a start's error. The launcher's signal takes less; whoever catches the error may go on.
+_PRINTING_TIME = 10.0
+_unprinted: _Unprinted | None = None
 
 
 class StartWatch:
@@ -63,6 +72,8 @@ class StartWatch:
 
     def __enter__(self) -> StartWatch:
         if self._size > 1:
+            if _unprinted is not None:
+                _unprinted.leave()
             import_watch.stop()
             # Before the others can see that this rank has come.
             self._guard = self._new_guard()
@@ -80,9 +91,17 @@ class StartWatch:
         # A start that has come to its end is not ended any more.
         with self._ending:
             self._over.set()
-        if isinstance(error, PeerError):
+        if isinstance(error, PeerError) and self._guard is not None:
             # The launcher's signal is on its way, and may come before Python has printed the error.
+            self._guard.say(f": {str(error).removesuffix('.')}")
+            _Unprinted(self._leave)
+            return
+        if isinstance(error, PeerError) and not self.arrivals.are_known:
+            # As above, and nobody here hears it.
             tell(f"smp_tf: rank {self._rank} (host {this_host()}) ends in smp.init: {error}")
+        self._leave()
+
+    def _leave(self) -> None:
         self.leave_signals()
         if self._thread.is_alive():
             self._thread.join()
@@ -165,3 +184,35 @@ class StartWatch:
                 guard.say(self.arrivals.whose_end())
                 return True
         return self._over.is_set()
+
+
+class _Unprinted:
+    """Stays in a start that has failed until Python has printed why.
+
+    Args:
+        leave: leaves it; called once.
+    """
+
+    def __init__(self, leave: Callable[[], object]) -> None:
+        global _unprinted
+        _unprinted = self
+        self._leave: Callable[[], object] | None = leave
+        self._leaving = threading.Lock()
+        self._hooks = ExceptionHooks(lambda *_: self.leave())
+        self._hooks.install()
+        atexit.register(self.leave)
+        self._timer = threading.Timer(_PRINTING_TIME, self.leave)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def leave(self) -> None:
+        """Leaves it, if that has not been done."""
+        global _unprinted
+        with self._leaving:
+            leave, self._leave = self._leave, None
+        if leave is not None:
+            _unprinted = None
+            self._timer.cancel()
+            self._hooks.remove()
+            atexit.unregister(self.leave)
+            leave()

@@ -97,7 +97,9 @@ def test_a_launcher_that_does_not_answer_is_waited_for_without_a_name(capfd: pyt
     assert "it waited for other ranks. Every rank must" in capfd.readouterr().err
 
 
-def test_the_end_of_another_rank_is_told_before_python_prints_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_where_no_signal_is_heard_the_end_of_another_rank_is_told_before_python_prints_it(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """The launcher's signal ended the process before it did."""
     with pytest.raises(PeerError, match="Rank 0 ended"), StartWatch(1800.0, NOBODY):
         raise PeerError("Rank 0 ended.")
@@ -127,6 +129,8 @@ class Started:
     ) -> None:
         script = f"""
 import ctypes, os, signal, sys, threading
+from smp_tf import start_watch
+from smp_tf.ops.errors import PeerError
 from smp_tf.start_watch import StartWatch
 {before}
 with StartWatch({watch}, environment={environment!r}) as watch:
@@ -252,3 +256,53 @@ class TestSigterm:
         started = Started(two_of_four.environment(0, 3, 0, 2), "pass", after=after)
         started.await_line()
         assert started.end() == (-signal.SIGTERM, "")
+
+
+class TestError:
+    """A rank that hears of another's end through Horovod has an error to print, and the same signal on its way."""
+
+    FAIL = "raise PeerError('Rank 1 ended.')"
+
+    def test_an_error_that_is_printed_has_told_the_cause(self, two_of_four: Rendezvous) -> None:
+        """It was told on a line of its own before."""
+        status, said = Started(two_of_four.environment(0, 4, 0, 2), self.FAIL).ended()
+        assert status == 1
+        assert said.endswith("PeerError: Rank 1 ended.\n")
+        assert said.count("Rank 1 ended.\n") == 1, said
+
+    @pytest.mark.parametrize("thread", [False, True])
+    def test_a_signal_that_comes_before_it_is_printed_tells_the_cause(
+        self, thread: bool, two_of_four: Rendezvous
+    ) -> None:
+        """It ended the process without a word."""
+        environment = two_of_four.environment(0, 4, 0, 2)
+        before = f"never = lambda *_: (os.kill(os.getpid(), signal.SIGTERM), {WAIT})\n"
+        before += "sys.excepthook = threading.excepthook = never\n"
+        if thread:
+            before += f"def start():\n  with StartWatch(1800.0, environment={environment!r}):\n    {self.FAIL}\n"
+            before += f"threading.Thread(target=start).start(); print('there', flush=True); {WAIT}"
+        status, said = Started(environment, self.FAIL, before=before).ended()
+        assert (status, said) == (-signal.SIGTERM, f"{ENDED}: Rank 1 ended.\n")
+
+    @pytest.mark.parametrize("how", ["at once", "later", "with another start"])
+    def test_whoever_catches_it_has_its_signals_again(self, how: str, two_of_four: Rendezvous) -> None:
+        environment = two_of_four.environment(0, 4, 0, 2)
+        body = f"sys.stdout.flush()\ntry:\n  with StartWatch(1800.0, environment={environment!r}):\n    {self.FAIL}"
+        body += "\nexcept PeerError:\n  pass\n"
+        before = f"start_watch._PRINTING_TIME = {0.05 if how == 'later' else 3600.0}"
+        if how == "at once":
+            body += "start_watch._unprinted.leave()\n"
+        if how == "later":
+            body += "start_watch._unprinted._timer.join()\n"
+        if how == "with another start":
+            body += f"with StartWatch(1800.0, environment={environment!r}):\n  pass\n"
+        body += "print('over', flush=True)\n" + WAIT
+        started = Started(environment, "pass", before=before, after=body)
+        started.await_line()
+        assert started.end() == (-signal.SIGTERM, "")
+
+    def test_a_script_that_catches_it_may_end_as_it_likes(self, two_of_four: Rendezvous) -> None:
+        environment = two_of_four.environment(0, 4, 0, 2)
+        after = f"try:\n  with StartWatch(1800.0, environment={environment!r}):\n    {self.FAIL}"
+        after += "\nexcept PeerError:\n  sys.exit(5)"
+        assert Started(environment, "pass", after=after).ended() == (5, "")

@@ -1,6 +1,7 @@
 """A job of two ranks that ends in the way its argument names."""
 
 import atexit
+import ctypes
 import itertools
 import os
 import secrets
@@ -14,6 +15,8 @@ import horovod.tensorflow as hvd
 import smp_tf as smp
 from smp_tf import arrivals
 
+IPC_PRIVATE, IPC_CREAT = 0, 0o1000
+
 
 def die(*_: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -25,6 +28,8 @@ def die_when_awaited(imported: bool = False, **_: Any) -> None:
     launcher = arrivals.Arrivals(imported=imported)
     while not launcher._has_come(0, deadline=time.monotonic() + 60.0):
         pass
+    # As UCX does while it is loaded, which removes it a moment later.
+    assert ctypes.CDLL(None).shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0o600) >= 0
     die()
 
 

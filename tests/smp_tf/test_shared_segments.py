@@ -1,0 +1,100 @@
+"""Of a rank that has been killed no shared memory is left, and that of others stays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from smp_tf import shared_segments
+from tests.distributed.left_behind import sysv_segments_left
+
+MAKE = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+made = libc.shmget({key}, 4096, 0o1600)
+{then}
+print(made, os.getpid(), flush=True)
+input()
+"""
+
+
+class Maker:
+    """A process that has made a segment.
+
+    Args:
+        key: of the segment; 0 for one of its own.
+        then: what it does with it.
+    """
+
+    def __init__(self, key: int = 0, then: str = "") -> None:
+        script = MAKE.format(key=key, then=then)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.segment, self.pid = map(int, self.process.stdout.readline().split())
+        assert self.segment >= 0
+
+    def left(self) -> list[str]:
+        """What there is of it."""
+        return sysv_segments_left({self.pid})
+
+    def kill(self) -> None:
+        """Kills it."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def removed() -> Iterator[list[Maker]]:
+    """Those whose segments are removed in the end."""
+    makers: list[Maker] = []
+    yield makers
+    for maker in makers:
+        maker.kill()
+        shared_segments._libc.shmctl(maker.segment, 0, None)
+
+
+def test_what_a_killed_process_has_left_is_removed(removed: list[Maker]) -> None:
+    """UCX's page of a rank that was killed while it loaded UCX stayed until the machine was started again."""
+    maker = Maker()
+    removed.append(maker)
+    maker.kill()
+    assert len(maker.left()) == 1
+    shared_segments.remove_left_by(maker.pid)
+    assert maker.left() == []
+    # As a rank does that is slower.
+    shared_segments.remove_left_by(maker.pid)
+
+
+def test_what_is_of_others_or_in_use_stays(removed: list[Maker]) -> None:
+    gone = Maker()
+    removed.append(gone)
+    gone.kill()
+    shared = Maker(key=0x736D70)
+    removed.append(shared)
+    shared.kill()
+    used = Maker(then="libc.shmat(made, None, 0)")
+    removed.append(used)
+    for pid in (shared.pid, used.pid, used.pid + 1):
+        shared_segments.remove_left_by(pid)
+    assert [len(maker.left()) for maker in removed] == [1, 1, 1]
+
+
+def test_what_is_old_stays(removed: list[Maker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process had the number before."""
+    maker = Maker()
+    removed.append(maker)
+    maker.kill()
+    monkeypatch.setattr(shared_segments, "_OLDEST", -10.0)
+    shared_segments.remove_left_by(maker.pid)
+    assert len(maker.left()) == 1
+
+
+def test_a_system_without_segments_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_segments, "_LIST", shared_segments._LIST / "nothing")
+    shared_segments.remove_left_by(1)
