@@ -130,7 +130,7 @@ class _ImportWatch:
             os.close(self._wakes)
             self._wakes = None
 
-    def on_signal(self, number: int, frame: FrameType | None = None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Says it, and ends the process as the signal does by itself; once."""
         # Another such signal ends it at once. Of Python's handlers the main thread alone disposes.
         _libc.signal(number, None)
@@ -151,5 +151,5 @@ class _ImportWatch:
         while numbers := os.read(heard, 64):
             # Of signals that the script has handlers for, too, which are its own.
             if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) == self.on_signal:
-                self.on_signal(signal.SIGTERM)
+                self.on_signal(signal.SIGTERM, None)
         os.close(heard)
