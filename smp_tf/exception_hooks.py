@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 
@@ -44,6 +45,16 @@ class ExceptionHooks:
             self._tell(args.exc_value, args.exc_traceback)
 
     def _tell(self, error: BaseException, trace: TracebackType | None) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            # A script may have closed it, or have none.
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
         self._printed(error, trace)
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions that are printed in one traceback, the last first."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from smp_tf.errors import RankMismatchError
-from smp_tf.exception_hooks import ExceptionHooks
+from smp_tf.exception_hooks import ExceptionHooks, chain_of
 
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
@@ -99,13 +99,8 @@ class FailureHooks:
 
 def follows_from_another(error: BaseException) -> bool:
     """Whether an exception only says that another rank has ended, as Horovod does."""
-    seen: BaseException | None = error
-    while seen is not None:
-        text = f"{type(seen).__name__}: {seen}"
-        if any(words in text for words in _FOLLOW_UPS):
-            return True
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
-    return False
+    told = (f"{type(seen).__name__}: {seen}" for seen in chain_of(error))
+    return any(words in text for text in told for words in _FOLLOW_UPS)
 
 
 def describe(error: BaseException, trace: TracebackType | None, who: str) -> str:

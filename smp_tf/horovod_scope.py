@@ -72,9 +72,14 @@ def _replace_keras_functions(keras: ModuleType) -> None:
 def _replacement(name: str, original: Callable[..., Any], scoped: Callable[..., Any]) -> Callable[..., Any]:
     import tensorflow as tf
 
+    from smp_tf import import_watch
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if runtime.current_or_none() is None:
+            if name == "init":
+                # It waits in native code, where no handler of Python's is called.
+                import_watch.stop()
             return original(*args, **kwargs)
         return scoped(*args, **kwargs)
 

@@ -15,40 +15,50 @@ from pathlib import Path
 _LIST = Path("/proc/sysvipc/shm")
 _REMOVE = 0  # IPC_RMID
 _OF_NOBODY_ELSE = "0"  # IPC_PRIVATE
+_PAGE = os.sysconf("SC_PAGESIZE")
 # A process of another job may have had the same number before. Ranks of a job start within less.
 _OLDEST = 3600.0
+# A process that has ended may have a thread that has not, and with it what is mapped.
+_UNMAPPING_TIME = 0.5
 
 _libc = ctypes.CDLL(None)
 _libc.shmctl.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
 
 
 def remove_left_by(pid: int) -> None:
-    """Removes segments that a process which has ended made for itself, and that nobody uses.
+    """Removes segments of a page that a process which has ended made for itself, and that nobody uses.
 
     Args:
         pid: the process, which ran as this user and on this machine.
     """
-    for segment in _left_by(pid):
-        # Another rank may have been faster.
-        _libc.shmctl(segment, _REMOVE, None)
+    until = time.monotonic() + _UNMAPPING_TIME
+    while left := _made_by(pid):
+        for segment, is_used in left.items():
+            if not is_used:
+                # Another rank may have been faster.
+                _libc.shmctl(segment, _REMOVE, None)
+        if not any(left.values()) or time.monotonic() > until:
+            return
+        time.sleep(0.01)
 
 
-def _left_by(pid: int) -> list[int]:
+def _made_by(pid: int) -> dict[int, bool]:
+    """Such segments, and whether somebody has them mapped."""
     try:
         header, *lines = _LIST.read_text().splitlines()
     except OSError:
-        return []  # a system without such segments
+        return {}  # a system without such segments
     names = header.split()
     since = time.time() - _OLDEST
-    left = []
+    made = {}
     for line in lines:
         row = dict(zip(names, line.split(), strict=True))
         if (
             int(row["cpid"]) == pid
             and row["key"] == _OF_NOBODY_ELSE
-            and row["nattch"] == "0"
+            and int(row["size"]) == _PAGE
             and int(row["uid"]) == os.getuid()
             and int(row["ctime"]) >= since
         ):
-            left.append(int(row["shmid"]))
-    return left
+            made[int(row["shmid"])] = row["nattch"] != "0"
+    return made

@@ -21,7 +21,7 @@ from smp_tf import import_watch
 from smp_tf.announce import tell
 from smp_tf.arrivals import Arrivals, this_host
 from smp_tf.environment import world_rank, world_size
-from smp_tf.exception_hooks import ExceptionHooks
+from smp_tf.exception_hooks import ExceptionHooks, chain_of
 from smp_tf.ops.errors import LibraryError, PeerError
 from smp_tf.ops.start_guard import StartGuard
 
@@ -30,8 +30,8 @@ PATIENCE = 30.0
 _AWAITED = "other ranks"
 # Who waits for years waits again: clocks and locks cannot wait as long.
 _LONGEST_WAIT = 3600.0
-# For the traceback of a start's error. The launcher's signal takes less; whoever catches the error may go on.
-_PRINTING_TIME = 10.0
+# For the traceback of a start's error. The launcher's signal takes less; a script that catches the error may go on.
+_PRINTING_TIME = 2.0
 _unprinted: _Unprinted | None = None
 
 
@@ -72,8 +72,8 @@ class StartWatch:
 
     def __enter__(self) -> StartWatch:
         if self._size > 1:
-            if _unprinted is not None:
-                _unprinted.leave()
+            if (before := _unprinted) is not None:
+                before.leave()
             import_watch.stop()
             # Before the others can see that this rank has come.
             self._guard = self._new_guard()
@@ -94,10 +94,10 @@ class StartWatch:
         if isinstance(error, PeerError) and self._guard is not None:
             # The launcher's signal is on its way, and may come before Python has printed the error.
             self._guard.say(f": {str(error).removesuffix('.')}")
-            _Unprinted(self._leave)
+            _Unprinted(error, self._leave)
             return
-        if isinstance(error, PeerError) and not self.arrivals.are_known:
-            # As above, and nobody here hears it.
+        if isinstance(error, PeerError) and self._left is None:
+            # As above, and nobody hears it.
             tell(f"smp_tf: rank {self._rank} (host {this_host()}) ends in smp.init: {error}")
         self._leave()
 
@@ -187,18 +187,21 @@ class StartWatch:
 
 
 class _Unprinted:
-    """Stays in a start that has failed until Python has printed why.
+    """Stays in a start that has failed until Python has printed why, a moment at most.
 
     Args:
+        error: why.
         leave: leaves it; called once.
     """
 
-    def __init__(self, leave: Callable[[], object]) -> None:
+    def __init__(self, error: BaseException, leave: Callable[[], object]) -> None:
         global _unprinted
         _unprinted = self
+        self._error = error
         self._leave: Callable[[], object] | None = leave
-        self._leaving = threading.Lock()
-        self._hooks = ExceptionHooks(lambda *_: self.leave())
+        # Who comes second goes on when the start has been left. The main thread may come in the midst of that.
+        self._leaving = threading.RLock()
+        self._hooks = ExceptionHooks(self._on_printed)
         self._hooks.install()
         atexit.register(self.leave)
         self._timer = threading.Timer(_PRINTING_TIME, self.leave)
@@ -210,9 +213,15 @@ class _Unprinted:
         global _unprinted
         with self._leaving:
             leave, self._leave = self._leave, None
-        if leave is not None:
-            _unprinted = None
+            if leave is None:
+                return
             self._timer.cancel()
             self._hooks.remove()
             atexit.unregister(self.leave)
             leave()
+            if _unprinted is self:
+                _unprinted = None
+
+    def _on_printed(self, error: BaseException, trace: TracebackType | None) -> None:
+        if any(printed is self._error for printed in chain_of(error)):
+            self.leave()

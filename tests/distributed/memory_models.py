@@ -1,7 +1,13 @@
-"""Models whose tensors are large enough for TensorFlow's allocator to be compared with the forecast."""
+"""Models whose tensors are large enough for TensorFlow's allocator to be compared with the forecast.
+
+The benchmark of memory measures them, too.
+"""
 
 from __future__ import annotations
 
+import functools
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +21,14 @@ from tests.distributed.models import (
     ZooModel,
     classification,
 )
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@functools.cache
+def _example(name: str) -> dict[str, Any]:
+    """What a script among the examples defines."""
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
 
 def _images(side: int, samples: int) -> Any:
@@ -107,6 +121,23 @@ def resnet50(base: type) -> tf_keras.Model:
     return tf_keras.applications.ResNet50(weights=None, input_shape=(96, 96, 3), classes=5, classifier_activation=None)
 
 
+def digits(base: type) -> tf_keras.Model:
+    """The convolutional network of the first example."""
+    model: tf_keras.Model = _example("digits")["Net"]()
+    return model
+
+
+def _digits(step: int) -> Batch:
+    images, _, labels, _ = _example("digits")["digits"]()
+    return np.resize(images, (4096, *images.shape[1:])), np.resize(labels, 4096)
+
+
+def language_model(base: type) -> tf_keras.Model:
+    """The language model of the second example, as large as there."""
+    model: tf_keras.Model = _example("language_model")["GPT"](100, 64, 96, 4, 4)
+    return model
+
+
 def _momentum() -> Any:
     return tf_keras.optimizers.SGD(1e-3, momentum=0.9)
 
@@ -127,5 +158,8 @@ MODELS: dict[str, ZooModel] = {
         _entry("mlp", mlp, _vectors(1024, 256), optimizer=_momentum),
         _entry("lstm", lstm, _sequences(16, 256, 512)),
         _entry("resnet50", resnet50, _images(96, 16)),
+        # With larger batches than theirs, most of whose tensors are too small to be counted.
+        _entry("digits", digits, _digits, form="subclass"),
+        _entry("language_model", language_model, _tokens(64, 100, 256), form="subclass"),
     )
 }

@@ -150,50 +150,17 @@ def test_a_handler_of_native_code_s_stays(launcher: Rendezvous) -> None:
     assert "most recent call first" in said
 
 
-# Native code that does not come back for a signal, and lets other threads of Python's run.
-NATIVE = "ctypes.CDLL(None).pthread_mutex_lock"
-
-
-def test_a_rank_in_native_code_says_it(launcher: Rendezvous) -> None:
-    """It ended without a word, when the launcher killed it: no handler of Python's is called there."""
-    pid = ended_process()
-    come(launcher.environment(1, 2, 1, 2), pid=pid)
+def test_where_the_script_starts_horovod_signals_end_it_at_once(launcher: Rendezvous) -> None:
+    """It waits there in native code, where no handler of Python's is called."""
     lines = [
-        "import ctypes, threading, smp_tf",
-        "mutex = ctypes.create_string_buffer(64)",
-        "threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGTERM]).start()",
-        f"[{NATIVE}(mutex) for _ in range(2)]",
+        "import types, smp_tf",
+        "from smp_tf.horovod_scope import replace_functions",
+        "hvd = types.ModuleType('hvd')",
+        "hvd.init = lambda: print(signal.getsignal(signal.SIGTERM).name)",
+        "replace_functions(hvd)",
+        "hvd.init()",
     ]
-    words = f"{ENDED}: rank 1 (host {HOST}, pid {pid}) had ended.\n"
-    assert run(launcher.environment(0, 2, 0, 2), *lines) == (-signal.SIGTERM, "", words)
-
-
-def test_a_script_that_has_python_tell_it_of_signals_is_told(launcher: Rendezvous) -> None:
-    lines = [
-        "ear, wakes = os.pipe()",
-        "os.set_blocking(wakes, False)",
-        "signal.set_wakeup_fd(wakes)",
-        "import smp_tf",
-        "from smp_tf.start_watch import StartWatch",
-        "with StartWatch(1800.0):",
-        "    pass",
-        "signal.signal(signal.SIGUSR1, lambda *_: None)",
-        "os.kill(os.getpid(), signal.SIGUSR1)",
-        "print(os.read(ear, 64) == bytes([signal.SIGUSR1]))",
-    ]
-    assert run(launcher.environment(0, 2, 0, 2), *lines) == (0, "True\n", "")
-
-
-def test_smp_init_ends_the_thread(launcher: Rendezvous) -> None:
-    lines = [
-        "import smp_tf, threading",
-        "from smp_tf import import_watch",
-        "(ours,) = [t for t in threading.enumerate() if t.name == 'smp_tf import watch']",
-        "import_watch.stop()",
-        "ours.join(20.0)",
-        "print(ours.is_alive(), signal.set_wakeup_fd(-1))",
-    ]
-    assert run(launcher.environment(0, 2, 0, 2), *lines) == (0, "False -1\n", "")
+    assert run(launcher.environment(0, 2, 0, 2), *lines)[:2] == (0, "SIG_DFL\n")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,11 +13,12 @@ import pytest
 from smp_tf import shared_segments
 from tests.distributed.left_behind import sysv_segments_left
 
+PAGE = os.sysconf("SC_PAGESIZE")
 MAKE = """
 import ctypes, os
 libc = ctypes.CDLL(None)
 libc.shmat.restype = ctypes.c_void_p
-made = libc.shmget({key}, 4096, 0o1600)
+made = libc.shmget({key}, {size}, 0o1600)
 {then}
 print(made, os.getpid(), flush=True)
 input()
@@ -27,11 +30,12 @@ class Maker:
 
     Args:
         key: of the segment; 0 for one of its own.
+        size: in bytes.
         then: what it does with it.
     """
 
-    def __init__(self, key: int = 0, then: str = "") -> None:
-        script = MAKE.format(key=key, then=then)
+    def __init__(self, key: int = 0, size: int = PAGE, then: str = "") -> None:
+        script = MAKE.format(key=key, size=size, then=then)
         self.process = subprocess.Popen(
             [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -72,17 +76,35 @@ def test_what_a_killed_process_has_left_is_removed(removed: list[Maker]) -> None
 
 
 def test_what_is_of_others_or_in_use_stays(removed: list[Maker]) -> None:
-    gone = Maker()
-    removed.append(gone)
-    gone.kill()
-    shared = Maker(key=0x736D70)
-    removed.append(shared)
-    shared.kill()
-    used = Maker(then="libc.shmat(made, None, 0)")
-    removed.append(used)
-    for pid in (shared.pid, used.pid, used.pid + 1):
+    gone, shared, large, used = Maker(), Maker(key=0x736D70), Maker(size=2 * PAGE), Maker(then="libc.shmat(made, 0, 0)")
+    removed += [gone, shared, large, used]
+    for maker in (gone, shared, large):
+        maker.kill()
+    for pid in (shared.pid, large.pid, used.pid):
         shared_segments.remove_left_by(pid)
-    assert [len(maker.left()) for maker in removed] == [1, 1, 1]
+    assert [len(maker.left()) for maker in removed] == [1, 1, 1, 1]
+
+
+def test_what_is_unmapped_a_moment_later_is_removed(removed: list[Maker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process had ended, and a thread of it had not."""
+    monkeypatch.setattr(shared_segments, "_UNMAPPING_TIME", 60.0)
+    maker = Maker(then="libc.shmat(made, 0, 0)")
+    removed.append(maker)
+    looked = threading.Event()
+    made_by = shared_segments._made_by
+
+    def look(pid: int) -> dict[int, bool]:
+        found = made_by(pid)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(shared_segments, "_made_by", look)
+    removing = threading.Thread(target=shared_segments.remove_left_by, args=[maker.pid])
+    removing.start()
+    assert looked.wait(20.0)
+    maker.kill()
+    removing.join()
+    assert maker.left() == []
 
 
 def test_what_is_old_stays(removed: list[Maker], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,6 +284,28 @@ class TestError:
         status, said = Started(environment, self.FAIL, before=before).ended()
         assert (status, said) == (-signal.SIGTERM, f"{ENDED}: Rank 1 ended.\n")
 
+    def test_another_error_that_is_printed_is_not_that_one(self, two_of_four: Rendezvous) -> None:
+        """The start was left, and the launcher's signal ended the process without a word."""
+        before = "sys.excepthook = lambda *_: (other(), os.kill(os.getpid(), signal.SIGTERM), signal.pause())\n"
+        before += "threading.excepthook = lambda *_: None\n"
+        before += "def other():\n  thread = threading.Thread(target=lambda: 1 // 0); thread.start(); thread.join()"
+        status, said = Started(two_of_four.environment(0, 4, 0, 2), self.FAIL, before=before).ended()
+        assert (status, said) == (-signal.SIGTERM, f"{ENDED}: Rank 1 ended.\n")
+
+    def test_an_error_that_follows_from_it_has_told_the_cause(self, two_of_four: Rendezvous) -> None:
+        environment = two_of_four.environment(0, 4, 0, 2)
+        after = f"try:\n  with StartWatch(1800.0, environment={environment!r}):\n    {self.FAIL}\n"
+        after += "except PeerError as error:\n  raise RuntimeError('no start') from error"
+        status, said = Started(environment, "pass", after=after).ended()
+        assert status == 1
+        assert said.count("Rank 1 ended.\n") == 1, said
+        assert said.endswith("RuntimeError: no start\n")
+
+    def test_without_an_output_it_is_printed_once(self, two_of_four: Rendezvous) -> None:
+        body = f"sys.stdout = None\n    {self.FAIL}"
+        status, said = Started(two_of_four.environment(0, 4, 0, 2), body).ended()
+        assert (status, said.count("Rank 1 ended.\n")) == (1, 1), said
+
     @pytest.mark.parametrize("how", ["at once", "later", "with another start"])
     def test_whoever_catches_it_has_its_signals_again(self, how: str, two_of_four: Rendezvous) -> None:
         environment = two_of_four.environment(0, 4, 0, 2)

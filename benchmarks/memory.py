@@ -1,0 +1,115 @@
+"""Compares what each rank was forecast to need with what TensorFlow's allocator counts, and with one process.
+
+    python benchmarks/memory.py
+    python benchmarks/memory.py --models gpt,digits --pipelines interleaved --partitions 4 --json memory.json
+
+The models are those of the tests of the forecast, and both of the first examples, with larger batches. Each is trained
+for seven steps, of whose last five the peak in the middle one counts. The allocator of a CPU counts tensors of 256 KiB
+and more, so those of the models are larger, and the figures are not the memory of the processes, each of which takes
+500 MiB besides. One process accumulates the same microbatches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fleet import Crew, TrainerError
+from options import new_file, some_of
+from report import MIB
+from rich.console import Console
+from rich.table import Table
+from step_time import machine
+
+MODELS = ("gpt", "conv", "mlp", "lstm", "resnet50", "digits", "language_model")
+PIPELINES = ("simple", "interleaved", "zb_h1")
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--models", type=some_of(MODELS, "models"), default=list(MODELS), help=f"from {', '.join(MODELS)}"
+    )
+    parser.add_argument(
+        "--pipelines",
+        type=some_of(PIPELINES, "pipelines"),
+        default=["simple", "interleaved"],
+        help=f"schedules, from {', '.join(PIPELINES)} (default: simple,interleaved)",
+    )
+    parser.add_argument("--partitions", type=int, default=2, help="ranks of the pipeline")
+    parser.add_argument("--microbatches", type=int, default=4, help="parts a batch is cut into")
+    parser.add_argument("--patience", type=float, default=600.0, help="seconds for one answer")
+    parser.add_argument("--json", type=new_file, help="file to write all measurements to")
+    given = parser.parse_args(words)
+    if given.partitions < 2:
+        parser.error(f"--partitions is 2 or more; one process is measured beside it. Received: {given.partitions}")
+    return given
+
+
+def measure(given: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Every model in one process, and in every schedule over several."""
+    rows = []
+    config = {"microbatches": given.microbatches, "seed": 1}
+    with (
+        Crew("whole", [], 1, given.patience, script="memory_rank.py") as whole,
+        Crew("cut", [], given.partitions, given.patience, script="memory_rank.py") as cut,
+    ):
+        for model in given.models:
+            say(f"{model}: one process")
+            [alone] = whole.ask("train", model=model, config={**config, "partitions": 1})
+            for pipeline in given.pipelines:
+                say(f"{model}: {given.partitions} partitions, {pipeline}")
+                asked = {**config, "partitions": given.partitions, "pipeline": pipeline}
+                ranks = cut.ask("train", model=model, config=asked)
+                rows.append({"model": model, "pipeline": pipeline, "whole": alone["peak"], "ranks": ranks})
+    return rows
+
+
+def table_of(rows: Sequence[dict[str, Any]], about: str) -> Table:
+    """Forecast and peak of every rank, and the peak beside that of one process."""
+    shown = Table(title=about, title_justify="left")
+    for name in ("model", "schedule", "rank", "forecast MiB", "peak MiB", "forecast / peak", "peak / one process"):
+        shown.add_column(name, justify="left" if name in ("model", "schedule") else "right", no_wrap=True)
+    for row in rows:
+        for rank, found in enumerate(row["ranks"]):
+            stored = found["forecast"]["stored_bytes"]
+            shown.add_row(
+                "" if rank else row["model"],
+                "" if rank else row["pipeline"],
+                str(rank),
+                f"{stored / MIB:,.1f}",
+                f"{found['peak'] / MIB:,.1f}",
+                f"{stored / found['peak']:.2f}",
+                f"{found['peak'] / row['whole']:.2f}",
+                end_section=rank == len(row["ranks"]) - 1,
+            )
+    return shown
+
+
+def main() -> None:
+    given = arguments()
+    # Of the ranks: without oneDNN the allocator of a CPU counts nothing.
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
+    before = machine()
+    try:
+        rows = measure(given, Console(stderr=True).print)
+    except TrainerError as error:
+        raise SystemExit(f"memory: {error}") from None
+    found = {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": before,
+        "settings": {name: value for name, value in vars(given).items() if name != "json"},
+        "rows": rows,
+    }
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    about = f"{given.partitions} partitions, {given.microbatches} microbatches; one process accumulates as many"
+    Console(width=max(110, Console().width)).print(table_of(rows, about))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""One process of the benchmark of memory: it trains a model of the tests when it is asked, and says what that took.
+
+    python memory_rank.py WAY SOCKET
+
+`memory.py` starts these processes, and tells them over a socket what to do.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import smp_tf as smp  # isort: split
+
+from answers import answer
+
+from smp_tf.environment import world_rank
+from tests.distributed.cases.memory import forecast_and_measured
+
+
+class Rank:
+    """What a process does when it is its turn."""
+
+    def train(self, model: str, config: dict[str, Any]) -> dict[str, Any]:
+        """Trains a few steps.
+
+        Args:
+            model: its name.
+            config: of smp_tf.
+
+        Returns:
+            Bytes that TensorFlow's allocator had given out at most, in the middle one of several steps, and the
+            forecast, where there is one.
+        """
+        smp.init(config)
+        found = forecast_and_measured(model)
+        smp.shutdown()
+        return found
+
+
+def main() -> None:
+    answer(Rank(), world_rank(), sys.argv[2])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The benchmark of memory: its table, its options, and a run on the smallest of its models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.test_start_time import printed
+from tests.distributed import memory_models
+from tests.distributed.harness import launch_script
+
+MIB = 2**20
+ROWS = [
+    {
+        "model": "gpt",
+        "pipeline": "simple",
+        "whole": 200 * MIB,
+        "ranks": [
+            {"forecast": {"stored_bytes": 110 * MIB}, "peak": 100 * MIB},
+            {"forecast": {"stored_bytes": 1080 * MIB}, "peak": 1200 * MIB},
+        ],
+    }
+]
+
+
+def test_the_table_has_the_forecast_and_one_process_beside_what_was_counted() -> None:
+    from memory import table_of
+
+    assert printed(table_of(ROWS, "about")) == [
+        ["gpt", "simple", "0", "110.0", "100.0", "1.10", "0.50"],
+        ["", "", "1", "1,080.0", "1,200.0", "0.90", "6.00"],
+    ]
+
+
+def test_every_model_of_the_tests_is_measured() -> None:
+    from memory import MODELS, arguments
+
+    assert set(MODELS) == set(memory_models.MODELS)
+    assert arguments([]).models == list(MODELS)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--models", "gpt,vgg"], "models are gpt, conv, mlp, lstm, resnet50, digits, language_model. Received: vgg"),
+        (["--pipelines", "fast"], "pipelines are simple, interleaved, zb_h1. Received: fast"),
+        (["--partitions", "1"], "--partitions is 2 or more; one process is measured beside it. Received: 1"),
+    ],
+)
+def test_bad_options_are_told(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from memory import arguments
+
+    with pytest.raises(SystemExit) as ended:
+        arguments(options)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.distributed
+@pytest.mark.full
+def test_a_run_writes_every_rank_down(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--models", "mlp", "--pipelines", "interleaved", "--json", str(out)]
+    ran = launch_script(1, "benchmarks/memory.py", options, launched=False).expect_clean()
+    assert "peak / one process" in ran.output(0)
+    (row,) = json.loads(out.read_text())["rows"]
+    assert [found["place"] for found in row["ranks"]] == [[0, 0], [1, 0]]
+    for found in row["ranks"]:
+        # Each has half of the layers; rough, for whatever runs beside.
+        assert 0.3 * row["whole"] < found["peak"] < 0.75 * row["whole"]
