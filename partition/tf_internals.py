@@ -7,6 +7,7 @@ changes it.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -261,9 +262,14 @@ def why_xla_cannot(function: Any, specs: Sequence[tf.TensorSpec], unknown: int) 
     ]
     if len(tried) < len(specs):
         return "it takes a tensor of unknown rank"
+    # Where a function runs that says nothing of it. Left out, TensorFlow makes a random number to find it out, which it
+    # refuses where its ops are to be deterministic and nothing is seeded yet.
+    device = [*tf.config.list_logical_devices("GPU"), *tf.config.list_logical_devices("CPU")][0].name
     try:
-        with tf.init_scope():
-            function.experimental_get_compiler_ir(*tried)(stage="hlo")
+        with tf.init_scope(), warnings.catch_warnings():
+            # That a platform is to be named instead, with which it makes that number all the same.
+            warnings.simplefilter("ignore")
+            function.experimental_get_compiler_ir(*tried)(stage="hlo", device_name=device)
     except (tf.errors.OpError, ValueError, TypeError) as error:
         said = str(error)
         return " ".join(said.partition(" on XLA_")[2].partition(": ")[2].partition("{{")[0].split()) or said

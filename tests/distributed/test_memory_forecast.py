@@ -35,7 +35,7 @@ def shared() -> LaunchedCase:
     return LaunchedCase(4, CASES, made, COUNTED, 240.0, fresh=True)
 
 
-MODELS = ("gpt", "conv", "mlp", "lstm", "resnet50", "digits", "language_model")
+MODELS = ("gpt", "conv", "mlp", "lstm", "resnet50")
 #: Where it is not 10 %. What dense layers have at most is there when the optimizer works, which may be done with some
 #: gradients by then; and how many turns of a loop have begun at once differs from step to step.
 WITHIN = {"mlp": 0.2, "lstm": 0.15}

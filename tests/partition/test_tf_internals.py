@@ -6,6 +6,8 @@ A failure here after an upgrade of TensorFlow names the piece that changed.
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -346,6 +348,19 @@ def test_xla_says_whether_and_why_not_it_can_compile() -> None:
     assert reason is not None
     assert reason.startswith("EagerPyFunc (No registered 'EagerPyFunc' OpKernel for XLA_CPU_JIT")
     assert asked(lambda x: x, tf.TensorSpec(None)) == "it takes a tensor of unknown rank"
+
+
+def test_xla_is_asked_where_ops_are_deterministic_and_nothing_is_seeded() -> None:
+    """TensorFlow made a random number to find out the device, and refused it: the first test on a GPU that asked."""
+    lines = [
+        "import tensorflow as tf",
+        "from smp_tf.partition import tf_internals",
+        "tf.config.experimental.enable_op_determinism()",
+        "function = tf.function(lambda x: x * 2.0, jit_compile=True)",
+        "assert tf_internals.why_xla_cannot(function, [tf.TensorSpec([2])], 3) is None",
+    ]
+    ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120.0)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_variables_are_made_in_any_trace_of_a_function() -> None:
