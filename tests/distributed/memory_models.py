@@ -158,7 +158,7 @@ MODELS: dict[str, ZooModel] = {
         _entry("mlp", mlp, _vectors(1024, 256), optimizer=_momentum),
         _entry("lstm", lstm, _sequences(16, 256, 512)),
         _entry("resnet50", resnet50, _images(96, 16)),
-        # For the benchmark alone: their weights are too small to be counted, and the rest is with batches such as these.
+        # For the benchmark: of their weights none is counted, and of the rest what is there with such large batches.
         _entry("digits", digits, _digits, form="subclass"),
         _entry("language_model", language_model, _tokens(64, 100, 256), form="subclass"),
     )
