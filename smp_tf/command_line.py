@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
         "--chunks-per-rank", type=int, metavar="V", help="chunks of each rank (default: as few as the schedule takes)"
     )
     plan.add_argument(
-        "--not-contiguous", action="store_true", help="a partition may have both ends of the model (contiguous = false)"
+        "--not-contiguous", action="store_true", help="a partition may be visited more than once (contiguous = false)"
     )
     plan.add_argument(
         "--optimize",

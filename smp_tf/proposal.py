@@ -128,21 +128,26 @@ def _step_time(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:
 
 
 def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
-    """The better of two plans: with stages that are one run each, and with one that has both ends of the model.
+    """The best of plans of different shapes: with stages that are one run of the layers each, and with two runs.
 
-    Both ends on one rank bring together what they share, such as the embedding that is also the last layer's kernel.
+    one run each   0 1 2
+    both ends      0 1 2 0      what they share comes together, such as an embedding that is the last kernel, too
+    folded         0 1 2 1 0    so do layers on the way there and back, as those that a U-Net's skips join
     """
     if request.stages == 1 or request.placement is not None or owners:
         return propose(graph, request, owners)
     by_hand = placement_by_hand(graph, request)
     if by_hand is not None and (request.schedule == AUTO or runs_on(request.schedule, by_hand)):
         return propose(graph, dataclasses.replace(request, placement=by_hand), owners)
-    both_ends = (*range(request.stages), 0)
-    if request.schedule != AUTO and not runs_on(request.schedule, both_ends):
+    there = tuple(range(request.stages))
+    # Of two stages the one shape is the other.
+    shapes = dict.fromkeys([(*there, 0), (*there, *there[-2::-1])])
+    possible = [shape for shape in shapes if request.schedule == AUTO or runs_on(request.schedule, shape)]
+    if not possible:
         return propose(graph, request, owners)
     plans: list[Plan] = []
     refused: list[PlacementError] = []
-    for placement in (None, both_ends):
+    for placement in (None, *possible):
         try:
             plans.append(propose(graph, dataclasses.replace(request, placement=placement), owners))
         except PlacementError as error:
@@ -151,13 +156,17 @@ def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[in
         raise refused[0]
     scores = [_score(graph, request, plan) for plan in plans]
     best = next(at for at, score in enumerate(scores) if score <= min(scores) * (1 + _AS_FAST))
-    if plans[best].placement == both_ends:
-        reason = "stage 0 has two runs of the layers, both ends of the model: no cut into one run each is as good"
-    elif refused:
-        reason = f"stage 0 does not have both ends of the model: {str(refused[0]).splitlines()[0]}"
-    else:
-        reason = "stage 0 does not have both ends of the model: that would gain nothing"
-    return dataclasses.replace(plans[best], reasons=(*plans[best].reasons, reason))
+    return dataclasses.replace(plans[best], reasons=(*plans[best].reasons, _why_so_often(plans[best], refused)))
+
+
+def _why_so_often(plan: Plan, refused: Sequence[PlacementError]) -> str:
+    """Why stages have as many runs of the layers as they have, in words."""
+    if plan.placement[-1] != 0 or plan.has_one_chunk_each:
+        none = "no stage has two runs of the layers"
+        return f"{none}: {str(refused[0]).splitlines()[0]}" if refused else f"{none}: that would gain nothing"
+    if len(plan.placement) == max(plan.placement) + 2:
+        return "stage 0 has two runs of the layers, both ends of the model: no cut into one run each is as good"
+    return "all stages but the last have two runs of the layers, there and back: no cut into one run each is as good"
 
 
 def _score(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:

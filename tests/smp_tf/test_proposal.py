@@ -76,9 +76,9 @@ def test_schedules_with_several_chunks_want_as_many_layers() -> None:
     assert "zb_v" not in plan.reasons[-1]
 
 
-def both_ends_share() -> OpGraph:
+def both_ends_share(layers: int) -> OpGraph:
     """Dense layers, the first and the last of which have one kernel."""
-    return chain_of_dense(6, width=64, batch=8, tied=(0, 5))
+    return chain_of_dense(layers, width=64, batch=8, tied=(0, layers - 1))
 
 
 def not_contiguous(graph: OpGraph, schedule: str = "interleaved", **options: object) -> Plan:
@@ -87,10 +87,10 @@ def not_contiguous(graph: OpGraph, schedule: str = "interleaved", **options: obj
 
 
 def test_a_stage_has_both_ends_where_they_share_a_weight_and_that_is_better() -> None:
-    graph = both_ends_share()
+    graph = both_ends_share(4)
     plan = not_contiguous(graph)
     assert plan.placement == (0, 1, 2, 0)
-    assert plan.stage_of("net/dense_0") == plan.stage_of("net/dense_5") == 0
+    assert plan.stage_of("net/dense_0") == plan.stage_of("net/dense_3") == 0
     assert [shared.copies for shared in plan.shared] == [()]
     assert plan.reasons[-1].startswith("stage 0 has two runs of the layers, both ends of the model")
     assert proposed(graph, "interleaved", 3, 4).placement == (0, 1, 2)
@@ -99,11 +99,19 @@ def test_a_stage_has_both_ends_where_they_share_a_weight_and_that_is_better() ->
 def test_where_it_gains_nothing_every_stage_is_one_run() -> None:
     plan = not_contiguous(GRAPH)
     assert plan.has_one_chunk_each
-    assert plan.reasons[-1] == "stage 0 does not have both ends of the model: that would gain nothing"
+    assert plan.reasons[-1] == "no stage has two runs of the layers: that would gain nothing"
+
+
+def test_stages_are_folded_where_that_evens_them_out() -> None:
+    """Of shapes with a stage that is visited again one was tried, that with both ends on one stage."""
+    plan = not_contiguous(both_ends_share(6))
+    assert plan.placement == (0, 1, 2, 1, 0)
+    assert plan.stage_of("net/dense_0") == plan.stage_of("net/dense_5") == 0
+    assert plan.reasons[-1].startswith("all stages but the last have two runs of the layers, there and back: ")
 
 
 def test_a_schedule_with_chunks_of_its_own_keeps_them() -> None:
-    assert not_contiguous(both_ends_share(), "zb_v").placement == (0, 1, 2, 2, 1, 0)
+    assert not_contiguous(both_ends_share(6), "zb_v").placement == (0, 1, 2, 2, 1, 0)
 
 
 def test_too_few_layers_for_any_schedule_is_an_error_that_says_so() -> None:
