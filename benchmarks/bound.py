@@ -37,12 +37,13 @@ from statistics import fmean
 from typing import Any
 
 from fleet import HERE, Crew, TrainerError, there_and_back
+from machine import machine
 from options import counts, new_file
 from report import paired, spread, with_quartiles
 from rich.console import Console
 from rich.table import Table
 from sizes import size_of
-from step_time import machine, require_same_loss, take_turn, times_alone
+from step_time import require_same_loss, take_turn, times_alone
 from versus_report import chunk_times
 
 sys.path.append(str(HERE.parent))

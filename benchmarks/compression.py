@@ -26,6 +26,7 @@ import psutil
 import tensorflow as tf
 import tf_keras
 from gpt import SIZES, batch_of
+from machine import machine
 from options import new_file, some_of
 from rich.console import Console
 from rich.table import Table
@@ -118,7 +119,7 @@ def report(args: argparse.Namespace, seconds: dict[str, list[float]], bytes_sent
     Console(width=100).print(table)
     if args.json is not None:
         settings = {key: value for key, value in vars(args).items() if key != "json"}
-        told = {"settings": settings, "seconds": seconds, "bytes_sent": bytes_sent}
+        told = {"machine": machine(), "settings": settings, "seconds": seconds, "bytes_sent": bytes_sent}
         args.json.write_text(json.dumps(told, indent=1) + "\n")
 
 

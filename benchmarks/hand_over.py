@@ -38,13 +38,13 @@ from typing import Any
 import bare_transfer
 from bare_transfer import BareTransfer
 from fleet import HERE, Crew, TrainerError, there_and_back
+from machine import machine
 from options import new_file, some_of
 from report import paired, spread, with_quartiles
 from rich.console import Console
 from rich.table import Table
 
 sys.path.append(str(HERE.parent))
-from step_time import machine
 
 #: What is measured, in the order of the tables, and what the JSON and the tables call it.
 WAYS = {

@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleet import Crew, TrainerError
+from machine import machine
 from options import new_file, some_of
 from report import MIB
 from rich.console import Console
 from rich.table import Table
-from step_time import machine
 
 MODELS = ("gpt", "conv", "mlp", "lstm", "resnet50", "digits", "language_model")
 PIPELINES = ("simple", "interleaved", "zb_h1")

@@ -27,12 +27,13 @@ from smp_tf.config import Config  # isort: split
 import tensorflow as tf
 import tf_keras
 from fleet import Crew, TrainerError, there_and_back
+from machine import machine
 from options import counts, new_file
 from report import paired, spread, with_quartiles
 from rich.console import Console
 from rich.table import Table
 from sizes import model_of, size_of
-from step_time import machine, require_same_loss, take_turn
+from step_time import require_same_loss, take_turn
 
 from smp_tf.offline_plan import OfflineModel, offline
 from smp_tf.plan_search import search

@@ -35,7 +35,8 @@ import smp_tf as smp  # isort: split
 import horovod.tensorflow as hvd
 import tensorflow as tf
 import tf_keras
-from gpt import SIZES, Size, batch_of, build
+from gpt import Size, batch_of, build, size_of
+from machine import machine
 from options import new_file
 from rich.console import Console
 from rich.table import Table
@@ -102,7 +103,7 @@ def hidden_by_timeline(step: Callable[[], Any], steps: int) -> float:
 def main() -> None:
     """Measures, and prints on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="medium")
+    parser.add_argument("--size", default="medium", help='of gpt.py, such as "small" or "medium+tied=0"')
     parser.add_argument("--partitions", type=int, default=1)
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=15)
@@ -110,6 +111,10 @@ def main() -> None:
     parser.add_argument("--offload", action="store_true", help="add gradients up on the host (gradient_offload)")
     parser.add_argument("--json", type=new_file, help="write the times")
     args = parser.parse_args()
+    try:
+        size = size_of(args.size)
+    except ValueError as error:
+        parser.error(f"--size: {error}")
     smp.init(
         {
             "partitions": args.partitions,
@@ -124,7 +129,6 @@ def main() -> None:
         parser.error(
             f"one replica averages nothing: start {2 * args.partitions} processes, or more that the partitions divide"
         )
-    size = SIZES[args.size]
     tokens, following = batch_of(size)
     # Another order of the samples on every replica: equal batches are told as a mistake.
     batch = tf.roll(tokens, smp.dp_rank(), axis=0), tf.roll(following, smp.dp_rank(), axis=0)
@@ -168,7 +172,12 @@ def report(args: argparse.Namespace, seconds: dict[str, list[float]], by_timelin
     print(f"{by_timeline:.0%} by timelines; {args.partitions} partitions, {replicas} replicas, GPT {args.size}")
     if args.json is not None:
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
-        told = {"settings": settings | {"replicas": replicas}, "seconds": seconds, "hidden_by_timelines": by_timeline}
+        told = {
+            "machine": machine(),
+            "settings": settings | {"replicas": replicas},
+            "seconds": seconds,
+            "hidden_by_timelines": by_timeline,
+        }
         args.json.write_text(json.dumps(told, indent=1) + "\n")
 
 

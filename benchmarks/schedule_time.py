@@ -27,12 +27,12 @@ import sys
 import time
 from collections.abc import Sequence
 
+from machine import machine
 from options import counts, new_file, some_of
 from report import exponent
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from step_time import machine
 
 from smp_tf.pipeline.check import check
 from smp_tf.pipeline.schedule import SCHEDULES, build

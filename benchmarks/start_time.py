@@ -32,11 +32,11 @@ from typing import Any
 
 from fleet import Crew, TrainerError
 from gpt import size_of
+from machine import machine
 from options import counts, new_file, some_of
 from report import exponent
 from rich.console import Console
 from rich.table import Table
-from step_time import machine
 
 PARTS = {"trace": "trace", "plan": "plan", "build": "build", "graph": "graph", "run": "first execution"}
 #: What grows, and what it grows to by default.

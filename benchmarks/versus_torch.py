@@ -43,11 +43,11 @@ from pathlib import Path
 from typing import Any
 
 from fleet import HERE, Crew, TrainerError, there_and_back
+from machine import machine
 from options import new_file
 from rich.console import Console
 
 sys.path.append(str(HERE.parent))
-from step_time import machine
 from versus_cut import balanced, pieces_of, work_of
 from versus_report import FRAMEWORKS, figures, table_of
 from versus_settings import LEARNING_RATE, PAIRS

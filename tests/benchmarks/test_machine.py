@@ -1,0 +1,26 @@
+"""What benchmarks were measured on stands beside their figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.conftest import BENCHMARKS
+
+WRITING = sorted(path.name for path in BENCHMARKS.glob("*.py") if '"--json"' in path.read_text(encoding="utf-8"))
+
+
+def test_the_machine_is_named_with_what_makes_it_fast_or_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "posix")
+    monkeypatch.setenv("HOME_OF_NOBODY", "x")
+    from machine import machine
+
+    told = machine()
+    assert told["cores"] >= 1 and told["memory_bytes"] > 2**28
+    assert told["packages"].keys() >= {"tf-keras", "horovod", "numpy"}
+    assert told["environment"]["UCX_TLS"] == "posix" and "HOME_OF_NOBODY" not in told["environment"]
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_what_is_written_says_on_which_machine(name: str) -> None:
+    """Four of them wrote the figures alone."""
+    assert "machine()" in (BENCHMARKS / name).read_text(encoding="utf-8")
