@@ -132,7 +132,7 @@ def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[in
 
     one run each   0 1 2
     both ends      0 1 2 0      what they share comes together, such as an embedding that is the last kernel, too
-    folded         0 1 2 1 0    so do layers on the way there and back, as those that a U-Net's skips join
+    folded         0 1 2 1 0    the same, of smaller runs, which may even out better
     """
     if request.stages == 1 or request.placement is not None or owners:
         return propose(graph, request, owners)
@@ -141,8 +141,11 @@ def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[in
         return propose(graph, dataclasses.replace(request, placement=by_hand), owners)
     there = tuple(range(request.stages))
     # Of two stages the one shape is the other.
-    shapes = dict.fromkeys([(*there, 0), (*there, *there[-2::-1])])
-    possible = [shape for shape in shapes if request.schedule == AUTO or runs_on(request.schedule, shape)]
+    shapes = {
+        (*there, *there[-2::-1]): "all stages but the last have two runs of the layers, there and back",
+        (*there, 0): "stage 0 has two runs of the layers, both ends of the model",
+    }
+    possible = [shape for shape in reversed(shapes) if request.schedule == AUTO or runs_on(request.schedule, shape)]
     if not possible:
         return propose(graph, request, owners)
     plans: list[Plan] = []
@@ -156,17 +159,12 @@ def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[in
         raise refused[0]
     scores = [_score(graph, request, plan) for plan in plans]
     best = next(at for at, score in enumerate(scores) if score <= min(scores) * (1 + _AS_FAST))
-    return dataclasses.replace(plans[best], reasons=(*plans[best].reasons, _why_so_often(plans[best], refused)))
-
-
-def _why_so_often(plan: Plan, refused: Sequence[PlacementError]) -> str:
-    """Why stages have as many runs of the layers as they have, in words."""
-    if plan.placement[-1] != 0 or plan.has_one_chunk_each:
-        none = "no stage has two runs of the layers"
-        return f"{none}: {str(refused[0]).splitlines()[0]}" if refused else f"{none}: that would gain nothing"
-    if len(plan.placement) == max(plan.placement) + 2:
-        return "stage 0 has two runs of the layers, both ends of the model: no cut into one run each is as good"
-    return "all stages but the last have two runs of the layers, there and back: no cut into one run each is as good"
+    if plans[best].placement in shapes:
+        reason = f"{shapes[plans[best].placement]}: no cut into one run each is as good"
+    else:
+        why = str(refused[0]).splitlines()[0] if refused else "that would gain nothing"
+        reason = f"no stage is visited more often than the schedule asks for: {why}"
+    return dataclasses.replace(plans[best], reasons=(*plans[best].reasons, reason))
 
 
 def _score(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:

@@ -99,7 +99,7 @@ def test_a_stage_has_both_ends_where_they_share_a_weight_and_that_is_better() ->
 def test_where_it_gains_nothing_every_stage_is_one_run() -> None:
     plan = not_contiguous(GRAPH)
     assert plan.has_one_chunk_each
-    assert plan.reasons[-1] == "no stage has two runs of the layers: that would gain nothing"
+    assert plan.reasons[-1] == "no stage is visited more often than the schedule asks for: that would gain nothing"
 
 
 def test_stages_are_folded_where_that_evens_them_out() -> None:
