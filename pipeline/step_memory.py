@@ -50,7 +50,11 @@ class StepMemory:
 
 
 def step_memory(
-    split: Split, program: Program, edges: Sequence[Edge], times: Sequence[ChunkTimes], samples: int = 1
+    split: Split,
+    program: Program,
+    edges: Sequence[Edge],
+    times: Sequence[Sequence[ChunkTimes]],
+    samples: int = 1,
 ) -> tuple[StepMemory, ...]:
     """What the stages of a cut step hold at their fullest.
 
@@ -58,13 +62,20 @@ def step_memory(
         split: the cut step.
         program: the tasks of all stages, transfers included.
         edges: the transfers, as the program names them.
-        times: how long the tasks of each chunk take, in any one unit.
+        times: how long the tasks of each chunk take, in any one unit; where that is not known, several that may be, of
+            which for every stage those count with which it holds the most.
         samples: samples of a microbatch, where the graph leaves that length open.
 
     Returns:
         One entry a stage. Weights, slots, the stage's own sums of gradients and the batch are not in it.
     """
-    return tuple(stage.fullest() for stage in _stages(split, simulate(program, times, edges), samples))
+    stages = _stages(split, program.stages, samples)
+    timelines = [simulate(program, each, edges).spans for each in times]
+    held = [
+        [stage.fullest(own, read) for stage, own in zip(stages, spans, strict=True)]
+        for spans, read in ((spans, _first_reads(split, spans)) for spans in timelines)
+    ]
+    return tuple(max(each, key=lambda memory: memory.total) for each in zip(*held, strict=True))
 
 
 def memory_over_step(
@@ -81,16 +92,21 @@ def memory_over_step(
         Per stage, when a task begins or ends and what is held from then on: within a task all that is there at any time
         of it. Weights, slots, the stage's own sums of gradients and the batch are not in it.
     """
-    return tuple(stage.moments() for stage in _stages(split, timeline, samples))
+    read = _first_reads(split, timeline.spans)
+    stages = _stages(split, len(timeline.spans), samples)
+    return tuple(stage.moments(own, read) for stage, own in zip(stages, timeline.spans, strict=True))
 
 
-def _stages(split: Split, timeline: Timeline, samples: int) -> Iterator[_Stage]:
-    read, seconds = _first_reads(split, timeline.spans), node_seconds(split.graph, unknown=samples)
-    for stage, spans in enumerate(timeline.spans):
-        yield _Stage(split, stage, spans, read, seconds, samples)
+def _stages(split: Split, count: int, samples: int) -> list[_Stage]:
+    seconds = node_seconds(split.graph, unknown=samples)
+    return [_Stage(split, stage, seconds, samples) for stage in range(count)]
 
 
-def _first_reads(split: Split, spans: Sequence[Sequence[Span]]) -> dict[tuple[int, int], float]:
+#: When what is sent is first read, by transfer and microbatch.
+_Reads = Mapping[tuple[int, int], float]
+
+
+def _first_reads(split: Split, spans: Sequence[Sequence[Span]]) -> _Reads:
     """When the first reader of each transfer's tensor begins, by transfer and microbatch; none for results."""
     begins: dict[tuple[int, int | None, int | None], float] = {}
     for own in spans:
@@ -138,30 +154,18 @@ def _key(task: Task) -> tuple[int, int, int]:
 
 
 class _Stage:
-    """One stage in the replayed step.
+    """One stage of the step, which is replayed by when its tasks run, and when what is sent is first read.
 
     Args:
         split: the cut step.
         stage: which stage.
-        spans: when its tasks run.
-        read: when what is sent is first read, by transfer and microbatch.
         seconds: how long each node of the step takes.
         samples: length assumed for dimensions that are not known.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        stage: int,
-        spans: Sequence[Span],
-        read: Mapping[tuple[int, int], float],
-        seconds: Sequence[float],
-        samples: int,
-    ) -> None:
-        self._read = read
+    def __init__(self, split: Split, stage: int, seconds: Sequence[float], samples: int) -> None:
         self._graph = split.graph
         self._samples = samples
-        self._spans = spans
         self._segments = split.segments_of(stage)
         self._transfers = {t.index: t for t in split.transfers if not t.once_per_step}
         self._sums = {t.index: t.tensor for t in split.transfers if t.is_sum and t.tensor is not None}
@@ -175,9 +179,9 @@ class _Stage:
             for when, segment in self._segments.items()
         }
 
-    def fullest(self) -> StepMemory:
+    def fullest(self, spans: Sequence[Span], read: _Reads) -> StepMemory:
         """What is there in the task in which most is there."""
-        moments = [held for _, held in self.moments()]
+        moments = [held for _, held in self.moments(spans, read)]
         if not moments:
             return StepMemory(0, 0, 0)
         most = max(moments, key=lambda moment: moment.total)
@@ -185,13 +189,13 @@ class _Stage:
         stash = max(moment.stash for moment in moments)
         return StepMemory(stash, most.transport, max(0, most.total - stash - most.transport))
 
-    def moments(self) -> tuple[tuple[float, StepMemory], ...]:
+    def moments(self, all_spans: Sequence[Span], read: _Reads) -> tuple[tuple[float, StepMemory], ...]:
         """When a task begins or ends, and what is there from then on."""
-        spans = [s for s in self._spans if s.task.kind.is_compute and _key(s.task) in self._working]
+        spans = [s for s in all_spans if s.task.kind.is_compute and _key(s.task) in self._working]
         begins, ends = [span.start for span in spans], [span.end for span in spans]
         within = {use: [0] * (len(spans) + 1) for use in _Use}
         behind = {use: [0] * (len(spans) + 1) for use in _Use}
-        for tensor, life in self._lives():
+        for tensor, life in self._lives(all_spans, read):
             nbytes = self._graph.type_of(tensor).nbytes(self._samples)
             # In every task that ends after it came and begins before it went; and between tasks.
             for changes, first, last in (
@@ -206,10 +210,10 @@ class _Stage:
         between = zip(ends, _moments(behind, [0] * len(spans)), strict=True)
         return tuple(moment for pair in zip(inside, between, strict=True) for moment in pair)
 
-    def _lives(self) -> Iterator[tuple[Tensor, _Life]]:
+    def _lives(self, spans: Sequence[Span], read: _Reads) -> Iterator[tuple[Tensor, _Life]]:
         """The tensors that come from elsewhere or outlive the task that makes them."""
         lives: dict[tuple[Tensor, int], _Life] = {}
-        for span in self._spans:
+        for span in spans:
             task = span.task
             assert task.microbatch is not None or task.kind.is_transfer
             if task.kind is Kind.RECV and task.edge in self._transfers:
@@ -220,7 +224,7 @@ class _Stage:
             elif task.kind is Kind.SEND and task.edge in self._transfers:
                 # A message may need all the time that it has.
                 assert task.microbatch is not None
-                until = max(span.end, self._read.get((task.edge, task.microbatch), span.end))
+                until = max(span.end, read.get((task.edge, task.microbatch), span.end))
                 self._is_there(lives, self._transfers[task.edge].tensor, task.microbatch, until, _Use.TRANSPORT)
             elif (segment := self._segments.get(_key(task))) and task.kind.is_compute:
                 for tensor in segment.inputs:

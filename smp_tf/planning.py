@@ -597,11 +597,9 @@ def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> 
     # the chunks of a stage each takes as long.
     shares = [max(row.time_share, 0.001) for row in plan.forecast]
     times = [ChunkTimes(*(shares[stage] / plan.placement.count(stage),) * 3) for stage in plan.placement]
-    held = step_memory(done, program, edges, times, samples)
-    if not request.measured:
-        # With whom a message lies depends on which stage is faster, and that is an estimate: they may be alike as well.
-        alike = step_memory(done, program, edges, [ChunkTimes() for _ in times], samples)
-        held = tuple(max(pair, key=lambda memory: memory.total) for pair in zip(held, alike, strict=True))
+    # With whom a message lies depends on which stage is faster; where that is an estimate, they may be alike as well.
+    possible = [times] if request.measured else [times, [ChunkTimes() for _ in times]]
+    held = step_memory(done, program, edges, possible, samples)
     batch = batch_bytes(done.graph, plan.microbatches, samples)
     # Where nothing is averaged, as in an evaluation, nothing is taken for it.
     averaging = request.averaging_bytes if done.graph.gradients and not request.gradients_on_host else 0

@@ -24,7 +24,7 @@ def cut_in_two(schedule: str, microbatches: int, graph: OpGraph | None = None) -
 
 def held(schedule: str, microbatches: int, graph: OpGraph | None = None) -> tuple[StepMemory, ...]:
     done = cut_in_two(schedule, microbatches, graph)
-    return step_memory(done, plan_program(done, schedule, microbatches), edges_of(done), [ChunkTimes()] * 2)
+    return step_memory(done, plan_program(done, schedule, microbatches), edges_of(done), [[ChunkTimes()] * 2])
 
 
 @pytest.mark.parametrize(
@@ -97,5 +97,5 @@ def test_what_is_held_from_moment_to_moment() -> None:
         "5: 384 8 768",
         "7: 0 8 0",
     ]
-    fullest = step_memory(done, plan_program(done, "simple", 2), edges_of(done), [ChunkTimes()] * 2)
+    fullest = step_memory(done, plan_program(done, "simple", 2), edges_of(done), [[ChunkTimes()] * 2])
     assert [max(one.total for _, one in moments) for moments in over_time] == [one.total for one in fullest]
