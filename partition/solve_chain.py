@@ -429,7 +429,8 @@ class _Search:
             if sum(times) + others * floor >= least:
                 return best
             # What is more even has no smaller sum: to be better its longest time must make up for that.
-            bound = np.nextafter(max(times) * (1 - 1e-12), 0.0)
+            # Below the longest in any case: sums of sizes that cancel out may leave a time just under zero.
+            bound = np.nextafter(min(max(times), max(times) * (1 - 1e-12)), -np.inf)
             if others:
                 bound = min(bound, (least - sum(times)) / others)
 

@@ -225,6 +225,17 @@ def all_costs(
     return found
 
 
+@pytest.mark.timeout(60)
+def test_sizes_that_cancel_out_to_less_than_nothing_are_cut() -> None:
+    """Bug: cuts that were to be more even than one whose times were just under zero were sought for ever."""
+    flows = (Flow(0, (2,), 1 / 3), Flow(1, (0, 2), 1.1))
+    chain = Chain(names(3), (0.0,) * 3, flows, (), (), seconds_per_byte=0.5)
+    for stages, microbatches in ((1, 1), (1, 2), (1, 5), (2, 2), (3, 5)):
+        for objective in ("speed", "memory"):
+            placement = solve_chain(chain, stages, objective=objective, microbatches=microbatches, tolerance=0.0)
+            assert sorted(set(placement.stage_of)) == list(range(stages))
+
+
 @settings(max_examples=500, deadline=None)
 @given(
     chain=chains(),
