@@ -37,7 +37,7 @@ from statistics import fmean
 from typing import Any
 
 from fleet import HERE, Crew, TrainerError, there_and_back
-from machine import machine
+from machine import circumstances
 from options import counts, new_file
 from report import paired, spread, with_quartiles
 from rich.console import Console
@@ -286,9 +286,7 @@ def main() -> None:
     given = arguments()
     progress, console = Console(stderr=True), Console(width=max(150, Console().width))
     result: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(),
-        "settings": {name: value for name, value in vars(given).items() if name != "json"},
+        **circumstances(given),
         "sizes": {},
         "without_partitions": {},
     }

@@ -26,7 +26,7 @@ import psutil
 import tensorflow as tf
 import tf_keras
 from gpt import SIZES, batch_of
-from machine import machine
+from machine import circumstances
 from options import new_file, some_of
 from rich.console import Console
 from rich.table import Table
@@ -98,6 +98,7 @@ def main() -> None:
     if "HOROVOD_GLOO_IFACE" not in os.environ:
         parser.error("start it with horovodrun, which says over which interface Horovod sends")
     is_first = os.environ["HOROVOD_RANK"] == "0"
+    before = circumstances(args)
     seconds: dict[str, list[float]] = {way: [] for way in args.ways}
     bytes_sent: dict[str, list[float]] = {way: [] for way in args.ways}
     for _ in range(args.rounds):
@@ -106,10 +107,15 @@ def main() -> None:
             seconds[way] += times
             bytes_sent[way].append(count)
     if is_first:
-        report(args, seconds, bytes_sent)
+        report(args, before, seconds, bytes_sent)
 
 
-def report(args: argparse.Namespace, seconds: dict[str, list[float]], bytes_sent: dict[str, list[float]]) -> None:
+def report(
+    args: argparse.Namespace,
+    before: dict[str, Any],
+    seconds: dict[str, list[float]],
+    bytes_sent: dict[str, list[float]],
+) -> None:
     """Prints a table, and writes what was measured."""
     table = Table("gradient_compression", "ms a step", "quartiles", "MB sent a step")
     for way, times in seconds.items():
@@ -118,8 +124,7 @@ def report(args: argparse.Namespace, seconds: dict[str, list[float]], bytes_sent
         table.add_row(way, f"{1e3 * median:.1f}", f"{1e3 * low:.1f} to {1e3 * high:.1f}", f"{sent_mb:.3f}")
     Console(width=100).print(table)
     if args.json is not None:
-        settings = {key: value for key, value in vars(args).items() if key != "json"}
-        told = {"machine": machine(), "settings": settings, "seconds": seconds, "bytes_sent": bytes_sent}
+        told = {**before, "seconds": seconds, "bytes_sent": bytes_sent}
         args.json.write_text(json.dumps(told, indent=1) + "\n")
 
 

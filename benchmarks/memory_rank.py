@@ -29,8 +29,8 @@ class Rank:
             config: of smp_tf.
 
         Returns:
-            Bytes that TensorFlow's allocator had given out at most, in the middle one of several steps, and the
-            forecast, where there is one.
+            The forecast of this rank, and bytes that TensorFlow's allocator had given out at most, in the middle one of
+            several steps.
         """
         smp.init(config)
         found = forecast_and_measured(model)

@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from smp_tf.config import Config  # isort: split
 import tensorflow as tf
 import tf_keras
 from fleet import Crew, TrainerError, there_and_back
-from machine import machine
+from machine import circumstances
 from options import counts, new_file
 from report import paired, spread, with_quartiles
 from rich.console import Console
@@ -162,16 +161,14 @@ def table_of(found: Mapping[str, Any], about: str) -> Table:
 def main() -> None:
     given = arguments()
     progress = Console(stderr=True)
-    before = machine()
+    before = circumstances(given)
     try:
         seconds, proposed = foreseen(given, progress.print)
         turns = swept(given, progress.print)
     except TrainerError as error:
         raise SystemExit(f"microbatches: {error}") from None
     found = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": before,
-        "settings": {name: value for name, value in vars(given).items() if name != "json"},
+        **before,
         "proposed": proposed,
         "best": min(turns, key=lambda count: spread(turns[count])["median"]),
         "rows": [

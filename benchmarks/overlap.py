@@ -36,7 +36,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 import tf_keras
 from gpt import Size, batch_of, build, size_of
-from machine import machine
+from machine import circumstances
 from options import new_file
 from rich.console import Console
 from rich.table import Table
@@ -115,6 +115,7 @@ def main() -> None:
         size = size_of(args.size)
     except ValueError as error:
         parser.error(f"--size: {error}")
+    before = circumstances(args)
     smp.init(
         {
             "partitions": args.partitions,
@@ -150,10 +151,12 @@ def main() -> None:
             seconds[way].append(time.perf_counter() - began)
     by_timeline = hidden_by_timeline(lambda: float(steps["beside"](*batch)), 5)
     if smp.rank() == 0:
-        report(args, seconds, by_timeline)
+        report(args, before, seconds, by_timeline)
 
 
-def report(args: argparse.Namespace, seconds: dict[str, list[float]], by_timeline: float) -> None:
+def report(
+    args: argparse.Namespace, before: dict[str, Any], seconds: dict[str, list[float]], by_timeline: float
+) -> None:
     """Prints a table, and writes the times."""
     replicas = smp.dp_size()
     table = Table("way", "ms a step", "quartiles", "against behind")
@@ -171,13 +174,7 @@ def report(args: argparse.Namespace, seconds: dict[str, list[float]], by_timelin
         )
     print(f"{by_timeline:.0%} by timelines; {args.partitions} partitions, {replicas} replicas, GPT {args.size}")
     if args.json is not None:
-        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
-        told = {
-            "machine": machine(),
-            "settings": settings | {"replicas": replicas},
-            "seconds": seconds,
-            "hidden_by_timelines": by_timeline,
-        }
+        told = {**before, "replicas": replicas, "seconds": seconds, "hidden_by_timelines": by_timeline}
         args.json.write_text(json.dumps(told, indent=1) + "\n")
 
 

@@ -27,7 +27,7 @@ import smp_tf as smp  # isort: split
 
 import tensorflow as tf
 import tf_keras
-from machine import machine
+from machine import circumstances
 from options import new_file
 from rich.console import Console
 from rich.progress import Progress
@@ -198,7 +198,7 @@ def main() -> None:
     if unknown := sorted(set(names) - set(known)):
         parser.error(f"there are no models {', '.join(unknown)}. There are: {', '.join(known)}")
     rows: list[Row] = []
-    before = machine()
+    before = circumstances(given)
     with offline(), Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("planning", total=len(names))
         for name in names:
@@ -206,7 +206,7 @@ def main() -> None:
             rows += rows_of(name, known[name], [int(count) for count in given.partitions.split(",")], given.proof)
             progress.advance(task)
             if given.json is not None:
-                told = {"machine": before, "rows": [asdict(row) for row in rows]}
+                told = {**before, "rows": [asdict(row) for row in rows]}
                 given.json.write_text(json.dumps(told, indent=1) + "\n")
     Console(width=100).print(table(rows))
     scores, loads = (

@@ -23,11 +23,10 @@ import itertools
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 
-from machine import machine
+from machine import circumstances
 from options import counts, new_file, some_of
 from report import exponent
 from rich.console import Console
@@ -118,7 +117,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     given = arguments()
-    about = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
+    about = circumstances(given)
     measured: dict[str, dict[int, dict[str, list[float]]]] = {
         name: {stages: {part: [] for part in PARTS} for stages in given.stages} for name in given.schedules
     }

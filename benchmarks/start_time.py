@@ -25,14 +25,13 @@ import json
 import math
 import os
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fleet import Crew, TrainerError
 from gpt import size_of
-from machine import machine
+from machine import circumstances
 from options import counts, new_file, some_of
 from report import exponent
 from rich.console import Console
@@ -202,8 +201,7 @@ def main() -> None:
     given = arguments()
     progress, console = Console(stderr=True), Console(width=max(120, Console().width))
     result: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(),
+        **circumstances(given),
         "settings": {
             "size": given.size,
             "batch": given.microbatches[-1],

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fleet import HERE, Crew, TrainerError, there_and_back
-from machine import machine
+from machine import circumstances
 from options import new_file, some_of
 from report import WAYS, print_tables, spread, summary
 from rich.console import Console
@@ -202,8 +202,7 @@ def main() -> None:
     given = arguments()
     progress = Console(stderr=True)
     result: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(),
+        **circumstances(given),
         "settings": {
             "microbatches": given.microbatches,
             "partitions": given.partitions,

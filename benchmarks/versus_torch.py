@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import HERE, Crew, TrainerError, there_and_back
-from machine import machine
+from machine import circumstances
 from options import new_file
 from rich.console import Console
 
@@ -283,8 +283,7 @@ def main() -> None:
     progress, console = Console(stderr=True), Console(width=max(190, Console().width))
     say = functools.partial(progress.print, soft_wrap=True)
     result: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": {**machine(), "torch": given.torch_versions},
+        **circumstances(given),
         "settings": {
             "microbatches": given.microbatches,
             "repetitions": given.repetitions,
@@ -297,6 +296,7 @@ def main() -> None:
         "models": {},
         "results": [],
     }
+    result["machine"]["torch"] = given.torch_versions
     for size in given.sizes:
         found: list[dict[str, Any]] = []
         try:

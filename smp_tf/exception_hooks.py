@@ -18,8 +18,6 @@ class ExceptionHooks:
 
     def __init__(self, printed: Callable[[BaseException, TracebackType | None], object]) -> None:
         self._printed = printed
-        self._previous = sys.excepthook
-        self._previous_in_thread = threading.excepthook
 
     def install(self) -> None:
         """Puts the hooks in front of those that are there, which they call first."""

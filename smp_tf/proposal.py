@@ -140,12 +140,10 @@ def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[in
     if by_hand is not None and (request.schedule == AUTO or runs_on(request.schedule, by_hand)):
         return propose(graph, dataclasses.replace(request, placement=by_hand), owners)
     there = tuple(range(request.stages))
+    shapes = {(*there, 0): "stage 0 has two runs of the layers, both ends of the model"}
     # Of two stages the one shape is the other.
-    shapes = {
-        (*there, *there[-2::-1]): "all stages but the last have two runs of the layers, there and back",
-        (*there, 0): "stage 0 has two runs of the layers, both ends of the model",
-    }
-    possible = [shape for shape in reversed(shapes) if request.schedule == AUTO or runs_on(request.schedule, shape)]
+    shapes.setdefault((*there, *there[-2::-1]), "all stages but the last have two runs of the layers, there and back")
+    possible = [shape for shape in shapes if request.schedule == AUTO or runs_on(request.schedule, shape)]
     if not possible:
         return propose(graph, request, owners)
     plans: list[Plan] = []

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from smp_tf.pipeline.simulate import ChunkTimes
 from smp_tf.pipeline.step_anatomy import PARTS, StepAnatomy
+from tests.benchmarks.conftest import Refuse
 from tests.benchmarks.test_start_time import printed
-from tests.distributed.harness import launch_script
 from tests.pipeline.recorded_steps import program, recorded
 
 MS = 1_000_000
@@ -89,35 +87,5 @@ def test_the_table_has_ratios_of_pairs() -> None:
         (["--partitions", "1"], "a pipeline has two ranks or more"),
     ],
 )
-def test_bad_options_are_told(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from bound import arguments
-
-    with pytest.raises(SystemExit) as ended:
-        arguments(options)
-    assert ended.value.code == 2
-    assert words in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.distributed
-@pytest.mark.full
-# A minute and a half, and three times as long beside other tests.
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("size", ["tiny", "conv-tiny"])
-def test_a_run_writes_every_turn_down(tmp_path: Path, size: str) -> None:
-    out = tmp_path / "out"
-    options = f"--sizes {size} --microbatches 2,8 --repetitions 2 --turn 0.05 --json {out}".split()
-    ran = launch_script(1, "benchmarks/bound.py", options, launched=False, deadline=600.0).expect_clean()
-    assert "where the time of the ranks goes" in ran.output(0)
-    written = json.loads(out.read_text())
-    found = written["sizes"][size]
-    assert {count: list(told["seconds"]) for count, told in found.items()} == {
-        "2": ["1", "n", "p", "o"],
-        "8": ["1", "n", "p", "z", "o"],
-    }
-    for told in found.values():
-        for saw in told["seen"].values():
-            # No schedule beats the bound, and no run the times of its own tasks.
-            assert min(saw["over_bound"]["all"]) > 1.0
-            assert min(saw["tasks_over_simulated"]["all"]) >= 1.0
-            assert sum(part["all"][0] for part in saw["parts"].values()) == pytest.approx(1.0)
-    assert len(written["without_partitions"][size]["ratio"]["all"]) == 2
+def test_bad_options_are_told(refuse: Refuse, options: list[str], words: str) -> None:
+    refuse("bound", options, words)

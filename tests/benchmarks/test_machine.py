@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+
 import pytest
 
 from tests.benchmarks.conftest import BENCHMARKS
@@ -22,7 +25,16 @@ def test_the_machine_is_named_with_what_makes_it_fast_or_slow(monkeypatch: pytes
     assert "HOME_OF_NOBODY" not in told["environment"]
 
 
+def test_what_a_benchmark_was_given_stands_beside_the_machine() -> None:
+    from machine import circumstances
+
+    told = circumstances(argparse.Namespace(repetitions=3, json=BENCHMARKS / "out"))
+    assert told.keys() == {"command", "machine", "settings"}
+    # All of it can be written.
+    assert json.loads(json.dumps(told))["settings"] == {"repetitions": 3}
+
+
 @pytest.mark.parametrize("name", WRITING)
 def test_what_is_written_says_on_which_machine(name: str) -> None:
     """Four of them wrote the figures alone."""
-    assert "machine()" in (BENCHMARKS / name).read_text(encoding="utf-8")
+    assert "circumstances(" in (BENCHMARKS / name).read_text(encoding="utf-8")

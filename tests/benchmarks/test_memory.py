@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
+from tests.benchmarks.conftest import Refuse
 from tests.benchmarks.test_start_time import printed
 from tests.distributed import memory_models
-from tests.distributed.harness import launch_script
 
 MIB = 2**20
 ROWS = [
@@ -49,24 +46,5 @@ def test_every_model_of_the_tests_is_measured() -> None:
         (["--partitions", "1"], "--partitions is 2 or more; one process is measured beside it. Received: 1"),
     ],
 )
-def test_bad_options_are_told(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from memory import arguments
-
-    with pytest.raises(SystemExit) as ended:
-        arguments(options)
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.distributed
-@pytest.mark.full
-def test_a_run_writes_every_rank_down(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    options = ["--models", "mlp", "--pipelines", "interleaved", "--json", str(out)]
-    ran = launch_script(1, "benchmarks/memory.py", options, launched=False).expect_clean()
-    assert "peak / one process" in ran.output(0)
-    (row,) = json.loads(out.read_text())["rows"]
-    assert [found["place"] for found in row["ranks"]] == [[0, 0], [1, 0]]
-    for found in row["ranks"]:
-        # Each has half of the layers; rough, for whatever runs beside.
-        assert 0.3 * row["whole"] < found["peak"] < 0.75 * row["whole"]
+def test_bad_options_are_told(refuse: Refuse, options: list[str], words: str) -> None:
+    refuse("memory", options, words)

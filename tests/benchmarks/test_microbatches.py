@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
+from tests.benchmarks.conftest import Refuse
 from tests.benchmarks.test_start_time import printed
-from tests.distributed.harness import launch_script
 
 FOUND = {
     "proposed": 2,
@@ -45,36 +42,5 @@ def test_the_table_has_what_was_foreseen_beside_what_was_measured() -> None:
         (["--size", "huge"], "Received: huge"),
     ],
 )
-def test_bad_options_are_told(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from microbatches import arguments
-
-    with pytest.raises(SystemExit) as ended:
-        arguments(options)
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
-
-
-def test_what_is_not_given_fits_the_batch() -> None:
-    from microbatches import arguments
-
-    for options, compared, measured in (
-        ([], [1, 2, 4, 8, 16, 32], [1, 4, 32]),
-        (["--size", "tiny"], [1, 2, 4, 8], [1, 4, 8]),
-        (["--size", "tiny+batch=3"], [1, 2], [1, 3]),
-    ):
-        given = arguments(options)
-        assert (given.microbatches, given.profiled) == (compared, measured)
-
-
-@pytest.mark.distributed
-@pytest.mark.full
-@pytest.mark.parametrize("size", ["tiny", "conv-tiny"])
-def test_a_run_writes_every_turn_down(tmp_path: Path, size: str) -> None:
-    out = tmp_path / "out"
-    options = f"--size {size} --microbatches 1,4 --profiled 1,8 --repetitions 2 --turn 0.1 --json {out}".split()
-    ran = launch_script(1, "benchmarks/microbatches.py", options, launched=False).expect_clean()
-    assert "proposed" in ran.output(0)
-    found = json.loads(out.read_text())
-    assert [row["microbatches"] for row in found["rows"]] == [1, 4]
-    assert all(len(row["seconds"]["all"]) == 2 and row["foreseen"] > 0 for row in found["rows"])
-    assert found["proposed"] in (1, 4)
+def test_bad_options_are_told(refuse: Refuse, options: list[str], words: str) -> None:
+    refuse("microbatches", options, words)

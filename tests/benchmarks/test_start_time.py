@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from tests.distributed.harness import launch_script
+from tests.benchmarks.conftest import Refuse
 from tests.partition.test_report import cells
 
 PARTS = {"trace": 1.0, "plan": 0.5, "build": 0.25, "graph": 0.125, "run": 0.125}
@@ -65,45 +63,5 @@ def test_a_size_may_differ_from_one_that_has_a_name() -> None:
         ("--json no/such/folder/file", "in a folder that is there"),
     ],
 )
-def test_bad_options_are_told(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from start_time import arguments
-
-    with pytest.raises(SystemExit) as ended:
-        arguments(options.split())
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
-
-
-def test_plain_keras_is_started_once_for_all_points_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    import start_time
-
-    asked: list[str] = []
-
-    def first(
-        way: str, size: str, microbatches: int, processes: int, given: object, *, steps: int
-    ) -> tuple[dict[str, float], float]:
-        asked.append(f"{way} {size} {microbatches} {processes}")
-        return dict.fromkeys(start_time.PARTS.values(), 0.5), 0.01
-
-    monkeypatch.setattr(start_time, "first_step", first)
-    given = start_time.arguments(["--microbatches", "1,8", "--layers", "2,4", "--repetitions", "2"])
-    found = start_time.run(given, "microbatches", lambda text: None)
-    once = ["a tiny+depth=8+batch=8 1 1", "c tiny+depth=8+batch=8 1 2", "c tiny+depth=8+batch=8 8 2"]
-    assert asked == once * 2
-    assert {value: [start.of_plain for start in starts] for value, starts in found.items()} == {1: [1, 1], 8: [1, 1]}
-    del asked[:]
-    start_time.run(given, "layers", lambda text: None)
-    assert [line.split("+")[1] for line in asked if line.startswith("a")] == ["depth=2", "depth=4"] * 2
-
-
-@pytest.mark.distributed
-@pytest.mark.full
-def test_a_run_writes_every_start_down(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    options = f"--axes microbatches --microbatches 1,8 --repetitions 1 --json {out}".split()
-    ran = launch_script(1, "benchmarks/start_time.py", options, launched=False).expect_clean()
-    assert "grows as" in ran.output(0)
-    found = json.loads(out.read_text())["starts"]["microbatches"]
-    assert {value: len(starts) for value, starts in found.items()} == {"1": 1, "8": 1}
-    for [start] in found.values():
-        assert start["step"] < start["parts"]["trace"] < sum(start["parts"].values())
+def test_bad_options_are_told(refuse: Refuse, options: str, words: str) -> None:
+    refuse("start_time", options.split(), words)

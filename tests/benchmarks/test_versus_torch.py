@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import socket
-import subprocess
-import sys
-import threading
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -18,7 +12,7 @@ from rich.console import Console
 
 from smp_tf.pipeline.schedule import build
 from smp_tf.pipeline.simulate import ChunkTimes
-from tests.distributed.harness import ROOT, launch_script
+from tests.benchmarks.conftest import Refuse
 from tests.partition.test_report import cells
 
 MIB = 2**20
@@ -197,102 +191,5 @@ def test_who_has_no_torch_is_told_how_to_install_it(monkeypatch: pytest.MonkeyPa
         ("--json no/such/folder/file", "in a folder that is there"),
     ],
 )
-def test_bad_options_are_told(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from versus_torch import arguments
-
-    with pytest.raises(SystemExit) as ended:
-        arguments(options.split())
-    assert ended.value.code == 2
-    assert words in " ".join(capsys.readouterr().err.split())
-
-
-def test_models_that_differ_end_the_run() -> None:
-    from versus_torch import require_same, require_same_losses
-
-    require_same_losses({"smp_tf": (3.0, 2.0), "torch": (3.0001, 2.0001)})
-    with pytest.raises(SystemExit, match=r"the same loss of the third step, but these differ: .*2\.01"):
-        require_same_losses({"smp_tf": (3.0, 2.0), "torch": (3.0, 2.01)})
-    with pytest.raises(SystemExit, match="the same parameters"):
-        require_same("parameters", {"smp_tf": 100, "torch": 101}, 0.0)
-
-
-def test_a_process_answers_until_nobody_asks(tmp_path: Path) -> None:
-    import answers
-
-    class Adder:
-        def add(self, one: int, other: int) -> dict[str, int]:
-            return {"sum": one + other}
-
-    path = str(tmp_path / "socket")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen()
-        process = threading.Thread(target=answers.answer, args=(Adder(), 3, path))
-        process.start()
-        with listener.accept()[0] as connection, connection.makefile("rw") as lines:
-            hello = json.loads(lines.readline())
-            assert (hello["rank"], hello["pid"]) == (3, os.getpid())
-            assert 0.0 < hello["start_seconds"] < 1e6
-            lines.write('{"do": "add", "one": 1, "other": 2}\n')
-            lines.flush()
-            assert json.loads(lines.readline()) == {"sum": 3}
-        process.join(10)
-        assert not process.is_alive()
-
-
-def test_a_peak_can_be_forgotten() -> None:
-    # In a process of its own: it is about all of its memory.
-    code = (
-        "import answers\n"
-        "block = bytearray(1) * 2**26\n"
-        "del block\n"
-        "before = answers.resident('VmHWM')\n"
-        "answers.forget_peak()\n"
-        "print(before - answers.resident('VmHWM'))\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT / "benchmarks", capture_output=True, text=True, check=True
-    )
-    assert int(ran.stdout) > 2**25
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is installed beside the current TensorFlow only"
-)
-def test_the_picture_has_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from versus_report import figures
-
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "pictures"))
-    from draw_versus_torch import draw
-
-    found = figures(measured({"smp_tf": [20.0, 30.0], "torch": [25.0, 15.0]}))
-    results = [{"size": "tiny+tied=0", "name": name, "processes": 2, **found} for name in ("GPipe", "ZB-V")]
-    draw([{"results": results[:1]}, {"results": results[1:]}], tmp_path / "out.svg")
-    drawn = (tmp_path / "out.svg").read_text(encoding="utf-8")
-    for words in ("GPipe, 2 processes", "ZB-V, 2 processes", "fraction of own bound", ">torch<", ">smp_tf<"):
-        assert words in drawn
-
-
-@pytest.mark.distributed
-@pytest.mark.full
-def test_a_run_writes_both_libraries_down(tmp_path: Path) -> None:
-    python = os.environ.get("TORCH_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode:
-        pytest.skip(f"{python} has no PyTorch; TORCH_PYTHON may name an interpreter that has it")
-    out = tmp_path / "out.json"
-    options = f"--sizes tiny+depth=4 --processes 2 --schedules 1f1b,zb_v --repetitions 2 --turn 0.05 --json {out}"
-    arguments = [*options.split(), "--torch-python", python]
-    ran = launch_script(1, "benchmarks/versus_torch.py", arguments, deadline=600.0, launched=False).expect_clean()
-    assert "fraction" in ran.output(0)
-    told = json.loads(out.read_text())
-    assert told["machine"]["torch"].keys() == {"torch", "python"}
-    [model] = told["models"].values()
-    assert model["parameters"] == 14304
-    assert [(result["schedule"], result["processes"]) for result in told["results"]] == [("1f1b", 2), ("zb_v", 2)]
-    for result in told["results"]:
-        assert sum(result["torch_halves_of_blocks"]) == 10
-        for framework in ("smp_tf", "torch"):
-            assert len(result[framework]["of_bound"]["all"]) == 2
-            assert 0.0 < result[framework]["of_bound"]["median"] < 1.5
-            assert min(result[framework]["sent_bytes"]) > 0
-            assert len(result[framework]["beyond_start"]) == 2
+def test_bad_options_are_told(refuse: Refuse, options: str, words: str) -> None:
+    refuse("versus_torch", options.split(), words)

@@ -605,6 +605,11 @@ def test_chunks_on_any_stages(make: Any, placement: tuple[int, ...]) -> None:
     assert {chunk for chunk, _, _ in step.split.segments} == set(range(len(placement)))
 
 
+@pytest.mark.parametrize("placement", [(0, 1, 2, 0), (0, 1, 2, 1, 0)])
+def test_shapes_that_are_tried_where_stages_may_be_visited_again(placement: tuple[int, ...]) -> None:
+    run(u_net, 3, 2, placement=placement)
+
+
 def test_stages_of_a_mixed_policy_hand_over_bfloat16() -> None:
     step = run(mixed_bfloat16, 3, 2)
     handed = [t for t in step.split.transfers if t.tensor is not None and t.dst_sweep is not None]

@@ -76,7 +76,8 @@ def test_what_a_killed_process_has_left_is_removed(removed: list[Maker]) -> None
 
 
 def test_what_is_of_others_or_in_use_stays(removed: list[Maker]) -> None:
-    gone, shared, large, used = Maker(), Maker(key=0x736D70), Maker(size=2 * PAGE), Maker(then="libc.shmat(made, 0, 0)")
+    gone, shared, large = Maker(), Maker(key=os.getpid()), Maker(size=2 * PAGE)
+    used = Maker(then="libc.shmat(made, 0, 0)")
     removed += [gone, shared, large, used]
     for maker in (gone, shared, large):
         maker.kill()
