@@ -1,8 +1,19 @@
-"""A segment of an op graph as a TensorFlow GraphDef, ready to be imported into a function."""
+"""A segment of an op graph as a TensorFlow GraphDef, ready to be imported into a function.
+
+TensorFlow's constant folding takes the node of a product for another product where it can compute with constants first,
+and what waited for that node then waits for nothing. Gradients are written such that what can be computed without the
+gradient of the output waits for it, so that not all of it is there from the begin of backward on:
+
+    dy ─▶ Mul ─▶ Mul(c) ─▶ Mul ─▶ dx            dy ─▶ Mul(y) ─▶ Mul ─▶ dx
+          ┊                ▲              is                    ▲             and Exp of all layers are there at once
+          └┄┄▶ Square ─▶ Exp            folded    Square ─▶ Exp
+
+So such an op waits for the maker of dy instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from tensorflow.core.framework import attr_value_pb2, function_pb2, graph_pb2, node_def_pb2, types_pb2
@@ -14,6 +25,8 @@ from smp_tf.partition.split import Segment
 
 #: Colocation with ops that may now lie in another segment.
 _COLOCATION = "_class"
+#: Ops whose node constant folding may use for other operands (its `ConstantPushDown`; seen in TensorFlow 2.21).
+_REUSED_OPS = frozenset({"Add", "AddV2", "Sub", "Mul", "Div", "RealDiv"})
 
 
 def tensor_name(graph: OpGraph, tensor: Tensor) -> str:
@@ -59,8 +72,9 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
         definition.name = node.name
         definition.attr.pop(_COLOCATION, None)
         inputs = [name_of(t) for t in node.inputs]
-        control = [f"^{graph.nodes[c].name}" for c in node.control if c in inside and c not in remote_reads]
-        control += [f"^{graph.nodes[c].name}" for c in after.get(number, ()) if c not in remote_reads]
+        waited = [*(c for c in node.control if c in inside), *after.get(number, ())]
+        lasting = [c for c in _lasting(graph, waited, inside) if c not in remote_reads]
+        control = [f"^{graph.nodes[c].name}" for c in lasting]
         variable = remote_reads.get(number)
         if variable is not None:
             if node.op == "ReadVariableOp":
@@ -78,6 +92,24 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
     written.library.CopyFrom(_called_functions(graph, written.node))
     written.versions.producer = GRAPH_DEF_VERSION
     return written
+
+
+def _lasting(graph: OpGraph, waited: Iterable[int], inside: Collection[int]) -> list[int]:
+    """What to wait for in place of given nodes, such that TensorFlow does not forget it: see the top of the file."""
+    lasting: dict[int, None] = {}
+    for number in waited:
+        seen, stack, makers = {number}, [number], []
+        while stack:
+            node = graph.nodes[at := stack.pop()]
+            if node.op not in _REUSED_OPS:
+                makers.append(at)
+                continue
+            before = dict.fromkeys(t.node for t in node.inputs if t.node in inside and t.node not in seen)
+            seen.update(before)
+            stack.extend(reversed(before))
+        # Where all that it reads is there from the begin on, the node itself.
+        lasting.update(dict.fromkeys(makers or [number]))
+    return list(lasting)
 
 
 def _gather_from_value(gather: node_def_pb2.NodeDef) -> tuple[node_def_pb2.NodeDef, node_def_pb2.NodeDef]:
