@@ -3,14 +3,17 @@
     launch() ──▶ Pools ──▶ Pool of 2 ──┬── next-0.pipe ──▶ rank 0: reads a folder, runs its cases, reads on
                      └───▶ Pool of 4   └── next-1.pipe ──▶ rank 1: the same; the pipe's end is its own
 
-A rank that waits sleeps in `read`. A pool is ended when one of its ranks ended, when a script is to be launched beside
-nothing, when too many processes would wait, and with the session. What it then left on the machine, or an end that was
-not clean, is an error of the test that is running: the report names the lists of cases.
+A rank that waits sleeps in `read`, and is stopped: Horovod's threads go on else. A pool is ended when one of its ranks
+ended, when a script is to be launched beside nothing, when too many processes would wait, and with the session. What it
+then left on the machine, or an end that was not clean, is an error of the test that is running: the report names the
+lists of cases.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,8 +98,23 @@ class Pool:
         """Whether one of the processes ended, or all were stopped at a deadline."""
         return self.job.timed_out or self.job.any_ended
 
+    def stop(self) -> None:
+        """Stops the ranks until `go_on`."""
+        self._send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Lets ranks that are stopped run."""
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        for rank in self.job.pids:
+            # One that has ended is seen when the pool is used next.
+            with contextlib.suppress(ProcessLookupError):
+                self.job.kill(rank, number)
+
     def end(self) -> Outcome:
         """Lets the ranks end, and returns how the job went in all."""
+        self.go_on()
         for pipe in self._pipes:
             os.close(pipe)
         self._pipes = []
@@ -124,13 +142,16 @@ class Pools:
         """Removes a pool from those that wait, or starts one."""
         key = (size, *sorted(environment.items()))
         if key in self._pools:
-            return self._pools.pop(key)
+            pool = self._pools.pop(key)
+            pool.go_on()
+            return pool
         while self._pools and size + sum(pool.size for pool in self._pools.values()) > MOST_RANKS:
             self._pools.pop(next(iter(self._pools))).end_cleanly()
         return Pool(size, environment)
 
     def give_back(self, pool: Pool) -> None:
         """Lets a pool wait for the next list."""
+        pool.stop()
         self._pools[(pool.size, *sorted(pool.job.environment.items()))] = pool
 
     def sizes(self) -> list[int]:

@@ -51,9 +51,11 @@ def results(folders: Path, request: pytest.FixtureRequest) -> dict[str, CaseResu
     how = THOROUGH if full else QUICK
     found = launch(4, CASES, [whole(folders, 2, "2x2", how)])
     found |= launch(1, CASES, [whole(folders, 1, "1", how), whole(folders, 1, "nadam", how, "nadam")])
-    found |= launch(3, CASES, [whole(folders, 3, "3", how)])
+    if full:
+        found |= launch(3, CASES, [whole(folders, 3, "3", how)])
     optimizers = ("adafactor", "averages", "legacy") if full else ("averages",)
     with_full = [
+        resumed(folders, 2, "3", how),
         resumed(folders, 2, "1", THOROUGH),
         resumed(folders, 2, "2", THOROUGH, when="after evaluation"),
         resumed(folders, 2, "2", {**THOROUGH, "eager": True}, when="before", optimizer="adam"),
@@ -64,7 +66,6 @@ def results(folders: Path, request: pytest.FixtureRequest) -> dict[str, CaseResu
         *(with_full if full else []),
         resumed(folders, 2, "2", THOROUGH),
         resumed(folders, 2, "2", THOROUGH, when="after"),
-        resumed(folders, 2, "3", how),
         resumed(folders, 1, "2x2", how),
         # Nadam has a product of momenta that no weight has: the same on every number of ranks.
         resumed(folders, 2, "nadam", how, when="before", optimizer="nadam"),
@@ -105,7 +106,7 @@ RESUMED = {
     "1 to 2, nadam": ("nadam", "resumed nadam before nadam"),
 }
 #: "1 to 2" is also what Nadam does, and by default most go on eagerly.
-ONLY_FULL = ("2 to 2, after evaluation", "2 to 2, eagerly", "1 to 2", "2 to 3", "adafactor", "legacy")
+ONLY_FULL = ("2 to 2, after evaluation", "2 to 2, eagerly", "1 to 2", "3 to 2", "2 to 3", "adafactor", "legacy")
 WAYS = params(RESUMED, ONLY_FULL)
 
 
@@ -168,8 +169,10 @@ def test_parts_hold_what_their_stage_owns(results: dict[str, CaseResult], folder
 
 
 def test_keys_do_not_depend_on_the_number_of_partitions(results: dict[str, CaseResult], folders: Path) -> None:
-    keys = [sorted(checkpoint_files.read_manifest(str(folders / n), "ckpt-1").tensors) for n in ("1", "2", "3", "2x2")]
-    assert keys[1:] == [keys[0]] * 3
+    saved = [name for name in ("1", "2", "3", "2x2") if (folders / name).exists()]
+    assert len(saved) >= 3
+    first, *others = [sorted(checkpoint_files.read_manifest(str(folders / n), "ckpt-1").tensors) for n in saved]
+    assert others == [first] * len(others)
 
 
 def test_rotation_keeps_the_latest_saved(results: dict[str, CaseResult], folders: Path) -> None:

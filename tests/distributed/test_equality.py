@@ -186,7 +186,7 @@ MADE_AGAIN = (
 @pytest.mark.parametrize(
     ("setting", "launched"),
     [
-        pytest.param(s, launched_case(s, recompute=True), marks=[] if s in MADE_AGAIN[:3] else pytest.mark.full)
+        pytest.param(s, launched_case(s, recompute=True), marks=[] if s in MADE_AGAIN[:2] else pytest.mark.full)
         for s in MADE_AGAIN
     ],
 )

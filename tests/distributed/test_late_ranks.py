@@ -88,6 +88,7 @@ def test_a_rank_that_was_stopped_for_longer_than_30_s_goes_on(partitions: int) -
     assert outcome.line_with("does not answer", rank=0) is not None, outcome.report()
 
 
+@pytest.mark.full
 def test_horovods_patience_is_what_the_environment_of_a_rank_says() -> None:
     """So it is smp_tf's setting that counts, and who has one of his own keeps it."""
     outcome = run("late", environment={"HOROVOD_GLOO_TIMEOUT_SECONDS": "2"})

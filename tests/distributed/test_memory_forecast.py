@@ -73,6 +73,7 @@ def test_the_forecast_is_near_what_the_allocator_counts(
     assert "not counted" not in case_result.output[0]
 
 
+@pytest.mark.full
 def test_activations_that_are_made_again_take_no_memory() -> None:
     cases = [measured("gpt", "simple"), measured("gpt", "simple", recompute=True)]
     found = launch(2, CASES, cases, environment=dict(COUNTED), deadline=180.0)

@@ -13,12 +13,16 @@ TWO = {"partitions": 2}
 SOON = 25.0
 
 
-def on(name: str, arguments: dict[str, object] | None = None) -> LaunchedCase:
+def on(name: str) -> LaunchedCase:
+    return LaunchedCase(2, CASES, Case(name, name, {}, TWO))
+
+
+def large(name: str, count: int) -> LaunchedCase:
     # The peak of memory is that of a process.
-    return LaunchedCase(2, CASES, Case(name, name, arguments or {}, TWO), fresh=True)
+    return LaunchedCase(2, CASES, Case(name, "large", {"count": count}, TWO), fresh=True)
 
 
-@pytest.mark.parametrize("launched", [on("large", {"count": 4 << 20})], ids=["32 MB"])
+@pytest.mark.parametrize("launched", [large("32 MB", 4 << 20)], ids=["32 MB"])
 def test_an_array_is_received_where_it_is_used(case_result: CaseResult) -> None:
     sender, receiver = case_result.values()
     assert (receiver["first"], receiver["last"]) == (1.0, (4 << 20) - 1)
@@ -29,9 +33,7 @@ def test_an_array_is_received_where_it_is_used(case_result: CaseResult) -> None:
 
 @pytest.mark.large
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "launched", [LaunchedCase(2, CASES, Case("1 GB", "large", {"count": 1 << 27}, TWO), fresh=True)], ids=[""]
-)
+@pytest.mark.parametrize("launched", [large("1 GB", 1 << 27)], ids=[""])
 def test_an_array_of_a_gigabyte(case_result: CaseResult) -> None:
     sender, receiver = case_result.values()
     assert (receiver["first"], receiver["last"]) == (1.0, (1 << 27) - 1)

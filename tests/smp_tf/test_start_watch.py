@@ -174,7 +174,8 @@ def test_a_stall_timeout_of_years_is_waited_for(launched: bool, two_of_four: Ren
     assert goes_on in started.process.stderr.readline()
     status, said = started.ended()
     # Once more where the watch ran before the script said what it waits for.
-    assert status == 0 and all(goes_on in line for line in said.splitlines()), said
+    assert status == 0, said
+    assert all(goes_on in line for line in said.splitlines()), said
 
 
 class TestSigterm:
