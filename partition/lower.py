@@ -12,6 +12,7 @@ import tensorflow as tf
 from smp_tf.partition import tf_internals
 from smp_tf.partition.errors import TraceError
 from smp_tf.partition.loop_lists import with_list_lengths
+from smp_tf.partition.loop_turns import with_few_turns
 from smp_tf.partition.op_graph import (
     ARGUMENT,
     CAPTURE,
@@ -186,7 +187,8 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
             library=graph_def.library.SerializeToString(deterministic=True),
         )
     )
-    op_graph = with_list_lengths(dataclasses.replace(op_graph, nodes=_pair_function_calls(op_graph.nodes)))
+    op_graph = with_few_turns(dataclasses.replace(op_graph, nodes=_pair_function_calls(op_graph.nodes)))
+    op_graph = with_list_lengths(op_graph)
     op_graph.validate()
     return Lowered(op_graph, tuple(variable_objects), tuple(captures), results)
 

@@ -55,6 +55,22 @@ def bodies(attrs: Any) -> list[str]:
     return [attrs[name].func.name for name in ("f", "body", "then_branch", "else_branch") if name in attrs]
 
 
+def function_names(attrs: Any) -> list[str]:
+    """Names of all functions that attributes refer to, and some that are only text.
+
+    Args:
+        attrs: attributes of a node or of a function; a fused LSTM names its twin for another device in a plain string.
+    """
+    names = []
+    for attribute in attrs.values():
+        if attribute.HasField("func"):
+            names.append(attribute.func.name)
+        elif attribute.HasField("s") and attribute.s.isascii():
+            names.append(attribute.s.decode())
+        names.extend(function.name for function in attribute.list.func)
+    return names
+
+
 def colocated_with(node: Node) -> tuple[str, ...]:
     """Names of the nodes that this one must be placed with (the `_class` attribute)."""
     if b"_class" not in node.definition:

@@ -13,13 +13,14 @@ So such an op waits for the maker of dy instead.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 import numpy as np
-from tensorflow.core.framework import attr_value_pb2, function_pb2, graph_pb2, node_def_pb2, types_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
 from tensorflow.python.framework import dtypes, tensor_util
 from tensorflow.python.framework.versions import GRAPH_DEF_VERSION
 
+from smp_tf.partition.node_def import function_names
 from smp_tf.partition.op_graph import OpGraph, Tensor
 from smp_tf.partition.split import Segment
 
@@ -149,14 +150,14 @@ def _called_functions(graph: OpGraph, nodes: Iterable[node_def_pb2.NodeDef]) -> 
     if not library:
         return function_pb2.FunctionDefLibrary()
     names: dict[str, None] = {}
-    stack = [name for node in nodes for name in _function_names(node.attr)]
+    stack = [name for node in nodes for name in function_names(node.attr)]
     while stack:
         name = stack.pop()
         if name in names or name not in library:
             continue
         names[name] = None
-        stack.extend(_function_names(library[name].attr))
-        stack.extend(inner for node in library[name].node_def for inner in _function_names(node.attr))
+        stack.extend(function_names(library[name].attr))
+        stack.extend(inner for node in library[name].node_def for inner in function_names(node.attr))
     return function_pb2.FunctionDefLibrary(function=[library[name] for name in sorted(names)])
 
 
@@ -170,15 +171,3 @@ def _parsed_library(serialized: bytes) -> dict[str, function_pb2.FunctionDef]:
         library = function_pb2.FunctionDefLibrary.FromString(serialized)
         _PARSED[serialized] = {function.signature.name: function for function in library.function}
     return _PARSED[serialized]
-
-
-def _function_names(attributes: Mapping[str, attr_value_pb2.AttrValue]) -> list[str]:
-    """Names of functions in attributes; a fused LSTM names its twin for another device in a plain string."""
-    names = []
-    for attribute in attributes.values():
-        if attribute.HasField("func"):
-            names.append(attribute.func.name)
-        elif attribute.HasField("s") and attribute.s.isascii():
-            names.append(attribute.s.decode())
-        names.extend(function.name for function in attribute.list.func)
-    return names

@@ -27,6 +27,7 @@ from functools import lru_cache
 from smp_tf.partition.cost import node_seconds
 from smp_tf.partition.function_cost import ASSUMED_TRIPS
 from smp_tf.partition.function_graph import function_graph
+from smp_tf.partition.loop_turns import turns_at_once
 from smp_tf.partition.node_def import MAX_DEPTH, attributes, bodies, functions
 from smp_tf.partition.op_graph import VARIABLE, Node, OpGraph, Tensor, TensorType
 from smp_tf.partition.op_kinds import (
@@ -48,8 +49,8 @@ _AT_ONCE = 2
 #: Two ops that run at once get in each other's way, and which one is ahead differs: what nothing but a sum waits for is
 #: taken to be behind, by so many times.
 _LATE = 2.0
-#: Turns of a loop that have begun before what an earlier one has made is added to the loop's sums: 1 to 9 of the 16 of
-#: an LSTM's gradient were seen.
+#: Turns of a loop that have begun before what an earlier one has made is added to the loop's sums, where more than two
+#: may be under way: 1 to 9 of the 16 of an LSTM's gradient were seen.
 _AHEAD = 2
 _ADDING_OPS = frozenset({"Add", "AddV2", "AddN"})
 
@@ -277,7 +278,7 @@ def _in_functions(graph: OpGraph, node: Node, unknown: int, depth: int) -> int:
     known = functions(graph.library)
     trips = max((kind.entries for kind in (*given, *node.outputs)), default=0) or ASSUMED_TRIPS
     called = [name for name in bodies(attributes(node)) if name in known]
-    ahead = min(_AHEAD, trips - 1) if node.op in LOOP_OPS else 0
+    ahead = min(_AHEAD, turns_at_once(node) - 1, trips - 1) if node.op in LOOP_OPS else 0
     return max(
         (_in_function(graph.library, name, given, node.outputs, trips, ahead, unknown, depth) for name in called),
         default=0,
