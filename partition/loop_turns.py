@@ -57,12 +57,15 @@ def with_few_turns(graph: OpGraph) -> OpGraph:
     if _AT_ONCE.encode() not in graph.library and not any(node.op in LOOP_OPS for node in graph.nodes):
         return graph
     loops = _Loops(functions(graph.library))
-    changed = loops.functions_that_change()
-    new_names = {name: f"{name}{_NEW}" for name in changed}
+    new_names = {name: f"{name}{_NEW}" for name in loops.functions_that_change()}
+
+    def changes(node: Node) -> bool:
+        # Also a dataset, or a call on another device, names functions.
+        attrs = attributes(node)
+        return loops.is_to_change(node.op, attrs) or not new_names.keys().isdisjoint(function_names(attrs))
+
     nodes = tuple(
-        dataclasses.replace(node, definition=_written(loops, node.definition, new_names))
-        if node.op in FUNCTION_OPS and node.definition
-        else node
+        dataclasses.replace(node, definition=_written(loops, node.definition, new_names)) if changes(node) else node
         for node in graph.nodes
     )
     return dataclasses.replace(graph, nodes=nodes, library=_library(loops, graph.library, new_names))

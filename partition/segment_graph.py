@@ -28,6 +28,8 @@ from smp_tf.partition.split import Segment
 _COLOCATION = "_class"
 #: Ops whose node constant folding may use for other operands (its `ConstantPushDown`; seen in TensorFlow 2.21).
 _REUSED_OPS = frozenset({"Add", "AddV2", "Sub", "Mul", "Div", "RealDiv"})
+#: Of chains of sums through a whole model the makers are as many as it has layers, for every node that waits.
+_MOST_SEEN = 32
 
 
 def tensor_name(graph: OpGraph, tensor: Tensor) -> str:
@@ -54,12 +56,13 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
     """
     written = graph_pb2.GraphDef()
     own = frozenset(owned)
-    inside, after = set(segment.nodes), dict(segment.after)
+    after = dict(segment.after)
     remote_reads = {
         number: graph.nodes[number].reads[0]
         for number in segment.nodes
         if graph.nodes[number].reads and not own.issuperset(graph.nodes[number].reads)
     }
+    written_here = set(segment.nodes).difference(remote_reads)
 
     def name_of(tensor: Tensor) -> str:
         variable = remote_reads.get(tensor.node)
@@ -73,8 +76,7 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
         definition.name = node.name
         definition.attr.pop(_COLOCATION, None)
         inputs = [name_of(t) for t in node.inputs]
-        waited = [*(c for c in node.control if c in inside), *after.get(number, ())]
-        lasting = [c for c in _lasting(graph, waited, inside) if c not in remote_reads]
+        lasting = _lasting(graph, (*node.control, *after.get(number, ())), written_here)
         control = [f"^{graph.nodes[c].name}" for c in lasting]
         variable = remote_reads.get(number)
         if variable is not None:
@@ -96,21 +98,39 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
 
 
 def _lasting(graph: OpGraph, waited: Iterable[int], inside: Collection[int]) -> list[int]:
-    """What to wait for in place of given nodes, such that TensorFlow does not forget it: see the top of the file."""
+    """What to wait for in place of given nodes, such that TensorFlow does not forget it: see the top of the file.
+
+    Args:
+        graph: the op graph.
+        waited: the nodes.
+        inside: nodes that are written; what others make is there from the begin on.
+    """
     lasting: dict[int, None] = {}
     for number in waited:
-        seen, stack, makers = {number}, [number], []
-        while stack:
-            node = graph.nodes[at := stack.pop()]
-            if node.op not in _REUSED_OPS:
-                makers.append(at)
-                continue
-            before = dict.fromkeys(t.node for t in node.inputs if t.node in inside and t.node not in seen)
-            seen.update(before)
-            stack.extend(reversed(before))
-        # Where all that it reads is there from the begin on, the node itself.
-        lasting.update(dict.fromkeys(makers or [number]))
+        if number in inside:
+            lasting.update(dict.fromkeys(_makers(graph, number, inside)))
     return list(lasting)
+
+
+def _makers(graph: OpGraph, number: int, inside: Collection[int]) -> list[int]:
+    """The node, or the nodes without which it does not begin and whose own nodes TensorFlow does not use for others."""
+    seen, stack = {number}, [number]
+    makers: list[int] = []
+    while stack:
+        node = graph.nodes[at := stack.pop()]
+        if node.op == "Const":
+            continue
+        if node.op not in _REUSED_OPS:
+            makers.append(at)
+            continue
+        needed = (*(t.node for t in node.inputs), *node.control)
+        before = [n for n in dict.fromkeys(needed) if n in inside and n not in seen]
+        seen.update(before)
+        stack.extend(reversed(before))
+        if len(seen) > _MOST_SEEN:
+            return [number]
+    # Where all that it needs is there from the begin on, the node itself.
+    return makers or [number]
 
 
 def _gather_from_value(gather: node_def_pb2.NodeDef) -> tuple[node_def_pb2.NodeDef, node_def_pb2.NodeDef]:

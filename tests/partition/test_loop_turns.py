@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 from tf_keras import layers
 
+from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.loop_turns import FEW, turns_at_once, with_few_turns
 from smp_tf.partition.node_def import attributes, bodies, functions
 from smp_tf.partition.op_graph import ARGUMENT, OpGraph, Tensor
@@ -125,6 +126,24 @@ def test_functions_for_other_devices_are_not_put_in_their_place() -> None:
     for name, text in alike.items():
         assert name.endswith("_few_turns")
         assert text.endswith(b"_few_turns")
+
+
+def test_a_function_that_a_dataset_calls_changes_by_name_too() -> None:
+    """The dataset named a function that the library did not have, and its step was another one in every trace."""
+    w = tf.Variable(tf.ones([8, 8]))
+
+    def last(x: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda i, h: i < 4, lambda i, h: (i + 1, tf.tanh(h @ w)), [0, x])[1]
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        rows = tf.data.Dataset.from_tensor_slices(x).map(lambda row: last(row[tf.newaxis]))
+        return rows.reduce(tf.zeros([1, 8]), lambda a, b: a + b)
+
+    first, second = step_graph(step, FLOATS), step_graph(step, FLOATS)
+    [mapped] = [node for node in first.nodes if node.op == "MapDataset"]
+    assert attributes(mapped)["f"].func.name in functions(first.library)
+    assert fingerprint(first) == fingerprint(second)
+    assert set(turns(first)) == {FEW}
 
 
 def test_a_graph_without_loops_is_the_graph_that_it_was() -> None:

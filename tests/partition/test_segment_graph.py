@@ -50,6 +50,11 @@ def run(definition: graph_pb2.GraphDef, given: Mapping[str, Any], wanted: list[s
     return [t.numpy() for t in imported()]
 
 
+def written_node(b: GraphBuilder, op: str, *inputs: Tensor, control: tuple[int, ...] = ()) -> Tensor:
+    """A node that a segment writes."""
+    return b.add(op, *inputs, control=control, definition=node_def_pb2.NodeDef(op=op).SerializeToString())
+
+
 def outputs(graph: OpGraph) -> list[str]:
     return [tensor_name(graph, t) for t in graph.outputs]
 
@@ -112,10 +117,9 @@ def test_a_received_tensor_is_a_name() -> None:
 
 def test_what_waits_for_a_product_waits_for_the_makers_of_its_factors() -> None:
     b = GraphBuilder()
-    definitions = {op: node_def_pb2.NodeDef(op=op).SerializeToString() for op in ("MatMul", "Mul", "AddV2", "Square")}
 
     def add(op: str, *inputs: Tensor, control: tuple[int, ...] = ()) -> Tensor:
-        return b.add(op, *inputs, control=control, definition=definitions[op])
+        return written_node(b, op, *inputs, control=control)
 
     x = b.argument()
     made = add("MatMul", x, x)
@@ -128,6 +132,43 @@ def test_what_waits_for_a_product_waits_for_the_makers_of_its_factors() -> None:
     assert lines[-1] == "Square_5 Square(SmpArgument_0:0, ^MatMul_1, ^Mul_4)"
     lines = text(segment_graph(graph, all_of(graph, [0, 3, 4, 5]), owned=[]))
     assert lines[-1] == "Square_5 Square(SmpArgument_0:0, ^Mul_3, ^Mul_4)"
+
+
+def test_what_a_product_waits_for_is_waited_for_with_it() -> None:
+    """A counter rose although the check before the product that it waited for had failed."""
+    b = GraphBuilder()
+    x = b.argument()
+    check = written_node(b, "Assert", x)
+    product = written_node(b, "Mul", written_node(b, "Tanh", x), x, control=(check.node,))
+    graph = b.graph(written_node(b, "Square", x, control=(product.node,)))
+    lines = text(segment_graph(graph, all_of(graph), owned=[]))
+    assert lines[-1] == "Square_4 Square(SmpArgument_0:0, ^Tanh_2, ^Assert_1)"
+
+
+def test_a_product_of_what_is_given_is_waited_for_itself() -> None:
+    b = GraphBuilder()
+    x, w = b.argument(), b.variable("w", (4, 8))
+    definition = node_def_pb2.NodeDef(op="ReadVariableOp").SerializeToString()
+    read = b.add("ReadVariableOp", w, reads=(0,), shape=(4, 8), definition=definition)
+    number = written_node(b, "Const")
+    product = written_node(b, "Mul", written_node(b, "Mul", x, read), number)
+    graph = b.graph(written_node(b, "Square", x, control=(product.node,)))
+    lines = text(segment_graph(graph, all_of(graph), owned=[]))
+    assert lines[-1] == "Square_6 Square(SmpArgument_0:0, ^Mul_5)"
+
+
+def test_a_sum_through_a_whole_model_is_waited_for_itself() -> None:
+    """Otherwise there are as many edges as the square of its layers."""
+    b = GraphBuilder()
+    x = b.argument()
+    total = x
+    for _ in range(100):
+        total = written_node(b, "AddV2", total, written_node(b, "MatMul", x, x))
+        written_node(b, "Square", x, control=(total.node,))
+    graph = b.graph(total)
+    edges = [line.count("^") for line in text(segment_graph(graph, all_of(graph), owned=[]))]
+    assert sum(edges) < 10 * 100
+    assert edges[-1] == 1
 
 
 def test_gradients_wait_also_after_constant_folding() -> None:
