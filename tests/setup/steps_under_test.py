@@ -30,7 +30,8 @@ def main() -> None:
                 "second",
                 "second",
                 key,
-                lambda p: note(p, "echo $$ > gate.pid; cat gate; echo second >> done_work"),
+                # The process that reads, and not its shell: that may end before it.
+                lambda p: note(p, "sh -c 'echo $$ > gate.pid; exec cat gate'; echo second >> done_work"),
                 lambda: not (folder / "lost").exists(),
             ),
         ]
