@@ -20,7 +20,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, typ
 from tensorflow.python.framework import dtypes, tensor_util
 from tensorflow.python.framework.versions import GRAPH_DEF_VERSION
 
-from smp_tf.partition.node_def import function_names
+from smp_tf.partition.node_def import function_names, functions
 from smp_tf.partition.op_graph import OpGraph, Tensor
 from smp_tf.partition.split import Segment
 
@@ -166,7 +166,7 @@ _READS_VALUE = {"ResourceGatherNd": _gather_nd_from_value, "VariableShape": _sha
 
 def _called_functions(graph: OpGraph, nodes: Iterable[node_def_pb2.NodeDef]) -> function_pb2.FunctionDefLibrary:
     """The functions that nodes call, and those they call in turn."""
-    library = _parsed_library(graph.library)
+    library = functions(graph.library)
     if not library:
         return function_pb2.FunctionDefLibrary()
     names: dict[str, None] = {}
@@ -179,15 +179,3 @@ def _called_functions(graph: OpGraph, nodes: Iterable[node_def_pb2.NodeDef]) -> 
         stack.extend(function_names(library[name].attr))
         stack.extend(inner for node in library[name].node_def for inner in function_names(node.attr))
     return function_pb2.FunctionDefLibrary(function=[library[name] for name in sorted(names)])
-
-
-_PARSED: dict[bytes, dict[str, function_pb2.FunctionDef]] = {}
-
-
-def _parsed_library(serialized: bytes) -> dict[str, function_pb2.FunctionDef]:
-    """The functions of a serialised library by name; the last library asked for is kept, segments share one."""
-    if serialized not in _PARSED:
-        _PARSED.clear()
-        library = function_pb2.FunctionDefLibrary.FromString(serialized)
-        _PARSED[serialized] = {function.signature.name: function for function in library.function}
-    return _PARSED[serialized]
