@@ -85,7 +85,7 @@ class Pipeline(Split):
         from smp_tf.partition.function_cost import node_costs
         from smp_tf.partition.op_kinds import MATRIX_OPS
 
-        plan = self.stopwatch.returned["planning.with_exact_transfers"]
+        plan = self.stopwatch.returned["memory_forecast.with_exact_transfers"]
         graph = self.stopwatch.returned["trace_step"].graph
         costs = zip(graph.nodes, node_costs(graph), strict=True)
         return {

@@ -24,7 +24,7 @@ from report import MIB
 from rich.console import Console
 from rich.table import Table
 
-MODELS = ("gpt", "conv", "mlp", "lstm", "resnet50", "digits", "language_model")
+MODELS = ("gpt", "conv", "mlp", "deep", "lstm", "resnet50", "digits", "language_model")
 PIPELINES = ("simple", "interleaved", "zb_h1")
 
 

@@ -199,7 +199,7 @@ class Split(Trainer):
             importlib.import_module("smp_tf.step"),
             {
                 "trace": ("trace_step",),
-                "plan": ("proposal.propose", "agree_on_plan", "planning.cut", "planning.with_exact_transfers"),
+                "plan": ("proposal.propose", "agree_on_plan", "planning.cut", "memory_forecast.with_exact_transfers"),
                 "build": ("plan_program", "build_stage_program", "_settle"),
             },
         )
@@ -226,7 +226,7 @@ class Split(Trainer):
         """As of any process, and what the plan foretold."""
         import smp_tf as smp
 
-        plan = self.stopwatch.returned["planning.with_exact_transfers"]
+        plan = self.stopwatch.returned["memory_forecast.with_exact_transfers"]
         stage = plan.forecast[smp.mp_rank()]
         forecast = {
             "weights": stage.weight_bytes,

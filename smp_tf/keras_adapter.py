@@ -27,6 +27,7 @@ from smp_tf import (
 )
 from smp_tf.apply_marks import applying, is_split
 from smp_tf.errors import StepError
+from smp_tf.few_updates import few_at_once
 from smp_tf.gradient_marks import computed
 from smp_tf.host_offload import are_slots_on_host, are_updates_offloaded, uncompiled, update_on_host
 from smp_tf.one_bit_optimizer import OneBitOptimizer
@@ -366,6 +367,8 @@ class _Spread(threading.local):
     wrapped: bool = False
     #: Whether gradients are being applied: an optimizer may wrap another one, or call its base class.
     inside: bool = False
+    #: In which graph.
+    graph: Any = None
 
 
 _spread = _Spread()
@@ -384,14 +387,17 @@ def _applying_over_ranks() -> Iterator[None]:
 def _whole_apply(kept: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     """A context in which gradients are applied, at the end of which every replica has the new weights.
 
-    Of an apply within another one it does nothing.
+    Of an apply within another one it does nothing, but for few updates at once in a branch of the first one's graph, as
+    that of a `LossScaleOptimizer`.
 
     Args:
         kept: gradients, or None, and variables that this rank updates.
         stored: those of all replicas.
     """
+    graph = tf.compat.v1.get_default_graph()
     if _spread.inside:
-        yield
+        with few_at_once(kept) if graph is not _spread.graph else contextlib.nullcontext():
+            yield
         return
     is_offloaded = are_updates_offloaded() and _are_of_models(variable for _, variable in stored)
     if is_offloaded and tf_internals.is_compiled_by_xla():
@@ -400,12 +406,12 @@ def _whole_apply(kept: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, An
             "(optimizer_offload): XLA compiles for one device. Leave jit_compile out of the function that applies "
             "gradients."
         )
-    _spread.inside = True
+    _spread.inside, _spread.graph = True, graph
     try:
-        with applying(kept):
+        with applying(kept), few_at_once(kept):
             yield
     finally:
-        _spread.inside = False
+        _spread.inside, _spread.graph = False, None
     sharded_slots.gather(variable for _, variable in stored)
 
 

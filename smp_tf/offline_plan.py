@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import lifecycle, planning, proposal
+from smp_tf import lifecycle, memory_forecast, planning, proposal
 from smp_tf.cluster import Cluster, one_host
 from smp_tf.config import ONE_BIT, Config
 from smp_tf.data_parallel import averaging_bytes
@@ -273,7 +273,7 @@ class OfflineModel:
         plan = proposal.propose(made.graph, request, {})
         units, costs = planning.costs_of(made.graph, request, plan)
         split = planning.cut(made.graph, plan)
-        plan = planning.with_exact_transfers(plan, split, request)
+        plan = memory_forecast.with_exact_transfers(plan, split, request)
         return OfflinePlan(
             plan,
             made.graph,
@@ -464,22 +464,23 @@ def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
         alike: so what is in flight at its fullest moment may differ.
     """
     samples = -(-made.batch_size // made.plan.microbatches)
-    batch = planning.batch_bytes(made.graph, made.plan.microbatches, samples)
+    batch = memory_forecast.batch_bytes(made.graph, made.plan.microbatches, samples)
     averaging = averaging_bytes(made.replicas) if made.graph.gradients else 0
     found = []
-    for row, moments in zip(made.plan.forecast, memory_over_step(made.split, made.timeline, samples), strict=True):
+    over_step = memory_over_step(made.split, made.timeline, samples)
+    for stage, (row, moments) in enumerate(zip(made.plan.forecast, over_step, strict=True)):
         stored = row.weight_bytes + row.gradient_bytes + row.slot_bytes - row.host_bytes
         stored += 0 if row.gradients_on_host else averaging
 
         def held(nbytes: int, stored: int = stored) -> int:
-            return stored + batch + nbytes + planning.rounding_bytes(batch + nbytes)
+            return stored + batch + nbytes + memory_forecast.rounding_bytes(batch + nbytes)
 
         done = moments[-1][0] if moments else 0.0
         found.append(
             [
                 (0.0, held(0)),
                 *((at, held(moment.total)) for at, moment in moments),
-                (done, held(planning.optimizer_bytes(row))),
+                (done, held(memory_forecast.optimizer_bytes(stage, row, made.split))),
                 (made.timeline.step_time, held(0)),
             ]
         )

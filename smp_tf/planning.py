@@ -17,10 +17,10 @@ from smp_tf.partition.assign import assign
 from smp_tf.partition.cost import Costs, Machine, estimate, with_measured
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.fingerprint import fingerprint
-from smp_tf.partition.op_graph import ARGUMENT, OpGraph, Tensor
+from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.place import Placed, place
 from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks
-from smp_tf.partition.plan import Plan, StageForecast, make_plan
+from smp_tf.partition.plan import Plan, make_plan
 from smp_tf.partition.plan_file import StoredPlan
 from smp_tf.partition.recompute import group_units, groups_of_nodes, needed_again, with_recompute
 from smp_tf.partition.solve_chain import follow_owners
@@ -30,10 +30,7 @@ from smp_tf.partition.sums import sum_before_sending
 from smp_tf.partition.units import AFTER_MODEL, Unit, build_units, dependences, ordered_by_chunk, weight_derived
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.schedule import placement_of, program_of
-from smp_tf.pipeline.simulate import ChunkTimes
-from smp_tf.pipeline.stage_program import edges_of, plan_program
 from smp_tf.pipeline.stash import stash_profile
-from smp_tf.pipeline.step_memory import StepMemory, step_memory
 from smp_tf.pipeline.task import Kind
 from smp_tf.times_by_size import other_sizes
 
@@ -143,10 +140,6 @@ PROOF_SECONDS = 2.0
 _QUICK_CHOICES = 2_000
 #: Bytes, and seconds of a step, for which a training does not wait a second longer for its plan.
 _WORTH = {"memory": 2.0**20, "speed": 1e-3}
-
-#: TensorFlow's allocator hands out pieces it has, larger than asked for where a half would not do: of what comes and
-#: goes, this part more (3 to 17 % were seen).
-_ROUNDED_UP = 20
 
 
 def prune(graph: OpGraph) -> OpGraph:
@@ -581,87 +574,3 @@ def cut(
     program = program_of(plan.schedule, placement, plan.microbatches)
     in_two = {task.chunk for tasks in program for task in tasks if task.kind is Kind.W}
     return split(assignment, local_outputs, composites, cut_backward=in_two, recompute=recompute)
-
-
-def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> Plan:
-    """The plan with the stash, transfers and working sets that its cut really has in place of the estimates.
-
-    Args:
-        plan: the plan.
-        done: the step, cut by it.
-        request: what it was made for.
-    """
-    samples = request.samples
-    program, edges = plan_program(done, plan.schedule, plan.microbatches), edges_of(done)
-    # A backward pass takes about twice the time of the forward pass; a stage whose time nobody knows takes some, and of
-    # the chunks of a stage each takes as long.
-    shares = [max(row.time_share, 0.001) for row in plan.forecast]
-    times = [ChunkTimes(*(shares[stage] / plan.placement.count(stage),) * 3) for stage in plan.placement]
-    # With whom a message lies depends on which stage is faster; where that is an estimate, they may be alike as well.
-    possible = [times] if request.measured else [times, [ChunkTimes() for _ in times]]
-    held = step_memory(done, program, edges, possible, samples)
-    batch = batch_bytes(done.graph, plan.microbatches, samples)
-    # Where nothing is averaged, as in an evaluation, nothing is taken for it.
-    averaging = request.averaging_bytes if done.graph.gradients and not request.gradients_on_host else 0
-    exact = [_exact(stage, row, done, held[stage], batch, samples) for stage, row in enumerate(plan.forecast)]
-    forecast = tuple(dataclasses.replace(row, transport_bytes=row.transport_bytes + averaging) for row in exact)
-    return dataclasses.replace(plan, forecast=forecast)
-
-
-def batch_bytes(graph: OpGraph, microbatches: int, samples: int) -> int:
-    """Bytes of the batch, all of which is there over the whole step.
-
-    Args:
-        graph: one microbatch of the step.
-        microbatches: per step.
-        samples: of a microbatch, where the graph leaves that length open.
-    """
-    return microbatches * sum(
-        kind.nbytes(samples) for node in graph.nodes if node.op == ARGUMENT for kind in node.outputs
-    )
-
-
-def optimizer_bytes(row: StageForecast) -> int:
-    """Bytes that the optimizer makes when the passes are done: as much as the sums of the gradients once more.
-
-    These are their averages, and what it adds to a weight. Averages that come from the host are beside that on the
-    device.
-
-    Args:
-        row: forecast of the stage.
-    """
-    comes = row.gradient_bytes if row.gradients_on_host and not row.slots_on_host else 0
-    return row.gradient_bytes + comes
-
-
-def rounding_bytes(comes_and_goes: int) -> int:
-    """Bytes by which the allocator hands out more than is asked for.
-
-    Args:
-        comes_and_goes: bytes of tensors that do not stay from step to step.
-    """
-    return comes_and_goes // _ROUNDED_UP
-
-
-def _exact(stage: int, row: StageForecast, done: Split, held: StepMemory, batch: int, samples: int) -> StageForecast:
-    graph = done.graph
-
-    def nbytes(tensors: Iterable[Tensor | None]) -> int:
-        return sum(graph.type_of(t).nbytes(samples) for t in tensors if t is not None)
-
-    here = [t for t in done.transfers if done.placement[t.src_chunk] == stage]
-    sent = [t for t in here if not t.once_per_step and t.tensor is not None]
-    forward = [t for t in sent if t.dst_chunk > t.src_chunk]
-    backward = [t for t in sent if t.dst_chunk < t.src_chunk]
-    # The optimizer works when the stash is gone.
-    working = batch + max(held.working, optimizer_bytes(row) - held.stash - held.transport)
-    return dataclasses.replace(
-        row,
-        stash_bytes=held.stash,
-        transport_bytes=held.transport,
-        working_bytes=working + rounding_bytes(held.stash + held.transport + working),
-        sent_forward=nbytes(t.tensor for t in forward),
-        sent_backward=nbytes(t.tensor for t in backward),
-        messages_forward=len(forward),
-        messages_backward=len(backward),
-    )

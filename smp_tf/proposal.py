@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
+from smp_tf.memory_forecast import with_exact_transfers
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.memory_limit import excess, too_large
 from smp_tf.partition.op_graph import OpGraph
@@ -26,7 +27,6 @@ from smp_tf.planning import (
     placement_by_hand,
     planned,
     units_of,
-    with_exact_transfers,
 )
 
 #: Stands for the schedule that ends its step first.

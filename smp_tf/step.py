@@ -18,6 +18,7 @@ import tensorflow as tf
 from smp_tf import (
     equal_start,
     first_steps,
+    memory_forecast,
     partition_file,
     pending_restore,
     placed_before,
@@ -258,7 +259,7 @@ class Step:
         if running.topology.dp_size > 1 and any(output.is_gradient for output in cut.outputs):
             know_averaging(number, self._known_as, everywhere=everywhere)
         if decides or any(model._smp_store.is_new for model in models):
-            plan = planning.with_exact_transfers(plan, cut, request)
+            plan = memory_forecast.with_exact_transfers(plan, cut, request)
             show_plan(plan)
             require_host_memory(plan, running.topology, memory_of_host(), knows_slots=slots is not None)
         if decides:

@@ -410,3 +410,8 @@ def cond_independently(due: tf.Tensor, then: Callable[[], tf.Tensor], otherwise:
     result = tf.cond(due, then, otherwise)
     run_independently(result.op if result.op.type != "Identity" else result.op.inputs[0].op)
     return result
+
+
+def wait_for(operation: tf.Operation, earlier: Iterable[tf.Operation]) -> None:
+    """Let an op of the graph that is being traced wait for others that were made before it."""
+    operation._add_control_inputs(list(earlier))

@@ -106,6 +106,13 @@ def mlp(base: type) -> tf_keras.Model:
     )
 
 
+def deep(base: type) -> tf_keras.Model:
+    """Many dense layers: what an optimizer makes of all their weights at once would be most of what comes and goes."""
+    return tf_keras.Sequential(
+        [layers.Input((512,))] + [layers.Dense(512, activation="tanh") for _ in range(24)] + [layers.Dense(5)]
+    )
+
+
 def lstm(base: type) -> tf_keras.Model:
     """Recurrent layers, whose loops keep something of each step for their gradients."""
     model = tf_keras.Sequential([layers.Input((16, 256))])
@@ -156,6 +163,7 @@ MODELS: dict[str, ZooModel] = {
         _entry("gpt", gpt, _tokens(128, 4000, 16), form="subclass"),
         _entry("conv", conv, _images(64, 128)),
         _entry("mlp", mlp, _vectors(1024, 256), optimizer=_momentum),
+        _entry("deep", deep, _vectors(512, 512)),
         _entry("lstm", lstm, _sequences(16, 256, 512)),
         _entry("resnet50", resnet50, _images(96, 16)),
         # For the benchmark: of their weights none is counted, and of the rest what is there with such large batches.

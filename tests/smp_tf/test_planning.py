@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from smp_tf.memory_forecast import with_exact_transfers
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.plan_file import PlanFile, to_store
-from smp_tf.planning import PlacementRequest, cut, cut_into_units, prune, with_exact_transfers
+from smp_tf.planning import PlacementRequest, cut, cut_into_units, prune
 from smp_tf.proposal import propose
 from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 

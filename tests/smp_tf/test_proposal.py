@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from smp_tf import planning, proposal
+from smp_tf import memory_forecast, planning, proposal
 from smp_tf.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Ranks
@@ -29,7 +29,7 @@ def proposed(graph: OpGraph, schedule: str, stages: int, microbatches: int, limi
 def needed(schedule: str, stages: int, microbatches: int) -> int:
     plan = proposed(GRAPH, schedule, stages, microbatches)
     asked = request(schedule, stages, microbatches)
-    exact = planning.with_exact_transfers(plan, planning.cut(GRAPH, plan), asked)
+    exact = memory_forecast.with_exact_transfers(plan, planning.cut(GRAPH, plan), asked)
     return max(row.stored_bytes for row in exact.forecast)
 
 
@@ -165,7 +165,7 @@ class TestSmallerMicrobatches:
         graph = chain_of_dense(8, batch=samples)
         asked = dataclasses.replace(request(schedule, 2, microbatches), samples=samples)
         plan = proposal.propose(graph, asked, {})
-        exact = planning.with_exact_transfers(plan, planning.cut(graph, plan), asked)
+        exact = memory_forecast.with_exact_transfers(plan, planning.cut(graph, plan), asked)
         return max(row.device_bytes for row in exact.forecast)
 
     def test_as_many_as_would_do_are_named(self) -> None:

@@ -520,3 +520,12 @@ def test_a_condition_that_is_independent_waits_for_nothing_and_runs() -> None:
     [condition] = [op for op in function.graph.get_operations() if op.type in ("If", "StatelessIf")]
     assert condition.control_inputs == []
     assert [float(function(tf.constant(due))) for due in (True, False)] == [0.0, 5.0]
+
+
+def test_an_op_can_be_made_to_wait_for_earlier_ones_when_it_is_there() -> None:
+    with tf.Graph().as_default():
+        first, second, last = tf.constant(1.0, name="first"), tf.constant(2.0, name="second"), tf.constant(3.0) + 1.0
+        tf_internals.wait_for(last.op, [first.op, second.op])
+        tf_internals.wait_for(last.op, [first.op])
+        assert sorted(op.name for op in last.op.control_inputs) == ["first", "second"]
+        assert list(last.op.node_def.input)[2:] == ["^first", "^second"]
