@@ -41,7 +41,10 @@ def test_every_model_of_the_tests_is_measured() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--models", "gpt,vgg"], "models are gpt, conv, mlp, lstm, resnet50, digits, language_model. Received: vgg"),
+        (
+            ["--models", "gpt,vgg"],
+            "models are gpt, conv, mlp, deep, lstm, resnet50, digits, language_model. Received: vgg",
+        ),
         (["--pipelines", "fast"], "pipelines are simple, interleaved, zb_h1. Received: fast"),
         (["--partitions", "1"], "--partitions is 2 or more; one process is measured beside it. Received: 1"),
     ],

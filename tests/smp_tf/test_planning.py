@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from smp_tf.memory_forecast import with_exact_transfers
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Ranks
@@ -19,24 +18,6 @@ from smp_tf.proposal import propose
 from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
 TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
-
-
-def received(request: PlacementRequest, *shares: float) -> int:
-    """Bytes of messages that the last stage is forecast to hold, where stages take such shares of the time."""
-    graph = chain_of_dense(4)
-    plan = propose(graph, dataclasses.replace(request, measured={}), {})
-    rows = [dataclasses.replace(row, time_share=share) for row, share in zip(plan.forecast, shares, strict=True)]
-    plan = dataclasses.replace(plan, forecast=tuple(rows))
-    return with_exact_transfers(plan, cut(graph, plan), request).forecast[-1].transport_bytes
-
-
-def test_what_lies_with_a_stage_is_forecast_for_stages_that_are_as_fast_as_estimated_and_for_equal_ones() -> None:
-    """The first stage of the digits is not as slow as estimated: a message lay with the last one, 16 of its 97 MiB."""
-    estimated = dataclasses.replace(TWO, schedule="interleaved", microbatches=4)
-    assert received(estimated, 0.9, 0.1) == received(estimated, 0.5, 0.5) == 132
-    # What was measured is known.
-    measured = dataclasses.replace(estimated, measured={"net/dense_0": (0.9, 0.9)})
-    assert received(measured, 0.9, 0.1) == 16
 
 
 def test_the_first_step_leaves_no_stage_empty() -> None:
