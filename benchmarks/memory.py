@@ -4,9 +4,9 @@
     python benchmarks/memory.py --models gpt,digits --pipelines interleaved --partitions 4 --json memory.json
 
 The models are those of the tests of the forecast, and both of the first examples, with larger batches. Each is trained
-for seven steps, of whose last five the peak in the middle one counts. The allocator of a CPU counts tensors of 256 KiB
-and more, so those of the models are larger, and the figures are not the memory of the processes, each of which takes
-500 MiB besides. One process accumulates the same microbatches.
+for seven steps, of whose last five the fullest counts. The allocator of a CPU counts tensors of 256 KiB and more, so
+those of the models are larger, and the figures are not the memory of the processes, each of which takes 500 MiB
+besides. One process accumulates the same microbatches.
 """
 
 from __future__ import annotations

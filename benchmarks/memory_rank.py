@@ -29,8 +29,7 @@ class Rank:
             config: of smp_tf.
 
         Returns:
-            The forecast of this rank, and bytes that TensorFlow's allocator had given out at most, in the middle one of
-            several steps.
+            The forecast of this rank, and bytes that TensorFlow's allocator had given out at most, in several steps.
         """
         smp.init(config)
         found = forecast_and_measured(model)

@@ -22,7 +22,9 @@ from smp_tf.planning import PlacementRequest
 
 #: TensorFlow's allocator hands out pieces it has, larger than asked for where a half would not do: of what comes and
 #: goes, this part more (3 to 17 % were seen).
-_ROUNDED_UP = 20
+_ROUNDED_UP = 14
+#: Tensors as large as a weight that an optimizer has at once while it updates it: Adam two, others more or less.
+_TENSORS_OF_UPDATE = 2
 
 
 def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> Plan:
@@ -66,8 +68,8 @@ def batch_bytes(graph: OpGraph, microbatches: int, samples: int) -> int:
 def optimizer_bytes(stage: int, row: StageForecast, done: Split) -> int:
     """Bytes that the optimizer makes when the passes are done, beside the gradients.
 
-    These are averages, and what it adds to a weight: about as much as the weights that it updates at a time. Averages
-    that come from the host are beside that on the device.
+    These are averages, and what it makes of the weights that it updates at a time; by then it is done with the
+    gradients of others. Averages that come from the host are beside that on the device.
 
     Args:
         stage: which stage.
@@ -77,9 +79,9 @@ def optimizer_bytes(stage: int, row: StageForecast, done: Split) -> int:
     owners = done.assignment.owners
     trained = {g.variable: owner for g in done.graph.gradients if (owner := owners[g.variable]) is not None}
     here = [variable for variable, chunk in trained.items() if done.placement[chunk] == stage]
-    made = most_at_once(done.graph.variables[variable].type.nbytes(1) for variable in here)
+    made = _TENSORS_OF_UPDATE * most_at_once(done.graph.variables[variable].type.nbytes(1) for variable in here)
     comes = row.gradient_bytes if row.gradients_on_host and not row.slots_on_host else 0
-    return made + comes
+    return min(row.gradient_bytes, made) + comes
 
 
 def rounding_bytes(comes_and_goes: int) -> int:

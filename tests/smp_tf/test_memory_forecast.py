@@ -35,10 +35,10 @@ def test_what_lies_with_a_stage_is_forecast_for_stages_that_are_as_fast_as_estim
 @pytest.mark.parametrize(
     ("width", "layers", "made"),
     [
-        # Six kernels of 256 KiB a stage, of which two are updated at a time; of forty an eighth.
-        (256, 12, [2 << 18] * 2),
-        (256, 80, [5 << 18] * 2),
-        # All that are small.
+        # Six kernels of 256 KiB a stage, of which two are updated at a time; of forty an eighth. Of each two tensors.
+        (256, 12, [4 << 18] * 2),
+        (256, 80, [10 << 18] * 2),
+        # All that are small, but no more than there are gradients.
         (8, 12, [6 * 256] * 2),
     ],
 )
