@@ -152,8 +152,8 @@ def test_with_one_partition_nothing_is_placed_by_hand() -> None:
     assert set(propose(chain_of_dense(3, stages=[0, 1, None]), one, {}).units.values()) == {0}
 
 
-# Four dense layers of which the first takes the longest: the fastest cut needs 1769 and 3426 bytes, of which 2560 are
-# known before the cut; the smallest 2645 and 2645.
+# Four dense layers of which the first takes the longest: the fastest cut needs at most 3738 bytes, of which 2560 are
+# known before the cut; the smallest 2952.
 SLOW_FIRST = {"net/dense_0": (0.9, 0.9), **{f"net/dense_{n}": (0.1, 0.1) for n in (1, 2, 3)}}
 FASTEST, SMALLEST = [0, 1, 1, 1], [0, 0, 1, 1]
 
@@ -169,7 +169,7 @@ class TestMemoryLimit:
         return propose(chain_of_dense(4), limited(request, limit), {})
 
     @pytest.mark.parametrize(
-        ("limit", "stages"), [(None, FASTEST), (3694, FASTEST), (3693, SMALLEST), (2914, SMALLEST)]
+        ("limit", "stages"), [(None, FASTEST), (3738, FASTEST), (3737, SMALLEST), (2952, SMALLEST)]
     )
     def test_the_fastest_cut_that_keeps_within_it_is_taken(self, limit: int | None, stages: list[int]) -> None:
         """Also where the solver's bytes keep within it, and those of the cut do not."""
@@ -184,13 +184,13 @@ class TestMemoryLimit:
     @pytest.mark.parametrize("objective", ["speed", "memory"])
     def test_where_no_cut_keeps_within_it_the_error_says_what_each_stage_needs(self, objective: str) -> None:
         with pytest.raises(MemoryLimitError) as raised:
-            self.plan(2913, objective)
-        assert "memory_limit is 2.8 KiB (2,913 bytes) a rank" in str(raised.value)
+            self.plan(2951, objective)
+        assert "memory_limit is 2.9 KiB (2,951 bytes) a rank" in str(raised.value)
         alone = "; net/dense_1 alone keeps 57%" if objective == "memory" else ""
         assert str(raised.value).splitlines()[1:3] == [
-            "  stage 0: 2.8 KiB, 1 B too much (weights 512 B, gradients 512 B, stash 512 B, transport 264 B, "
+            "  stage 0: 2.9 KiB, 1 B too much (weights 512 B, gradients 512 B, stash 512 B, transport 264 B, "
             f"work 1.1 KiB) for dense_0, dense_1{alone}",
-            "  stage 1: 2.8 KiB, 1 B too much (weights 512 B, gradients 512 B, stash 768 B, transport 8 B, "
+            "  stage 1: 2.9 KiB, 1 B too much (weights 512 B, gradients 512 B, stash 768 B, transport 8 B, "
             "work 1.1 KiB) for dense_2, dense_3",
         ]
 
@@ -204,16 +204,16 @@ class TestMemoryLimit:
 
     def test_what_would_fit_is_said(self) -> None:
         with pytest.raises(MemoryLimitError) as raised:
-            self.plan(2000)
+            self.plan(2030)
         assert str(raised.value).splitlines()[-1] == "What would fit: 4 partitions; or a memory_limit of 2.9 KiB."
         assert max(row.stored_bytes for row in self.plan(None, objective="memory").forecast) <= 2.9 * 1024
         for stages, fits in ((3, False), (4, True)):
             with contextlib.nullcontext() if fits else pytest.raises(MemoryLimitError):
-                propose(chain_of_dense(4), limited(dataclasses.replace(TWO, stages=stages), 2000), {})
+                propose(chain_of_dense(4), limited(dataclasses.replace(TWO, stages=stages), 2030), {})
 
     def test_another_schedule_may_fit(self) -> None:
         many = dataclasses.replace(TWO, microbatches=16)
-        fits = 'What would fit: pipeline "interleaved"; or a memory_limit of 10.3 KiB'
+        fits = 'What would fit: pipeline "interleaved"; or a memory_limit of 10.5 KiB'
         with pytest.raises(MemoryLimitError, match=fits):
             propose(chain_of_dense(4), limited(many, 5000), {})
         propose(chain_of_dense(4), limited(dataclasses.replace(many, schedule="interleaved"), 5000), {})
@@ -302,7 +302,7 @@ class TestGivenPlan:
 
     def test_the_memory_limit_holds_for_it(self) -> None:
         request = limited(self.given([0, 1, 1, 1]), 3000)
-        with pytest.raises(MemoryLimitError, match=r"stage 1: 3\.6 KiB, 694 B too much"):
+        with pytest.raises(MemoryLimitError, match=r"stage 1: 3\.7 KiB, 738 B too much"):
             propose(chain_of_dense(4), request, {})
 
 

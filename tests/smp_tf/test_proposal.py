@@ -169,7 +169,7 @@ class TestSmallerMicrobatches:
         return max(row.device_bytes for row in exact.forecast)
 
     def test_as_many_as_would_do_are_named(self) -> None:
-        for limit, many in ((25_000.0, 4), (17_000.0, 4), (12_000.0, 8)):
+        for limit, many in ((25_000.0, 4), (17_200.0, 4), (12_200.0, 8)):
             assert f"about {many} microbatches; " in self.said(limit)
             assert self.needed(many, 128 // many) <= limit
 
