@@ -55,23 +55,30 @@ def most_at_once(sizes: Iterable[int]) -> int:
 def few_at_once(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     """A context within which an optimizer updates variables, few large ones at a time.
 
-    Where nothing is split, a graph stays op for op what it is without smp_tf. Eagerly one op is done after another.
+    Where nothing is split, a graph stays op for op what it is without smp_tf. Eagerly one op is done after another. A
+    graph for sessions stays, too: one that runs a single update should not run others. What an optimizer makes of all
+    gradients before its first update, as to clip each by its norm, or of all weights behind the last one, is not held
+    back.
 
     Args:
         pairs: gradients, or None, and variables that this rank updates.
     """
+    graph = tf.compat.v1.get_default_graph()
     running = runtime.current_or_none()
-    if running is None or not is_split(running) or tf.executing_eagerly() or tf_internals.is_compiled_by_xla():
+    is_plain = running is None or not is_split(running) or not tf_internals.is_function(graph)
+    if running is None or is_plain or tf_internals.is_compiled_by_xla():
         yield
         return
-    graph = tf.compat.v1.get_default_graph()
+    pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     groups = _groups(pairs, graph, running.topology.dp_size)
     before = len(graph.get_operations())
     yield
-    lanes = [lane for group in groups if (lane := _Lane.of(group)) is not None]
-    lane_of = {id(handle): (lane, size) for lane in lanes for handle, size in lane.weights}
+    # A weight that waits for nothing ends an update, too: what follows is not its own.
+    lane_of: dict[int, tuple[_Lane | None, int]] = {id(variable.handle): (None, 0) for _, variable in pairs}
+    for group in groups:
+        lane_of |= _Lane.of(group)
     written = {inside.name: lane_of[id(given)] for given, inside in graph.captures if id(given) in lane_of}
-    if written:
+    if any(lane is not None for lane, _ in written.values()):
         _let_wait(graph.get_operations()[before:], written)
 
 
@@ -79,8 +86,6 @@ def _groups(pairs: Sequence[tuple[Any, Any]], graph: Any, replicas: int) -> Iter
     """Variables whose gradients come together, so that their updates may wait for each other."""
     groups: dict[int | None, list[Any]] = {}
     for gradient, variable in pairs:
-        if gradient is None:
-            continue
         made = computed(gradient)
         # What was made of averages may come one by one; but a branch begins when all that it is given is there.
         if made is not None or replicas == 1 or getattr(gradient, "graph", None) is not graph:
@@ -94,25 +99,24 @@ class _Lane:
 
     Args:
         most: bytes of weights that may be under way.
-        weights: handles and bytes of the large ones.
         under_way: the ops that end the last updates, and bytes of their weights.
     """
 
     most: int
-    weights: list[tuple[Any, int]]
     under_way: list[tuple[tf.Operation, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, variables: Sequence[Any]) -> _Lane | None:
-        """Of a group; None where there are no more large ones than may be under way."""
-        sizes = ((variable.handle, _bytes(variable)) for variable in variables)
+    def of(cls, variables: Sequence[Any]) -> dict[int, tuple[_Lane | None, int]]:
+        """Of a group, by handle; none of it where there are no more large ones than may be under way."""
+        sizes = ((id(variable.handle), _bytes(variable)) for variable in variables)
         large = [(handle, size) for handle, size in sizes if size >= _LARGE]
-        return cls(most_at_once(size for _, size in large), large) if len(large) > _FEW else None
+        lane = cls(most_at_once(size for _, size in large))
+        return {handle: (lane, size) for handle, size in large} if len(large) > _FEW else {}
 
     def begin(self, size: int) -> list[tf.Operation]:
         """The ends of the updates that have to be done before one of so many bytes begins.
 
-        An update that waits holds a place: where sizes differ, what it waits for may be somewhat larger than itself.
+        An update that waits holds a place of its own size: where sizes differ, what it waits for may be larger.
         """
         ends = []
         while len(self.under_way) >= _FEW and sum(each for _, each in self.under_way) + size > self.most:
@@ -120,12 +124,12 @@ class _Lane:
         return ends
 
 
-def _let_wait(operations: Sequence[tf.Operation], written: Mapping[str, tuple[_Lane, int]]) -> None:
+def _let_wait(operations: Sequence[tf.Operation], written: Mapping[str, tuple[_Lane | None, int]]) -> None:
     """Let updates wait for earlier ones.
 
     Args:
         operations: the optimizer's, as they were made.
-        written: the lane of a weight and its bytes, by the name that its handle has in the graph.
+        written: the lane of a weight, or None, and its bytes, by the name that its handle has in the graph.
     """
     own: list[tf.Operation] = []
     for operation in operations:
@@ -138,10 +142,11 @@ def _let_wait(operations: Sequence[tf.Operation], written: Mapping[str, tuple[_L
             own.append(operation)
             continue
         lane, size = found
-        ends = lane.begin(size)
-        for first in _first_large(own) if ends else ():
-            tf_internals.wait_for(first, ends)
-        lane.under_way.append((operation, size))
+        if lane is not None:
+            ends = lane.begin(size)
+            for first in _first_large(own) if ends else ():
+                tf_internals.wait_for(first, ends)
+            lane.under_way.append((operation, size))
         own = []
 
 

@@ -47,7 +47,10 @@ def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> 
     batch = batch_bytes(done.graph, plan.microbatches, samples)
     # Where nothing is averaged, as in an evaluation, nothing is taken for it.
     averaging = request.averaging_bytes if done.graph.gradients and not request.gradients_on_host else 0
-    exact = [_exact(stage, row, done, held[stage], batch, samples) for stage, row in enumerate(plan.forecast)]
+    exact = []
+    for stage, row in enumerate(plan.forecast):
+        made = optimizer_bytes(stage, row, done, in_buckets=request.replicas > 1)
+        exact.append(_exact(stage, row, done, held[stage], made, batch, samples))
     forecast = tuple(dataclasses.replace(row, transport_bytes=row.transport_bytes + averaging) for row in exact)
     return dataclasses.replace(plan, forecast=forecast)
 
@@ -65,7 +68,7 @@ def batch_bytes(graph: OpGraph, microbatches: int, samples: int) -> int:
     )
 
 
-def optimizer_bytes(stage: int, row: StageForecast, done: Split) -> int:
+def optimizer_bytes(stage: int, row: StageForecast, done: Split, *, in_buckets: bool) -> int:
     """Bytes that the optimizer makes when the passes are done, beside the gradients.
 
     These are averages, and what it makes of the weights that it updates at a time; by then it is done with the
@@ -75,12 +78,16 @@ def optimizer_bytes(stage: int, row: StageForecast, done: Split) -> int:
         stage: which stage.
         row: its forecast.
         done: the step, cut.
+        in_buckets: whether gradients are averaged over replicas: updates of different buckets do not wait for each
+            other, and may all be under way.
     """
+    comes = row.gradient_bytes if row.gradients_on_host and not row.slots_on_host else 0
+    if in_buckets:
+        return row.gradient_bytes + comes
     owners = done.assignment.owners
     trained = {g.variable: owner for g in done.graph.gradients if (owner := owners[g.variable]) is not None}
     here = [variable for variable, chunk in trained.items() if done.placement[chunk] == stage]
     made = _TENSORS_OF_UPDATE * most_at_once(done.graph.variables[variable].type.nbytes(1) for variable in here)
-    comes = row.gradient_bytes if row.gradients_on_host and not row.slots_on_host else 0
     return min(row.gradient_bytes, made) + comes
 
 
@@ -93,7 +100,9 @@ def rounding_bytes(comes_and_goes: int) -> int:
     return comes_and_goes // _ROUNDED_UP
 
 
-def _exact(stage: int, row: StageForecast, done: Split, held: StepMemory, batch: int, samples: int) -> StageForecast:
+def _exact(
+    stage: int, row: StageForecast, done: Split, held: StepMemory, made: int, batch: int, samples: int
+) -> StageForecast:
     graph = done.graph
 
     def nbytes(tensors: Iterable[Tensor | None]) -> int:
@@ -104,7 +113,7 @@ def _exact(stage: int, row: StageForecast, done: Split, held: StepMemory, batch:
     forward = [t for t in sent if t.dst_chunk > t.src_chunk]
     backward = [t for t in sent if t.dst_chunk < t.src_chunk]
     # The optimizer works when the stash is gone.
-    working = batch + max(held.working, optimizer_bytes(stage, row, done) - held.stash - held.transport)
+    working = batch + max(held.working, made - held.stash - held.transport)
     return dataclasses.replace(
         row,
         stash_bytes=held.stash,

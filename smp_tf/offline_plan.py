@@ -263,6 +263,7 @@ class OfflineModel:
             contiguous=config.contiguous,
             slot_shares=replicas if config.shard_optimizer_state or config.optimizer_offload else 1,
             averaging_bytes=averaging_bytes(replicas),
+            replicas=replicas,
             gradients_on_host=config.gradient_offload or config.optimizer_offload,
             slots_on_host=config.optimizer_offload,
             measured_sizes=measured.sizes,
@@ -480,7 +481,7 @@ def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
             [
                 (0.0, held(0)),
                 *((at, held(moment.total)) for at, moment in moments),
-                (done, held(memory_forecast.optimizer_bytes(stage, row, made.split))),
+                (done, held(memory_forecast.optimizer_bytes(stage, row, made.split, in_buckets=made.replicas > 1))),
                 (made.timeline.step_time, held(0)),
             ]
         )

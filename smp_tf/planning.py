@@ -62,6 +62,7 @@ class PlacementRequest:
         placement: the stage of every chunk, where that is not the schedule's; else None.
         contiguous: whether every stage is one run of the units, where the schedule has one chunk on each.
         slot_shares: among how many replicas the slots of a stage are shared.
+        replicas: how many train at the same time.
         averaging_bytes: memory through which every rank averages gradients; see `data_parallel.averaging_bytes`.
         gradients_on_host, slots_on_host: whether these are in the host's memory instead of the device's.
         measured_sizes: where measured times are drawn from microbatches of other sizes, the samples of those.
@@ -90,6 +91,7 @@ class PlacementRequest:
     placement: tuple[int, ...] | None = None
     contiguous: bool = True
     slot_shares: int = 1
+    replicas: int = 1
     averaging_bytes: int = 0
     gradients_on_host: bool = False
     slots_on_host: bool = False

@@ -365,6 +365,7 @@ class Step:
             contiguous=config.contiguous,
             slot_shares=sharded_slots.count(),
             averaging_bytes=averaging_bytes(running.topology.dp_size),
+            replicas=running.topology.dp_size,
             gradients_on_host=config.gradient_offload and has_device(),
             slots_on_host=config.optimizer_offload and has_device(),
             recompute=recompute,

@@ -412,6 +412,11 @@ def cond_independently(due: tf.Tensor, then: Callable[[], tf.Tensor], otherwise:
     return result
 
 
+def is_function(graph: Any) -> bool:
+    """Whether a graph is that of a function: TensorFlow orders there what is done to a variable, and runs all of it."""
+    return isinstance(graph, tf.__internal__.FuncGraph)
+
+
 def wait_for(operation: tf.Operation, earlier: Iterable[tf.Operation]) -> None:
     """Let an op of the graph that is being traced wait for others that were made before it."""
     operation._add_control_inputs(list(earlier))

@@ -191,12 +191,42 @@ def test_buckets_do_not_wait_for_each_other(init: Callable[..., None]) -> None:
     assert waits(graph, variables) == [[], [], [], [0], [1], [2], [3]]
 
 
+def test_a_bucket_of_few_weights_is_not_taken_for_another_ones_update(init: Callable[..., None]) -> None:
+    """Bug: the ops of weights that wait for nothing were taken for those of the next one that waits."""
+    init(microbatches=2)
+
+    def of_bucket(gradient: tf.Tensor, number: int) -> tf.Tensor:
+        average = tf.identity(gradient)
+        return mark_computed(average, Computed(average.op, int(number in (4, 6))))
+
+    variables = weights(9)
+    graph = graph_of(optimizers.Adam(0.1), variables, of_bucket).graph
+    waiting, operations = order(graph), graph.get_operations()
+    names = [operations[end].name for end in ends(graph, variables)]
+    assert not any(nx.has_path(waiting, other, names[n]) for n in (4, 6) for other in names if other != names[n])
+
+
+@pytest.mark.parametrize("side", [2, SIDE])
+def test_a_graph_for_sessions_stays_as_it_is(init: Callable[..., None], side: int) -> None:
+    """Bug: it has no captures, and applying gradients in it failed."""
+    init(microbatches=2)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variables = [tf.compat.v1.get_variable(f"w{n}", [side, side], use_resource=True) for n in range(4)]
+        optimizer = optimizers.legacy.SGD(tf.constant(1.0))
+        update = optimizer.apply_gradients([(tf.ones([side, side]), variable) for variable in variables])
+        session.run([variable.initializer for variable in (*variables, *optimizer.variables())])
+        before = session.run(variables)
+        session.run(update)
+        for old, new in zip(before, session.run(variables), strict=True):
+            np.testing.assert_allclose(new, old - 1.0, rtol=1e-6)
+
+
 def test_what_is_made_of_averages_may_come_one_by_one() -> None:
     at_once = tf.ones([1])
     with tf.Graph().as_default() as graph:
         changed = [(tf.zeros([1]) * 2.0, name) for name in "ab"]
         known = mark_computed(tf.zeros([1]), Computed(tf.no_op(), 3))
-        pairs = [*changed, (known, "c"), (None, "d")]
+        pairs = [*changed, (known, "c")]
         assert list(few_updates._groups(pairs, graph, replicas=1)) == [["a", "b"], ["c"]]
         assert list(few_updates._groups(pairs, graph, replicas=2)) == [["c"]]
         # What is no part of the graph is there.

@@ -47,8 +47,20 @@ def test_an_optimizer_makes_something_for_few_weights_at_a_time(width: int, laye
     graph = chain_of_dense(layers, width)
     plan = propose(graph, TWO, {})
     done = cut(graph, plan)
-    assert [optimizer_bytes(stage, row, done) for stage, row in enumerate(plan.forecast)] == made
+    rows = plan.forecast
+    assert [optimizer_bytes(stage, row, done, in_buckets=False) for stage, row in enumerate(rows)] == made
     # What is averaged on the host comes back beside it, unless it is used there.
-    on_host = dataclasses.replace(plan.forecast[0], gradients_on_host=True)
-    assert optimizer_bytes(0, on_host, done) == made[0] + on_host.gradient_bytes
-    assert optimizer_bytes(0, dataclasses.replace(on_host, slots_on_host=True), done) == made[0]
+    on_host = dataclasses.replace(rows[0], gradients_on_host=True)
+    assert optimizer_bytes(0, on_host, done, in_buckets=False) == made[0] + on_host.gradient_bytes
+    assert optimizer_bytes(0, dataclasses.replace(on_host, slots_on_host=True), done, in_buckets=False) == made[0]
+    # Buckets of gradients do not wait for each other.
+    assert optimizer_bytes(0, rows[0], done, in_buckets=True) == rows[0].gradient_bytes
+
+
+def test_with_replicas_all_weights_may_be_under_way() -> None:
+    graph = chain_of_dense(12, 256)
+    request = dataclasses.replace(TWO, replicas=2)
+    plan = propose(graph, request, {})
+    one, two = (with_exact_transfers(plan, cut(graph, plan), each).forecast[0].working_bytes for each in (TWO, request))
+    # Six gradients of 256 KiB for four, and a fourteenth.
+    assert two - one == pytest.approx(2 * (1 + 1 / 14) * 2**18, abs=2)
