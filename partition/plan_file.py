@@ -213,15 +213,17 @@ def _variables(graph: OpGraph) -> dict[str, str]:
 
 def _require_order(plan: StoredPlan, partitions: int) -> None:
     """Raise where a layer is in a chunk that does not exist, or before what its data comes from."""
-    if not plan.placement or not set(plan.placement) <= set(range(partitions)):
+    chunks = len(plan.placement)
+    if not plan.placement or not all(0 <= partition < partitions for partition in plan.placement):
         raise PlacementError(
             f"It has chunks on partitions {list(plan.placement)}, and there are {partitions}: 0 to {partitions - 1}."
         )
-    chunks = len(plan.placement)
     what = "partition" if chunks == partitions else "chunk"
     for name, chunk in (*plan.units.items(), *plan.shared.items()):
         if not 0 <= chunk < chunks:
             raise PlacementError(f"It puts {name!r} on {what} {chunk}, and there are {chunks}: 0 to {chunks - 1}.")
+    if chunks > len(plan.units):
+        raise PlacementError(f"It has {chunks} chunks, and {len(plan.units)} layers to put into them.")
     for (before, first), (name, second) in pairwise(plan.units.items()):
         if second < first:
             raise PlacementError(

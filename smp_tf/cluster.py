@@ -177,13 +177,13 @@ def read_cluster(file: Path) -> Cluster:
     return Cluster(hosts=hosts, **fields)
 
 
-def _positive(value: Any) -> float:
-    """A number above zero; YAML reads 25e9 as a word."""
+def _rate(value: Any) -> float:
+    """A number of bytes or operations a second; YAML reads 25e9 as a word."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise RefusedError from None
-    if isinstance(value, bool) or not 0 < number < float("inf"):
+    if isinstance(value, bool) or not 1 <= number < float("inf"):
         raise RefusedError
     return number
 
@@ -195,7 +195,7 @@ def _list(value: Any) -> list[Any]:
 
 
 _Checks = Mapping[str, tuple[Callable[[Any], Any], str, bool]]
-_RATE = (_positive, "a number above zero", True)
+_RATE = (_rate, "a number of at least 1", True)
 _CLUSTER: _Checks = {
     "hosts": (_list, "a list with an entry for each kind of host", True),
     "within_host": _RATE,

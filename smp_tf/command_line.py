@@ -62,6 +62,9 @@ TIMELINE_EXAMPLE = """examples:
   smp-tf timeline timeline/rank_0.json timeline/rank_1.json --trace merged.json
 """
 
+#: Partitions, microbatches, replicas and ranks that are looked at one by one; and threads of an operation.
+_MOST, _MOST_THREADS = 100_000, 1024
+
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
@@ -220,6 +223,7 @@ def run_plan(given: argparse.Namespace) -> None:
     from smp_tf.config import check_config
     from smp_tf.pipeline.schedule import is_named
 
+    _check_counts(given)
     stored = _stored(given)
     is_auto = "auto" in (given.partitions, given.microbatches)
     cluster = read_cluster(given.cluster) if given.cluster is not None else None
@@ -244,6 +248,8 @@ def run_plan(given: argparse.Namespace) -> None:
         raise UsageError("--partitions auto and --microbatches auto try schedules that have a name. Received: a file.")
     _check_batch_size(given)
     _check_folders(given.json, given.html)
+    if given.json is not None and given.html is not None and given.json.resolve() == given.html.resolve():
+        raise UsageError(f"--json and --html would be written to one file: {given.json}. Give them two.")
     function = named_function(given.target)
     said = Console(stderr=True)
     with said.status(f"planning {given.target}") as status:
@@ -257,7 +263,7 @@ def run_plan(given: argparse.Namespace) -> None:
         measured: dict[str, Any] = {}
         if not given.static and cluster is None:
             compares = is_auto and given.microbatches in (None, "auto")
-            measured["times"] = KnownTimes(_most(given), say, of_all_sizes=compares)
+            measured["times"] = KnownTimes(_processes(given), say, of_all_sizes=compares)
         with offline():
             model = OfflineModel(function, optimizer=given.optimizer, batch_size=given.batch_size, **measured)
             found = None
@@ -265,7 +271,7 @@ def run_plan(given: argparse.Namespace) -> None:
                 found = search(
                     model,
                     config,
-                    _most(given, cluster),
+                    _processes(given, cluster),
                     cluster=cluster,
                     partitions=() if given.partitions == "auto" else (given.partitions,),
                     microbatches=() if given.microbatches in (None, "auto") else (given.microbatches,),
@@ -303,6 +309,8 @@ def run_profile(given: argparse.Namespace) -> None:
         ConfigError: so is one that smp.init takes too.
     """
     _check_batch_size(given)
+    if given.threads is not None and given.threads > _MOST_THREADS:
+        raise UsageError(f"--threads is at most {_MOST_THREADS}. Received: {given.threads}.")
     function = named_function(given.target)
     from smp_tf.profile_command import run
 
@@ -439,11 +447,18 @@ def _replicas(given: argparse.Namespace, cluster: Cluster | None) -> int:
     return int(ranks // given.partitions)
 
 
-def _most(given: argparse.Namespace, cluster: Cluster | None = None) -> int:
+def _processes(given: argparse.Namespace, cluster: Cluster | None = None) -> int:
     """Processes that take part."""
     if given.partitions == "auto":
         return int(given.ranks or (cluster.size if cluster is not None else 1))
     return int(given.partitions) * _replicas(given, cluster)
+
+
+def _check_counts(given: argparse.Namespace) -> None:
+    for name in ("partitions", "microbatches", "replicas", "ranks", "chunks_per_rank"):
+        value = getattr(given, name)
+        if isinstance(value, int) and value > _MOST:
+            raise UsageError(f"--{name.replace('_', '-')} is at most {_MOST:,}. Received: {value:,}.")
 
 
 def _check_batch_size(given: argparse.Namespace) -> None:

@@ -78,6 +78,9 @@ def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
         raise ConfigError(f"{source} is not YAML: {error.problem}{where}.") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not YAML: {' '.join(str(error).split())}.") from None
+    except ValueError as error:
+        # Such as a date that there is not.
+        raise ConfigError(f"{source} is not YAML: {error}.") from None
     except RecursionError:
         raise ConfigError(f"{source} is nested too deeply.") from None
     if isinstance(node, yaml.MappingNode):

@@ -54,6 +54,8 @@ def named_function(target: str) -> Callable[[], Any]:
             return function()
         except (ConfigError, PlacementError, StepError):
             raise
+        except SystemExit as error:
+            raise UsageError(f"{target} ends the process (sys.exit) in place of returning a model.") from error
         except Exception as error:
             raise UsageError(f"{target} failed{_in_a_line(error, getattr(module, '__file__', None))}") from error
 
@@ -112,4 +114,4 @@ def _in_a_line(error: Exception, file: str | None) -> str:
     ]
     where = f" at line {passed[-1].lineno}" if passed else ""
     said = str(error).strip().partition("\n")[0]
-    return f"{where}: {type(error).__name__}: {said}"
+    return f"{where}: {type(error).__name__}{': ' if said else ''}{said}"

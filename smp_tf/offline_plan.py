@@ -25,6 +25,7 @@ from smp_tf.config import ONE_BIT, Config
 from smp_tf.data_parallel import averaging_bytes
 from smp_tf.error_feedback import errors_per_weight
 from smp_tf.errors import OfflinePlanError, PlacementError, ScheduleError, StepError
+from smp_tf.host_memory import memory_of_host
 from smp_tf.model import DistributedModel
 from smp_tf.one_bit_adam import OneBitAdam
 from smp_tf.one_bit_lamb import OneBitLAMB
@@ -33,7 +34,7 @@ from smp_tf.optimizer_state import slots_of
 from smp_tf.partition.cost import Costs
 from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.op_graph import OpGraph, TensorType
-from smp_tf.partition.plan import Plan
+from smp_tf.partition.plan import Plan, as_bytes
 from smp_tf.partition.plan_file import PlanFile, StoredPlan
 from smp_tf.partition.split import Split
 from smp_tf.partition.units import Unit
@@ -69,6 +70,8 @@ STEP = "forward_backward"
 _SECONDS_TO_TRY = 10.0
 #: Seconds of a step that takes none, where no layer could be measured.
 _SHORTEST = 1e-9
+#: Of the host's memory an example input takes at most this part; what the trace computes with it is not held.
+_PART_OF_MEMORY = 4
 
 
 @dataclass(frozen=True)
@@ -378,6 +381,8 @@ def example_of(given: Any) -> Example:
             f"The function must return a Keras model, or (model, inputs), or (model, inputs, loss). It returned {what}."
         )
     if rest:
+        for leaf in tf.nest.flatten(rest[0]):
+            _require_array(leaf)
         return Example(model, *rest)
     if not getattr(model, "inputs", None):
         raise OfflinePlanError(
@@ -385,6 +390,16 @@ def example_of(given: Any) -> Example:
             f"inputs), with arrays or tf.TensorSpecs of a batch."
         )
     return Example(model, tf.nest.map_structure(_spec_of_keras, model.input))
+
+
+def _require_array(leaf: Any) -> None:
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        received = f"{type(leaf).__name__} {str(leaf)[:40]!r}"
+    elif tf.TensorShape(leaf.shape).rank is None:
+        received = f"a {type(leaf).__name__} of unknown rank"
+    else:
+        return
+    raise OfflinePlanError(f"Example inputs are arrays or tf.TensorSpecs of known rank. The function gave {received}.")
 
 
 def _spec_of_keras(tensor: Any) -> tf.TensorSpec:
@@ -436,6 +451,12 @@ def _traced(model: DistributedModel, example: Example, samples: int) -> tuple[St
                 f"(model, inputs), with arrays or tf.TensorSpecs of a batch."
             )
         kind = TensorType(tf.dtypes.as_dtype(leaf.dtype).name, (samples, *shape))
+        if kind.nbytes(1) > memory_of_host() // _PART_OF_MEMORY:
+            raise OfflinePlanError(
+                f"Models are traced with a microbatch in memory. One input of {samples:,} samples takes "
+                f"{as_bytes(kind.nbytes(1), up=True)}, and this host has {as_bytes(memory_of_host())}: plan for "
+                f"smaller batches, or more microbatches."
+            )
         return numbers(kind) if tf.dtypes.as_dtype(leaf.dtype).is_floating else tf.zeros(kind.shape, kind.dtype)
 
     inputs = tf.nest.map_structure(value, example.inputs)

@@ -118,6 +118,14 @@ def test_only_what_several_partitions_use_has_an_owner_of_its_own() -> None:
             "on chunk 3",
         ),
         (TEXT.replace('"shared": {}', '"shared": {"net/w": 5}', 1), "'net/w' on partition 5"),
+        # Bugs: partitions were counted one by one, and so were chunks without a layer.
+        (
+            TEXT.replace('"partitions": 2,', '"partitions": 1000000000000000000,').replace(
+                "    1\n   ],", "    -1\n   ],"
+            ),
+            r"chunks on partitions \[0, -1\], and there are 1000000000000000000",
+        ),
+        (TEXT.replace("    1\n   ],", "    1" + ",\n    0" * 99 + "\n   ],"), "It has 101 chunks, and 2 layers"),
     ],
 )
 def test_a_damaged_file_is_refused_with_what_is_wrong(text: str, said: str) -> None:

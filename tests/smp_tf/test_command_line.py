@@ -248,6 +248,61 @@ def test_a_script_that_cannot_be_imported_is_told_in_a_line(
     assert words in said
 
 
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("raise SystemExit(0)", "f ends the process (sys.exit) in place of returning a model."),
+        ("raise ValueError", "f failed at line 13: ValueError\n"),
+        (
+            "return build(), 'abc'",
+            "Example inputs are arrays or tf.TensorSpecs of known rank. The function gave str 'abc'.",
+        ),
+        ("import tensorflow as tf; return build(), tf.TensorSpec(None)", "gave a TensorSpec of unknown rank."),
+    ],
+)
+def test_a_function_that_gives_no_model_or_no_inputs_is_told_in_a_line(
+    script: str, lines: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bugs: an exit in the function ended the command, as if there were a plan, and inputs gave a traceback."""
+    Path(script).write_text(f"{SCRIPT}def f():\n    {lines}\n")
+    assert run(f"{script}:f", "--partitions", "2", "--batch-size", "8") == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--partitions", "100001"], "--partitions is at most 100,000. Received: 100,001."),
+        (
+            ["--partitions", "2", "--replicas", "99999999999"],
+            "--replicas is at most 100,000. Received: 99,999,999,999.",
+        ),
+        (["--partitions", "auto", "--ranks", "1000000"], "--ranks is at most 100,000. Received: 1,000,000."),
+        (
+            ["--partitions", "2", "--batch-size", "1" + "0" * 20],
+            "One input of 100,000,000,000,000,000,000 samples takes",
+        ),
+        (["--partitions", "2", "--json", "same", "--html", "./same"], "would be written to one file: same."),
+    ],
+)
+def test_what_is_too_large_and_files_that_are_one_are_refused(
+    script: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bugs: memory ran out, or the command went on for ever; and of the plan and its page only the page was left."""
+    assert run(f"{script}:build", *arguments) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert words in said
+
+
+def test_threads_are_limited(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bug: TensorFlow ended the process."""
+    assert command_line.main(["profile", f"{script}:build", "--threads", "5000"]) == 2
+    assert capsys.readouterr().err == "smp-tf: --threads is at most 1024. Received: 5000.\n"
+
+
 def test_a_script_that_calls_init_when_it_is_imported_can_be_planned(
     script: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
