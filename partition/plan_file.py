@@ -222,7 +222,8 @@ def _require_order(plan: StoredPlan, partitions: int) -> None:
     for name, chunk in (*plan.units.items(), *plan.shared.items()):
         if not 0 <= chunk < chunks:
             raise PlacementError(f"It puts {name!r} on {what} {chunk}, and there are {chunks}: 0 to {chunks - 1}.")
-    if chunks > len(plan.units):
+    # As many as there are partitions may be those of another job, which is told where the file is used.
+    if chunks > max(len(plan.units), partitions):
         raise PlacementError(f"It has {chunks} chunks, and {len(plan.units)} layers to put into them.")
     for (before, first), (name, second) in pairwise(plan.units.items()):
         if second < first:
