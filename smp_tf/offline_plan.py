@@ -70,7 +70,7 @@ STEP = "forward_backward"
 _SECONDS_TO_TRY = 10.0
 #: Seconds of a step that takes none, where no layer could be measured.
 _SHORTEST = 1e-9
-#: Of the host's memory an example input takes at most this part; what the trace computes with it is not held.
+#: Of the host's memory an example input takes at most this part: there may be several, and other programs.
 _PART_OF_MEMORY = 4
 
 

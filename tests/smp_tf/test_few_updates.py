@@ -109,8 +109,6 @@ OPTIMIZERS = {
     "clipped together": lambda: optimizers.Adam(0.1, global_clipnorm=1.0),
     "averaged": lambda: optimizers.RMSprop(0.1, use_ema=True),
 }
-
-
 #: Ops that are a whole update make nothing besides.
 ALL = {**OPTIMIZERS, "legacy": lambda: optimizers.legacy.Adam(0.1)}
 
@@ -122,9 +120,7 @@ def test_at_most_two_weights_are_updated_at_a_time(init: Callable[..., None], ma
     assert waits(graph_of(make(), variables).graph, variables) == [[], [0], [1], [0, 2], [1, 3]]
 
 
-@pytest.mark.parametrize(
-    "make", [*OPTIMIZERS.values(), lambda: optimizers.legacy.Adam(0.1)], ids=[*OPTIMIZERS, "legacy"]
-)
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_the_result_is_the_same(init: Callable[..., None], make: Callable[[], Any]) -> None:
     init(microbatches=2)
     variables, expected = weights(), weights()
