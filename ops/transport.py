@@ -459,6 +459,11 @@ class Transport:
             atexit.unregister(self._leave_at_exit)
             self._library.smp_transport_destroy(handle)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether `close` was not called yet."""
+        return self._handle is not None
+
     def _leave_at_exit(self) -> None:
         """Says goodbye, or why not, when Python ends with an open transport."""
         if self._handle is not None:

@@ -14,13 +14,15 @@ class PlacementError(PartitionError):
 
 
 class MemoryLimitError(PlacementError):
-    """Every placement needs more bytes on some rank than `memory_limit` allows.
+    """Every placement needs more bytes on some rank than it may.
 
     Attributes:
         needed: bytes that the fullest rank would need at least, where that is known.
+        excess: by how many bytes the rank that exceeds its limit most does so.
     """
 
     needed: int | None = None
+    excess: float = 0.0
 
 
 class GraphError(PartitionError):

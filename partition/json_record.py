@@ -1,13 +1,101 @@
-"""A data class read from JSON: every field there, of its type, and no other."""
+"""A data class read from JSON: every field there, of its type, and no other. What is wrong is said in JSON's words.
+
+{"partitions": "2"}    'partitions' of the plan file must be a whole number. Received: the text "2".
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from types import UnionType
 from typing import Any, get_type_hints
 
 from smp_tf.partition.errors import PlacementError
+
+#: Of a text that was received, so many characters are shown.
+_MOST_SHOWN = 60
+#: No number of bytes, nor any other, has more digits.
+_MOST_DIGITS = 18
+#: Of names that are missing or unknown, so many are named.
+_MOST_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What stands in a JSON text and is no value.
+
+    Args:
+        why: what is wrong with it, as the end of a sentence.
+    """
+
+    why: str
+
+
+def parse(text: str) -> Any:
+    """What a JSON text holds, with `Unreadable` in place of what is no value; its first character may be a BOM.
+
+    Args:
+        text: of a file, perhaps written by hand.
+
+    Raises:
+        PlacementError: it is not JSON.
+    """
+    try:
+        return json.loads(
+            text.removeprefix("\ufeff"),
+            object_pairs_hook=_object,
+            parse_int=_whole,
+            parse_float=_number,
+            parse_constant=lambda name: Unreadable(f"is {name}, which is no number in JSON"),
+        )
+    except json.JSONDecodeError as error:
+        raise PlacementError(f"It is not JSON, or not all of it is there: {error}.") from None
+    except RecursionError:
+        raise PlacementError("It is not JSON that can be read: it is nested too deeply.") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Unreadable:
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            return Unreadable(f"has {name!r} {count} times, and a name may be there once")
+    return dict(pairs)
+
+
+def _whole(digits: str) -> int | Unreadable:
+    return int(digits) if len(digits) <= _MOST_DIGITS else _too_large(digits)
+
+
+def _number(digits: str) -> float | Unreadable:
+    return float(digits) if math.isfinite(float(digits)) else _too_large(digits)
+
+
+def _too_large(digits: str) -> Unreadable:
+    return Unreadable(f"is a number that is too large: {_short(digits)}")
+
+
+def in_words(value: Any) -> str:
+    """What a JSON value is, such as "a list", "the number 2" and "nothing".
+
+    Args:
+        value: what `parse` or `json.loads` gave.
+    """
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, str):
+        return f"the text {_short(json.dumps(value, ensure_ascii=not value.isprintable()))}"
+    return f"the number {_short(str(value))}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def record_from(kind: type, fields: Any, what: str) -> Any:
@@ -15,7 +103,7 @@ def record_from(kind: type, fields: Any, what: str) -> Any:
 
     Args:
         kind: the data class; its fields are ints, floats, strings, data classes, tuples and dicts of such, or None.
-        fields: what `json.loads` gave.
+        fields: what `parse` or `json.loads` gave.
         what: what it is, for messages.
 
     Returns:
@@ -25,13 +113,14 @@ def record_from(kind: type, fields: Any, what: str) -> Any:
         PlacementError: a field is missing, unknown or mistyped.
     """
     if not isinstance(fields, dict):
-        raise PlacementError(f"{what.capitalize()} must be an object. Received: {fields!r}.")
+        raise _refused("an object", fields, what)
     hints = get_type_hints(kind)
     expected = {field.name for field in dataclasses.fields(kind)}
     if fields.keys() != expected:
-        wrong = sorted(expected.symmetric_difference(fields))
-        raise PlacementError(f"{what.capitalize()} must have the fields {sorted(expected)}. Wrong: {wrong}.")
-    return kind(**{name: _value(hints[name], fields[name], f"{name} of {what}") for name in expected})
+        wrong = {"Missing": expected - fields.keys(), "Unknown": fields.keys() - expected}
+        said = " ".join(f"{word}: {_listed(names)}." for word, names in wrong.items() if names)
+        raise PlacementError(f"{_begun(what)} must have the fields {_listed(expected)}. {said}")
+    return kind(**{name: _value(hints[name], fields[name], f"{name!r} of {what}") for name in expected})
 
 
 def _value(hint: Any, value: Any, what: str) -> Any:
@@ -41,13 +130,43 @@ def _value(hint: Any, value: Any, what: str) -> Any:
         some, *_ = (part for part in parts if part is not type(None))
         return None if value is None and type(None) in parts else _value(some, value, what)
     if kind is tuple and isinstance(value, list):
-        return tuple(_value(parts[0], v, f"an entry of {what}") for v in value)
+        return tuple(_value(parts[0], v, f"entry {number} of {what}") for number, v in enumerate(value, start=1))
     if kind is dict and isinstance(value, dict):
         return {k: _value(parts[1], v, f"{k!r} in {what}") for k, v in value.items()}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return record_from(kind, value, f"an entry of {what}")
+        return record_from(kind, value, what)
     if kind is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise _refused("a number", Unreadable("is a number that is too large"), what) from None
     if type(value) is not kind:
-        raise PlacementError(f"{what} must be of type {getattr(kind, '__name__', kind)}. Received: {value!r}.")
+        raise _refused(_KINDS[kind], value, what)
     return value
+
+
+#: What a value of a type is in JSON.
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    tuple: "a list",
+    dict: "an object",
+}
+
+
+def _refused(expected: str, value: Any, what: str) -> PlacementError:
+    if isinstance(value, Unreadable):
+        return PlacementError(f"{_begun(what)} {value.why}.")
+    return PlacementError(f"{_begun(what)} must be {expected}. Received: {in_words(value)}.")
+
+
+def _begun(what: str) -> str:
+    return what[:1].upper() + what[1:]
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = sorted(names)[:_MOST_NAMED]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return f"{', '.join(map(repr, shown))}{more}"

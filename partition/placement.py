@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from smp_tf.partition.cost import Costs, Flow, Stash, Weight
 from smp_tf.partition.errors import PlacementError
 
+#: Units that a message names.
+_MOST_NAMES = 6
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -65,12 +68,14 @@ class Ranks:
         link: how fast each sends and receives, in times of that machine's link.
         memory: bytes that each may need, or None.
         hosts: a number for the host of each; empty where all are on one.
+        limited_by: what says how much memory each has, in words; "" for `memory_limit`, and empty where that says all.
     """
 
     speed: tuple[float, ...]
     link: tuple[float, ...]
     memory: tuple[float | None, ...]
     hosts: tuple[int, ...] = ()
+    limited_by: tuple[str, ...] = ()
 
     @classmethod
     def alike(cls, count: int, memory_limit: float | None = None) -> Ranks:
@@ -90,8 +95,18 @@ class Ranks:
         """
         if memory_limit is None:
             return self
-        memory = tuple(memory_limit if most is None else min(most, memory_limit) for most in self.memory)
-        return dataclasses.replace(self, memory=memory)
+        binds = [most is None or memory_limit < most for most in self.memory]
+        memory = tuple(memory_limit if here else most for here, most in zip(binds, self.memory, strict=True))
+        limited_by = tuple("" if here else what for here, what in zip(binds, self.limited_by, strict=False))
+        return dataclasses.replace(self, memory=memory, limited_by=limited_by)
+
+    def limit_in_words(self, stage: int) -> str:
+        """What says how much memory the rank of a stage has.
+
+        Args:
+            stage: the stage.
+        """
+        return (self.limited_by[stage] if self.limited_by else "") or "memory_limit"
 
 
 @dataclass(frozen=True)
@@ -298,3 +313,23 @@ def placed_by_hand(chain: Chain, stages: int) -> list[tuple[int, str]]:
                 f"{name!r} was placed on partition {stage}. There are {stages}: use 0 to {stages - 1}."
             )
     return placed
+
+
+def check_units(names: Sequence[str], stages: int) -> None:
+    """Refuses more stages than there are units.
+
+    Args:
+        names: of the units.
+        stages: number of stages.
+
+    Raises:
+        PlacementError: some stage would be without a unit.
+    """
+    count = len(names)
+    if stages > count:
+        listed = ", ".join(names[:_MOST_NAMES]) + (f", … {count - _MOST_NAMES} more" if count > _MOST_NAMES else "")
+        raise PlacementError(
+            f"The model has {count} unit{'s' if count != 1 else ''} that can be put on different partitions "
+            f"({listed}), and every partition needs at least one. Received: partitions={stages}; the largest possible "
+            f"is {count}. Use fewer partitions, or build the model of more layers."
+        )

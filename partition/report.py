@@ -16,6 +16,18 @@ from smp_tf.partition.units import AFTER_MODEL
 _NO_GAP = 0.0005
 
 
+def heading(plan: Plan) -> str:
+    """What was asked for, in a line.
+
+    Args:
+        plan: the plan.
+    """
+    balanced = "stored bytes" if plan.objective == "memory" else "time per microbatch"
+    partitions = "1 partition" if plan.stages == 1 else f"{plan.stages} partitions"
+    microbatches = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
+    return f"{partitions}, {microbatches}, {plan.schedule_name}, balanced by {balanced}"
+
+
 def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     """The plan as text: a row per stage, then what else there is to know.
 
@@ -30,14 +42,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     Example:
         >>> print(render(plan, width=100))
     """
-    balanced = "stored bytes" if plan.objective == "memory" else "time per microbatch"
-    partitions = "1 partition" if plan.stages == 1 else f"{plan.stages} partitions"
-    microbatches = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
-    table = Table(
-        title=f"{partitions}, {microbatches}, {plan.schedule_name}, balanced by {balanced}",
-        title_justify="left",
-        expand=False,
-    )
+    table = Table(title=heading(plan), title_justify="left", expand=False)
     table.add_column("stage", justify="right")
     table.add_column("layers", overflow="fold", ratio=1)
     for name in (

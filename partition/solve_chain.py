@@ -37,6 +37,7 @@ from smp_tf.partition.placement import (
     Chunks,
     Placement,
     Ranks,
+    check_units,
     costed,
     in_flight_of,
     placed_by_hand,
@@ -203,18 +204,9 @@ def chunks_of_cuts(cuts: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def _check(chain: Chain, stages: int, placement: Sequence[int] | None) -> None:
-    count = len(chain.names)
     if stages < 1:
         raise PlacementError(f"A model is cut into at least 1 partition. Received: {stages}.")
-    if stages > count:
-        raise PlacementError(
-            f"The model has {count} unit{'s' if count != 1 else ''} that can be put on different "
-            f"partitions "
-            f"({_listed(chain.names)}), and every partition needs at least one. Received: "
-            f"partitions={stages}; "
-            f"the largest possible is {count}. Use fewer partitions, or build the model of more "
-            f"layers."
-        )
+    check_units(chain.names, stages)
     by_hand = placed_by_hand(chain, stages if placement is None else 1 + max(placement))
     for (first, before), (second, name) in pairwise(by_hand):
         if second < first and placement is None:
@@ -223,11 +215,6 @@ def _check(chain: Chain, stages: int, placement: Sequence[int] | None) -> None:
                 f"{first}, comes before "
                 f"{name!r}, on partition {second}. Place them in order, or set contiguous to false."
             )
-
-
-def _listed(names: Sequence[str], most: int = 6) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown}, … {len(names) - most} more"
 
 
 def _earliest_starts(chain: Chain, placement: Sequence[int]) -> NDArray[np.int64]:

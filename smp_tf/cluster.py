@@ -15,6 +15,7 @@ Ranks are numbered host by host, as a launcher does.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,6 +42,7 @@ class Host:
         memory: bytes that a rank may need, or None for any.
         flops: floating-point operations a second of a rank.
         memory_bandwidth: bytes a second that a rank reads or writes.
+        entry: where it is described, in words.
     """
 
     count: int
@@ -48,6 +50,7 @@ class Host:
     flops: float
     memory_bandwidth: float
     memory: int | None = None
+    entry: str = "a host"
 
 
 @dataclass(frozen=True)
@@ -89,24 +92,7 @@ class Cluster:
         Raises:
             ConfigError: there are fewer ranks.
         """
-        rows = self._replicas(partitions, replicas)
-        kinds, at = self._ranks()
-        fastest = self.machine
-        speed, link, memory = [], [], []
-        for stage in range(partitions):
-            here = [kinds[row[stage]] for row in rows]
-            speed.append(min(min(k.flops / fastest.flops, k.memory_bandwidth / fastest.memory) for k in here))
-            sizes = [kind.memory for kind in here if kind.memory is not None]
-            memory.append(float(min(sizes)) if sizes else None)
-            beside = [
-                self._between(at[row[stage]], at[row[other]])
-                for row in rows
-                for other in (stage - 1, stage + 1)
-                if 0 <= other < partitions
-            ]
-            link.append(min(beside, default=self.within_host) / self.within_host)
-        # Of one replica: the others are laid out as it is, or nearly so.
-        return Ranks(tuple(speed), tuple(link), tuple(memory), tuple(at[rank] for rank in rows[0]))
+        return _stages(self, partitions, replicas)
 
     def reduce_seconds(self, partitions: int, replicas: int, nbytes: Sequence[float]) -> tuple[float, ...]:
         """Seconds in which the replicas average the gradients of each stage, each in a ring of its own.
@@ -121,34 +107,78 @@ class Cluster:
         """
         if replicas == 1:
             return (0.0,) * partitions
-        rows, (_, at) = self._replicas(partitions, replicas), self._ranks()
-        found = []
-        for stage, size in enumerate(nbytes):
-            ring = [at[row[stage]] for row in rows]
-            slowest = min(self._between(a, b) for a, b in pairwise([*ring, ring[0]]))
-            found.append(2 * (replicas - 1) / replicas * size / slowest)
-        return tuple(found)
+        return tuple(
+            2 * (replicas - 1) / replicas * size / slowest
+            for size, slowest in zip(nbytes, _rings(self, partitions, replicas), strict=True)
+        )
 
-    def _between(self, host: int, other: int) -> float:
+    def between(self, host: int, other: int) -> float:
+        """Bytes a second between two ranks.
+
+        Args:
+            host: number of the host of one.
+            other: and of the other.
+        """
         return self.within_host if host == other else self.between_hosts
 
-    def _ranks(self) -> tuple[list[Host], list[int]]:
-        """Of every rank, its kind and the number of its host."""
-        kinds, at, number = [], [], 0
-        for host in self.hosts:
-            for _ in range(host.count):
-                kinds += [host] * host.ranks
-                at += [number] * host.ranks
-                number += 1
-        return kinds, at
 
-    def _replicas(self, partitions: int, replicas: int) -> list[list[int]]:
-        if partitions * replicas > self.size:
-            raise ConfigError(
-                f"{partitions} partitions and {replicas} replicas need {partitions * replicas} ranks. The cluster has "
-                f"{self.size}."
-            )
-        return [[replica * partitions + stage for stage in range(partitions)] for replica in range(replicas)]
+# A search asks for the same ranks with many microbatches and schedules, and there may be a hundred thousand.
+@functools.lru_cache(maxsize=8)
+def _stages(cluster: Cluster, partitions: int, replicas: int) -> Ranks:
+    rows = _replicas(cluster, partitions, replicas)
+    kinds, at = _ranks(cluster)
+    fastest = cluster.machine
+    speeds = [min(host.flops / fastest.flops, host.memory_bandwidth / fastest.memory) for host in cluster.hosts]
+    speed, link, smallest = [], [], []
+    for stage in range(partitions):
+        ranks = [row[stage] for row in rows]
+        # Ranks of a kind come together, so that of each the first one is enough.
+        firsts = {kinds[rank]: rank for rank in reversed(ranks)}
+        speed.append(min(speeds[kind] for kind in firsts))
+        sizes = [(size, rank) for kind, rank in firsts.items() if (size := cluster.hosts[kind].memory) is not None]
+        smallest.append(min(sizes) if sizes else None)
+        beside = {
+            cluster.between(at[row[stage]], at[row[other]])
+            for row in rows
+            for other in (stage - 1, stage + 1)
+            if 0 <= other < partitions
+        }
+        link.append(min(beside, default=cluster.within_host) / cluster.within_host)
+    memory = tuple(float(least[0]) if least else None for least in smallest)
+    limits = [f"memory of {cluster.hosts[kinds[least[1]]].entry}" if least else "" for least in smallest]
+    if len({*zip(memory, limits, strict=True)}) > 1:
+        limits = [f"{limit}, rank {least[1]}" if least else "" for limit, least in zip(limits, smallest, strict=True)]
+    # Of one replica: the others are laid out as it is, or nearly so.
+    hosts = tuple(at[rank] for rank in rows[0])
+    return Ranks(tuple(speed), tuple(link), memory, hosts, tuple(limits) if any(limits) else ())
+
+
+@functools.lru_cache(maxsize=8)
+def _rings(cluster: Cluster, partitions: int, replicas: int) -> tuple[float, ...]:
+    """Bytes a second of the slowest link of the ring of each stage."""
+    rows, (_, at) = _replicas(cluster, partitions, replicas), _ranks(cluster)
+    rings = ([at[row[stage]] for row in rows] for stage in range(partitions))
+    return tuple(min({cluster.between(a, b) for a, b in pairwise([*ring, ring[0]])}) for ring in rings)
+
+
+def _ranks(cluster: Cluster) -> tuple[list[int], list[int]]:
+    """Of every rank, its kind of host and the number of its host."""
+    kinds, at, number = [], [], 0
+    for kind, host in enumerate(cluster.hosts):
+        for _ in range(host.count):
+            kinds += [kind] * host.ranks
+            at += [number] * host.ranks
+            number += 1
+    return kinds, at
+
+
+def _replicas(cluster: Cluster, partitions: int, replicas: int) -> list[range]:
+    if partitions * replicas > cluster.size:
+        raise ConfigError(
+            f"{partitions} partitions and {replicas} replicas need {partitions * replicas} ranks. The cluster has "
+            f"{cluster.size}."
+        )
+    return [range(replica * partitions, (replica + 1) * partitions) for replica in range(replicas)]
 
 
 def one_host(ranks: int) -> Cluster:
@@ -171,9 +201,8 @@ def read_cluster(file: Path) -> Cluster:
         ConfigError: it cannot be read, or something in it is missing, unknown or not of its kind.
     """
     fields = _fields(read_mapping(file), _CLUSTER, f"the file {file}")
-    hosts = tuple(
-        Host(**_fields(host, _HOST, f"host {n} of the file {file}")) for n, host in enumerate(fields.pop("hosts"))
-    )
+    entries = {f"host {n} of the file {file}": host for n, host in enumerate(fields.pop("hosts"))}
+    hosts = tuple(Host(**_fields(host, _HOST, entry), entry=entry) for entry, host in entries.items())
     return Cluster(hosts=hosts, **fields)
 
 

@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from smp_tf.config_file import nearest, parse_json, read_mapping
-from smp_tf.config_values import RefusedError, boolean, byte_count, integer, one_of, optional, path, schedule, seconds
+from smp_tf.config_values import (
+    RefusedError,
+    boolean,
+    byte_count,
+    integer,
+    kind_of,
+    one_of,
+    optional,
+    path,
+    schedule,
+    seconds,
+)
 from smp_tf.errors import ConfigError
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.schedule import IN_ORDER, SCHEDULES, is_named
@@ -301,7 +312,7 @@ class Config:
             notes.append('With one replica nothing is sent to others: "gradient_compression": "1bit" is not used.')
             compression = None
         if compression == ONE_BIT:
-            self._refuse_beside_one_bit()
+            self.refuse_beside_one_bit()
         if self.optimizer_offload:
             if not offloads_gradients:
                 notes.append("Weights are updated on the host (optimizer_offload), so gradient_offload is used too.")
@@ -339,8 +350,12 @@ class Config:
             notes=tuple(notes),
         )
 
-    def _refuse_beside_one_bit(self) -> None:
-        """The optimizer needs all momenta of a stage where the gradients are, and averages by itself."""
+    def refuse_beside_one_bit(self) -> None:
+        """Refuses what 1-bit optimizers do not work beside: they need all momenta of a stage where the gradients are.
+
+        Raises:
+            ConfigError: it is set.
+        """
         for name in ("shard_optimizer_state", "gradient_offload", "optimizer_offload"):
             if getattr(self, name):
                 raise ConfigError(
@@ -368,8 +383,8 @@ def load_config(config: Mapping[str, Any] | str | os.PathLike[str] | None = None
         return check_config(read_mapping(Path(config)), f"the file {os.fspath(config)}")
     if config is not None:
         raise ConfigError(
-            "smp.init takes a mapping, the path of a JSON or YAML file, or None; this is a "
-            f"{type(config).__name__}: {config!r}."
+            "smp.init takes a mapping, the path of a JSON or YAML file, or None; this is "
+            f"{kind_of(config)}: {config!r}."
         )
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text is None:
@@ -405,9 +420,9 @@ def check_config(values: Mapping[str, Any], source: str) -> Config:
         try:
             checked_value = key.check(value)
         except RefusedError:
+            received = "None" if value is None else f"{type(value).__name__} {value!r}"
             raise ConfigError(
-                f"{name!r} in {source} must be {key.allowed}; this is "
-                f"{type(value).__name__} {value!r}. It sets: {key.meaning}."
+                f"{name!r} in {source} must be {key.allowed}; this is {received}. It sets: {key.meaning}."
             ) from None
         if key_name in checked and checked[key_name] != checked_value:
             raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from smp_tf.config_values import kind_of
 from smp_tf.errors import ConfigError
 
 
@@ -90,7 +91,7 @@ def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
 
 def _require_mapping(parsed: Any, source: str) -> Mapping[str, Any]:
     if not isinstance(parsed, Mapping):
-        raise ConfigError(f"{source} must hold a mapping of keys to values; it holds a {type(parsed).__name__}.")
+        raise ConfigError(f"{source} must hold a mapping of keys to values; it holds {kind_of(parsed)}.")
     return parsed
 
 

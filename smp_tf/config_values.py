@@ -24,6 +24,18 @@ class RefusedError(Exception):
     """A check's verdict on one value; the caller adds the key's name and the allowed values."""
 
 
+def kind_of(value: Any) -> str:
+    """A value's type in words.
+
+    Example:
+        >>> kind_of(7), kind_of("seven"), kind_of(None)
+        ('an int', 'a str', 'None')
+    """
+    name = type(value).__name__
+    is_spoken_with_a_vowel = name[:1].lower() in "aeio" or name == "ndarray"
+    return "None" if value is None else f"{'an' if is_spoken_with_a_vowel else 'a'} {name}"
+
+
 def integer(least: int, most: int | None = None) -> Callable[[Any], int]:
     """A whole number, also one of NumPy, that lies within bounds."""
 

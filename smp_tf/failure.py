@@ -35,7 +35,10 @@ _LONGEST_MESSAGE = 1500
 _LINES_OF_TRACEBACK = 3
 # An error of an op in a graph begins so; then come the lines of the script that made the op.
 _IN_A_GRAPH = "Graph execution error:"
-_LINES_OF_CODE = re.compile(r'^Detected at node .* defined at \(most recent call last\):\n|^ +File ".*\n+', re.M)
+_LINES_OF_CODE = re.compile(
+    r'^Detected at node .* defined at \(most recent call last\):\n(?:<stack traces unavailable>\n)?|^ +File ".*\n+',
+    re.M,
+)
 # A tf.debugging.Assert of this library, in one line; what it shows is in brackets.
 _CHECK = re.compile(r"assertion failed: \[smp_tf: (.+?)\] \[\[\{\{node ")
 
@@ -80,6 +83,8 @@ class FailureHooks:
     def _tell(self, error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() != self._process:
             return  # a child that the script forked: it is no rank, and has no transport
+        if not self._transport.is_open:
+            return  # Python has nearly ended, and a thread of the script has not
         self.failed = True
         if follows_from_another(error):
             _wait_until(lambda: self._transport.cause is not None, _CAUSE_TIME)
@@ -116,7 +121,7 @@ def describe(error: BaseException, trace: TracebackType | None, who: str) -> str
     """
     if isinstance(error, KeyboardInterrupt):
         return f"{who} was ended by Ctrl-C"
-    what = " ".join(_type_and_words(error).split())
+    what = " ".join(type_and_words(error).split())
     check = _CHECK.search(what)
     if check:
         # Which ranks differ, it says; this one only looked.
@@ -128,15 +133,19 @@ def describe(error: BaseException, trace: TracebackType | None, who: str) -> str
     return f"{who} failed: {_cut(what)}" + (f" (at {lines[-1]})" if lines else "")
 
 
-def _type_and_words(error: BaseException) -> str:
-    """An error's type and message, without the lines of code that TensorFlow puts before the message."""
+def type_and_words(error: BaseException) -> str:
+    """An error's type and message, without the lines of code that TensorFlow puts before the message.
+
+    Args:
+        error: the error.
+    """
     # What is raised while a tf.function is traced is replaced by another error.
     metadata = getattr(error, "ag_error_metadata", None)
     if metadata is not None:
         return str(metadata.cause_message)
     text = str(error)
     if text.startswith(_IN_A_GRAPH):
-        text = _LINES_OF_CODE.sub("", text.removeprefix(_IN_A_GRAPH))
+        text = _LINES_OF_CODE.sub("", text.removeprefix(_IN_A_GRAPH)).strip()
     return f"{type(error).__name__}: {text}" if text.strip() else type(error).__name__
 
 

@@ -8,3 +8,11 @@ def in_seconds(seconds: float) -> str:
     if seconds >= 1.0:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.3g} ms"
+
+
+def in_flops(count: float) -> str:
+    """Floating-point operations for people, such as "1.2 GFLOP"."""
+    for factor, unit in ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP")):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} FLOP"

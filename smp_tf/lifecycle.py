@@ -141,8 +141,11 @@ def _leave_at_exit() -> None:
     running = runtime.current_or_none()
     if running is None or os.getpid() != running.topology.pids[running.topology.rank]:
         return  # ended already, or a child that the script forked
-    # After a failure the transport stays: its thread ends a process that does not end by itself.
-    if _hooks is None or not _hooks.failed:
+    if _hooks is not None and _hooks.failed:
+        # The transport stays until Python has ended: its thread ends a process that does not end by itself.
+        if _watch is not None:
+            _watch.stop()
+    else:
         # Horovod ends for all ranks when it ends on one, and those of other stages may still average over replicas.
         _leave(running, _OTHERS_TIME if running.topology.dp_size > 1 else 0.0)
 

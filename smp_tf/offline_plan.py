@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,15 +22,16 @@ import tf_keras
 from smp_tf import lifecycle, memory_forecast, planning, proposal
 from smp_tf.cluster import Cluster, one_host
 from smp_tf.config import ONE_BIT, Config
+from smp_tf.config_values import kind_of
 from smp_tf.data_parallel import averaging_bytes
 from smp_tf.error_feedback import errors_per_weight
 from smp_tf.errors import OfflinePlanError, PlacementError, ScheduleError, StepError
+from smp_tf.example_model import Example, batch_size_of, example_of
 from smp_tf.host_memory import memory_of_host
 from smp_tf.model import DistributedModel
-from smp_tf.one_bit_adam import OneBitAdam
-from smp_tf.one_bit_lamb import OneBitLAMB
+from smp_tf.named_function import first_of, in_a_line, told
 from smp_tf.one_bit_optimizer import OneBitOptimizer
-from smp_tf.optimizer_state import slots_of
+from smp_tf.optimizer_names import optimizer_by_name, slots_by_name
 from smp_tf.partition.cost import Costs
 from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.op_graph import OpGraph, TensorType
@@ -47,26 +48,9 @@ from smp_tf.profiling import forward_backward, takes_training
 from smp_tf.step_trace import StepTrace
 from smp_tf.times_by_size import UnitTimes
 
-
-@dataclass(frozen=True)
-class Example:
-    """What a function gives that describes a training.
-
-    Args:
-        model: the model.
-        inputs: what it is called with: arrays, tensors or `tf.TensorSpec`s, a batch of one replica; a tuple holds
-            several arguments.
-        loss: of the model's outputs; None for one that makes every output count.
-    """
-
-    model: tf_keras.Model
-    inputs: Any
-    loss: Callable[[Any], Any] | None = None
-
-
 #: The step of a model that is planned offline, in a plan file.
 STEP = "forward_backward"
-#: For how long smaller microbatches are tried where a model does not fit.
+#: For how long smaller microbatches, or more partitions, are tried where a model does not fit.
 _SECONDS_TO_TRY = 10.0
 #: Seconds of a step that takes none, where no layer could be measured.
 _SHORTEST = 1e-9
@@ -161,9 +145,9 @@ class OfflineModel:
         times: Callable[[OfflineModel, int], UnitTimes] = lambda model, samples: UnitTimes(),
     ) -> None:
         self._slots = slots_by_name(optimizer)
-        self._is_one_bit = isinstance(_optimizer(optimizer), OneBitOptimizer)
+        self._is_one_bit = isinstance(optimizer_by_name(optimizer), OneBitOptimizer)
         self._model, self._example = _made_without_storage(function)
-        self.batch_size = batch_size if batch_size is not None else _batch_size(self._example)
+        self.batch_size = batch_size if batch_size is not None else batch_size_of(self._example)
         self._times = times
         self._traces: dict[int, OfflineTrace] = {}
         self._measured: dict[int, UnitTimes] = {}
@@ -241,10 +225,12 @@ class OfflineModel:
                 the file are not of this model.
             PlacementError: the model has too few layers for so many partitions.
             MemoryLimitError: no plan keeps within the memory limit.
-            ConfigError: the cluster has too few ranks.
+            ConfigError: the cluster has too few ranks, or 1-bit compression does not go with another setting.
         """
+        if config.gradient_compression == ONE_BIT and replicas > 1:
+            config.refuse_beside_one_bit()
         made, stages = self.trace(config.microbatches), config.partitions or 1
-        cluster = cluster or one_host(stages * replicas)
+        described, cluster = cluster, cluster or one_host(stages * replicas)
         measured = self._times_of(made.samples) if timed else UnitTimes()
         given = _given_for(stored, made.graph, config.pipeline) if stored is not None else None
         request = planning.PlacementRequest(
@@ -273,6 +259,7 @@ class OfflineModel:
             alone=measured.alone,
             recompute=config.recompute or (given is not None and given.recompute),
             others=lambda: self._smaller_microbatches(config, replicas, cluster),
+            partitions=lambda numbers: self._more_partitions(numbers, config, replicas, described),
         )
         plan = proposal.propose(made.graph, request, {})
         units, costs = planning.costs_of(made.graph, request, plan)
@@ -301,6 +288,21 @@ class OfflineModel:
                 return
             if self._fits(dataclasses.replace(config, microbatches=many), replicas, cluster):
                 yield f"{many} microbatches"
+                return
+
+    def _more_partitions(
+        self, numbers: Iterable[int], config: Config, replicas: int, cluster: Cluster | None
+    ) -> Iterator[str]:
+        """The first of some larger numbers of partitions with which the model fits, on the ranks that there are."""
+        begun = time.monotonic()
+        for many in numbers:
+            # What is not described is as the ranks that are; a cluster has no others.
+            fewer = min(replicas, cluster.size // many) if cluster is not None else replicas
+            if not fewer or time.monotonic() - begun > _SECONDS_TO_TRY:
+                return
+            if self._fits(dataclasses.replace(config, partitions=many), fewer, cluster or one_host(many * fewer)):
+                beside = f" and {fewer} replica{'s' * (fewer > 1)}" if fewer != replicas else ""
+                yield f"{many} partitions{beside}"
                 return
 
     def _fits(self, config: Config, replicas: int, cluster: Cluster) -> bool:
@@ -365,81 +367,6 @@ def _made_without_storage(function: Callable[[], Any]) -> tuple[DistributedModel
         return made[0].model, made[0]
 
 
-def example_of(given: Any) -> Example:
-    """What a function gave: a model, `(model, inputs)` or `(model, inputs, loss)`.
-
-    Args:
-        given: the function's result. A model alone is one of Keras's functional API, which knows its inputs.
-
-    Raises:
-        OfflinePlanError: it is none of these.
-    """
-    model, *rest = given if isinstance(given, tuple) else (given,)
-    if not isinstance(model, tf_keras.Model) or len(rest) > 2:
-        what = f"a {type(given).__name__}" if not isinstance(given, tuple) else f"a tuple of {len(given)}"
-        raise OfflinePlanError(
-            f"The function must return a Keras model, or (model, inputs), or (model, inputs, loss). It returned {what}."
-        )
-    if rest:
-        for leaf in tf.nest.flatten(rest[0]):
-            _require_array(leaf)
-        return Example(model, *rest)
-    if not getattr(model, "inputs", None):
-        raise OfflinePlanError(
-            f"Model {model.name!r} does not know its inputs before it is called. Let the function return (model, "
-            f"inputs), with arrays or tf.TensorSpecs of a batch."
-        )
-    return Example(model, tf.nest.map_structure(_spec_of_keras, model.input))
-
-
-def _require_array(leaf: Any) -> None:
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        received = f"{type(leaf).__name__} {str(leaf)[:40]!r}"
-    elif tf.TensorShape(leaf.shape).rank is None:
-        received = f"a {type(leaf).__name__} of unknown rank"
-    else:
-        return
-    raise OfflinePlanError(f"Example inputs are arrays or tf.TensorSpecs of known rank. The function gave {received}.")
-
-
-def _spec_of_keras(tensor: Any) -> tf.TensorSpec:
-    return tf.TensorSpec(tensor.shape, tensor.dtype)
-
-
-def slots_by_name(optimizer: str) -> float:
-    """How many slots an optimizer keeps for a variable, in sizes of the variable.
-
-    Args:
-        optimizer: its name in `tf.keras.optimizers`, or that of one of smp_tf.
-
-    Raises:
-        OfflinePlanError: there is no such optimizer.
-    """
-    found = slots_of(_optimizer(optimizer))
-    if found is None:
-        raise OfflinePlanError(f"tf.keras.optimizers has no optimizer of the name {optimizer!r}.")
-    return found
-
-
-def _optimizer(name: str) -> Any:
-    """An optimizer of a name, in small letters or as its class is called."""
-    own = {own.__name__.lower(): own for own in (OneBitAdam, OneBitLAMB)}
-    if name.lower() in own:
-        return own[name.lower()]()
-    try:
-        return tf_keras.optimizers.get(name)
-    except ValueError:
-        raise OfflinePlanError(f"tf.keras.optimizers has no optimizer of the name {name!r}.") from None
-
-
-def _batch_size(example: Example) -> int:
-    for leaf in tf.nest.flatten(example.inputs):
-        shape = tf.TensorShape(leaf.shape)
-        if shape.rank and shape[0] is not None:
-            return int(shape[0])
-    raise OfflinePlanError("The example inputs have a batch of open size. Say how large it is (--batch-size).")
-
-
 def _traced(model: DistributedModel, example: Example, samples: int) -> tuple[StepTrace, tuple[tf.Tensor, ...]]:
     def value(leaf: Any) -> tf.Tensor:
         if isinstance(leaf, np.ndarray | tf.Tensor) and len(leaf.shape) and leaf.shape[0] >= samples:
@@ -463,15 +390,56 @@ def _traced(model: DistributedModel, example: Example, samples: int) -> tuple[St
     tensors = tuple(tf.nest.flatten(inputs, expand_composites=True))
 
     options = {"training": True} if takes_training(model) else {}
+    loss = _Loss(example.loss) if example.loss is not None else None
     try:
         arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-        return forward_backward(model, example.loss).trace(*arguments, **options), tensors
-    except StepError:
+        function = forward_backward(model, loss.checked if loss is not None else None)
+        return function.trace(*arguments, **options), tensors
+    except KeyboardInterrupt:
         raise
-    except Exception as error:
-        raise OfflinePlanError(
-            f"Model {model.name!r} could not be traced with its example inputs: {type(error).__name__}: {error}"
-        ) from error
+    except BaseException as error:
+        first = first_of(error)
+        if isinstance(first, StepError | OfflinePlanError):
+            raise type(first)(in_a_line(str(first))) from error
+        if isinstance(first, SystemExit):
+            raise OfflinePlanError(f"Model {model.name!r} ends the process (sys.exit) when it is called.") from error
+        what = loss.what_failed(model.name) if loss is not None else ""
+        what = what or f"Model {model.name!r} could not be traced with its example inputs"
+        place = told(error)
+        raise OfflinePlanError(f"{what}{',' if place.startswith(' ') else ''}{place}") from error
+
+
+class _Loss:
+    """A loss, which knows how far a trace has come.
+
+    Args:
+        loss: of the model's outputs.
+    """
+
+    def __init__(self, loss: Callable[[Any], Any]) -> None:
+        self._loss = loss
+        self._begun = self._done = False
+
+    def checked(self, outputs: Any) -> Any:
+        """The loss of some outputs, which has gradients.
+
+        Raises:
+            OfflinePlanError: it is none.
+        """
+        self._begun = True
+        found = self._loss(outputs)
+        leaves = tf.nest.flatten(found)
+        if not leaves or not all(tf.is_tensor(leaf) and leaf.dtype.is_floating for leaf in leaves):
+            what = f"a tensor of {found.dtype.name}" if tf.is_tensor(found) else kind_of(found)
+            raise OfflinePlanError(f"The loss must return a tensor of floating-point numbers. It returned {what}.")
+        self._done = True
+        return found
+
+    def what_failed(self, model: str) -> str:
+        """What a trace that failed was at, after the words of the model."""
+        if self._done:
+            return f"The gradients of model {model!r} could not be traced"
+        return f"The loss of model {model!r} could not be traced with its outputs" if self._begun else ""
 
 
 def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:

@@ -1,7 +1,8 @@
 """The configuration's `partition_file`: plans are written to it when they are made, or read from it to run with them.
 
 smp.init     rank 0 reads the file ─▶ every rank has its plans, or the same error
-first step   of each model: its plan is looked up by the step's fingerprint, then by its layers and variables
+first step   of each model: its plan is looked up by the step's fingerprint, then by its layers and variables; of
+             several by the step's name
 else         rank 0 writes all plans made so far, to a file beside it that then takes its place
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,11 +22,12 @@ from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
-from smp_tf.partition.plan_file import PlanFile, StoredPlan, to_store
+from smp_tf.partition.plan_file import MAX_BYTES, PlanFile, StoredPlan, to_store
+from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.schedule import runs_on
 
-#: No plan file is larger: a model of a thousand layers takes about 0.3 MiB.
-MAX_BYTES = 16 * 2**20
+#: What a rank says of a file: in JSON a byte of it may take six.
+_MOST_SAID = 7 * MAX_BYTES
 
 #: The plans that this script has made since `smp.init`.
 _made: list[StoredPlan] = []
@@ -48,7 +51,7 @@ def load(config: Config, rank: int, exchange: Callable[[bytes, str, int], list[b
         return None
     assert config.partition_file is not None
     mine = json.dumps(_read(config.partition_file)).encode() if rank == 0 else b""
-    said = json.loads(exchange(mine, "smp_tf.partition_file", 2 * MAX_BYTES)[0])
+    said = json.loads(exchange(mine, "smp_tf.partition_file", _MOST_SAID)[0])
     if "error" in said:
         raise ConfigError(said["error"])
     advice = "Make it anew: run once without load_partition."
@@ -67,20 +70,26 @@ def load(config: Config, rank: int, exchange: Callable[[bytes, str, int], list[b
 
 def _read(path: str) -> dict[str, str]:
     """The file's text, or why there is none."""
-    file = Path(path)
-    if not file.exists():
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            return {"error": f"partition_file {path} cannot be read: it is no file, but a device, a pipe or a socket."}
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            return {"error": f"partition_file {path} is larger than {MAX_BYTES} bytes, which no plan file is."}
+        return {"text": content.decode()}
+    except (FileNotFoundError, NotADirectoryError):
         return {
             "error": f"load_partition is true, but partition_file {path} does not exist on the host of rank 0 (looked "
             f"in {Path.cwd()}). Run once without load_partition, which writes it."
         }
-    try:
-        if file.stat().st_size > MAX_BYTES:
-            return {"error": f"partition_file {path} is larger than {MAX_BYTES} bytes, which no plan file is."}
-        return {"text": file.read_text(encoding="utf-8")}
     except OSError as error:
         return {"error": f"partition_file {path} cannot be read: {error.strerror}."}
     except UnicodeDecodeError as error:
         return {"error": f"partition_file {path} is damaged: it is not UTF-8 text ({error})."}
+    except ValueError as error:
+        return {"error": f"partition_file {path!r} is the name of no file: {error}."}
 
 
 def given_for(step: str, graph: OpGraph) -> StoredPlan | None:
@@ -96,20 +105,13 @@ def given_for(step: str, graph: OpGraph) -> StoredPlan | None:
     running = runtime.current()
     if running.plan_file is None:
         return None
-    path, own = running.config.partition_file, fingerprint(graph)
     try:
-        found = running.plan_file.plan_for(step, graph, planning.units_of(graph), own)
+        return running.plan_file.plan_for(step, graph, planning.units_of(graph), fingerprint(graph))
     except PlacementError as error:
         raise PlacementError(
-            f"partition_file {path} cannot be used. {error} Make it anew: run once without load_partition."
+            f"partition_file {running.config.partition_file} cannot be used. {error} Make it anew: run once without "
+            f"load_partition."
         ) from None
-    if found.fingerprint != own:
-        announce(
-            f"The plan in {path} was made for step {found.step!r} with the layers and variables of {step!r}, but with "
-            f"other batches or constants. Its placement is kept; the forecast is that of this step.",
-            running.topology.rank,
-        )
-    return found
 
 
 def schedule_for(given: StoredPlan, schedule: str, decided: tuple[int, ...] | None) -> str:
@@ -130,21 +132,29 @@ def schedule_for(given: StoredPlan, schedule: str, decided: tuple[int, ...] | No
             f"The plan for {given.step!r} in {path} has chunks on partitions {list(given.placement)}, and what an "
             f"earlier step placed is in chunks on partitions {list(decided or ())}: change one of the two plans."
         )
-    if schedule == proposal.AUTO:
-        return given.pipeline
-    if not runs_on(schedule, given.placement):
+    taken = given.pipeline if schedule == proposal.AUTO else schedule
+    try:
+        # Of the plan it only has to be one that there is.
+        runs_on(given.pipeline, given.placement)
+        runs = runs_on(taken, given.placement)
+    except ScheduleError as error:
+        raise PlacementError(
+            f"The plan for {given.step!r} in {path} names a pipeline that cannot be had. {error}"
+        ) from None
+    if not runs:
+        advice = "Change its 'placement' back" if taken == given.pipeline else f"Set pipeline to {given.pipeline!r}"
         raise PlacementError(
             f"The plan in {path} was made for pipeline {given.pipeline!r} and has chunks on partitions "
-            f"{list(given.placement)}, on which {schedule!r} does not run. Set pipeline to {given.pipeline!r}, or make "
-            f"the plan anew: run once without load_partition."
+            f"{list(given.placement)}, on which {taken!r} does not run. {advice}, or make the plan anew: run once "
+            f"without load_partition."
         )
-    if schedule != given.pipeline:
+    if taken != given.pipeline:
         announce(
             f"The plan in {path} was made for pipeline {given.pipeline!r}; its layers stay where they are, and the "
-            f"step runs as {schedule!r}.",
+            f"step runs as {taken!r}.",
             running.topology.rank,
         )
-    return schedule
+    return taken
 
 
 def keep(step: str, plan: Plan, graph: OpGraph) -> None:
@@ -164,7 +174,11 @@ def keep(step: str, plan: Plan, graph: OpGraph) -> None:
         return
     if not _made:
         on_shutdown(_made.clear)
-    _made.append(to_store(step, plan, graph))
+    new = to_store(step, plan, graph)
+    if any((known.step, known.fingerprint) == (step, new.fingerprint) for known in _made):
+        # A script may make the same model again: a run that loads the file takes the first plan for each of them.
+        return
+    _made.append(new)
     try:
         _replace(Path(path), PlanFile(plan.stages, tuple(_made)).to_json())
     except OSError as error:

@@ -35,9 +35,9 @@ def placement(lowered: Lowered) -> tuple[int, ...] | None:
     if len(decided) > 1:
         (one, first), (other, second), *_ = decided.items()
         raise StepError(
-            f"{first!r} was placed by a plan with chunks on partitions {one}, and {second!r} by one with chunks on "
-            f"partitions {other}, so that no step can use both. Let a step that uses both run first, or name the "
-            f"schedule in pipeline instead of 'auto'."
+            f"{first!r} was placed by a plan with chunks on partitions {list(one)}, and {second!r} by one with chunks "
+            f"on partitions {list(other)}, so that no step can use both. Let a step that uses both run first, or name "
+            f"the schedule in pipeline instead of 'auto'."
         )
     return next(iter(decided), None)
 
@@ -56,7 +56,7 @@ def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
         if _is_free(config) and plan.stages > 1 and not graph.gradients:
             announce(
                 f"Step {step!r}, which takes no gradients, has decided where the layers are, also for training: chunks "
-                f"on partitions {plan.placement}. Let the training step run first to have them placed for it.",
+                f"on partitions {list(plan.placement)}. Let the training step run first to have them placed for it.",
                 runtime.current().topology.rank,
             )
 

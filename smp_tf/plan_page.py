@@ -7,14 +7,16 @@ memory      a row per rank: what it holds while the step runs
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from html import escape
 
 from smp_tf.html_page import LEFT, TASKS, WIDTH, document, items, legend, mark, svg, table
-from smp_tf.in_words import in_seconds
+from smp_tf.in_words import in_flops, in_seconds
 from smp_tf.offline_plan import OfflinePlan, memory_over_time
+from smp_tf.partition.cost import UnitCost
 from smp_tf.partition.plan import as_bytes
-from smp_tf.partition.report import layer_names, remarks, sent
+from smp_tf.partition.report import heading, layer_names, remarks, sent
 from smp_tf.plan_text import forecast
 
 #: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
@@ -23,8 +25,11 @@ _LARGEST = 20
 
 _STYLE = """
 th:nth-child(1), td:nth-child(1), td.name, th.name { text-align: left; }
-td.name { overflow-wrap: anywhere; }
+th, td { padding: .25em .5em; } td { white-space: nowrap; } td:last-child { white-space: normal; }
+td.name { overflow-wrap: anywhere; white-space: normal; min-width: 12em; }
 """
+#: Letters of a layer's name in its box.
+_LETTERS = 31
 
 
 def page(made: OfflinePlan, name: str) -> str:
@@ -38,14 +43,12 @@ def page(made: OfflinePlan, name: str) -> str:
         HTML, complete.
     """
     plan = made.plan
-    balanced = "stored bytes" if plan.objective == "memory" else "time per microbatch"
-    said = f"{plan.stages} partitions, {plan.microbatches} microbatches, {plan.schedule_name}, balanced by {balanced}"
     body = [
         f"<h1>Plan of {escape(name)}</h1>",
-        f"<p>{escape(said)}.</p>",
+        f"<p>{escape(heading(plan))}.</p>",
         items([*remarks(plan), forecast(made)]),
         "<h2>Stages</h2>",
-        _stages(made),
+        f'<div class="wide">{_stages(made)}</div>',
         "<h2>Layers</h2>",
         "<p>A column per stage; lines are what one microbatch sends forward, dashed ones what it sends back.</p>",
         f'<div class="wide">{_layers(made)}</div>',
@@ -99,6 +102,7 @@ def _layers(made: OfflinePlan) -> str:
     columns: list[list[int]] = [[] for _ in range(made.plan.stages)]
     for unit, stage in enumerate(stage_of):
         columns[stage].append(unit)
+    short = _short_names([unit.name for unit in made.units])
     tallest = max(len(column) for column in columns)
     height = max(4.0, min(20.0, 1400.0 / tallest))
     width, gap = 200, 110
@@ -112,7 +116,8 @@ def _layers(made: OfflinePlan) -> str:
             name = made.units[unit].name
             cost = made.costs.units[unit]
             told = (
-                f"{name}: weights {as_bytes(cost.weight_bytes)}, slots {as_bytes(cost.slot_bytes)}, stash "
+                f"{name}: weights {as_bytes(cost.weight_bytes)}, slots {as_bytes(cost.slot_bytes)}; of a microbatch "
+                f"{_work(cost)}, read {as_bytes(cost.bytes_read)}, written {as_bytes(cost.bytes_written)}, stash "
                 f"{as_bytes(cost.stash_bytes)}, {in_seconds(cost.time_forward + cost.time_backward)}"
             )
             shapes.append(
@@ -120,7 +125,11 @@ def _layers(made: OfflinePlan) -> str:
                 f'height="{max(height - 1, 1):.1f}" fill="{_color(stage)}" fill-opacity=".55"/>'
             )
             if height >= 12:
-                shapes.append(f'<text x="{left + 4}" y="{top + height / 2 + 3.5:.1f}">{escape(_short(name))}</text>')
+                # A picture in the picture: what is wider than the box is cut off.
+                shapes.append(
+                    f'<svg x="{left}" y="{top:.1f}" width="{width}" height="{height:.1f}">'
+                    f'<text x="4" y="{height / 2 + 3.5:.1f}">{escape(short[unit])}</text></svg>'
+                )
             shapes.append("</g>")
         shapes.append(f'<text x="{left}" y="12">stage {stage}</text>')
     for flow in made.costs.flows:
@@ -142,9 +151,36 @@ def _layers(made: OfflinePlan) -> str:
     return svg(made.plan.stages * (width + gap) - gap, 24 + tallest * height, shapes)
 
 
-def _short(name: str) -> str:
-    last = name.split("/", 1)[-1]
-    return last if len(last) <= 32 else f"…{last[-31:]}"
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Names without the path that all have in common, and long ones without the words with which all of those begin."""
+    paths = [name.split("/") for name in names]
+    common = _in_common([path[:-1] for path in paths])
+    shorter = ["/".join(path[common:]) for path in paths]
+    long = [name for name in shorter if len(name) > _LETTERS]
+    words = long[0].rfind("_", 0, _in_common(long)) + 1 if long else 0
+
+    def within(name: str) -> str:
+        ended = f"…{name[words:]}" if words and len(name) > _LETTERS else name
+        return ended if len(ended) <= _LETTERS else f"{ended[: _LETTERS - 1]}…"
+
+    return [within(name) for name in shorter]
+
+
+def _in_common(all_of: Sequence[str] | Sequence[list[str]]) -> int:
+    """How many items all of some sequences have in common at their begin."""
+    # What the least and the greatest have in common, those between them have too.
+    pairs = zip(min(all_of), max(all_of), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _work(cost: UnitCost) -> str:
+    """Floating-point operations of a unit, by what they are for."""
+    parts = (
+        ("forward", cost.flops_forward),
+        ("for gradients of inputs", cost.flops_input_gradient),
+        ("of weights", cost.flops_weight_gradient),
+    )
+    return ", ".join(f"{in_flops(flops)} {what}" for what, flops in parts)
 
 
 def _legend(made: OfflinePlan) -> str:
@@ -227,8 +263,14 @@ def _largest(made: OfflinePlan) -> str:
     for unit in sorted(range(len(made.units)), key=lambda at: (-size(at), at))[:_LARGEST]:
         cost = made.costs.units[unit]
         sizes = [as_bytes(part) for part in (cost.weight_bytes, cost.slot_bytes, cost.stash_bytes)]
+        sizes += [in_flops(cost.flops_forward), in_flops(cost.flops_input_gradient)]
+        sizes += [in_flops(cost.flops_weight_gradient), as_bytes(cost.bytes_read), as_bytes(cost.bytes_written)]
         share = (cost.time_forward + cost.time_backward) / whole
         numbered = mark(_color(stage_of[unit])) + str(stage_of[unit])
         rows.append((numbered, escape(made.units[unit].name), *sizes, f"{share:.1%}"))
-    heads = ("stage", "layer", "weights", "slots", "stash of a microbatch", "time")
-    return table(heads, rows, names_at=1)
+    heads = (
+        *("stage", "layer", "weights", "slots", "stash"),
+        *("forward", "gradients of inputs", "gradients of weights", "read", "written", "time"),
+    )
+    said = "Weights and slots are stored once; all else is of one microbatch, forward and backward."
+    return f'<p>{said}</p><div class="wide">{table(heads, rows, names_at=1)}</div>'

@@ -18,7 +18,6 @@ from smp_tf.cluster import Cluster, one_host
 from smp_tf.config import Config
 from smp_tf.errors import MemoryLimitError, PlacementError
 from smp_tf.offline_plan import OfflineModel, OfflinePlan
-from smp_tf.partition.plan import as_bytes
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.schedule import IN_ORDER, LEAN, SCHEDULES
 
@@ -40,6 +39,7 @@ class Candidate:
         needed: bytes of the fullest rank; None where no plan says.
         refused: why there is no plan, in a few words; "" where there is one.
         why: the same in all words, where it is not memory.
+        excess: where it is memory, by how many bytes the rank exceeds its limit that does so most.
     """
 
     config: Config
@@ -49,6 +49,7 @@ class Candidate:
     needed: int | None
     refused: str = ""
     why: str = ""
+    excess: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -109,7 +110,7 @@ def search(
         OfflinePlanError: the model cannot be traced.
         ConfigError: the cluster has too few ranks.
     """
-    cluster = cluster or one_host(ranks)
+    described, cluster = cluster, cluster or one_host(ranks)
     counts = list(partitions) or [count for count in range(1, ranks + 1) if ranks % count == 0]
     wanted = [
         dataclasses.replace(config, partitions=count, microbatches=parts, pipeline=pipeline)
@@ -131,8 +132,19 @@ def search(
     if not config.recompute and not any(candidate.fits for candidate in found):
         sized = [candidate.config for candidate in found if candidate.needed is not None]
         try_all([dataclasses.replace(settings, recompute=True) for settings in sized])
-    best = _best(found, config)
-    made = model.plan(best.config, replicas=best.replicas, cluster=cluster, proof_seconds=proof_seconds, advise=False)
+    if any(candidate.fits for candidate in found):
+        best = _best(found)
+        made = model.plan(
+            best.config, replicas=best.replicas, cluster=cluster, proof_seconds=proof_seconds, advise=False
+        )
+    else:
+        best = _nearest(found)
+        try:
+            # A longer look may find that it does fit.
+            made = model.plan(best.config, replicas=best.replicas, cluster=described, proof_seconds=proof_seconds)
+        except MemoryLimitError as error:
+            said = f"None of {len(found)} settings fits. Nearest comes {_in_words(best.config)}. {error}"
+            raise MemoryLimitError(said) from error
     found[found.index(best)] = best = _planned(best.config, best.replicas, made)
     return Search(tuple(found), best, made)
 
@@ -161,7 +173,7 @@ def _candidate(model: OfflineModel, settings: Config, replicas: int, cluster: Cl
     try:
         made = model.plan(settings, replicas=replicas, cluster=cluster, proof_seconds=0.0, advise=False)
     except MemoryLimitError as error:
-        return Candidate(settings, replicas, 0.0, None, error.needed, "does not fit")
+        return Candidate(settings, replicas, 0.0, None, error.needed, "does not fit", excess=error.excess)
     except PlacementError as error:
         return Candidate(settings, replicas, 0.0, None, None, "cannot be placed", str(error))
     return _planned(settings, replicas, made)
@@ -172,21 +184,24 @@ def _planned(settings: Config, replicas: int, made: OfflinePlan) -> Candidate:
     return Candidate(settings, replicas, made.samples_per_second, made.timeline.bubble_ratio, needed)
 
 
-def _best(found: Sequence[Candidate], config: Config) -> Candidate:
+def _nearest(found: Sequence[Candidate]) -> Candidate:
+    """Of settings none of which fits, those of which the fewest bytes are too much."""
+    sizes = [candidate for candidate in found if candidate.needed is not None]
+    if not sizes:
+        raise PlacementError(f"None of {len(found)} settings can be placed. The last: {found[-1].why}")
+    return min(sizes, key=lambda candidate: (candidate.excess, candidate.size))
+
+
+def _in_words(config: Config) -> str:
+    partitions, parts = config.partitions or 1, config.microbatches
+    return (
+        f"{config.pipeline} with {partitions} partition{'s' * (partitions > 1)} and {parts} "
+        f"microbatch{'es' * (parts > 1)}{' and recompute' if config.recompute else ''}"
+    )
+
+
+def _best(found: Sequence[Candidate]) -> Candidate:
     possible = [candidate for candidate in found if candidate.fits]
-    if not possible:
-        sizes = [candidate for candidate in found if candidate.needed is not None]
-        if not sizes:
-            raise PlacementError(f"None of {len(found)} settings can be placed. The last: {found[-1].why}")
-        nearest = min(sizes, key=lambda candidate: candidate.needed or 0)
-        stages, parts, pipeline = nearest.config.partitions, nearest.config.microbatches, nearest.config.pipeline
-        many = "1 microbatch" if parts == 1 else f"{parts} microbatches"
-        many += " and recompute" if nearest.config.recompute else ""
-        limit = f"memory_limit, {as_bytes(config.memory_limit)} a rank" if config.memory_limit else "what ranks have"
-        raise PlacementError(
-            f"None of {len(found)} settings keeps within {limit}. Nearest comes {pipeline} with {stages} "
-            f"partitions and {many}: {as_bytes(nearest.needed or 0, up=True)} a rank."
-        )
     fastest = max(candidate.speed for candidate in possible)
     return min(
         (candidate for candidate in possible if candidate.speed >= fastest * (1 - _AS_FAST)),

@@ -19,7 +19,7 @@ from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.place import Placed, place
-from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks
+from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks, check_units
 from smp_tf.partition.plan import Plan, make_plan
 from smp_tf.partition.plan_file import StoredPlan
 from smp_tf.partition.recompute import group_units, groups_of_nodes, needed_again, with_recompute
@@ -54,8 +54,10 @@ class PlacementRequest:
         proof_seconds: for how long to look for a placement that no cut of one order gives; 0 for not at all.
         thorough: look also where there is little to gain.
         advise: where nothing fits, look for what would.
-        others: gives, in words, settings that are not tried here and with which it fits; None where nothing else can
-            be tried.
+        others: gives, in words, numbers of microbatches that are not tried here and with which it fits; None where
+            nothing else can be tried.
+        partitions: gives, in words, larger numbers of stages with which it fits, where the ranks for them are known;
+            None where they are taken to be as the others.
         local_outputs: positions of outputs that stay with the stage that makes them.
         composites: positions of outputs that are parts of one composite tensor.
         chunks_per_rank: how many chunks of the model each rank has; None for as few as the schedule takes.
@@ -85,6 +87,7 @@ class PlacementRequest:
     thorough: bool = False
     advise: bool = True
     others: Callable[[], Iterable[str]] | None = None
+    partitions: Callable[[Iterable[int]], Iterable[str]] | None = None
     local_outputs: frozenset[int] = frozenset()
     composites: Sequence[tuple[int, ...]] = ()
     chunks_per_rank: int | None = None
@@ -212,6 +215,9 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         )
     elif owners:
         units = ordered_by_chunk(graph, units, _pins(units, owners))
+    else:
+        # Before there are schedules and costs of so many stages.
+        check_units([unit.name for unit in units], request.stages)
     costs, known = _costs_of(graph, units, request)
     chunks = request.chunks
     gap, without = None, None
@@ -253,7 +259,7 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         said = f"no more is proved of this placement: {without}"
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, said))
     if request.given is not None:
-        plan = dataclasses.replace(plan, reasons=(*plan.reasons, _loaded(request.given)))
+        plan = dataclasses.replace(plan, reasons=(*plan.reasons, _loaded(request.given, plan.fingerprint)))
     if request.recompute and graph.gradients:
         plan = dataclasses.replace(plan, reasons=(*plan.reasons, _made_again(plan, costs)))
     if known:
@@ -272,16 +278,21 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
     return plan
 
 
-def _loaded(given: StoredPlan) -> str:
-    """That a plan was loaded, and what has been moved in it by hand."""
+def _loaded(given: StoredPlan, own: str) -> str:
+    """That a plan was loaded, whether for another step, and what has been moved in it by hand.
+
+    Args:
+        given: the plan.
+        own: the fingerprint of the step that it is used for.
+    """
     said = "the placement is that of the plan that was loaded"
+    if given.fingerprint != own:
+        said += f", which was made for step {given.step!r} with other batches, constants or operations"
     moved = given.moved()
     if not moved:
         return said
-    what = "partition" if given.placement == tuple(range(len(given.placement))) else "chunk"
-    told = [f"{name} from {what} {old} to {new}" for name, (old, new) in list(moved.items())[:_MOST_MOVED]]
-    more = f", and {len(moved) - len(told)} more" if len(moved) > len(told) else ""
-    return f"{said}; moved by hand: {', '.join(told)}{more}"
+    more = f", and {len(moved) - _MOST_MOVED} more" if len(moved) > _MOST_MOVED else ""
+    return f"{said}; moved by hand: {', '.join(moved[:_MOST_MOVED])}{more}"
 
 
 def _made_again(plan: Plan, costs: Costs) -> str:
@@ -400,8 +411,8 @@ def _as_given(
     placed = [given.units[unit.name] for unit in units]
     if chunks.placement != given.placement:
         raise PlacementError(
-            f"The plan that was loaded has chunks on partitions {given.placement}, and what an earlier step placed is "
-            f"in chunks on partitions {chunks.placement}: change one of the two plans in the file."
+            f"The plan that was loaded has chunks on partitions {list(given.placement)}, and what an earlier step "
+            f"placed is in chunks on partitions {list(chunks.placement)}: change one of the two plans in the file."
         )
     for unit, chunk, pin in zip(units, placed, _pins(units, owners), strict=True):
         stage = chunks.placement[chunk]
@@ -425,7 +436,9 @@ def _as_given(
     for weight in costs.weights:
         name = graph.variables[weight.variable].name
         used_on = sorted({placed[user] for user in weight.users})
-        if len(used_on) > 1 and weight.variable not in decided:
+        if len(used_on) < 2:
+            continue
+        if weight.variable not in decided:
             decided[weight.variable] = given.shared.get(name, used_on[0])
             if decided[weight.variable] not in used_on:
                 stages = sorted({chunks.placement[chunk] for chunk in used_on})
@@ -434,6 +447,13 @@ def _as_given(
                     f"{chunks.placement[decided[weight.variable]]}, whose layers do not use it. Those of partitions "
                     f"{' and '.join(map(str, stages))} do."
                 )
+        stage = chunks.placement[decided[weight.variable]]
+        asked = chunks.placement[given.shared.get(name, decided[weight.variable])]
+        if asked != stage:
+            raise PlacementError(
+                f"The plan that was loaded gives {name!r} to partition {asked}. An earlier step put it on partition "
+                f"{stage}, where it stays: change one of the two plans in the file."
+            )
     chain = Chain.of([unit.name for unit in units], costs, pinned=placed)
     return follow_owners(chain, request.stages, decided, request.microbatches, chunks, request.ranks)
 

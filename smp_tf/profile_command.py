@@ -22,6 +22,7 @@ from rich.table import Table
 from smp_tf import lifecycle, planning, runtime
 from smp_tf.config import check_config
 from smp_tf.environment import world_rank, world_size
+from smp_tf.named_function import UsageError, say, show
 from smp_tf.offline_plan import OfflineModel, OfflineTrace
 from smp_tf.partition.cost import UnitCost, estimate
 from smp_tf.partition.plan import as_bytes
@@ -89,7 +90,6 @@ def run(given: argparse.Namespace, function: Callable[[], Any]) -> None:
         check_config({**wanted, "microbatches": count}, "smp-tf profile")
     # Of several processes one speaks.
     is_first = world_rank() == 0
-    said = Console(stderr=True, soft_wrap=True, quiet=not is_first)
     console = Console(quiet=not is_first)
     width = max(100, console.width)
     rows_of: dict[int, tuple[Measured, ...]] = {}
@@ -101,21 +101,20 @@ def run(given: argparse.Namespace, function: Callable[[], Any]) -> None:
             counts = [str(count) for count in samples if samples[count] == size]
             if len(counts) > 1:
                 same = f"{', '.join(counts)} microbatches have {size} samples at most: measured once"
-                said.print(f"smp-tf: {same}", markup=False, highlight=False)
+                _say(same)
             made = model.trace_of(size)
             found, words = _times(made, fresh=given.fresh)
             for line in words + words_on_sharing(found.alone):
-                said.print(f"smp-tf: {line}", markup=False, highlight=False)
+                _say(line)
             units = planning.units_of(made.graph)
             costs = estimate(made.graph, units, unknown=made.samples)
             rows = [Measured(u.name, found.times.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
             rows_of[size] = tuple(rows)
             if is_first:
-                print(table(rows, size, width, console.is_terminal))
+                show(table(rows, size, width, console.is_terminal))
     if is_first and len(samples) > 1:
         batches = [Batch(count, size, rows_of[size]) for count, size in samples.items()]
-        print()
-        print(growth(batches, model.batch_size, width, console.is_terminal))
+        show("\n" + growth(batches, model.batch_size, width, console.is_terminal))
 
 
 @contextmanager
@@ -128,10 +127,16 @@ def _started(config: Mapping[str, Any]) -> Iterator[None]:
         # Several meet to shut down, and the others are elsewhere.
         if world_size() == 1:
             lifecycle.shutdown()
-        elif isinstance(error, Exception):
-            lifecycle.end_all(error)
+        else:
+            # The command catches all of them, so no hook hears of one.
+            lifecycle.end_all(error if isinstance(error, Exception) else UsageError("interrupted"))
         raise
     lifecycle.shutdown()
+
+
+def _say(words: str) -> None:
+    if world_rank() == 0:
+        say(words)
 
 
 def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Measurement, list[str]]:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 from rich.console import Console
@@ -29,6 +30,7 @@ from smp_tf import planning, runtime
 from smp_tf.announce import announce
 from smp_tf.control import agree, allgather_json, barrier, broadcast_json
 from smp_tf.errors import PlacementError, StepError
+from smp_tf.failure import type_and_words
 from smp_tf.model import DistributedModel
 from smp_tf.partition.cost import Costs, estimate
 from smp_tf.partition.split import Split
@@ -44,6 +46,8 @@ from smp_tf.wrapped_model import keras_model_of
 Times = dict[str, tuple[float, float]]
 #: Seconds forward and backward.
 Pair: TypeAlias = Sequence[float]
+#: A unit, or its times.
+Made = TypeVar("Made")
 #: How many units of each rank are measured alone, too.
 _UNITS_ALONE = 4
 #: How many ranks of a host measure alone, one after the other.
@@ -213,9 +217,10 @@ def measure(
         found = measure_in_rounds(
             what,
             [units[index].name for index in mine],
-            lambda turn: _ready(cut, units[mine[turn]], around, failed),
+            lambda turn: make_ready(cut, units[mine[turn]].index, around),
             rounds,
             lambda done: progress(done, rounds),
+            failed,
         )
     said = allgather_json(failed, name=what)
     in_order = {unit.name: found.times[unit.name] for unit in units if unit.name in found.times}
@@ -227,19 +232,20 @@ def measure(
 def measure_in_rounds(
     what: str,
     names: Sequence[str],
-    make: Callable[[int], ReadyUnit | None],
+    make: Callable[[int], ReadyUnit],
     rounds: int,
     progress: Callable[[int], None] = lambda done: None,
+    failed: dict[str, str] | None = None,
 ) -> Measurement:
     """Measure units, those of all ranks at the same time, and some of them alone.
 
     Args:
         what: is done, in words; the same on all ranks.
         names: of this rank's units, the dearest first.
-        make: gives one of these, by its place, ready to be measured; None where it cannot run. It is kept no longer
-            than it takes.
+        make: gives one of these, by its place, ready to be measured. It is kept no longer than it takes.
         rounds: the largest number of units that a rank has.
         progress: is told how many rounds are done.
+        failed: to note which of this rank's units TensorFlow cannot run, and why.
 
     Returns:
         What was measured of all units, the median of those ranks that had the same one; the same on all ranks.
@@ -249,16 +255,27 @@ def measure_in_rounds(
     measured: Times = {}
     both: list[tuple[Pair, Pair]] = []
     ready: ReadyUnit | None = None
+
+    def attempt(work: Callable[[], Made]) -> Made | None:
+        # A unit that made-up numbers are not for, or that runs backward no more often than forward, as py_function.
+        try:
+            return work()
+        except tf.errors.OpError as error:
+            if failed is not None and turn < len(names):
+                failed[names[turn]] = next(line for line in type_and_words(error).splitlines() if line.strip())
+            return None
+
     for turn in range(rounds):
         mine = turn < len(names)
         if mine:
             # Not beside the one before it: a rank holds the weights of one.
             ready = None
-            ready = make(turn)
+            ready = attempt(functools.partial(make, turn))
         # Ranks that share a host slow each other down, in training too. One that has no unit left measures its last
         # one again, so that the others are not alone.
         barrier(name=what)
-        pair = as_forward_and_backward(ready) if ready is not None else None
+        pair = attempt(functools.partial(as_forward_and_backward, ready)) if ready is not None else None
+        ready = ready if pair is not None else None
         if mine and pair is not None:
             measured[names[turn]] = pair
         if turn < _UNITS_ALONE and together > 1:
@@ -306,15 +323,6 @@ def shares_alone(both: Sequence[tuple[Pair, Pair]], together: int) -> tuple[floa
         return min(1.0, max(1.0 / together, alone / beside)) if beside else 1.0
 
     return share(0), share(1)
-
-
-def _ready(cut: Split, unit: Unit, around: Surroundings, failed: dict[str, str]) -> ReadyUnit | None:
-    """A unit, ready to be measured; None where TensorFlow cannot run it, noting why."""
-    try:
-        return make_ready(cut, unit.index, around)
-    except tf.errors.OpError as error:
-        failed[unit.name] = f"{type(error).__name__}: {error.message.splitlines()[0]}"
-        return None
 
 
 def as_forward_and_backward(ready: ReadyUnit) -> tuple[float, float]:

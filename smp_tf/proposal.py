@@ -8,11 +8,11 @@ planned ──▶ cut ──▶ does each stage need what its rank may? ──�
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from smp_tf.memory_forecast import with_exact_transfers
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
-from smp_tf.partition.memory_limit import excess, too_large
+from smp_tf.partition.memory_limit import enough, excess, too_large
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan, as_bytes
@@ -68,7 +68,8 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
         return planned(graph, request, owners)
     plan, fits = _within(graph, request, owners)
     if not fits:
-        raise too_large(plan, request.limits, _nearest(graph, request, plan) if request.advise and not owners else ())
+        assert request.ranks is not None
+        raise too_large(plan, request.ranks, _nearest(graph, request, plan) if request.advise and not owners else ())
     return plan
 
 
@@ -259,11 +260,16 @@ def _with_price(
     without = dataclasses.replace(_without_limits(request), proof_seconds=0.0)
     if planned(graph, without, owners).units == plan.units:
         return plan
+    assert request.ranks is not None
     limits = sorted({limit for limit in request.limits if limit is not None})
     size = as_bytes(limits[0]) if len(limits) == 1 else f"{as_bytes(limits[0])} to {as_bytes(limits[-1])}"
-    said = [f"memory_limit, {size} a rank, rules out the cut that would be best otherwise"]
+    what = dict.fromkeys(
+        request.ranks.limit_in_words(stage) for stage, limit in enumerate(request.limits) if limit is not None
+    )
+    name = next(iter(what)) if len(what) == 1 else "the memory of ranks"
+    said = [f"{name}, {size} a rank, rules out the cut that would be best otherwise"]
     if is_proved and plan.gap is not None:
-        said += [f"within memory_limit {line}" for line in proved(plan)]
+        said += [f"within {name} {line}" for line in proved(plan)]
     else:
         said.append("nothing is proved of it: what stages receive and work with is known only when a model is cut")
     return dataclasses.replace(plan, gap=None, reasons=(*plan.reasons, *said))
@@ -271,15 +277,12 @@ def _with_price(
 
 def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[str]:
     """Settings with which the step does fit, each of them alone."""
-    alike, units = len(set(request.limits)) == 1, len(units_of(graph))
+    assert request.ranks is not None
+    units = len(units_of(graph))
     is_quick = units * request.stages <= _MOST_TO_TRY
-    if alike and request.given is None and request.default is None and is_quick:
-        for stages in _more(request.stages, units):
-            ranks = Ranks.alike(stages, request.limits[0])
-            others = dataclasses.replace(request, stages=stages, ranks=ranks, proof_seconds=0.0)
-            if _fits(graph, others):
-                yield f"{stages} partitions"
-                break
+    if request.given is None and request.default is None and is_quick:
+        more = _more(request.stages, units)
+        yield from _more_partitions(graph, request, more) if request.partitions is None else request.partitions(more)
     kinds = [kind for kind in IN_ORDER if kind != request.schedule and graph.gradients and request.given is None]
     for kind in kinds if request.stages > 1 and is_named(request.schedule) and is_quick else ():
         other = dataclasses.replace(request, schedule=kind, proof_seconds=0.0)
@@ -292,8 +295,18 @@ def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[
             yield f"recompute true{_slower(graph, again)}"
     if is_quick:
         yield from _smaller_microbatches(graph, request) if request.others is None else request.others()
-    if alike:
-        yield f"a memory_limit of {as_bytes(max(row.device_bytes for row in plan.forecast), up=True)}"
+    yield enough(plan, request.ranks)
+
+
+def _more_partitions(graph: OpGraph, request: PlacementRequest, numbers: Iterable[int]) -> Iterator[str]:
+    """The first of some larger numbers of stages with which the step fits, on ranks that do not differ."""
+    if len(set(request.limits)) > 1:
+        return
+    for stages in numbers:
+        ranks = Ranks.alike(stages, request.limits[0])
+        if _fits(graph, dataclasses.replace(request, stages=stages, ranks=ranks, proof_seconds=0.0)):
+            yield f"{stages} partitions"
+            return
 
 
 def _smaller_microbatches(graph: OpGraph, request: PlacementRequest) -> Iterator[str]:

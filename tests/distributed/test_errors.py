@@ -157,6 +157,8 @@ def test_an_exception_on_one_rank_is_the_stated_cause_on_all() -> None:
             message(outcome, rank),
         ), outcome.report()
     assert "Traceback" in outcome.output(1)
+    # A thread that still looked at other ranks, when Python had closed the transport, printed tracebacks at the end.
+    assert [line for line in outcome.output(1).splitlines() if line.startswith("at exit:")] == ["at exit:"]
 
 
 @pytest.mark.parametrize("mode", params(["leave", "exit"], only_full={"exit"}))

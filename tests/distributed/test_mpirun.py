@@ -79,7 +79,7 @@ def test_an_exception_on_one_rank_ends_all_and_is_told(jobs: list[subprocess.Pop
     jobs.append(started(2, "tests/distributed/scripts/training.py", "raise", "--rank", "1", "--at", "2"))
     told, _ = jobs[0].communicate(timeout=DEADLINE)
     assert jobs[0].returncode != 0
-    assert re.search(r"smp_tf: rank 1 .* failed: ", told), told
+    assert re.search(r"smp_tf: \[rank \d\] rank 1 .* failed: LookupError", told), told
 
 
 @pytest.mark.timeout(600)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
-from smp_tf.partition.memory_limit import excess, too_large
+from smp_tf.partition.memory_limit import enough, excess, too_large
+from smp_tf.partition.placement import Ranks
 
 from .test_plan import small_plan
 
@@ -25,7 +26,7 @@ def test_the_excess_is_that_of_the_fullest_stage() -> None:
 def test_the_error_says_what_each_stage_needs_and_what_would_help() -> None:
     first, last = small_plan().forecast
     plan = small_plan(forecast=(first, dataclasses.replace(last, slot_bytes=0)))
-    error = too_large(plan, (2048, 2048), ["3 partitions", "a memory_limit of 2.6 KiB"])
+    error = too_large(plan, Ranks.alike(2, 2048), ["3 partitions", "a memory_limit of 2.6 KiB"])
     assert isinstance(error, PlacementError)
     assert str(error).splitlines() == [
         "The model does not fit: memory_limit is 2.0 KiB (2,048 bytes) a rank, and with 2 partitions the ranks need",
@@ -42,7 +43,7 @@ def test_what_is_on_the_host_is_not_limited_but_told() -> None:
     rows = tuple(dataclasses.replace(row, gradients_on_host=True) for row in small_plan().forecast)
     plan = small_plan(forecast=rows)
     assert excess(plan, (2112, 2112)) == 0
-    error = too_large(plan, (2000, 2000))
+    error = too_large(plan, Ranks.alike(2, 2000))
     assert (
         "  stage 0: 2.1 KiB, 112 B too much (weights 512 B, gradients 512 B, slots 1.0 KiB, stash 512 B, work 64 B; of "
         "these, 512 B on the host) for embedding, block_0" in str(error).splitlines()
@@ -61,7 +62,33 @@ def test_what_is_on_the_host_is_not_limited_but_told() -> None:
 def test_only_what_can_help_is_advised(row: dict[str, Any], changes: dict[str, Any], advice: str) -> None:
     first, _ = small_plan().forecast
     plan = small_plan(**changes, forecast=(dataclasses.replace(first, **row),) * 2)
-    said = str(too_large(plan, (1, 1)))
+    said = str(too_large(plan, Ranks.alike(2, 1)))
     assert advice in said
     assert ("more partitions" in said) == ("units" not in row)
-    assert isinstance(too_large(plan, (1, 1)), MemoryLimitError)
+    assert isinstance(too_large(plan, Ranks.alike(2, 1)), MemoryLimitError)
+
+
+def test_what_hosts_have_is_told_as_theirs() -> None:
+    alike = Ranks((1.0,) * 2, (1.0,) * 2, (2048.0,) * 2, limited_by=("memory of host 0",) * 2)
+    first, *_, advice = str(too_large(small_plan(), alike)).splitlines()
+    assert first == (
+        "The model does not fit: memory of host 0 is 2.0 KiB (2,048 bytes) a rank, and with 2 partitions the ranks need"
+    )
+    assert advice.endswith("recompute true; ranks with more memory.")
+    assert enough(small_plan(), alike) == "ranks with 2.6 KiB"
+
+
+def test_ranks_that_differ_are_told_with_what_limits_each() -> None:
+    ranks = Ranks((1.0,) * 2, (1.0,) * 2, (4096.0, 1024.0), limited_by=("memory of host 0", "memory of host 1, rank 1"))
+    said = str(too_large(small_plan(), ranks)).splitlines()
+    assert said[0] == "The model does not fit: ranks may need as listed, and with 2 partitions they need"
+    assert said[1].startswith("  stage 0: 2.6 KiB of 4.0 KiB (memory of host 0) (weights")
+    assert said[2].startswith("  stage 1: 2.6 KiB of 1.0 KiB (memory of host 1, rank 1), 1.6 KiB too much (weights")
+    assert too_large(small_plan(), ranks).excess == 1600
+    assert enough(small_plan(), ranks) == "ranks with 2.6 KiB for stage 1"
+    # Of the two limits of a rank the smaller one is its limit.
+    both = ranks.within(2048)
+    assert (both.memory, both.limited_by) == ((2048, 1024), ("", "memory of host 1, rank 1"))
+    assert (
+        str(too_large(small_plan(), both)).splitlines()[-1].endswith("a higher memory_limit; ranks with more memory.")
+    )

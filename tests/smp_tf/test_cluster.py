@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,10 @@ def test_a_file_gives_the_cluster(tmp_path: Path) -> None:
     for name, text in (("c.yaml", yaml.safe_dump(GIVEN)), ("c.json", yaml.safe_dump(GIVEN, default_flow_style=True))):
         file = tmp_path / name
         file.write_text(text.replace("'", '"') if name == "c.yaml" else _json())
-        assert read_cluster(file) == CLUSTER
+        hosts = (
+            dataclasses.replace(host, entry=f"host {n} of the file {file}") for n, host in enumerate(CLUSTER.hosts)
+        )
+        assert read_cluster(file) == dataclasses.replace(CLUSTER, hosts=tuple(hosts))
 
 
 def _json() -> str:
@@ -127,3 +131,15 @@ def test_a_file_that_is_none_is_told(tmp_path: Path, text: str, words: str) -> N
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         read_cluster(tmp_path / "none.yaml")
+
+
+def test_what_limits_a_rank_is_the_host_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump(GIVEN))
+    cluster = read_cluster(file)
+    # Each stage is also on a rank of a small host.
+    alike = cluster.stages(4, 3)
+    assert alike.limited_by == (f"memory of host 0 of the file {file}",) * 4
+    unlike = cluster.stages(3, 1).limited_by + cluster.stages(12, 1).limited_by[-1:]
+    assert unlike == (*(f"memory of host 0 of the file {file}",) * 3, f"memory of host 1 of the file {file}, rank 11")
+    assert one_host(2).stages(2, 1).limited_by == ()

@@ -276,7 +276,7 @@ class TestPlanFiles:
 
 
 def test_not_a_mapping():
-    with pytest.raises(ConfigError, match=r"takes a mapping, the path .* this is a int: 2"):
+    with pytest.raises(ConfigError, match=r"takes a mapping, the path .* this is an int: 2"):
         load_config(2)
 
 

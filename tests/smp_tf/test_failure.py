@@ -18,6 +18,7 @@ class Recorder:
 
     def __init__(self, cause=None):
         self.cause = cause
+        self.is_open = True
         self.aborts = []
         # Seconds for which the line with the cause is held, and what was printed before each change.
         self.holds = []
@@ -98,6 +99,16 @@ def test_an_exception_in_a_thread_is_told(hooks):
     thread.join()
     assert [str(error) for error in printed] == ["no space"]
     assert "failed: OSError: no space" in recorder.aborts[0][0]
+
+
+def test_nothing_is_told_through_a_transport_that_is_closed(hooks):
+    """A thread that raised when Python had closed it printed three tracebacks, one in another."""
+    made, recorder, printed = hooks()
+    recorder.is_open = False
+    error = caught(ValueError("late"))
+    threading.excepthook(threading.ExceptHookArgs((ValueError, error, error.__traceback__, None)))
+    assert printed == [error]
+    assert (recorder.aborts, made.failed) == ([], False)
 
 
 def test_removed_hooks_tell_nothing(hooks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,9 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf.cluster import Cluster, Host
 from smp_tf.config import Config, check_config
-from smp_tf.errors import MemoryLimitError, OfflinePlanError, PlacementError
-from smp_tf.offline_plan import OfflineModel, OfflinePlan, memory_over_time, offline, slots_by_name
+from smp_tf.errors import ConfigError, MemoryLimitError, OfflinePlanError, PlacementError
+from smp_tf.offline_plan import OfflineModel, OfflinePlan, memory_over_time, offline
+from smp_tf.optimizer_names import slots_by_name
 from smp_tf.pipeline.simulate import ChunkTimes, simulate
 from smp_tf.pipeline.stage_program import edges_of, plan_program
 from smp_tf.times_by_size import UnitTimes
@@ -38,6 +40,11 @@ class Subclass(tf_keras.Model):
 
     def call(self, words: Any, mask: Any, training: bool = False) -> Any:
         return {"scores": self.head(self.table(words) * mask[..., tf.newaxis])}
+
+
+class NotInitialized(tf_keras.Model):
+    def __init__(self) -> None:
+        pass
 
 
 def planned(function: Any, batch_size: int | None = None, optimizer: str = "adam", **config: Any) -> OfflinePlan:
@@ -108,6 +115,20 @@ def test_nothing_has_storage(keras_defaults: None) -> None:
     assert [row.units for row in made.plan.forecast] == [1, 1, 1, 1]
 
 
+def test_more_partitions_are_advised_on_the_ranks_that_a_cluster_has(keras_defaults: None) -> None:
+    """Of 2 x 2 ranks none has memory for two layers and gradients to average, and of 4 each has it for one."""
+    wanted = check_config({"partitions": 2}, "a test")
+    with offline():
+        model = OfflineModel(chain, batch_size=16)
+        four = model.plan(dataclasses.replace(wanted, partitions=4)).plan.forecast
+        host = Host(1, 4, 1e12, 1e12, memory=max(row.device_bytes for row in four), entry="host 0")
+        with pytest.raises(MemoryLimitError) as raised:
+            model.plan(wanted, replicas=2, cluster=Cluster((host,), 1e12, 1e12))
+    first, *_, fits = str(raised.value).splitlines()
+    assert first.startswith("The model does not fit: memory of host 0 is ")
+    assert fits.startswith("What would fit: 4 partitions and 1 replica; or ")
+
+
 @pytest.mark.parametrize(("optimizer", "slots"), [("sgd", 1.0), ("rmsprop", 1.0), ("adam", 2.0), ("Adamax", 2.0)])
 def test_slots_are_those_of_the_optimizer(optimizer: str, slots: float) -> None:
     """SGD has them for momenta, also without momentum."""
@@ -144,8 +165,19 @@ def test_memory_over_a_step_comes_back_to_where_it_began_and_is_as_much_as_forec
 @pytest.mark.parametrize(
     ("function", "config", "error", "words"),
     [
-        (lambda: 7, {}, OfflinePlanError, "must return a Keras model.*It returned a int"),
+        (lambda: 7, {}, OfflinePlanError, "must return a Keras model.*It returned an int"),
         (lambda: (chain(), 1, 2, 3), {}, OfflinePlanError, "It returned a tuple of 4"),
+        (lambda: None, {}, OfflinePlanError, r"It returned None\."),
+        (lambda: (), {}, OfflinePlanError, r"It returned a tuple of 0\."),
+        (lambda: Subclass, {}, OfflinePlanError, r"It returned the class Subclass\."),
+        (lambda: np.zeros([8, 8]), {}, OfflinePlanError, r"It returned an ndarray\."),
+        (lambda: (np.zeros([8, 8]), chain()), {}, OfflinePlanError, "a tuple of 2, the first of which is an ndarray"),
+        (NotInitialized, {}, OfflinePlanError, "of type NotInitialized, is not ready for use: AttributeError"),
+        (lambda: (chain(), None), {}, OfflinePlanError, r"The function gave None\."),
+        (lambda: (chain(), []), {}, OfflinePlanError, r"The function gave none\."),
+        (lambda: (chain(), np.array([object()] * 8)), {}, OfflinePlanError, "an ndarray of object, which TensorFlow"),
+        (lambda: (chain(), np.zeros([8, 8], "M8[D]")), {}, OfflinePlanError, r"an ndarray of datetime64\[D\], which"),
+        (lambda: (chain(), np.zeros([8, 8]), 7), {}, OfflinePlanError, "loss must be a function .* gave an int"),
         (Subclass, {}, OfflinePlanError, "'net' does not know its inputs before it is called"),
         (chain, {}, OfflinePlanError, "batch of open size. Say how large it is"),
         (lambda: (chain(), tf.zeros([2, 8])), {}, OfflinePlanError, "a batch of 2, and 4 microbatches"),
@@ -197,3 +229,51 @@ def test_errors_of_one_bit_are_counted(keras_defaults: None) -> None:
 def test_there_is_no_optimizer_of_that_name(keras_defaults: None) -> None:
     with pytest.raises(OfflinePlanError, match="no optimizer of the name 'adman'"):
         planned(chain, batch_size=8, optimizer="adman")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("LossScaleOptimizer", "Optimizer 'LossScaleOptimizer' cannot be made of its name alone: KeyError: 'inner_opt"),
+        ("tests>Fussy", "Optimizer 'tests>Fussy' cannot be made of its name alone: ValueError: I need more than that"),
+        ("tests>Other", "Optimizer 'tests>Other' cannot be made of its name alone: TypeError: .* 'rate'"),
+        ("tests>Layer", "'tests>Layer' must be an optimizer. It is an Own"),
+        ("Optimizer", "tf.keras.optimizers has no optimizer of the name 'Optimizer'"),
+        ("adam ", "tf.keras.optimizers has no optimizer of the name 'adam '. Did you mean 'adam'?"),
+    ],
+)
+def test_why_there_is_no_optimizer_is_told(name: str, words: str) -> None:
+    """It was said that there was none of that name, whatever was wrong with it; or there was a traceback."""
+
+    class Fussy(tf_keras.optimizers.SGD):
+        def __init__(self, **options: Any) -> None:
+            raise ValueError("I need more than that\nmuch more")
+
+    class Other(tf_keras.optimizers.SGD):
+        def __init__(self, rate: float, **options: Any) -> None:
+            super().__init__(rate, **options)
+
+    class Own(layers.Layer):
+        pass
+
+    known = {"tests>Fussy": Fussy, "tests>Other": Other, "tests>Layer": Own}
+    with tf_keras.saving.custom_object_scope(known), pytest.raises(OfflinePlanError, match=words):
+        slots_by_name(name)
+
+
+def test_optimizers_that_keras_does_not_make_by_name_are_found() -> None:
+    """A row, a column and a matrix; Lion has one slot."""
+    assert slots_by_name("adafactor") == pytest.approx(1.0, abs=0.1)
+    assert slots_by_name("Lion") == 1.0
+
+
+def test_one_bit_compression_is_refused_beside_what_a_training_refuses_it(keras_defaults: None) -> None:
+    """`smp-tf plan` made a plan that `smp.init` would not run."""
+    wanted = {"partitions": 2, "gradient_compression": "1bit", "shard_optimizer_state": True}
+    config = check_config(wanted, "a test")
+    with offline():
+        model = OfflineModel(chain, optimizer="onebitadam", batch_size=8)
+        with pytest.raises(ConfigError, match="shard_optimizer_state is true"):
+            model.plan(config, replicas=2)
+        # With one replica nothing is sent, nor are there others to share slots with.
+        assert model.plan(config).plan.stages == 2

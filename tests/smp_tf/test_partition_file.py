@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import smp_tf as smp
-from smp_tf import announce, partition_file, runtime
+from smp_tf import partition_file, runtime
 from smp_tf.config import Config
 from smp_tf.errors import ConfigError, PlacementError
 from smp_tf.partition.op_graph import OpGraph
@@ -98,6 +99,15 @@ class TestLoad:
             (b"\xff\xfe", "is damaged: it is not UTF-8 text"),
             (text(3).encode(), r"is for 3 partitions, and this job has 2\. Set partitions to 3"),
             (b" " * (partition_file.MAX_BYTES + 1), "is larger than 16777216 bytes"),
+            (text().encode("utf-16"), "is damaged: it is not UTF-8 text"),
+            (
+                text().replace('"pipeline"', '"pipeline": "zb_v", "pipeline"').encode(),
+                r"cannot be used\. Entry 1 of 'plans' of the plan file has 'pipeline' 2 times",
+            ),
+            (
+                text().replace('"microbatches": 2', '"microbatches": NaN').encode(),
+                "cannot be used.* NaN, which is no num",
+            ),
         ],
     )
     def test_a_file_that_cannot_be_used_is_named(self, tmp_path: Path, content: bytes, said: str) -> None:
@@ -108,6 +118,37 @@ class TestLoad:
     def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
             load(tmp_path)
+
+    def test_what_has_no_end_is_no_file(self, tmp_path: Path) -> None:
+        """Bug: a pipe was waited for, and a device read for ever."""
+        os.mkfifo(tmp_path / "pipe")
+        for path in (tmp_path / "pipe", Path("/dev/zero")):
+            with pytest.raises(
+                ConfigError, match=r"cannot be read: it is no file, but a device, a pipe or a socket\.$"
+            ):
+                load(path)
+
+    def test_what_cannot_be_looked_for_is_told_to_all(self, tmp_path: Path) -> None:
+        """Bug: rank 0 ended where the others waited for what it says."""
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match="does not exist on the host of rank 0"):
+            load(tmp_path / "file" / "plan.json")
+        with pytest.raises(ConfigError, match="cannot be read: File name too long"):
+            load(tmp_path / ("x" * 300))
+        with pytest.raises(ConfigError, match="is the name of no file: embedded null byte"):
+            load(tmp_path / "plan\0.json")
+
+    def test_the_largest_file_is_heard_whole(self, tmp_path: Path) -> None:
+        """Bug: in other characters than ASCII a file of the largest size was longer than a rank may say."""
+        (tmp_path / "plan.json").write_text("ä" * (partition_file.MAX_BYTES // 2))
+        config = Config(partitions=2, partition_file=str(tmp_path / "plan.json"), load_partition=True)
+
+        def exchange(mine: bytes, name: str, most: int) -> list[bytes]:
+            assert len(mine) <= most
+            return [mine, b""]
+
+        with pytest.raises(ConfigError, match="It is not JSON"):
+            partition_file.load(config, 0, exchange)
 
 
 class TestKeep:
@@ -135,6 +176,19 @@ class TestKeep:
         partition_file.keep("second", *planned())
         runtime.install(None)
         assert [plan.step for plan in PlanFile.from_json(file.read_text()).plans] == ["second"]
+
+    def test_a_model_that_is_made_again_has_one_plan(self, running: Callable[..., None], tmp_path: Path) -> None:
+        """Of two plans for one step the second was never used; a file with two is refused."""
+        file = tmp_path / "plan.json"
+        running(file)
+        plan, graph = planned(3)
+        partition_file.keep("train", plan, graph)
+        before = file.read_text()
+        partition_file.keep("train", dataclasses.replace(plan, microbatches=4), graph)
+        assert file.read_text() == before
+        partition_file.keep("evaluate", plan, graph)
+        partition_file.keep("train", dataclasses.replace(plan, fingerprint="of other batches"), graph)
+        assert [plan.step for plan in PlanFile.from_json(file.read_text()).plans] == ["train", "evaluate", "train"]
 
     @pytest.mark.parametrize("moment", ["fsync", "replace"])
     def test_a_write_that_is_cut_short_leaves_the_file_before(
@@ -172,20 +226,63 @@ class TestGiven:
         assert partition_file.given_for("train", planned()[1]) is None
 
     def test_the_plan_of_the_step_is_found_silently_and_that_of_other_batches_is_said(
-        self,
-        running: Callable[..., None],
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
+        self, running: Callable[..., None], tmp_path: Path
     ) -> None:
-        monkeypatch.setattr(announce, "_said", set())
         loaded = PlanFile.from_json(text())
         running(tmp_path / "plan.json", loaded)
-        capsys.readouterr()
-        assert partition_file.given_for("train", planned()[1]) is loaded.plans[0]
-        assert capsys.readouterr().err == ""
-        assert partition_file.given_for("train", chain_of_dense(2, batch=64)) is loaded.plans[0]
-        assert "made for step 'train' with the layers and variables of 'train', but with" in capsys.readouterr().err
+
+        def said(graph: OpGraph) -> str:
+            given = partition_file.given_for("train", graph)
+            assert given is loaded.plans[0]
+            return propose(graph, dataclasses.replace(TWO, given=given), {}).reasons[-1]
+
+        assert said(planned()[1]) == "the placement is that of the plan that was loaded"
+        assert said(chain_of_dense(2, batch=64)) == (
+            "the placement is that of the plan that was loaded, which was made for step 'train' with other batches, "
+            "constants or operations"
+        )
+
+    def test_a_fingerprint_that_was_changed_is_that_of_other_batches(
+        self, running: Callable[..., None], tmp_path: Path
+    ) -> None:
+        """Bug: `smp-tf plan`, which reads the same reasons, said nothing of it."""
+        fields = json.loads(text())
+        fields["plans"][0]["fingerprint"] = "0" * 64
+        running(tmp_path / "plan.json", PlanFile.from_json(json.dumps(fields)))
+        plan, graph = planned()
+        given = partition_file.given_for("train", graph)
+        again = propose(graph, dataclasses.replace(TWO, given=given), {})
+        assert again.fingerprint == plan.fingerprint
+        assert again.reasons[-1].endswith("was made for step 'train' with other batches, constants or operations")
+
+    def test_what_was_moved_by_hand_is_said_also_of_chunks(self, running: Callable[..., None], tmp_path: Path) -> None:
+        """Bug: where chunks had been put on other partitions nothing was said."""
+        fields = json.loads(text())
+        fields["plans"][0]["placement"] = [1, 0]
+        running(tmp_path / "plan.json", PlanFile.from_json(json.dumps(fields)))
+        graph = planned()[1]
+        given = partition_file.given_for("train", graph)
+        assert given is not None
+        plan = propose(graph, dataclasses.replace(TWO, given=given, placement=given.placement), {})
+        assert plan.placement == (1, 0)
+        assert plan.reasons[-1] == (
+            "the placement is that of the plan that was loaded; moved by hand: chunk 0 from partition 0 to 1, chunk 1 "
+            "from partition 1 to 0"
+        )
+
+    def test_a_shared_variable_stays_where_an_earlier_step_put_it(
+        self, running: Callable[..., None], tmp_path: Path
+    ) -> None:
+        """Bug: what the plan of a later step said of it was left aside without a word."""
+        graph = chain_of_dense(4, tied=(0, 3))
+        loaded = PlanFile(2, (to_store("train", propose(graph, TWO, {}), graph),))
+        running(tmp_path / "plan.json", loaded)
+        request = dataclasses.replace(TWO, given=partition_file.given_for("train", graph))
+        assert propose(graph, request, {0: 0}).owners["net/dense_0/kernel"] == 0
+        with pytest.raises(
+            PlacementError, match=r"to partition 0\. An earlier step put it on partition 1, where it stays"
+        ):
+            propose(graph, request, {0: 1})
 
     def test_a_plan_of_another_model_names_the_file(self, running: Callable[..., None], tmp_path: Path) -> None:
         running(tmp_path / "plan.json", PlanFile.from_json(text()))
@@ -207,6 +304,32 @@ class TestSchedule:
     def test_auto_takes_that_of_the_plan(self, running: Callable[..., None], tmp_path: Path) -> None:
         running(tmp_path / "plan.json")
         assert partition_file.schedule_for(self.of("zb_v", (0, 1, 1, 0)), "auto", None) == "zb_v"
+
+    @pytest.mark.parametrize(
+        ("pipeline", "placement", "said"),
+        [
+            (
+                "gpipe",
+                (0, 1),
+                r"for 'train' in .* names a pipeline that cannot be had\. A schedule is one of .*'gpipe'",
+            ),
+            ("zb_v", (0, 1), r"on which 'zb_v' does not run\. Change its 'placement' back, or make the plan anew"),
+        ],
+    )
+    def test_auto_takes_none_that_does_not_run(
+        self, running: Callable[..., None], tmp_path: Path, pipeline: str, placement: tuple[int, ...], said: str
+    ) -> None:
+        running(tmp_path / "plan.json")
+        with pytest.raises(PlacementError, match=said):
+            partition_file.schedule_for(self.of(pipeline, placement), "auto", None)
+
+    def test_one_that_there_is_not_is_refused(self, running: Callable[..., None], tmp_path: Path) -> None:
+        """Bug: with another in the configuration the plan was said to be made for it."""
+        running(tmp_path / "plan.json")
+        with pytest.raises(
+            PlacementError, match=r"names a pipeline that cannot be had\. A schedule is one of .*'gpipe'"
+        ):
+            partition_file.schedule_for(self.of("gpipe", (0, 1)), "interleaved", None)
 
     def test_another_that_runs_on_its_chunks_is_said(
         self, running: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]

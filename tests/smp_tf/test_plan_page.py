@@ -14,6 +14,7 @@ from tf_keras import layers
 
 from smp_tf.config import check_config
 from smp_tf.offline_plan import OfflineModel, OfflinePlan, offline
+from smp_tf.partition.plan import as_bytes
 from smp_tf.partition.report import remarks, sent
 from smp_tf.plan_page import page
 
@@ -105,6 +106,36 @@ def test_the_chunks_of_a_rank_are_told_apart(made: OfflinePlan) -> None:
     assert "paler" not in page(made, "x")
     timeline = several[several.index("Timeline of a step") : several.index("Memory over a step")]
     assert set(re.findall(r'fill-opacity="([\d.]+)"', timeline)) == {"1.00", "0.70"}
+
+
+def test_what_each_layer_computes_and_moves_is_said(made: OfflinePlan) -> None:
+    """A microbatch of three samples by a kernel of 16 x 16: two operations for each product."""
+    text = page(made, "x")
+    [second] = [title for title in read(text).titles if title.startswith("net/net/second: ")]
+    cost = next(c for unit, c in zip(made.units, made.costs.units, strict=True) if unit.name == "net/net/second")
+    assert cost.flops_forward == 2 * 3 * 16 * 16 + 3 * 16
+    assert "of a microbatch 1.58 kFLOP forward, " in second
+    assert f"read {as_bytes(cost.bytes_read)}, written {as_bytes(cost.bytes_written)}, stash 192 B" in second
+    table = text.partition("<h2>The largest layers</h2>")[2]
+    [row] = [row for row in table.split("<tr") if "net/net/second" in row]
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", row)
+    assert "1.58 kFLOP" in cells
+    assert as_bytes(cost.bytes_read) in cells
+
+
+def test_long_names_keep_to_their_boxes(keras_defaults: None) -> None:
+    """Names that began alike could not be told apart, and ran out of their boxes."""
+
+    def build() -> tf_keras.Model:
+        names = [f"encoder_layer_number_{n}_of_a_network_with_long_names" for n in range(4)]
+        return tf_keras.Sequential([tf_keras.Input((8,)), *(layers.Dense(8, name=name) for name in names)], name="net")
+
+    with offline():
+        made = OfflineModel(build, batch_size=4).plan(check_config({"partitions": 2}, "a test"))
+    text = page(made, "x")
+    assert "2 partitions, 1 microbatch, " in text
+    shown = re.findall(r'<svg x="[^"]*" y="[^"]*" width="200" height="[^"]*"><text [^>]*>([^<]*)</text></svg>', text)
+    assert shown == [f"…{n}_of_a_network_with_long_names"[:31] for n in range(4)]
 
 
 def test_it_needs_nothing_else_and_names_cannot_break_it(made: OfflinePlan) -> None:

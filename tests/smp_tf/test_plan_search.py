@@ -11,7 +11,7 @@ from tf_keras import layers
 
 from smp_tf.cluster import Cluster, Host
 from smp_tf.config import check_config
-from smp_tf.errors import PlacementError
+from smp_tf.errors import MemoryLimitError, PlacementError
 from smp_tf.offline_plan import OfflineModel, offline
 from smp_tf.pipeline.schedule import IN_ORDER, LEAN
 from smp_tf.plan_search import Search, search
@@ -83,10 +83,33 @@ def test_where_nothing_fits_the_nearest_is_named(model: OfflineModel) -> None:
     with pytest.raises(PlacementError) as raised:
         found(model, limit="100KiB", microbatches=[32])
     said = str(raised.value)
-    assert said.startswith(
-        "None of 26 settings keeps within memory_limit, 100.0 KiB a rank. Nearest comes interleaved "
+    first, *stages, _, fits = said.splitlines()
+    assert first == (
+        "None of 26 settings fits. Nearest comes interleaved with 4 partitions and 32 microbatches. The model does not "
+        "fit: memory_limit is 100.0 KiB (102,400 bytes) a rank, and with 4 partitions the ranks need"
     )
-    assert "with 4 partitions and 32 microbatches" in said
+    assert len(stages) == 4
+    assert all(" too much (weights " in line for line in stages)
+    # The cluster has no more ranks than four, and the model no more layers.
+    assert fits.startswith("What would fit: a memory_limit of ")
+
+
+def test_the_nearest_is_that_of_which_least_is_too_much(keras_defaults: None) -> None:
+    """Of two stages the first one is on a rank with little memory: fewer bytes over than all in one rank of it."""
+    small, large = (
+        Host(1, 1, 1e12, 1e12, memory=size, entry=f"host {n}") for n, size in enumerate((100 * 2**10, 2**30))
+    )
+    with offline():
+        model, config = OfflineModel(chain, batch_size=32), check_config({}, "a test")
+        with pytest.raises(MemoryLimitError) as raised:
+            search(model, config, 2, cluster=Cluster((small, large), 1e15, 1e15), microbatches=[4])
+    said = str(raised.value).splitlines()
+    assert "with 2 partitions and 4 microbatches" in said[0]
+    assert " of 100.0 KiB (memory of host 0, rank 0), " in said[1]
+    assert " of 1.0 GiB (memory of host 1, rank 1) (weights" in said[2]
+    assert said[3].endswith("; ranks with more memory.")
+    assert said[4].startswith("What would fit: ranks with ")
+    assert said[4].endswith(" for stage 0.")
 
 
 def test_where_nothing_fits_activations_are_made_again(keras_defaults: None) -> None:

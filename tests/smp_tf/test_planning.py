@@ -239,7 +239,9 @@ class TestMemoryLimit:
         ranks = Ranks((1.0, 1.0), (1.0, 1.0), (None, 2000.0))
         plan = propose(chain_of_dense(4), dataclasses.replace(TWO, ranks=ranks), {})
         assert list(plan.units.values()) == [0, 0, 0, 1]
-        with pytest.raises(MemoryLimitError, match=r"ranks may need as listed(.|\n)*stage 1: [0-9.]+ KiB of 100 B, "):
+        with pytest.raises(
+            MemoryLimitError, match=r"ranks may need as listed(.|\n)*stage 1: [0-9.]+ KiB of 100 B \(memory_limit\), "
+        ):
             propose(chain_of_dense(4), dataclasses.replace(TWO, ranks=Ranks((1.0,) * 2, (1.0,) * 2, (None, 100.0))), {})
 
 

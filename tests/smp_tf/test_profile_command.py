@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import smp_tf as smp
-from smp_tf import command_line
+from smp_tf import command_line, profile_command
 from smp_tf.named_function import named_function
 from smp_tf.partition.fingerprint import fingerprint
 from smp_tf.profiling import forward_backward
@@ -45,8 +45,23 @@ def refused():
     inputs = [tf_keras.Input((8,)), layers.Dense(8, name="first"), Raises(name="raises"), layers.Dense(8, name="last")]
     return tf_keras.Sequential(inputs, name="chain")
 
+class Python(layers.Layer):
+    def call(self, x):
+        return tf.ensure_shape(tf.py_function(lambda y: 2 * y, [x], tf.float32), x.shape)
+
+def python():
+    inputs = [tf_keras.Input((8,)), layers.Dense(8, name="first"), Python(name="python"), layers.Dense(8, name="last")]
+    return tf_keras.Sequential(inputs, name="chain")
+
 def not_a_model():
     return 7
+
+class Fails(layers.Layer):
+    def call(self, x):
+        raise LookupError("no\\nlayer")
+
+def fails():
+    return tf_keras.Sequential([layers.Dense(8), Fails()], name="chain"), tf.zeros([8, 8])
 """
 
 
@@ -140,11 +155,26 @@ def test_a_unit_that_cannot_be_run_is_named_and_nothing_is_kept(
     assert not (tmp_path / "profiles").exists()
 
 
+def test_python_of_the_script_that_runs_backward_only_once_is_estimated(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second backward pass of a `tf.py_function` ended the command with a traceback: KeyError."""
+    assert profile(f"{script}:python", *SIZES) == 0
+    said = capsys.readouterr()
+    assert "chain/chain/python could not be measured. UnknownError: KeyError: b'pyfunc_" in said.err
+    assert re.search(r"chain/chain/last +│ +[0-9.]+ ", said.out)
+
+
 @pytest.mark.parametrize(
     ("target", "options", "words"),
     [
         ("build", [], 'named as "train.py:build"'),
         ("{script}:not_a_model", [], "must return a Keras model"),
+        (
+            "{script}:fails",
+            [],
+            "'chain' could not be traced with its example inputs, in call at line 41 of {script}: LookupError: no",
+        ),
         ("{script}:build", ["--batch-size", "0"], "--batch-size must be at least 1. Received: 0"),
         ("{script}:build", ["--microbatches", "0"], "microbatches"),
         ("{script}:build", ["--threads", "0"], "intra_op_threads"),
@@ -156,10 +186,28 @@ def test_wrong_arguments_are_told_in_a_line(
 ) -> None:
     assert profile(target.format(script=script), "--batch-size", "8", *options) == 2
     said = capsys.readouterr()
-    assert words in said.err.splitlines()[-1]
+    assert words.format(script=script) in said.err.splitlines()[-1]
     assert said.err.splitlines()[-1].startswith("smp-tf: ")
     # Nothing was measured before.
     assert said.out == ""
+
+
+def test_ctrl_c_on_one_of_several_processes_is_told_to_the_others(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command catches it, so that nothing else would tell them."""
+    told: list[str] = []
+
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profile_command, "OfflineModel", interrupt)
+    monkeypatch.setattr(profile_command, "world_size", lambda: 2)
+    monkeypatch.setattr(profile_command.lifecycle, "init", lambda config: None)
+    monkeypatch.setattr(profile_command.lifecycle, "end_all", lambda error: told.append(str(error)))
+    assert profile(f"{script}:build") == 130
+    assert capsys.readouterr().err == "smp-tf: interrupted.\n"
+    assert told == ["interrupted"]
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("8", [8]), ("1,4,16", [1, 4, 16]), ("4,1,4", [4, 1])])

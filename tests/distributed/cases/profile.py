@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import profiling
+from smp_tf import planning, profiling
 from smp_tf.errors import StepError
 
 X = np.random.default_rng(5).normal(size=(8, 6)).astype(np.float32)
@@ -44,11 +44,11 @@ class Net(smp.DistributedModel):
 
 def noting(ran: list[str]) -> Any:
     """As a unit is made ready, with its name noted."""
-    original = profiling._ready
+    original = profiling.make_ready
 
-    def ready(cut: Any, unit: Any, *rest: Any) -> Any:
-        ran.append(unit.name)
-        return original(cut, unit, *rest)
+    def ready(cut: Any, unit: int, around: Any) -> Any:
+        ran.append(planning.units_of(cut.graph)[unit].name)
+        return original(cut, unit, around)
 
     return ready
 
@@ -63,7 +63,7 @@ def train(profiled: bool, folder: str = "off", damage: bool = False) -> dict[str
     """
     model, optimizer = Net(), tf.keras.optimizers.SGD(0.1)
     ran: list[str] = []
-    with mock.patch.dict(os.environ, SMP_TF_PROFILES=folder), mock.patch.object(profiling, "_ready", noting(ran)):
+    with mock.patch.dict(os.environ, SMP_TF_PROFILES=folder), mock.patch.object(profiling, "make_ready", noting(ran)):
         if damage and smp.rank() == 0:
             [kept] = Path(folder).iterdir()
             kept.write_text(kept.read_text()[:-9])

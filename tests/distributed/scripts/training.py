@@ -18,6 +18,7 @@ Each rank prints a line when something has happened: "imported", "initialised", 
 """
 
 import argparse
+import atexit
 import os
 import signal
 import sys
@@ -50,6 +51,10 @@ if args.mode == "late" and int(os.environ["HOROVOD_RANK"]) == args.rank:
     print("late", flush=True)
     signal.sigwait({signal.SIGUSR2})
 
+# Before what smp.init registers, so that it is called after that.
+atexit.register(
+    lambda: print("at exit:", *sorted(t.name for t in threading.enumerate() if t.name.startswith("smp_tf")), flush=True)
+)
 config = {"microbatches": 2, "seed": 1, "stall_timeout": args.stall_timeout}
 smp.init(config if args.partitions is None else {**config, "partitions": args.partitions})
 print("initialised", flush=True)
