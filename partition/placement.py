@@ -68,13 +68,15 @@ class Ranks:
         link: how fast each sends and receives, in times of that machine's link.
         memory: bytes that each may need, or None.
         hosts: a number for the host of each; empty where all are on one.
-        limited_by: what says how much memory each has, in words; "" for `memory_limit`, and empty where that says all.
+        own: bytes that each has, or None, whatever `memory_limit` says; empty where nothing is known of them.
+        limited_by: what says how many it has, in words.
     """
 
     speed: tuple[float, ...]
     link: tuple[float, ...]
     memory: tuple[float | None, ...]
     hosts: tuple[int, ...] = ()
+    own: tuple[float | None, ...] = ()
     limited_by: tuple[str, ...] = ()
 
     @classmethod
@@ -95,18 +97,25 @@ class Ranks:
         """
         if memory_limit is None:
             return self
-        binds = [most is None or memory_limit < most for most in self.memory]
-        memory = tuple(memory_limit if here else most for here, most in zip(binds, self.memory, strict=True))
-        limited_by = tuple("" if here else what for here, what in zip(binds, self.limited_by, strict=False))
-        return dataclasses.replace(self, memory=memory, limited_by=limited_by)
+        memory = tuple(memory_limit if most is None else min(most, memory_limit) for most in self.memory)
+        return dataclasses.replace(self, memory=memory)
+
+    def is_own_limit(self, stage: int) -> bool:
+        """Whether what a rank has is what limits it, and not `memory_limit`.
+
+        Args:
+            stage: that of the rank.
+        """
+        own = self.own[stage] if self.own else None
+        return own is not None and own == self.memory[stage]
 
     def limit_in_words(self, stage: int) -> str:
-        """What says how much memory the rank of a stage has.
+        """What says how much the rank of a stage may need.
 
         Args:
             stage: the stage.
         """
-        return (self.limited_by[stage] if self.limited_by else "") or "memory_limit"
+        return self.limited_by[stage] if self.is_own_limit(stage) else "memory_limit"
 
 
 @dataclass(frozen=True)

@@ -323,6 +323,13 @@ def _require_planned(plan: StoredPlan, partitions: int) -> None:
     wrong += [f"chunk {chunk}, of {len(placement)}" for chunk in shared.values() if not 0 <= chunk < len(placement)]
     if len(first) != len(placement) or not first:
         wrong.append(f"the first layers of {len(first)} chunks, of {len(placement)}")
+    at = {name: position for position, name in enumerate(plan.units)}
+    there = [name for name in first if name in at]
+    wrong += [
+        f"{name!r} as the first layer of a chunk behind that of {before!r}, which it precedes"
+        for before, name in pairwise(there)
+        if at[name] <= at[before]
+    ]
     if wrong:
         raise PlacementError(
             f"'planned' of the plan of step {plan.step!r} names {wrong[0]}. Leave it as it was written: by it is seen "

@@ -150,7 +150,7 @@ def _stages(cluster: Cluster, partitions: int, replicas: int) -> Ranks:
         limits = [f"{limit}, rank {least[1]}" if least else "" for limit, least in zip(limits, smallest, strict=True)]
     # Of one replica: the others are laid out as it is, or nearly so.
     hosts = tuple(at[rank] for rank in rows[0])
-    return Ranks(tuple(speed), tuple(link), memory, hosts, tuple(limits) if any(limits) else ())
+    return Ranks(tuple(speed), tuple(link), memory, hosts, memory, tuple(limits))
 
 
 @functools.lru_cache(maxsize=8)

@@ -16,12 +16,13 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smp_tf import errors
 from smp_tf.command_arguments import parser
 from smp_tf.errors import PlacementError
-from smp_tf.named_function import UsageError, named_function, say, show, words_of
+from smp_tf.named_function import UsageError, named_function, put, say, show, words_of
 from smp_tf.output_files import OutputFiles
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Such as help: whether it can be written is seen here, and not when Python ends.
             show("", end="")
     except PlacementError as error:
-        say(f"there is no such plan. {error}")
+        # Stage by stage, in several lines.
+        put(f"smp-tf: there is no such plan. {error}", sys.stderr)
         return 1
     except _TOLD as error:
         say(str(error))
@@ -147,11 +149,19 @@ def run_plan(given: argparse.Namespace) -> None:
                     pipelines=() if given.pipeline in (None, "auto") else (given.pipeline,),
                     progress=lambda done, of, what: status.update(f"planning {given.target} {done + 1}/{of}: {what}"),
                     proof_seconds=given.proof,
+                    processes=given.ranks,
                 )
                 made = found.made
             else:
-                made = model.plan(config, replicas=replicas, cluster=cluster, proof_seconds=given.proof, stored=stored)
-    _say_idle(given, cluster, made.replicas)
+                made = model.plan(
+                    config,
+                    replicas=replicas,
+                    cluster=cluster,
+                    proof_seconds=given.proof,
+                    stored=stored,
+                    processes=given.ranks,
+                )
+    _say_idle(given, cluster, made.plan.stages, made.replicas)
     console = Console()
     # The table is of no use narrower.
     width = max(100, console.width)
@@ -239,7 +249,10 @@ def _stored(given: argparse.Namespace) -> PlanFile | None:
         UsageError: the file is none of plans, or what is given besides would make another plan.
     """
     from smp_tf.partition.errors import PlacementError
-    from smp_tf.partition.plan_file import PlanFile
+    from smp_tf.partition.plan_file import MAX_BYTES, PlanFile
+    from smp_tf.pipeline.errors import ScheduleError
+    from smp_tf.pipeline.schedule import runs_on
+    from smp_tf.text_file import UnreadableError, read_text
 
     file = given.partition_file
     if file is None:
@@ -253,22 +266,31 @@ def _stored(given: argparse.Namespace) -> PlanFile | None:
         if getattr(given, option) == "auto":
             raise UsageError(f"--{option} auto makes plans, and --partition-file has one: give a number, or nothing.")
     try:
-        found = PlanFile.from_json(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, PlacementError) as error:
-        raise UsageError(f"--partition-file {file} is no plan that can be read. {_reason(error)}") from error
+        found = PlanFile.from_json(read_text(file, MAX_BYTES))
+    except FileNotFoundError:
+        raise UsageError(f"--partition-file {file} does not exist (looked in {Path.cwd()}).") from None
+    except UnreadableError as error:
+        raise UsageError(f"--partition-file {file} {error}.") from error
+    except PlacementError as error:
+        raise UsageError(f"--partition-file {file} is no plan that can be read. {error}") from error
     if not found.plans:
         raise UsageError(f"--partition-file {file} holds no plan.")
+    first = found.plans[0]
+    try:
+        runs_on(first.pipeline, first.placement)
+    except ScheduleError as error:
+        raise UsageError(f"--partition-file {file} names a pipeline that cannot be had. {error}") from error
+    if first.microbatches > _MOST:
+        raise UsageError(
+            f"--partition-file {file}: 'microbatches' is at most {_MOST:,}. Received: {first.microbatches:,}."
+        )
     if given.partitions not in (None, found.partitions):
         raise UsageError(f"--partition-file {file} is for {found.partitions} partitions. Received: {given.partitions}.")
     given.partitions = found.partitions
     for option in ("microbatches", "pipeline", "optimize"):
         if getattr(given, option) is None:
-            setattr(given, option, getattr(found.plans[0], option))
+            setattr(given, option, getattr(first, option))
     return found
-
-
-def _reason(error: Exception) -> str:
-    return f"{error.strerror}." if isinstance(error, OSError) else str(error)
 
 
 def _replicas(given: argparse.Namespace, cluster: Cluster | None) -> int:
@@ -293,7 +315,7 @@ def _replicas(given: argparse.Namespace, cluster: Cluster | None) -> int:
     if given.replicas is not None:
         if ranks is not None and given.partitions * given.replicas > ranks:
             raise UsageError(
-                f"{given.partitions} partitions and {given.replicas} replicas need "
+                f"{_counted(given.partitions, 'partition')} and {_counted(given.replicas, 'replica')} need "
                 f"{given.partitions * given.replicas} ranks. There are {ranks}."
             )
         return int(given.replicas)
@@ -323,14 +345,17 @@ def _check_batch_size(given: argparse.Namespace) -> None:
         raise UsageError(f"--batch-size must be at least 1. Received: {given.batch_size}.")
 
 
-def _say_idle(given: argparse.Namespace, cluster: Cluster | None, replicas: int) -> None:
+def _say_idle(given: argparse.Namespace, cluster: Cluster | None, partitions: int, replicas: int) -> None:
     """Says how many ranks a plan has nothing to do for."""
     ranks = given.ranks if given.ranks is not None else cluster.size if cluster is not None else None
-    if ranks is None or given.partitions == "auto":
+    if ranks is None:
         return
-    partitions = int(given.partitions)
     idle = ranks - partitions * replicas
     if not idle:
+        return
+    taken = f"{_counted(partitions, 'partition')} and {_counted(replicas, 'replica')} take {ranks - idle}"
+    if given.partitions == "auto":
+        say(f"{idle} of the {ranks} ranks would be idle: {taken}, and nothing that was tried of all of them fits")
         return
     if ranks % partitions == 0:
         others = _counted(ranks // partitions, "replica")
@@ -338,10 +363,7 @@ def _say_idle(given: argparse.Namespace, cluster: Cluster | None, replicas: int)
         fewer = max(count for count in range(1, partitions) if ranks % count == 0)
         more = min(count for count in range(partitions + 1, ranks + 1) if ranks % count == 0)
         others = f"{fewer} or {more} partitions"
-    say(
-        f"{idle} of the {ranks} ranks would be idle: {_counted(partitions, 'partition')} and "
-        f"{_counted(replicas, 'replica')} take {ranks - idle}; with {others} none would be"
-    )
+    say(f"{idle} of the {ranks} ranks would be idle: {taken}; with {others} none would be")
 
 
 def _counted(many: int, what: str) -> str:

@@ -12,6 +12,10 @@ import yaml
 
 from smp_tf.config_values import kind_of
 from smp_tf.errors import ConfigError
+from smp_tf.text_file import UnreadableError, read_text
+
+#: No file of keys is larger.
+_MOST_BYTES = 2**20
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
@@ -31,13 +35,11 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     """
     source = f"the file {path}"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, _MOST_BYTES)
     except FileNotFoundError:
         raise ConfigError(f"{source} does not exist (looked in {Path.cwd()}).") from None
-    except OSError as error:
-        raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{source} is not UTF-8 text: {error}.") from None
+    except UnreadableError as error:
+        raise ConfigError(f"{source} {error}.") from error
     if path.suffix == ".json":
         return parse_json(text, source)
     if path.suffix in (".yaml", ".yml"):
@@ -84,8 +86,10 @@ def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
         raise ConfigError(f"{source} is not YAML: {error}.") from None
     except RecursionError:
         raise ConfigError(f"{source} is nested too deeply.") from None
-    if isinstance(node, yaml.MappingNode):
-        _refuse_twins([key.value for key, _ in node.value], source)
+    try:
+        _refuse_twins_in(node, source, set())
+    except RecursionError:
+        raise ConfigError(f"{source} is nested too deeply.") from None
     return _require_mapping({} if parsed is None else parsed, source)
 
 
@@ -93,6 +97,27 @@ def _require_mapping(parsed: Any, source: str) -> Mapping[str, Any]:
     if not isinstance(parsed, Mapping):
         raise ConfigError(f"{source} must hold a mapping of keys to values; it holds {kind_of(parsed)}.")
     return parsed
+
+
+def _refuse_twins_in(node: yaml.Node | None, source: str, seen: set[int]) -> None:
+    """Refuse a key that is given twice, at any depth.
+
+    Args:
+        node: of YAML.
+        source: where it was found, in words.
+        seen: nodes that were looked at, by `id`: an alias is the node that it stands for.
+    """
+    if node is None or id(node) in seen:
+        return
+    seen.add(id(node))
+    inner: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        _refuse_twins([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)], source)
+        inner = [value for _, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = list(node.value)
+    for one in inner:
+        _refuse_twins_in(one, source, seen)
 
 
 def _refuse_twins(names: list[str], source: str) -> None:

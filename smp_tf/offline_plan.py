@@ -190,6 +190,12 @@ class OfflineModel:
         """
         if samples not in self._traces:
             traced, tensors = _traced(self._model, self._example, samples)
+            try:
+                planning.units_of(traced.graph)
+            except PlacementError:
+                raise OfflinePlanError(
+                    f"Model {self._model.name!r} has no layer that computes anything, so there is nothing to place."
+                ) from None
             self._traces[samples] = OfflineTrace(self._model.name, traced, tensors, samples, self.batch_size)
         return self._traces[samples]
 
@@ -208,6 +214,7 @@ class OfflineModel:
         advise: bool = True,
         timed: bool = True,
         stored: PlanFile | None = None,
+        processes: int | None = None,
     ) -> OfflinePlan:
         """The plan for some settings.
 
@@ -219,6 +226,7 @@ class OfflineModel:
             advise: where nothing fits, look for what would.
             timed: go by measured times where there are any: of memory they say nothing.
             stored: plans of a file, one of which is looked at, in place of a plan that is made.
+            processes: how many there are, of which advice may make use; None for all of the cluster, or any number.
 
         Raises:
             OfflinePlanError: the model cannot be called with its inputs, the batch has fewer samples, or the plans of
@@ -258,8 +266,8 @@ class OfflineModel:
             measured_sizes=measured.sizes,
             alone=measured.alone,
             recompute=config.recompute or (given is not None and given.recompute),
-            others=lambda: self._smaller_microbatches(config, replicas, cluster),
-            partitions=lambda numbers: self._more_partitions(numbers, config, replicas, described),
+            others=lambda: self._smaller_microbatches(config, replicas, cluster, stored),
+            partitions=lambda numbers: self._more_partitions(numbers, config, replicas, described, processes),
         )
         plan = proposal.propose(made.graph, request, {})
         units, costs = planning.costs_of(made.graph, request, plan)
@@ -279,36 +287,44 @@ class OfflineModel:
             reduce_seconds=cluster.reduce_seconds(stages, replicas, [row.gradient_bytes for row in plan.forecast]),
         )
 
-    def _smaller_microbatches(self, config: Config, replicas: int, cluster: Cluster) -> Iterator[str]:
+    def _smaller_microbatches(
+        self, config: Config, replicas: int, cluster: Cluster, stored: PlanFile | None
+    ) -> Iterator[str]:
         """The first of some larger numbers of microbatches with which the model fits, if one is soon found."""
         begun, many = time.monotonic(), config.microbatches
         while is_named(config.pipeline) and time.monotonic() - begun < _SECONDS_TO_TRY:
             many *= 2
             if many > self.batch_size:
                 return
-            if self._fits(dataclasses.replace(config, microbatches=many), replicas, cluster):
+            if self._fits(dataclasses.replace(config, microbatches=many), replicas, cluster, stored):
                 yield f"{many} microbatches"
                 return
 
     def _more_partitions(
-        self, numbers: Iterable[int], config: Config, replicas: int, cluster: Cluster | None
+        self, numbers: Iterable[int], config: Config, replicas: int, cluster: Cluster | None, processes: int | None
     ) -> Iterator[str]:
-        """The first of some larger numbers of partitions with which the model fits, on the ranks that there are."""
+        """The first of some larger numbers of partitions with which the model fits, with fewer replicas where need be.
+
+        A cluster has no other ranks than it has; where it is only said how many processes there are, there may be more.
+        """
         begun = time.monotonic()
+        most = processes if processes is not None or cluster is None else cluster.size
         for many in numbers:
-            # What is not described is as the ranks that are; a cluster has no others.
-            fewer = min(replicas, cluster.size // many) if cluster is not None else replicas
-            if not fewer or time.monotonic() - begun > _SECONDS_TO_TRY:
+            fewer = replicas if most is None else max(1, min(replicas, most // many))
+            is_more = most is not None and many * fewer > most
+            is_late = time.monotonic() - begun > _SECONDS_TO_TRY
+            if is_late or (cluster is not None and many * fewer > cluster.size):
                 return
             if self._fits(dataclasses.replace(config, partitions=many), fewer, cluster or one_host(many * fewer)):
                 beside = f" and {fewer} replica{'s' * (fewer > 1)}" if fewer != replicas else ""
-                yield f"{many} partitions{beside}"
+                yield f"{many} partitions{beside}{f', on {many * fewer} ranks' if is_more else ''}"
                 return
 
-    def _fits(self, config: Config, replicas: int, cluster: Cluster) -> bool:
+    def _fits(self, config: Config, replicas: int, cluster: Cluster, stored: PlanFile | None = None) -> bool:
         """Whether there is a plan; also not where the model cannot be called with so few samples."""
+        options: dict[str, Any] = {"proof_seconds": 0.0, "advise": False, "timed": False, "stored": stored}
         try:
-            self.plan(config, replicas=replicas, cluster=cluster, proof_seconds=0.0, advise=False, timed=False)
+            self.plan(config, replicas=replicas, cluster=cluster, **options)
         except (PlacementError, OfflinePlanError, ScheduleError, StepError):
             return False
         return True

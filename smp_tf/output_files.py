@@ -11,6 +11,8 @@ from pathlib import Path
 
 from smp_tf.named_function import UsageError, put
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
+
 
 class OutputFiles:
     """Files that a command writes at its end, tried when it begins: what stands in them may take long to make.
@@ -52,7 +54,12 @@ class OutputFiles:
             UsageError: it cannot be written any more.
         """
         try:
-            self._files[option].write_text(text, encoding="utf-8", errors="replace")
+            with os.fdopen(
+                os.open(self._files[option], _FLAGS, 0o666), "w", encoding="utf-8", errors="replace"
+            ) as file:
+                # A pipe that somebody reads is waited for, while one that nobody reads was refused.
+                os.set_blocking(file.fileno(), True)
+                file.write(text)
         except OSError as error:
             raise UsageError(f"{option} {self._given[option]} cannot be written: {error.strerror}.") from error
         put(f"wrote {self._given[option]}", sys.stderr)

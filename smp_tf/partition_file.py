@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from smp_tf.partition.plan import Plan
 from smp_tf.partition.plan_file import MAX_BYTES, PlanFile, StoredPlan, to_store
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.schedule import runs_on
+from smp_tf.text_file import UnreadableError, read_text
 
 #: What a rank says of a file: in JSON a byte of it may take six.
 _MOST_SAID = 7 * MAX_BYTES
@@ -71,25 +71,14 @@ def load(config: Config, rank: int, exchange: Callable[[bytes, str, int], list[b
 def _read(path: str) -> dict[str, str]:
     """The file's text, or why there is none."""
     try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            return {"error": f"partition_file {path} cannot be read: it is no file, but a device, a pipe or a socket."}
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            return {"error": f"partition_file {path} is larger than {MAX_BYTES} bytes, which no plan file is."}
-        return {"text": content.decode()}
-    except (FileNotFoundError, NotADirectoryError):
+        return {"text": read_text(path, MAX_BYTES)}
+    except FileNotFoundError:
         return {
             "error": f"load_partition is true, but partition_file {path} does not exist on the host of rank 0 (looked "
             f"in {Path.cwd()}). Run once without load_partition, which writes it."
         }
-    except OSError as error:
-        return {"error": f"partition_file {path} cannot be read: {error.strerror}."}
-    except UnicodeDecodeError as error:
-        return {"error": f"partition_file {path} is damaged: it is not UTF-8 text ({error})."}
-    except ValueError as error:
-        return {"error": f"partition_file {path!r} is the name of no file: {error}."}
+    except UnreadableError as error:
+        return {"error": f"partition_file {path} {error}."}
 
 
 def given_for(step: str, graph: OpGraph) -> StoredPlan | None:

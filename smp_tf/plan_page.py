@@ -92,7 +92,7 @@ def _stages(made: OfflinePlan) -> str:
         sizes = [as_bytes(part) for part in (*parts, row.working_bytes, row.device_bytes)]
         numbered = mark(_color(stage)) + str(stage)
         waits = f"{made.timeline.idle[stage] / made.timeline.step_time:.0%}"
-        shares = (f"{row.time_share:.0%}", waits, sent(row).replace("\n", ", "))
+        shares = (f"{row.time_share:.0%}", waits, sent(row).replace(" ", "\u00a0").replace("\n", ", "))
         rows.append((numbered, escape(names[stage]), f"{row.parameters:,}", *sizes, *shares))
     return table(heads, rows, names_at=1)
 
@@ -132,6 +132,7 @@ def _layers(made: OfflinePlan) -> str:
                 )
             shapes.append("</g>")
         shapes.append(f'<text x="{left}" y="12">stage {stage}</text>')
+    lines: list[str] = []
     for flow in made.costs.flows:
         source = stage_of[flow.producer]
         for stage in sorted({stage_of[c] for c in flow.consumers} - {source}):
@@ -140,15 +141,20 @@ def _layers(made: OfflinePlan) -> str:
             side = 1 if stage > source else -1
             x, x2 = (x + width, x2) if side > 0 else (x, x2 + width)
             look = ' stroke-dasharray="4 3"' if flow.backward else ""
+            # What goes back takes another way than what came.
+            bend, shift = (95, height / 4) if flow.backward else (50, 0.0)
+            y, y2 = y + shift, y2 + shift
             told = f"{made.units[flow.producer].name} → {made.units[target].name}: {as_bytes(flow.nbytes)}"
-            shapes.append(
-                f'<g><title>{escape(told)}</title><path d="M{x} {y:.1f} C{x + 50 * side} {y:.1f} '
-                f'{x2 - 50 * side} {y2:.1f} {x2} {y2:.1f}" fill="none" stroke="#444"{look}/>'
+            lines.append(
+                f'<g><title>{escape(told)}</title><path d="M{x} {y:.1f} C{x + bend * side} {y:.1f} '
+                f'{x2 - bend * side} {y2:.1f} {x2} {y2:.1f}" fill="none" stroke="#444"{look}/>'
                 # Beside the layer that sends it, where no two have the same place.
-                f'<text x="{x + 3 * side}" y="{y - 2:.1f}" text-anchor="{"start" if side > 0 else "end"}">'
+                f'<text x="{x + 3 * side}" y="{y - 4:.1f}" text-anchor="{"start" if side > 0 else "end"}" '
+                f'stroke="white" stroke-width="3" paint-order="stroke">'
                 f"{as_bytes(flow.nbytes)}</text></g>"
             )
-    return svg(made.plan.stages * (width + gap) - gap, 24 + tallest * height, shapes)
+    # Lines that pass a stage are behind its boxes.
+    return svg(made.plan.stages * (width + gap) - gap, 24 + tallest * height, [*lines, *shapes])
 
 
 def _short_names(names: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from smp_tf.cluster import Cluster, one_host
 from smp_tf.config import Config
-from smp_tf.errors import MemoryLimitError, PlacementError
+from smp_tf.errors import MemoryLimitError, OfflinePlanError, PlacementError, StepError
 from smp_tf.offline_plan import OfflineModel, OfflinePlan
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.schedule import IN_ORDER, LEAN, SCHEDULES
@@ -25,6 +25,8 @@ from smp_tf.pipeline.schedule import IN_ORDER, LEAN, SCHEDULES
 _AS_FAST = 0.02
 #: More microbatches than so many for each partition leave little to gain.
 _MOST_MICROBATCHES = 16
+#: Of numbers of partitions that leave ranks idle, those up to it are tried where nothing else fits.
+_MOST_COUNTS = 16
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def search(
     pipelines: Sequence[str] = (),
     progress: Callable[[int, int, str], None] = lambda done, of, what: None,
     proof_seconds: float = 0.0,
+    processes: int | None = None,
 ) -> Search:
     """Plan a model for all settings that a number of ranks allows.
 
@@ -101,6 +104,7 @@ def search(
         pipelines: schedules to try; none for all.
         progress: told how many settings are done, of how many, and what is tried next.
         proof_seconds: how long to look for a better placement of the one that is taken.
+        processes: how many there are, of which advice may make use; None for as many as ranks.
 
     Returns:
         What was tried, and what is best.
@@ -112,26 +116,42 @@ def search(
     """
     described, cluster = cluster, cluster or one_host(ranks)
     counts = list(partitions) or [count for count in range(1, ranks + 1) if ranks % count == 0]
-    wanted = [
-        dataclasses.replace(config, partitions=count, microbatches=parts, pipeline=pipeline)
-        for count in counts
-        for parts in _parts(count, model.batch_size, microbatches)
-        for pipeline in (pipelines or (_worth_trying(config, cluster) if count > 1 else ("interleaved",)))
-    ]
     found: list[Candidate] = []
 
-    def try_all(settings: Sequence[Config]) -> None:
+    def settings_of(counts: Sequence[int]) -> list[Config]:
+        return [
+            # One partition has one chunk, and no schedule to choose.
+            dataclasses.replace(
+                config,
+                partitions=count,
+                microbatches=parts,
+                pipeline=pipeline,
+                chunks_per_rank=config.chunks_per_rank if count > 1 else None,
+            )
+            for count in counts
+            for parts in _parts(count, model.batch_size, microbatches)
+            for pipeline in (pipelines or (_worth_trying(config, cluster) if count > 1 else ("interleaved",)))
+        ]
+
+    def try_all(settings: Sequence[Config], most_replicas: int = ranks) -> None:
         many = len(found) + len(settings)
         for one in settings:
             stages = one.partitions or 1
             again = ", recompute" if one.recompute else ""
             progress(len(found), many, f"{stages} partitions, {one.microbatches} microbatches, {one.pipeline}{again}")
-            found.append(_candidate(model, one, ranks // stages, cluster))
+            found.append(_candidate(model, one, min(ranks // stages, most_replicas), cluster))
 
-    try_all(wanted)
-    if not config.recompute and not any(candidate.fits for candidate in found):
-        sized = [candidate.config for candidate in found if candidate.needed is not None]
-        try_all([dataclasses.replace(settings, recompute=True) for settings in sized])
+    def try_again(settings: Sequence[Config], most_replicas: int = ranks) -> None:
+        try_all(settings, most_replicas)
+        if not config.recompute and not any(candidate.fits for candidate in found):
+            sized = [c.config for c in found[-len(settings) :] if c.needed is not None]
+            try_all([dataclasses.replace(settings, recompute=True) for settings in sized], most_replicas)
+
+    try_again(settings_of(counts))
+    if not any(candidate.fits for candidate in found) and any(candidate.replicas > 1 for candidate in found):
+        # What averages gradients takes memory, too; some ranks would be idle.
+        others = [*range(1, _MOST_COUNTS + 1), *counts, ranks]
+        try_again(settings_of(list(partitions) or sorted({count for count in others if count <= ranks})), 1)
     if any(candidate.fits for candidate in found):
         best = _best(found)
         made = model.plan(
@@ -141,7 +161,13 @@ def search(
         best = _nearest(found)
         try:
             # A longer look may find that it does fit.
-            made = model.plan(best.config, replicas=best.replicas, cluster=described, proof_seconds=proof_seconds)
+            made = model.plan(
+                best.config,
+                replicas=best.replicas,
+                cluster=described,
+                proof_seconds=proof_seconds,
+                processes=processes if processes is not None else ranks,
+            )
         except MemoryLimitError as error:
             said = f"None of {len(found)} settings fits. Nearest comes {_in_words(best.config)}. {error}"
             raise MemoryLimitError(said) from error
@@ -174,8 +200,11 @@ def _candidate(model: OfflineModel, settings: Config, replicas: int, cluster: Cl
         made = model.plan(settings, replicas=replicas, cluster=cluster, proof_seconds=0.0, advise=False)
     except MemoryLimitError as error:
         return Candidate(settings, replicas, 0.0, None, error.needed, "does not fit", excess=error.excess)
-    except PlacementError as error:
+    except (PlacementError, ScheduleError) as error:
         return Candidate(settings, replicas, 0.0, None, None, "cannot be placed", str(error))
+    except (OfflinePlanError, StepError) as error:
+        # A model may cut its batch itself, and not be for microbatches of any size.
+        return Candidate(settings, replicas, 0.0, None, None, "cannot be traced", str(error))
     return _planned(settings, replicas, made)
 
 
@@ -187,6 +216,8 @@ def _planned(settings: Config, replicas: int, made: OfflinePlan) -> Candidate:
 def _nearest(found: Sequence[Candidate]) -> Candidate:
     """Of settings none of which fits, those of which the fewest bytes are too much."""
     sizes = [candidate for candidate in found if candidate.needed is not None]
+    if all(candidate.refused == "cannot be traced" for candidate in found):
+        raise OfflinePlanError(found[0].why)
     if not sizes:
         raise PlacementError(f"None of {len(found)} settings can be placed. The last: {found[-1].why}")
     return min(sizes, key=lambda candidate: (candidate.excess, candidate.size))

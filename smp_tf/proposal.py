@@ -69,7 +69,13 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
     plan, fits = _within(graph, request, owners)
     if not fits:
         assert request.ranks is not None
-        raise too_large(plan, request.ranks, _nearest(graph, request, plan) if request.advise and not owners else ())
+        raise too_large(
+            plan,
+            request.ranks,
+            _nearest(graph, request, plan) if request.advise and not owners else (),
+            averaging=request.averaging_bytes if graph.gradients else 0,
+            is_given=request.given is not None,
+        )
     return plan
 
 
@@ -283,6 +289,10 @@ def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[
     if request.given is None and request.default is None and is_quick:
         more = _more(request.stages, units)
         yield from _more_partitions(graph, request, more) if request.partitions is None else request.partitions(more)
+    if request.replicas > 1 and request.partitions is not None:
+        alone = dataclasses.replace(request, replicas=1, averaging_bytes=0, slot_shares=1, proof_seconds=0.0)
+        if _fits(graph, alone):
+            yield "1 replica"
     kinds = [kind for kind in IN_ORDER if kind != request.schedule and graph.gradients and request.given is None]
     for kind in kinds if request.stages > 1 and is_named(request.schedule) and is_quick else ():
         other = dataclasses.replace(request, schedule=kind, proof_seconds=0.0)

@@ -69,7 +69,7 @@ def test_only_what_can_help_is_advised(row: dict[str, Any], changes: dict[str, A
 
 
 def test_what_hosts_have_is_told_as_theirs() -> None:
-    alike = Ranks((1.0,) * 2, (1.0,) * 2, (2048.0,) * 2, limited_by=("memory of host 0",) * 2)
+    alike = Ranks((1.0,) * 2, (1.0,) * 2, (2048.0,) * 2, (), (2048.0,) * 2, ("memory of host 0",) * 2)
     first, *_, advice = str(too_large(small_plan(), alike)).splitlines()
     assert first == (
         "The model does not fit: memory of host 0 is 2.0 KiB (2,048 bytes) a rank, and with 2 partitions the ranks need"
@@ -79,7 +79,8 @@ def test_what_hosts_have_is_told_as_theirs() -> None:
 
 
 def test_ranks_that_differ_are_told_with_what_limits_each() -> None:
-    ranks = Ranks((1.0,) * 2, (1.0,) * 2, (4096.0, 1024.0), limited_by=("memory of host 0", "memory of host 1, rank 1"))
+    own, names = (4096.0, 1024.0), ("memory of host 0", "memory of host 1, rank 1")
+    ranks = Ranks((1.0,) * 2, (1.0,) * 2, own, (), own, names)
     said = str(too_large(small_plan(), ranks)).splitlines()
     assert said[0] == "The model does not fit: ranks may need as listed, and with 2 partitions they need"
     assert said[1].startswith("  stage 0: 2.6 KiB of 4.0 KiB (memory of host 0) (weights")
@@ -88,7 +89,34 @@ def test_ranks_that_differ_are_told_with_what_limits_each() -> None:
     assert enough(small_plan(), ranks) == "ranks with 2.6 KiB for stage 1"
     # Of the two limits of a rank the smaller one is its limit.
     both = ranks.within(2048)
-    assert (both.memory, both.limited_by) == ((2048, 1024), ("", "memory of host 1, rank 1"))
+    assert [both.limit_in_words(stage) for stage in range(2)] == ["memory_limit", "memory of host 1, rank 1"]
     assert (
         str(too_large(small_plan(), both)).splitlines()[-1].endswith("a higher memory_limit; ranks with more memory.")
     )
+    # A higher limit alone would not do, nor would larger ranks.
+    assert enough(small_plan(), both) == "a memory_limit of 2.6 KiB and ranks with 2.6 KiB for stage 1"
+    assert enough(small_plan(), ranks.within(4096)) == "ranks with 2.6 KiB for stage 1"
+
+
+def test_what_a_file_says_and_what_horovod_takes_is_not_advised_away() -> None:
+    rows = tuple(
+        dataclasses.replace(row, stash_bytes=0, working_bytes=0, transport_bytes=1000) for row in small_plan().forecast
+    )
+    said = str(too_large(small_plan(forecast=rows), Ranks.alike(2, 1), averaging=1000, is_given=True)).splitlines()[-1]
+    assert said == (
+        "What would help: a smaller HOROVOD_FUSION_THRESHOLD, or one replica: 1000 B are Horovod's, to average in; a "
+        "higher memory_limit."
+    )
+
+
+def test_of_many_stages_only_some_are_told() -> None:
+    plan = small_plan()
+    many = dataclasses.replace(
+        plan,
+        stages=40,
+        placement=tuple(range(40)),
+        forecast=plan.forecast[:1] * 40,
+    )
+    lines = str(too_large(many, Ranks.alike(40, 2048))).splitlines()
+    assert len(lines) == 1 + 16 + 1 + 1
+    assert lines[17] == "  and 24 stages more, of which one needs 576 B too much"

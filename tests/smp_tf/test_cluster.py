@@ -142,4 +142,4 @@ def test_what_limits_a_rank_is_the_host_of_the_file(tmp_path: Path) -> None:
     assert alike.limited_by == (f"memory of host 0 of the file {file}",) * 4
     unlike = cluster.stages(3, 1).limited_by + cluster.stages(12, 1).limited_by[-1:]
     assert unlike == (*(f"memory of host 0 of the file {file}",) * 3, f"memory of host 1 of the file {file}, rank 11")
-    assert one_host(2).stages(2, 1).limited_by == ()
+    assert one_host(2).stages(2, 1).own == (None, None)

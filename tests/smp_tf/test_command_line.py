@@ -251,7 +251,7 @@ def test_a_plan_needs_partitions_or_a_file(script: str, capsys: pytest.CaptureFi
     assert run(f"{script}:build") == 2
     assert "--partitions P, or --partition-file FILE" in capsys.readouterr().err
     assert run(f"{script}:build", "--partition-file", "/nowhere/plan.json") == 2
-    assert "No such file or directory" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -877,6 +877,40 @@ def test_a_timeline_is_not_written_over_what_it_was_made_of(tmp_path: Path, caps
     assert refused(capsys, *asked).endswith("rank_0.json is a file that is read. Name another one.")
     both = ["timeline", str(tmp_path), "--trace", str(tmp_path / "a"), "--html", str(tmp_path / "a")]
     assert "--html and --trace would be written to one file" in refused(capsys, *both)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (('"pipeline": "interleaved"', '"pipeline": "foo"'), "names a pipeline that cannot be had. "),
+        (('"microbatches": 1', '"microbatches": 1000000'), "'microbatches' is at most 100,000. Received: 1,000,000."),
+        (None, "cannot be read: it is no file, but a device, a pipe or a socket."),
+    ],
+)
+def test_what_is_wrong_in_a_plan_file_names_it(
+    script: str, tmp_path: Path, changes: tuple[str, str] | None, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe was waited for, and a schedule that there is not was told as if it were an option."""
+    file = tmp_path / "plan.json"
+    if changes is None:
+        os.mkfifo(file)
+    else:
+        assert run(f"{script}:build", "--partitions", "2", "--batch-size", "8", "--json", str(file)) == 0
+        file.write_text(file.read_text().replace(*changes))
+        capsys.readouterr()
+    said = refused(capsys, "plan", f"{script}:build", "--batch-size", "8", "--partition-file", str(file))
+    assert f"--partition-file {file}" in said
+    assert words in said
+
+
+def test_a_pipe_that_nobody_reads_is_not_written_to(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command never ended, with its table printed already."""
+    os.mkfifo(tmp_path / "pipe")
+    words = ["plan", f"{script}:build", "--partitions", "2", "--batch-size", "8", "--json", str(tmp_path / "pipe")]
+    assert command_line.main(words) == 2
+    assert "pipe cannot be written: No such device or address." in capsys.readouterr().err
 
 
 def test_help_comes_without_tensorflow() -> None:

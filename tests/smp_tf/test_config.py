@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from smp_tf.config import ENVIRONMENT_VARIABLE, KEYS, Config, load_config
+from smp_tf.config_file import read_mapping
 from smp_tf.errors import ConfigError
 
 
@@ -405,3 +408,25 @@ def test_a_schedule_that_cannot_be_run_is_told(tmp_path: Path, text: str | None,
         file.write_text(text)
     with pytest.raises(ConfigError, match=f"The schedule of pipeline cannot be run. .*{words}"):
         load_config({"pipeline": str(file)})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.yaml", "hosts: [{count: 2, ranks: 1, count: 3}]", "'count' is given 2 times in the file "),
+        ("a.yaml", "one: &x {a: 1}\ntwo: *x\nthree: {b: [{c: 1, c: 2}]}", "'c' is given 2 times in the file "),
+        ("a.json", '{"hosts": [{"count": 2, "count": 3}]}', "'count' is given 2 times in the file "),
+        ("a.yaml", "#" * (2**20 + 1), "is larger than 1048576 bytes, which no such file is."),
+    ],
+)
+def test_keys_given_twice_at_any_depth_and_files_without_end_are_refused(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        read_mapping(tmp_path / name)
+
+
+def test_a_pipe_and_a_device_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.yaml")
+    for path in (tmp_path / "a.yaml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="cannot be read: it is no file, but a device, a pipe or a socket"):
+            read_mapping(path)

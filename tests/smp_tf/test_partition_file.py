@@ -96,10 +96,10 @@ class TestLoad:
                 text()[:100].encode(),
                 r"cannot be used\. It is not JSON, or not all .*without load_partition",
             ),
-            (b"\xff\xfe", "is damaged: it is not UTF-8 text"),
+            (b"\xff\xfe", "is not UTF-8 text"),
             (text(3).encode(), r"is for 3 partitions, and this job has 2\. Set partitions to 3"),
             (b" " * (partition_file.MAX_BYTES + 1), "is larger than 16777216 bytes"),
-            (text().encode("utf-16"), "is damaged: it is not UTF-8 text"),
+            (text().encode("utf-16"), "is not UTF-8 text"),
             (
                 text().replace('"pipeline"', '"pipeline": "zb_v", "pipeline"').encode(),
                 r"cannot be used\. Entry 1 of 'plans' of the plan file has 'pipeline' 2 times",

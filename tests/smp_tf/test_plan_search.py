@@ -85,7 +85,7 @@ def test_where_nothing_fits_the_nearest_is_named(model: OfflineModel) -> None:
     said = str(raised.value)
     first, *stages, _, fits = said.splitlines()
     assert first == (
-        "None of 26 settings fits. Nearest comes interleaved with 4 partitions and 32 microbatches. The model does not "
+        "None of 62 settings fits. Nearest comes interleaved with 4 partitions and 32 microbatches. The model does not "
         "fit: memory_limit is 100.0 KiB (102,400 bytes) a rank, and with 4 partitions the ranks need"
     )
     assert len(stages) == 4
