@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks, in_flight_of
 from smp_tf.partition.solve_chain import MOST_SHARED_GROUPS, TOLERANCE, solve_chain
-from smp_tf.partition.solve_chunks import solve_chunks
+from smp_tf.partition.solve_chunks import looks_at_all, solve_chunks
 from smp_tf.partition.solve_dag import MOST_CHOICES, DagProblem, solve_dag
 from smp_tf.partition.stage_limits import MOST_UNITS, StageLimits
 
@@ -81,13 +81,16 @@ def place(
     ranks = ranks or Ranks.alike(stages)
     pairs = sorted(set(needs))
     pinned = any(at is not None for at in chain.pinned)
+    by_hand = any(at is not None for at in chain.manual)
     chunks = chunks or Chunks.one_each(in_flight_of(stages, microbatches, None))
     if not chunks.are_stages:
         cut = solve_chunks(chain, chunks, objective=objective, microbatches=microbatches, ranks=ranks)
+        score = cut.score(objective, microbatches)
         bound = _least_possible(chain, chunks, objective, microbatches, ranks)
-        return Placed(cut, None if pinned else _gap(cut.score(objective, microbatches), bound))
+        if not by_hand and looks_at_all(chain, chunks) and _is_only_order(chain, pairs):
+            bound = score
+        return Placed(cut, None if pinned else _gap(score, bound))
     held = chunks.in_flight
-    by_hand = any(at is not None for at in chain.manual)
     try:
         cut = solve_chain(
             chain,

@@ -71,8 +71,8 @@ def solve_chunks(
         )
     search = _Search(chain, chunks, objective, microbatches, ranks)
     starts = list(dict(_starts(chain, chunks, objective, microbatches, ranks)).items())
-    few = comb(len(chain.names) - 1, len(chunks.placement) - 1) * len(search.owner_choices) <= MOST_CUTS
-    found = search.all_cuts() if few else (search.improved(start, _LOOKS // len(starts)) for start in starts)
+    some = (search.improved(start, _LOOKS // len(starts)) for start in starts)
+    found = search.all_cuts() if looks_at_all(chain, chunks) else some
     (over, _, _), best = min(found, key=_first)
     if over > 0:
         limits = [inf if most is None else most for most in ranks.memory]
@@ -82,6 +82,17 @@ def solve_chunks(
             f"{worst} needs {best.memory[worst] / 2**30:.2f} GiB, the limit is {limits[worst] / 2**30:.2f} GiB."
         )
     return best
+
+
+def looks_at_all(chain: Chain, chunks: Chunks) -> bool:
+    """Whether there are so few cuts that all of them are looked at.
+
+    Args:
+        chain: the units.
+        chunks: where they may be.
+    """
+    cuts = comb(len(chain.names) - 1, len(chunks.placement) - 1)
+    return cuts * len(owner_choices(chain.weights)) <= MOST_CUTS
 
 
 def _first(pair: tuple[_Order, Placement]) -> _Order:

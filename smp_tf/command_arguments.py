@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import Any, NoReturn
 
-from smp_tf.named_function import in_a_line
+from smp_tf.error_in_a_line import in_a_line
 
 PLAN = """Says how a model would be cut over partitions, what each would hold, and what limits the plan, before anything
 is trained and without storage for a single variable: in one process, on any machine."""

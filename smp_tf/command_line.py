@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from smp_tf import errors
 from smp_tf.command_arguments import parser
+from smp_tf.command_output import UsageError, put, say, show
+from smp_tf.error_in_a_line import words_of
 from smp_tf.errors import PlacementError
-from smp_tf.named_function import UsageError, named_function, put, say, show, words_of
+from smp_tf.named_function import named_function
 from smp_tf.output_files import OutputFiles
 
 if TYPE_CHECKING:

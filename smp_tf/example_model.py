@@ -11,8 +11,8 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf.config_values import kind_of
+from smp_tf.error_in_a_line import in_a_line, text_of, words_of
 from smp_tf.errors import OfflinePlanError
-from smp_tf.named_function import in_a_line, text_of, words_of
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ from smp_tf.config import ONE_BIT, Config
 from smp_tf.config_values import kind_of
 from smp_tf.data_parallel import averaging_bytes
 from smp_tf.error_feedback import errors_per_weight
+from smp_tf.error_in_a_line import first_of, in_a_line, told
 from smp_tf.errors import OfflinePlanError, PlacementError, ScheduleError, StepError
 from smp_tf.example_model import Example, batch_size_of, example_of
 from smp_tf.host_memory import memory_of_host
 from smp_tf.model import DistributedModel
-from smp_tf.named_function import first_of, in_a_line, told
 from smp_tf.one_bit_optimizer import OneBitOptimizer
 from smp_tf.optimizer_names import optimizer_by_name, slots_by_name
 from smp_tf.partition.cost import Costs

@@ -8,8 +8,8 @@ import tf_keras
 
 from smp_tf.config_file import nearest
 from smp_tf.config_values import kind_of
+from smp_tf.error_in_a_line import words_of
 from smp_tf.errors import OfflinePlanError
-from smp_tf.named_function import words_of
 from smp_tf.one_bit_adam import OneBitAdam
 from smp_tf.one_bit_lamb import OneBitLAMB
 from smp_tf.optimizer_state import is_optimizer, slots_of

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from smp_tf import lifecycle, planning, runtime
+from smp_tf.command_output import UsageError, say, show
 from smp_tf.config import check_config
 from smp_tf.environment import world_rank, world_size
-from smp_tf.named_function import UsageError, say, show
 from smp_tf.offline_plan import OfflineModel, OfflineTrace
 from smp_tf.partition.cost import UnitCost, estimate
 from smp_tf.partition.plan import as_bytes

@@ -15,8 +15,7 @@ import pytest
 import tensorflow as tf
 
 import smp_tf as smp
-from smp_tf import command_line, timeline_file
-from smp_tf import named_function as of_a_name
+from smp_tf import command_line, command_output, timeline_file
 from smp_tf.config import check_config
 from smp_tf.errors import ConfigError
 from smp_tf.named_function import named_function
@@ -686,9 +685,9 @@ def test_what_an_output_has_no_letters_for_is_replaced() -> None:
     """Bug: where Python writes ASCII, the table gave a traceback."""
     written = io.BytesIO()
     output = io.TextIOWrapper(written, encoding="ascii")
-    of_a_name.put("┃ 39% ┃", output)
+    command_output.put("┃ 39% ┃", output)
     assert written.getvalue() == b"? 39% ?\n"
-    of_a_name.put("where there is none", None)
+    command_output.put("where there is none", None)
 
 
 def test_threads_are_limited(script: str, capsys: pytest.CaptureFixture[str]) -> None:
