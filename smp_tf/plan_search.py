@@ -59,6 +59,11 @@ class Candidate:
         return not self.refused
 
     @property
+    def averages(self) -> bool:
+        """Whether there are replicas, which average gradients."""
+        return self.replicas > 1
+
+    @property
     def size(self) -> tuple[int, int, int]:
         """Partitions, microbatches, and how unusual the schedule is."""
         return (self.config.partitions or 1, self.config.microbatches, IN_ORDER.index(self.config.pipeline))
@@ -148,10 +153,11 @@ def search(
             try_all([dataclasses.replace(settings, recompute=True) for settings in sized], most_replicas)
 
     try_again(settings_of(counts))
-    if not any(candidate.fits for candidate in found) and any(candidate.replicas > 1 for candidate in found):
+    fits, averages = (any(getattr(c, name) for c in found) for name in ("fits", "averages"))
+    if not partitions and averages and not fits:
         # What averages gradients takes memory, too; some ranks would be idle.
-        others = [*range(1, _MOST_COUNTS + 1), *counts, ranks]
-        try_again(settings_of(list(partitions) or sorted({count for count in others if count <= ranks})), 1)
+        others = {*range(1, _MOST_COUNTS + 1), *counts}
+        try_again(settings_of(sorted(count for count in others if count <= ranks)), 1)
     if any(candidate.fits for candidate in found):
         best = _best(found)
         made = model.plan(

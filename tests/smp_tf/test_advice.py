@@ -133,6 +133,13 @@ def test_ranks_may_be_idle_where_nothing_else_fits(capsys: pytest.CaptureFixture
     assert f"{11 - partitions} of the 11 ranks" in said.err
 
 
+def test_replicas_that_are_asked_for_are_not_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["m.py:dense", "--partitions", "2", "--replicas", "2", "--microbatches", "auto", "--batch-size", "32"]
+    assert command_line.main(["plan", *words, "--pipeline", "simple", "--memory-limit", "8MiB"]) == 1
+    told = capsys.readouterr().err
+    assert "; or 1 replica; or " in told
+
+
 def test_a_model_that_cannot_be_traced_in_every_size_is_searched_in_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
