@@ -26,14 +26,13 @@ from unittest import mock
 
 import smp_tf as smp  # isort: split
 
-import tensorflow as tf
 import tf_keras
-from gpt import batch_of, size_of
+from gpt import size_of
 from machine import circumstances
-from options import new_file
+from options import named, new_file
 from rich.console import Console
 from rich.table import Table
-from split_step import split_step
+from split_step import own_batch, split_step
 
 from smp_tf import input_check, replica_check, runtime
 
@@ -68,17 +67,12 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--json", type=new_file, help="write the times")
     args = parser.parse_args()
-    try:
-        size = size_of(args.size)
-    except ValueError as error:
-        parser.error(f"--size: {error}")
+    size = named(size_of, args.size, "--size", parser)
     before = circumstances(args)
     smp.init({"partitions": args.partitions, "microbatches": args.microbatches, "seed": SEED})
     if smp.size() == 1:
         parser.error("one process has nothing to compare: start two or more with horovodrun")
-    tokens, following = batch_of(size)
-    # Another order of the samples on every replica: equal batches are told as a mistake.
-    batch = tf.roll(tokens, smp.dp_rank(), axis=0), tf.roll(following, smp.dp_rank(), axis=0)
+    batch = own_batch(size)
     steps = {way: split_step(size, tf_keras.optimizers.SGD(0.01)) for way in WAYS}
     for way, step in steps.items():
         with traced_as(way):

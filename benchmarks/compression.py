@@ -23,14 +23,13 @@ from typing import Any
 import smp_tf as smp  # isort: split
 
 import psutil
-import tensorflow as tf
 import tf_keras
-from gpt import SIZES, batch_of
+from gpt import SIZES
 from machine import circumstances
 from options import new_file, some_of
 from rich.console import Console
 from rich.table import Table
-from split_step import split_step
+from split_step import own_batch, split_step
 
 WAYS = ("none", "bf16", "fp16", "1bit")
 SEED = 1
@@ -64,9 +63,7 @@ def measure(args: argparse.Namespace, way: str) -> tuple[list[float], float]:
     if smp.dp_size() == 1:
         raise SystemExit(f"one replica averages nothing: start {2 * args.partitions} processes, or a multiple of that")
     train_step = split_step(SIZES[args.size], optimizer_of(way))
-    tokens, following = batch_of(SIZES[args.size])
-    # Another order of the samples on every replica.
-    batch = tf.roll(tokens, smp.dp_rank(), axis=0), tf.roll(following, smp.dp_rank(), axis=0)
+    batch = own_batch(SIZES[args.size])
     # One more, since nothing is sent in one bit before.
     for _ in range(WARMUP + 1):
         float(train_step(*batch))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
+
+Found = TypeVar("Found")
 
 
 def counts(text: str) -> list[int]:
@@ -41,3 +44,18 @@ def new_file(text: str) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file in a folder that is there. Received: {text}")
     return path
+
+
+def named(find: Callable[[str], Found], text: str, option: str, parser: argparse.ArgumentParser) -> Found:
+    """What an option names, whose text is kept for what is printed and written.
+
+    Args:
+        find: gives it, or raises a ValueError.
+        text: as it was given.
+        option: such as "--size".
+        parser: ends the program where there is none of that name.
+    """
+    try:
+        return find(text)
+    except ValueError as error:
+        parser.error(f"{option}: {error}")

@@ -35,12 +35,12 @@ import smp_tf as smp  # isort: split
 import horovod.tensorflow as hvd
 import tensorflow as tf
 import tf_keras
-from gpt import Size, batch_of, build, size_of
+from gpt import Size, build, size_of
 from machine import circumstances
-from options import new_file
+from options import named, new_file
 from rich.console import Console
 from rich.table import Table
-from split_step import split_step
+from split_step import own_batch, split_step
 
 WAYS = ("beside", "behind", "without", "horovod")
 SEED = 1
@@ -111,10 +111,7 @@ def main() -> None:
     parser.add_argument("--offload", action="store_true", help="add gradients up on the host (gradient_offload)")
     parser.add_argument("--json", type=new_file, help="write the times")
     args = parser.parse_args()
-    try:
-        size = size_of(args.size)
-    except ValueError as error:
-        parser.error(f"--size: {error}")
+    size = named(size_of, args.size, "--size", parser)
     before = circumstances(args)
     smp.init(
         {
@@ -130,9 +127,7 @@ def main() -> None:
         parser.error(
             f"one replica averages nothing: start {2 * args.partitions} processes, or more that the partitions divide"
         )
-    tokens, following = batch_of(size)
-    # Another order of the samples on every replica: equal batches are told as a mistake.
-    batch = tf.roll(tokens, smp.dp_rank(), axis=0), tf.roll(following, smp.dp_rank(), axis=0)
+    batch = own_batch(size)
     ways = WAYS if args.partitions == 1 else WAYS[:-1]
     steps = {}
     for way in ways:

@@ -8,7 +8,7 @@ from typing import Any
 import smp_tf as smp  # isort: split
 
 import tensorflow as tf
-from gpt import Size, build, forward_backward
+from gpt import Size, batch_of, build, forward_backward
 
 
 def split_step(size: Size, optimizer: Any) -> Callable[..., Any]:
@@ -35,3 +35,15 @@ def split_step(size: Size, optimizer: Any) -> Callable[..., Any]:
         return loss.reduce_mean()
 
     return train_step
+
+
+def own_batch(size: Size) -> tuple[tf.Tensor, tf.Tensor]:
+    """Tokens and those that follow, in another order of the samples on every replica.
+
+    Equal batches on replicas are told as a mistake.
+
+    Args:
+        size: of the batch.
+    """
+    tokens, following = batch_of(size)
+    return tf.roll(tokens, smp.dp_rank(), axis=0), tf.roll(following, smp.dp_rank(), axis=0)

@@ -39,7 +39,7 @@ def too_large(
         is_given: whether a file says what is where.
     """
     count = "1 partition" if plan.stages == 1 else f"{plan.stages} partitions"
-    alike = are_alike(ranks)
+    alike = _are_alike(ranks)
     if alike:
         limit = _exactly(int(ranks.memory[0] or 0))
         lines = [
@@ -78,12 +78,8 @@ def _over(plan: Plan, ranks: Ranks) -> list[int]:
     return [stage for stage, (row, most) in pairs if most is not None and row.device_bytes > most]
 
 
-def are_alike(ranks: Ranks) -> bool:
-    """Whether all may need as much, and the same says so.
-
-    Args:
-        ranks: the ranks.
-    """
+def _are_alike(ranks: Ranks) -> bool:
+    """Whether all may need as much, and the same says so."""
     return len({(most, ranks.limit_in_words(stage)) for stage, most in enumerate(ranks.memory)}) == 1
 
 

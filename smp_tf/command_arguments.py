@@ -52,6 +52,9 @@ TIMELINE_EXAMPLE = """examples:
 class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong; of an option that nobody knows, the command that it was given to."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -71,7 +74,6 @@ def parser() -> argparse.ArgumentParser:
         help="say how a model would be cut, and what each partition would hold",
         description=PLAN,
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     plan.add_argument("target", metavar="SCRIPT_OR_MODULE:FUNCTION", help="what makes the model")
     plan.add_argument(
@@ -157,7 +159,6 @@ def parser() -> argparse.ArgumentParser:
         help="measure how long every layer takes on this machine",
         description=PROFILE,
         epilog=PROFILE_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     profile.add_argument("target", metavar="SCRIPT_OR_MODULE:FUNCTION", help="what makes the model")
     profile.add_argument("--batch-size", type=_number, metavar="N", help="of one replica (default: that of the inputs)")
@@ -171,7 +172,6 @@ def parser() -> argparse.ArgumentParser:
         help="say what ran when in recorded steps, and where the time went",
         description=TIMELINE,
         epilog=TIMELINE_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     timeline.add_argument("files", type=Path, nargs="+", metavar="FILES", help="files of ranks, or the folder of them")
     timeline.add_argument("--html", type=Path, metavar="FILE", help="write a page with a picture of every step")

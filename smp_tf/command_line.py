@@ -24,6 +24,7 @@ from smp_tf.command_arguments import parser
 from smp_tf.command_output import UsageError, put, say, show
 from smp_tf.error_in_a_line import words_of
 from smp_tf.errors import PlacementError
+from smp_tf.in_words import counted
 from smp_tf.named_function import named_function
 from smp_tf.output_files import OutputFiles
 
@@ -151,7 +152,6 @@ def run_plan(given: argparse.Namespace) -> None:
                     pipelines=() if given.pipeline in (None, "auto") else (given.pipeline,),
                     progress=lambda done, of, what: status.update(f"planning {given.target} {done + 1}/{of}: {what}"),
                     proof_seconds=given.proof,
-                    processes=given.ranks,
                 )
                 made = found.made
             else:
@@ -317,7 +317,7 @@ def _replicas(given: argparse.Namespace, cluster: Cluster | None) -> int:
     if given.replicas is not None:
         if ranks is not None and given.partitions * given.replicas > ranks:
             raise UsageError(
-                f"{_counted(given.partitions, 'partition')} and {_counted(given.replicas, 'replica')} need "
+                f"{counted(given.partitions, 'partition')} and {counted(given.replicas, 'replica')} need "
                 f"{given.partitions * given.replicas} ranks. There are {ranks}."
             )
         return int(given.replicas)
@@ -355,21 +355,17 @@ def _say_idle(given: argparse.Namespace, cluster: Cluster | None, partitions: in
     idle = ranks - partitions * replicas
     if not idle:
         return
-    taken = f"{_counted(partitions, 'partition')} and {_counted(replicas, 'replica')} take {ranks - idle}"
+    taken = f"{counted(partitions, 'partition')} and {counted(replicas, 'replica')} take {ranks - idle}"
     if given.partitions == "auto":
         say(f"{idle} of the {ranks} ranks would be idle: {taken}, and nothing that was tried of all of them fits")
         return
     if ranks % partitions == 0:
-        others = _counted(ranks // partitions, "replica")
+        others = counted(ranks // partitions, "replica")
     else:
         fewer = max(count for count in range(1, partitions) if ranks % count == 0)
         more = min(count for count in range(partitions + 1, ranks + 1) if ranks % count == 0)
         others = f"{fewer} or {more} partitions"
     say(f"{idle} of the {ranks} ranks would be idle: {taken}; with {others} none would be")
-
-
-def _counted(many: int, what: str) -> str:
-    return f"{many} {what}{'s' * (many != 1)}"
 
 
 if __name__ == "__main__":

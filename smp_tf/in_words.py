@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def counted(many: int, what: str, ending: str = "s") -> str:
+    """A number of things for people, such as "1 replica" and "2 replicas"."""
+    return f"{many} {what}{ending if many != 1 else ''}"
+
+
 def in_seconds(seconds: float) -> str:
     """Seconds for people, such as "12 ms"."""
     if seconds >= 1.0:

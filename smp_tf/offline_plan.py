@@ -29,6 +29,7 @@ from smp_tf.error_in_a_line import first_of, in_a_line, told
 from smp_tf.errors import OfflinePlanError, PlacementError, ScheduleError, StepError
 from smp_tf.example_model import Example, batch_size_of, example_of
 from smp_tf.host_memory import memory_of_host
+from smp_tf.in_words import counted
 from smp_tf.model import DistributedModel
 from smp_tf.one_bit_optimizer import OneBitOptimizer
 from smp_tf.optimizer_names import optimizer_by_name, slots_by_name
@@ -267,7 +268,7 @@ class OfflineModel:
             alone=measured.alone,
             recompute=config.recompute or (given is not None and given.recompute),
             others=lambda: self._smaller_microbatches(config, replicas, cluster, stored),
-            partitions=lambda numbers: self._more_partitions(numbers, config, replicas, described, processes),
+            more_partitions=lambda numbers: self._more_partitions(numbers, config, replicas, described, processes),
         )
         plan = proposal.propose(made.graph, request, {})
         units, costs = planning.costs_of(made.graph, request, plan)
@@ -316,7 +317,7 @@ class OfflineModel:
             if is_late or (cluster is not None and many * fewer > cluster.size):
                 return
             if self._fits(dataclasses.replace(config, partitions=many), fewer, cluster or one_host(many * fewer)):
-                beside = f" and {fewer} replica{'s' * (fewer > 1)}" if fewer != replicas else ""
+                beside = f" and {counted(fewer, 'replica')}" if fewer != replicas else ""
                 yield f"{many} partitions{beside}{f', on {many * fewer} ranks' if is_more else ''}"
                 return
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from smp_tf.command_output import UsageError, put
 
+#: A pipe that nobody reads is an error, and not waited for.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
 
 
@@ -57,7 +58,7 @@ class OutputFiles:
             with os.fdopen(
                 os.open(self._files[option], _FLAGS, 0o666), "w", encoding="utf-8", errors="replace"
             ) as file:
-                # A pipe that somebody reads is waited for, while one that nobody reads was refused.
+                # One that somebody reads slowly is waited for.
                 os.set_blocking(file.fileno(), True)
                 file.write(text)
         except OSError as error:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from smp_tf.cluster import Cluster, one_host
 from smp_tf.config import Config
 from smp_tf.errors import MemoryLimitError, OfflinePlanError, PlacementError, StepError
+from smp_tf.in_words import counted
 from smp_tf.offline_plan import OfflineModel, OfflinePlan
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.schedule import IN_ORDER, LEAN, SCHEDULES
@@ -59,11 +60,6 @@ class Candidate:
         return not self.refused
 
     @property
-    def averages(self) -> bool:
-        """Whether there are replicas, which average gradients."""
-        return self.replicas > 1
-
-    @property
     def size(self) -> tuple[int, int, int]:
         """Partitions, microbatches, and how unusual the schedule is."""
         return (self.config.partitions or 1, self.config.microbatches, IN_ORDER.index(self.config.pipeline))
@@ -95,7 +91,6 @@ def search(
     pipelines: Sequence[str] = (),
     progress: Callable[[int, int, str], None] = lambda done, of, what: None,
     proof_seconds: float = 0.0,
-    processes: int | None = None,
 ) -> Search:
     """Plan a model for all settings that a number of ranks allows.
 
@@ -109,7 +104,6 @@ def search(
         pipelines: schedules to try; none for all.
         progress: told how many settings are done, of how many, and what is tried next.
         proof_seconds: how long to look for a better placement of the one that is taken.
-        processes: how many there are, of which advice may make use; None for as many as ranks.
 
     Returns:
         What was tried, and what is best.
@@ -153,8 +147,7 @@ def search(
             try_all([dataclasses.replace(settings, recompute=True) for settings in sized], most_replicas)
 
     try_again(settings_of(counts))
-    fits, averages = (any(getattr(c, name) for c in found) for name in ("fits", "averages"))
-    if not partitions and averages and not fits:
+    if not partitions and not any(c.fits for c in found) and any(c.replicas > 1 for c in found):
         # What averages gradients takes memory, too; some ranks would be idle.
         others = {*range(1, _MOST_COUNTS + 1), *counts}
         try_again(settings_of(sorted(count for count in others if count <= ranks)), 1)
@@ -172,7 +165,7 @@ def search(
                 replicas=best.replicas,
                 cluster=described,
                 proof_seconds=proof_seconds,
-                processes=processes if processes is not None else ranks,
+                processes=ranks,
             )
         except MemoryLimitError as error:
             said = f"None of {len(found)} settings fits. Nearest comes {_in_words(best.config)}. {error}"
@@ -230,11 +223,8 @@ def _nearest(found: Sequence[Candidate]) -> Candidate:
 
 
 def _in_words(config: Config) -> str:
-    partitions, parts = config.partitions or 1, config.microbatches
-    return (
-        f"{config.pipeline} with {partitions} partition{'s' * (partitions > 1)} and {parts} "
-        f"microbatch{'es' * (parts > 1)}{' and recompute' if config.recompute else ''}"
-    )
+    partitions, parts = counted(config.partitions or 1, "partition"), counted(config.microbatches, "microbatch", "es")
+    return f"{config.pipeline} with {partitions} and {parts}{' and recompute' if config.recompute else ''}"
 
 
 def _best(found: Sequence[Candidate]) -> Candidate:

@@ -56,8 +56,8 @@ class PlacementRequest:
         advise: where nothing fits, look for what would.
         others: gives, in words, numbers of microbatches that are not tried here and with which it fits; None where
             nothing else can be tried.
-        partitions: gives, in words, larger numbers of stages with which it fits, where the ranks for them are known;
-            None where they are taken to be as the others.
+        more_partitions: gives, in words, larger numbers of stages with which it fits, where the ranks for them are
+            known; None where they are taken to be as the others.
         local_outputs: positions of outputs that stay with the stage that makes them.
         composites: positions of outputs that are parts of one composite tensor.
         chunks_per_rank: how many chunks of the model each rank has; None for as few as the schedule takes.
@@ -87,7 +87,7 @@ class PlacementRequest:
     thorough: bool = False
     advise: bool = True
     others: Callable[[], Iterable[str]] | None = None
-    partitions: Callable[[Iterable[int]], Iterable[str]] | None = None
+    more_partitions: Callable[[Iterable[int]], Iterable[str]] | None = None
     local_outputs: frozenset[int] = frozenset()
     composites: Sequence[tuple[int, ...]] = ()
     chunks_per_rank: int | None = None

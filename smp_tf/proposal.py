@@ -288,8 +288,10 @@ def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[
     is_quick = units * request.stages <= _MOST_TO_TRY
     if request.given is None and request.default is None and is_quick:
         more = _more(request.stages, units)
-        yield from _more_partitions(graph, request, more) if request.partitions is None else request.partitions(more)
-    if request.replicas > 1 and request.partitions is not None:
+        found = request.more_partitions
+        yield from _more_partitions(graph, request, more) if found is None else found(more)
+    # A training has its processes, and all of them take part.
+    if request.replicas > 1 and request.more_partitions is not None:
         alone = dataclasses.replace(request, replicas=1, averaging_bytes=0, slot_shares=1, proof_seconds=0.0)
         if _fits(graph, alone):
             yield "1 replica"

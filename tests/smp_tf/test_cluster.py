@@ -143,3 +143,11 @@ def test_what_limits_a_rank_is_the_host_of_the_file(tmp_path: Path) -> None:
     unlike = cluster.stages(3, 1).limited_by + cluster.stages(12, 1).limited_by[-1:]
     assert unlike == (*(f"memory of host 0 of the file {file}",) * 3, f"memory of host 1 of the file {file}, rank 11")
     assert one_host(2).stages(2, 1).own == (None, None)
+
+
+def test_ranks_are_looked_at_once_for_all_plans_of_a_search() -> None:
+    """A search over 100,000 ranks went through all of them for each of its plans, which took minutes."""
+    many = Cluster((dataclasses.replace(SMALL, count=10_000),), 1e11, 1e10)
+    first, again = many.stages(8, 5_000), many.stages(8, 5_000)
+    assert first is again
+    assert len(set(first.speed)) == len(set(first.memory)) == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from smp_tf import planning
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Ranks
@@ -368,3 +369,14 @@ def test_what_no_output_and_no_trained_weight_needs_is_left_out() -> None:
         "MatMul",
         "Relu",
     ]
+
+
+def test_more_stages_than_units_are_refused_before_there_is_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of 100,000 stages were made, of a model with a dozen layers."""
+
+    def made(*_: object) -> None:
+        raise AssertionError("no schedule is to be made")
+
+    monkeypatch.setattr(planning, "placement_of", made)
+    with pytest.raises(PlacementError, match=r"The model has 4 units .* Received: partitions=100000;"):
+        planning.planned(chain_of_dense(4), dataclasses.replace(TWO, stages=100_000), {})
