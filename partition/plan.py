@@ -19,7 +19,7 @@ from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.json_record import record_from
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.placement import Chunks, Placement
-from smp_tf.partition.slot_shares import largest_share
+from smp_tf.partition.slot_shares import Sized, fullest_share
 from smp_tf.partition.units import Unit
 
 VERSION = 3
@@ -36,7 +36,7 @@ class StageForecast:
         parameters: numbers in the trainable and other variables it owns.
         weight_bytes: bytes of those, and of its copies of other stages' variables.
         gradient_bytes: bytes in which gradients are accumulated.
-        slot_bytes: bytes of optimizer slots; where replicas share them, of the largest share.
+        slot_bytes: bytes of optimizer slots; where replicas share them, of those of the replica that has most.
         in_flight: microbatches whose stash it holds at once, of each of its chunks.
         stash_bytes: bytes of all of these.
         transport_bytes: bytes of what was received and is not read yet, of what is not sent yet, and of what gradients
@@ -312,6 +312,8 @@ def _forecast(
     sums: dict[str, list[float]] = {
         name: [0.0] * stages for name in ("weight", "gradient", "time", "parameter", "unit")
     }
+    trained = {gradient.variable for gradient in graph.gradients}
+    shared: list[list[Sized]] = [[] for _ in range(stages)]
     slots: list[list[float]] = [[] for _ in range(stages)]
     stash_of = [0.0] * len(chunks.placement)
     sent = {True: [[0, 0.0] for _ in range(stages)], False: [[0, 0.0] for _ in range(stages)]}
@@ -325,7 +327,11 @@ def _forecast(
         for dim in shape:
             count *= dim or 1
         sums["parameter"][owner] += count
-        slots[owner].append(weight.slots * slot_shares)
+        if weight.variable in trained:
+            # One whose shape is open is not cut.
+            rows = shape[0] if shape and None not in shape else None
+            shared[owner].append(Sized(weight.value, rows or 1))
+            slots[owner].append(weight.slots * slot_shares)
         for stage in {owner} | {stage_of[u] for u in weight.users}:
             sums["weight"][stage] += weight.value
             sums["gradient"][stage] += weight.gradient
@@ -347,7 +353,7 @@ def _forecast(
             parameters=int(sums["parameter"][r]),
             weight_bytes=int(sums["weight"][r]),
             gradient_bytes=int(sums["gradient"][r]),
-            slot_bytes=round(largest_share(slots[r], slot_shares)),
+            slot_bytes=round(fullest_share(shared[r], slots[r], slot_shares)),
             in_flight=in_flight[r],
             stash_bytes=int(held[r]),
             transport_bytes=0,

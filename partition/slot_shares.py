@@ -1,59 +1,247 @@
-"""Which replica keeps the optimizer's slots of which variable: shares of about equal bytes, of whole variables.
+"""Which replica keeps the optimizer's slots of what: shares of equal bytes, of whole variables as far as they go.
 
-    a stage's variables, largest first      replica 0          replica 1
-    embedding 40   kernel_1 16              embedding 40
-    kernel_2  16   bias      1                                 kernel_1 16   kernel_2 16   bias 1
+    a stage's variables, largest first       replica 0                 replica 1
+    embedding 40, of 40 rows                 embedding[0:20]  20       embedding[20:40]  20
+    kernel_1  16   kernel_2  16              kernel_1         16       kernel_2          16
+    bias       1                             bias              1
+                                                              37                         36
 
-Each variable goes to the replica that has least so far, the largest first. Optimizers may look at a variable as a whole
-(Adafactor its rows and columns, LAMB its norm), so none is cut; one that is larger than a share makes the shares
-unequal.
+Each variable goes whole to the replica that has least so far, the largest first. Where that leaves one replica with
+more than its part, the largest are cut into rows instead, about as many as it takes until the shares are even; what is
+cut fills up what the whole ones leave, from the first replica to the last, so that most have one border or none. An
+optimizer that looks at a variable as a whole (Adafactor at its rows and columns, LAMB at its norm) cannot update rows:
+of a variable that may be cut it is also said who has it whole.
 
-Source: Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969: the largest share is at
-most 4/3 of that of the best division.
+Source: Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969: without a cut the largest
+share is at most 4/3 of that of the best division.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+#: How much larger than its part a share may be before a variable is cut.
+_TOLERANCE = 0.01
+#: Bytes that are not worth a cut: of a variable, and of what a replica has too much.
+LEAST_CUT = 64 << 10
 
 
-def share_out(sizes: Sequence[float], loads: Sequence[float]) -> tuple[int, ...]:
-    """Say which replica keeps the slots of each variable.
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A variable that is to be shared out.
 
     Args:
-        sizes: bytes of the variables.
+        nbytes: its size.
+        rows: its extent along axis 0; 1 where it has none.
+    """
+
+    nbytes: float
+    rows: int = 1
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether it has rows, and a cut would be worth it."""
+        return self.nbytes >= LEAST_CUT and self.rows > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Who keeps the slots of a variable.
+
+    Args:
+        replica: the replica that keeps them all, where they are not cut.
+        rows: where they are cut: replica r keeps those of the rows from `rows[r]` to `rows[r + 1]`, which may be none.
+            None: they are not.
+    """
+
+    replica: int
+    rows: tuple[int, ...] | None = None
+
+
+def share_out(variables: Sequence[Sized], loads: Sequence[float]) -> tuple[tuple[Share, ...], tuple[float, ...]]:
+    """Say which replica keeps the slots of which variable.
+
+    Args:
+        variables: what is shared out.
         loads: bytes that each replica keeps already.
 
     Returns:
-        The replica of each variable. Of equal variables the first comes first, of equal replicas the first is chosen.
+        The share of each variable, of equal variables the first before the others, of equal replicas the first; and
+        the bytes that each replica keeps then.
 
     Example:
-        >>> share_out([1, 16, 40, 16], [0, 0])
-        (1, 1, 0, 1)
+        >>> kilobytes = [Sized(1e3, 10), Sized(16e3, 100), Sized(40e3, 100), Sized(16e3, 100)]
+        >>> shares, loads = share_out(kilobytes, [0, 0])  # too small to be cut
+        >>> [share.replica for share in shares], loads
+        ([1, 1, 0, 1], (40000.0, 33000.0))
+        >>> megabytes = [Sized(1e6, 10), Sized(16e6, 100), Sized(40e6, 100), Sized(16e6, 100)]
+        >>> shares, loads = share_out(megabytes, [0, 0])
+        >>> shares[2], loads
+        (Share(replica=1, rows=(0, 49, 100)), (36600000.0, 36400000.0))
     """
-    left = list(loads)
-    found = [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        found[index] = replica = left.index(min(left))
-        left[replica] += sizes[index]
-    return tuple(found)
+    part = (sum(loads) + sum(variable.nbytes for variable in variables)) / len(loads)
+    tolerance = max(_TOLERANCE * part, LEAST_CUT)
+    order = sorted(range(len(variables)), key=lambda i: (-variables[i].nbytes, i))
+    best = _divided(variables, order, loads, [])
+    may_be_cut = [i for i in order if variables[i].may_be_cut]
+    # Between fine rows shares can be made even; between all of them, where the coarse ones are too large whole.
+    fine = [i for i in may_be_cut if variables[i].nbytes <= tolerance * variables[i].rows]
+    for candidates in [fine] if fine == may_be_cut else [fine, may_be_cut]:
+        if max(best.loads) <= part + tolerance:
+            break
+        cut = candidates[: _count_to_cut(variables, order, loads, candidates, part, tolerance)]
+        found = _divided(variables, order, loads, cut)
+        # What does not help is not cut.
+        if max(found.loads) < max(best.loads):
+            best = found
+    return best.shares, best.loads
 
 
-def largest_share(sizes: Sequence[float], replicas: int) -> float:
-    """What the replica that keeps most has.
+def fullest_share(variables: Sequence[Sized], slots: Sequence[float], replicas: int) -> float:
+    """Bytes of the slots that the replica has which keeps most.
 
     Args:
-        sizes: bytes of the variables.
-        replicas: their number.
+        variables: those of a stage.
+        slots: bytes of all slots of each.
+        replicas: among how many they are shared.
 
     Returns:
         Bytes.
 
     Example:
-        >>> largest_share([1, 16, 40, 16], 2)
-        40.0
+        >>> megabytes = [Sized(1e6, 10), Sized(16e6, 100), Sized(40e6, 100), Sized(16e6, 100)]
+        >>> twice = [2e6, 32e6, 80e6, 32e6]
+        >>> [fullest_share(megabytes, twice, replicas) for replicas in (1, 2)]
+        [146000000.0, 73200000.0]
     """
-    shares = [0.0] * replicas
-    for size, replica in zip(sizes, share_out(sizes, shares), strict=True):
-        shares[replica] += size
-    return max(shares)
+    kept = [0.0] * replicas
+    shares, _ = share_out(variables, kept)
+    for all_slots, share in zip(slots, shares, strict=True):
+        if share.rows is None:
+            kept[share.replica] += all_slots
+        else:
+            for replica, part in _parts(share.rows):
+                kept[replica] += part * all_slots
+    return max(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """Variables divided over replicas.
+
+    Args:
+        shares: of each variable.
+        loads: bytes of each replica.
+    """
+
+    shares: tuple[Share, ...]
+    loads: tuple[float, ...]
+
+
+def _divided(variables: Sequence[Sized], order: Sequence[int], loads: Sequence[float], cut: Sequence[int]) -> _Division:
+    """Divide variables, the largest first, of which some are cut."""
+    whole, kept = _placed(variables, _without(order, cut), loads)
+    rows = dict(zip(cut, _borders([variables[i] for i in cut], kept), strict=True))
+    filled = list(kept)
+    for i, borders in rows.items():
+        parts = _parts(borders)
+        for replica, part in parts:
+            filled[replica] += part * variables[i].nbytes
+        if len(parts) == 1:
+            # It is, after all, the room of one replica that it fills.
+            whole[i] = parts[0][0]
+            kept[whole[i]] += variables[i].nbytes
+    # Who has those that are cut where the optimizer cannot update rows.
+    instead, _ = _placed(variables, _without(cut, whole), kept)
+    shares = (Share(whole[i]) if i in whole else Share(instead[i], rows[i]) for i in range(len(variables)))
+    return _Division(tuple(shares), tuple(filled))
+
+
+def _placed(
+    variables: Sequence[Sized], order: Sequence[int], loads: Sequence[float]
+) -> tuple[dict[int, int], list[float]]:
+    """The replica of each of some variables, where each goes to the one that has least, and what these have then."""
+    left = [(load, replica) for replica, load in enumerate(loads)]
+    heapq.heapify(left)
+    found: dict[int, int] = {}
+    for i in order:
+        load, found[i] = left[0]
+        heapq.heapreplace(left, (load + variables[i].nbytes, found[i]))
+    return found, [load for load, _ in sorted(left, key=lambda one: one[1])]
+
+
+def _without(order: Sequence[int], some: Collection[int]) -> list[int]:
+    left_out = set(some)
+    return [i for i in order if i not in left_out]
+
+
+def _count_to_cut(
+    variables: Sequence[Sized],
+    order: Sequence[int],
+    loads: Sequence[float],
+    candidates: Sequence[int],
+    part: float,
+    tolerance: float,
+) -> int:
+    """How many variables to cut, so that no replica has too much of what stays whole.
+
+    It is looked for by halves, and fewer might do: with one more to place, the largest load can be smaller.
+
+    Args:
+        variables: what is shared out.
+        order: places of all of them, the largest first.
+        loads: bytes that each replica keeps already.
+        candidates: places of those that may be cut, likewise.
+        part: bytes of an equal share.
+        tolerance: how much more is not too much.
+    """
+
+    def load_of_whole(count: int) -> float:
+        return max(_placed(variables, _without(order, candidates[:count]), loads)[1])
+
+    # Where one has too much of what cannot be cut, less on the others would not help.
+    limit = max(part, load_of_whole(len(candidates))) + tolerance
+    too_few, enough = 0, 1
+    while enough < len(candidates) and load_of_whole(enough) > limit:
+        too_few, enough = enough, 2 * enough
+    enough = min(enough, len(candidates))
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if load_of_whole(middle) > limit:
+            too_few = middle
+        else:
+            enough = middle
+    return enough
+
+
+def _borders(cut: Sequence[Sized], kept: Sequence[float]) -> list[tuple[int, ...]]:
+    """Between which rows of variables one replica's end and the next one's begin, so that all keep as much.
+
+    Args:
+        cut: the variables.
+        kept: bytes that each replica has beside.
+    """
+    whole = sum(variable.nbytes for variable in cut)
+    level = (sum(kept) + whole) / len(kept)
+    rooms = [max(0.0, level - load) for load in kept]
+    scale = whole / (sum(rooms) or 1.0)
+    # Where the parts of the replicas end, were all rows one behind the other.
+    ends = [scale * end for end in accumulate(rooms[:-1])]
+    borders, begin = [], 0.0
+    for variable in cut:
+        end = begin + variable.nbytes
+        first, last = bisect_left(ends, begin), bisect_left(ends, end)
+        inside = (round((at - begin) / variable.nbytes * variable.rows) for at in ends[first:last])
+        borders.append((0,) * (first + 1) + tuple(inside) + (variable.rows,) * (len(kept) - last))
+        begin = end
+    return borders
+
+
+def _parts(rows: Sequence[int]) -> list[tuple[int, float]]:
+    """The replicas that have rows of a variable, and what part of all."""
+    first, last = bisect_right(rows, 0) - 1, bisect_left(rows, rows[-1])
+    return [(r, (rows[r + 1] - rows[r]) / rows[-1]) for r in range(first, last) if rows[r] < rows[r + 1]]

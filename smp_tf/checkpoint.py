@@ -3,8 +3,8 @@
 save       all ranks come, say what they have ──▶ owners write parts ──▶ all are done ──▶ rank 0 commits, then rotates
 restore    all ranks agree on the checkpoint  ──▶ each reads what it stores; the rest waits for its objects
 
-`checkpoint_writing` is one save; `checkpoint_files` tells what is written where, `checkpoint_keys` under which keys,
-`checkpoint_rotation` what stays, `restore` how it comes back.
+`checkpoint_writing` is one save; `checkpoint_files` tells what is written where, `checkpoint_manifest` how that is
+noted, `checkpoint_keys` under which keys, `checkpoint_rotation` what stays, `restore` how it comes back.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import tensorflow as tf
 from smp_tf import checkpoint_files, control, pending_restore, runtime
 from smp_tf.agreement import require_agreement
 from smp_tf.announce import announce
-from smp_tf.checkpoint_files import Manifest
 from smp_tf.checkpoint_keys import Survey, survey
+from smp_tf.checkpoint_manifest import Manifest
 from smp_tf.checkpoint_rotation import Rotation
 from smp_tf.checkpoint_writing import Writing
 from smp_tf.errors import CheckpointError

@@ -7,6 +7,9 @@
       mp_rank_1/ckpt-3-5f0c9a1e.index ...
       mp_rank_0/ckpt-3-5f0c9a1e-1.index ...        of replica 1, where replicas share the optimizer's slots
 
+A tensor lies whole in one part or, where replicas have some rows of it each, in several: each part holds its rows
+under the tensor's key, as a slice in TensorFlow's sense.
+
     parts written, fsynced ──▶ all ranks have come ──▶ manifest written beside its place, fsynced, renamed ──▶ fsync
 
 Every save draws part names of its own, so it never touches a file that an earlier manifest names, also when it saves
@@ -21,89 +24,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.checkpoint_manifest import Manifest, Part, decoded, encoded
 from smp_tf.errors import CheckpointError
 
-VERSION = 1
 #: Tensors are read in groups of up to this many bytes, so that small ones do not cost a look at the index each.
 _GROUP = 16 << 20
+#: A tensor that is no slice, in TensorFlow's words.
+_WHOLE = ""
 _PART_FOLDER = re.compile(r"mp_rank_\d+\Z")
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """What one rank wrote.
-
-    Args:
-        prefix: of its files, relative to the directory, with "/", such as "mp_rank_0/ckpt-3-5f0c9a1e".
-        sizes: bytes of each file, by its path relative to the directory.
-        index_hash: SHA-256 of its index file, which holds the checksum of every tensor.
-    """
-
-    prefix: str
-    sizes: Mapping[str, int]
-    index_hash: str
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of a checkpoint.
-
-    Args:
-        part: number of the part that holds it.
-        dtype: name of its dtype, such as "float32".
-        shape: its shape.
-        kind: what it is the state of; see `checkpoint_keys.Kind`.
-        stage: the stage that owned it; None for what every rank has.
-        optimizer: path of the optimizer it belongs to, or "".
-    """
-
-    part: int
-    dtype: str
-    shape: tuple[int, ...]
-    kind: str
-    stage: int | None = None
-    optimizer: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint consists of.
-
-    Args:
-        name: such as "ckpt-3".
-        sequence: how many checkpoints were committed in the directory before; the largest is the latest.
-        partitions: stages of the job that wrote it.
-        replicas: replicas of that job.
-        parts: what the ranks wrote.
-        tensors: every tensor, by key.
-        optimizers: path of every optimizer, and whether it had been used when the checkpoint was written.
-        random: what random ops inside steps depend on.
-        saved_at: when it was committed, in seconds since 1970.
-        begun: when the first checkpoint's manager of the directory was made, in the same seconds.
-        is_kept: whether it stays for good, and does not count among those that are rotated.
-        digest: SHA-256 of the manifest's file; "" until it is read.
-    """
-
-    name: str
-    sequence: int
-    partitions: int
-    replicas: int
-    parts: tuple[Part, ...]
-    tensors: Mapping[str, StoredTensor]
-    optimizers: Mapping[str, bool] = dataclasses.field(default_factory=dict)
-    random: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    saved_at: float = 0.0
-    begun: float = 0.0
-    is_kept: bool = False
-    digest: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,13 +73,20 @@ def manifest_path(directory: str, name: str) -> str:
     return os.path.join(directory, f"{name}.json")
 
 
-def write_part(directory: str, prefix: str, tensors: Mapping[str, tf.Tensor]) -> Part:
+def write_part(
+    directory: str,
+    prefix: str,
+    tensors: Mapping[str, tf.Tensor],
+    rows: Mapping[str, tuple[int, int, int]] | None = None,
+) -> Part:
     """Write tensors as a part and wait until the disk has it.
 
     Args:
         directory: of the checkpoints.
         prefix: of the part's files, relative to the directory; nothing has this name yet.
         tensors: by key. Their memory is written as it is; there is no copy of it.
+        rows: of tensors that are some rows of a whole: the first of these, the one after the last, and how many rows
+            the whole has, by key.
 
     Returns:
         The part.
@@ -157,8 +98,14 @@ def write_part(directory: str, prefix: str, tensors: Mapping[str, tf.Tensor]) ->
     full = os.path.join(directory, *prefix.split("/"))
     folder = os.path.dirname(full)
     os.makedirs(folder, exist_ok=True)
+    slices = dict.fromkeys(tensors, _WHOLE)
+    for key, (start, stop, extent) in (rows or {}).items():
+        slices[key] = _slice((extent, *tensors[key].shape.as_list()[1:]), start, stop)
     tf.raw_ops.SaveV2(
-        prefix=full, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors), tensors=list(tensors.values())
+        prefix=full,
+        tensor_names=list(tensors),
+        shape_and_slices=[slices[key] for key in tensors],
+        tensors=list(tensors.values()),
     )
     base = os.path.basename(full)
     files = sorted(name for name in os.listdir(folder) if name.startswith(f"{base}."))
@@ -184,7 +131,7 @@ def commit(directory: str, manifest: Manifest) -> None:
     place = manifest_path(directory, manifest.name)
     building = f"{place}.writing"
     with open(building, "wb") as file:
-        file.write(_encoded(manifest))
+        file.write(encoded(manifest))
         file.flush()
         os.fsync(file.fileno())
     os.replace(building, place)
@@ -280,22 +227,7 @@ def read_manifest(directory: str, name: str) -> Manifest:
     path = manifest_path(directory, name)
     with open(path, "rb") as file:
         data = file.read()
-    try:
-        written = json.loads(data)
-        version, content = written["version"], written["checkpoint"]
-        whole = isinstance(version, int) and (version > VERSION or written["sha256"] == _content_hash(content))
-        if whole and version <= VERSION:
-            return _manifest_from(content, hashlib.sha256(data).hexdigest())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        whole = False
-    if whole:
-        raise CheckpointError(
-            f"{path} was written by a later smp_tf, in version {version} of the format; this one reads up to {VERSION}."
-        )
-    raise CheckpointError(
-        f"The checkpoint's manifest {path} is damaged or truncated. Restore another checkpoint by its name, such as "
-        f'manager.restore("ckpt-1"), or delete this file.'
-    )
+    return decoded(data, path)
 
 
 def check_files(directory: str, manifest: Manifest) -> None:
@@ -330,7 +262,7 @@ def read_tensors(directory: str, manifest: Manifest, keys: Iterable[str]) -> Ite
     Args:
         directory: of the checkpoints.
         manifest: of the checkpoint.
-        keys: the tensors to read; no other is read.
+        keys: the tensors to read; no other is read. One that lies in slices is put together.
 
     Yields:
         Key and value.
@@ -338,30 +270,84 @@ def read_tensors(directory: str, manifest: Manifest, keys: Iterable[str]) -> Ite
     Raises:
         CheckpointError: a tensor is damaged; the message names it and its file.
     """
-    for part, group in _groups(manifest, keys):
-        prefix = os.path.join(directory, *manifest.parts[part].prefix.split("/"))
-        yield from zip(group, _read(prefix, manifest, group), strict=True)
+    wanted = list(keys)
+    for part, group in _groups(manifest, [key for key in wanted if not manifest.tensors[key].slices]):
+        yield from zip(group, _read(directory, manifest, part, dict.fromkeys(group, _WHOLE)), strict=True)
+    cut = {key: (0, stored.shape[0]) for key in wanted if (stored := manifest.tensors[key]).slices}
+    yield from read_rows(directory, manifest, cut)
 
 
-def _read(prefix: str, manifest: Manifest, keys: Sequence[str]) -> list[tf.Tensor]:
-    dtypes = [tf.as_dtype(manifest.tensors[key].dtype) for key in keys]
+def read_rows(
+    directory: str, manifest: Manifest, rows: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[str, tf.Tensor]]:
+    """Read some rows of tensors, and check against their checksums the slices that these are in, one tensor at a time.
+
+    Args:
+        directory: of the checkpoints.
+        manifest: of the checkpoint.
+        rows: the first row to read and the one after the last, at least one, by key. The tensor may lie whole in a
+            part, or in slices of any rows.
+
+    Yields:
+        Key and value.
+
+    Raises:
+        CheckpointError: what is read is damaged; the message names the tensor and the file.
+    """
+    for key, (first, last) in rows.items():
+        yield key, _rows(directory, manifest, key, first, last)
+
+
+def _rows(directory: str, manifest: Manifest, key: str, first: int, last: int) -> tf.Tensor:
+    stored = manifest.tensors[key]
+    with tf.device("CPU:0"):
+        found = [
+            _rows_of_slice(directory, manifest, key, (part, start, stop), max(first, start), min(last, stop))
+            for part, start, stop in stored.slices or ((stored.part, 0, stored.shape[0]),)
+            if max(first, start) < min(last, stop)
+        ]
+        return tf.concat(found, axis=0) if len(found) > 1 else found[0]
+
+
+def _rows_of_slice(
+    directory: str, manifest: Manifest, key: str, of: tuple[int, int, int], first: int, last: int
+) -> tf.Tensor:
+    part, start, stop = of
+    # All of it: a slice has one checksum. Asked for less, TensorFlow reads all, too, and refuses some dtypes (float16).
+    [value] = _read(directory, manifest, part, {key: _slice(manifest.tensors[key].shape, start, stop)})
+    if (first, last) == (start, stop):
+        return value
+    # Copied, since what is cut out of a tensor would keep the memory of all of it.
+    return tf.raw_ops.DeepCopy(x=value[first - start : last - start])
+
+
+def _read(directory: str, manifest: Manifest, part: int, slices: Mapping[str, str]) -> list[tf.Tensor]:
+    """Read from one part what it has under some keys, each as it was written, in TensorFlow's words."""
+    prefix = os.path.join(directory, *manifest.parts[part].prefix.split("/"))
+    dtypes = [tf.as_dtype(manifest.tensors[key].dtype) for key in slices]
     try:
         with tf.device("CPU:0"):
             tensors: list[tf.Tensor] = tf.raw_ops.RestoreV2(
-                prefix=prefix, tensor_names=list(keys), shape_and_slices=[""] * len(keys), dtypes=dtypes
+                prefix=prefix, tensor_names=list(slices), shape_and_slices=list(slices.values()), dtypes=dtypes
             )
         return tensors
     except tf.errors.OpError as error:
-        if len(keys) > 1:  # find the damaged one
-            return [tensor for key in keys for tensor in _read(prefix, manifest, [key])]
+        if len(slices) > 1:  # find the damaged one
+            return [tensor for key in slices for tensor in _read(directory, manifest, part, {key: slices[key]})]
+        [key] = slices
         raise CheckpointError(
-            f"{keys[0]!r} of checkpoint {manifest.name} cannot be read from {prefix}.data-00000-of-00001; the file is "
+            f"{key!r} of checkpoint {manifest.name} cannot be read from {prefix}.data-00000-of-00001; the file is "
             f"damaged. TensorFlow says: {error.message.splitlines()[0]}"
         ) from None
 
 
+def _slice(shape: Sequence[int], start: int, stop: int) -> str:
+    """Some rows of a tensor, in TensorFlow's words: of the shape [10, 3] rows 2 to 5 are "10 3 2,4:-"."""
+    return f"{' '.join(map(str, shape))} {start},{stop - start}{':-' * (len(shape) - 1)}"
+
+
 def _groups(manifest: Manifest, keys: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Keys by part, in groups of at most `_GROUP` bytes."""
+    """Keys of tensors that lie whole in a part, by part, in groups of at most `_GROUP` bytes."""
     by_part: dict[int, list[str]] = {}
     for key in keys:
         by_part.setdefault(manifest.tensors[key].part, []).append(key)
@@ -380,32 +366,6 @@ def _groups(manifest: Manifest, keys: Iterable[str]) -> Iterator[tuple[int, list
             size += bytes_here
         if group:
             yield part, group
-
-
-def _encoded(manifest: Manifest) -> bytes:
-    content = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(Manifest) if f.name != "digest"}
-    content["parts"] = [dataclasses.asdict(part) for part in manifest.parts]
-    content["tensors"] = {key: dataclasses.asdict(stored) for key, stored in manifest.tensors.items()}
-    written = {"version": VERSION, "sha256": _content_hash(content), "checkpoint": content}
-    return json.dumps(written, indent=1).encode()
-
-
-def _manifest_from(content: dict[str, Any], digest: str) -> Manifest:
-    return Manifest(
-        **{
-            **content,
-            "parts": tuple(Part(**part) for part in content["parts"]),
-            "tensors": {
-                key: StoredTensor(**{**stored, "shape": tuple(stored["shape"])})
-                for key, stored in content["tensors"].items()
-            },
-            "digest": digest,
-        }
-    )
-
-
-def _content_hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _hash_of(path: str) -> str:

@@ -7,8 +7,9 @@
                          └─ best                             best
 
 A variable's key is its shortest path of attributes from the root, as in TensorFlow's checkpoints; it does not depend on
-the number of partitions. A slot's key is that of its variable, and never an index. As in TensorFlow, "/" and "." in a
-name are written ".S" and "..", so that a name after "/." is none of the user's.
+the number of partitions. A slot's key is that of its variable, and never an index, also where a rank has the slot of
+some rows only. As in TensorFlow, "/" and "." in a name are written ".S" and "..", so that a name after "/." is none of
+the user's.
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ class Item:
         stage: the stage that owns it; None for what every rank has, and for what is not decided yet.
         is_here: whether this rank stores it.
         optimizer: path of the optimizer it belongs to, or "".
-        is_share: whether this replica alone of its stage has it, a slot of its share.
+        is_share: whether not every replica of its stage has it: a slot of this replica's share.
         part: for Kind.STATE: which part of the object's state.
+        rows: for a slot of a weight that is cut into rows: of which rows, the first and the one after the last. The
+            other replicas of the stage have the slots of the others.
+        extent: how many rows the weight has, where `rows` are given.
     """
 
     key: str
@@ -66,6 +70,12 @@ class Item:
     optimizer: str = ""
     is_share: bool = False
     part: str = ""
+    rows: tuple[int, int] | None = None
+    extent: int = 0
+
+    def whole(self, shape: tf.TensorShape) -> tf.TensorShape:
+        """The shape of all rows, given that of what is here."""
+        return shape if self.rows is None else tf.TensorShape([self.extent, *shape[1:]])
 
 
 @dataclasses.dataclass
@@ -199,14 +209,25 @@ class _Walk:
                     # An optimizer that was built before the model was wrapped; nothing changes them here.
                     continue
                 key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"
-                is_share = sharded_slots.replica_of(variable) is not None
-                self.found.items[key] = Item(key, Kind.SLOT, slot, of.stage, True, path, is_share)
+                self.found.items[key] = _item_of_slot(key, slot, of, path)
             of_model = any(item_of[found].kind is Kind.MODEL for found in with_slots)
             if of_model and sharded_slots.shares_of(inner) != sharded_slots.count():
                 self.found.other_shares.append(path)
             count = optimizer_state.count_of_variables(optimizer)
             if count is not None and optimizer_state.has_slot_lists(optimizer) and len(with_slots) < count:
                 self.found.orphans.append((path, count - len(with_slots)))
+
+
+def _item_of_slot(key: str, slot: Any, of: Item, optimizer: str) -> Item:
+    """A slot that is here, of the variable of another item."""
+    variable = of.target
+    rows = sharded_slots.rows_here(variable)
+    is_share = rows is not None or sharded_slots.replica_of(variable) is not None
+    item = Item(key, Kind.SLOT, slot, of.stage, True, optimizer, is_share)
+    # What an optimizer keeps of a weight in another shape, such as a number, is not of its rows.
+    if rows is None or slot.shape != [rows[1] - rows[0], *variable.shape[1:]]:
+        return item
+    return dataclasses.replace(item, rows=rows, extent=variable.shape[0])
 
 
 def _is_settled(model: DistributedModel) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import time
@@ -12,8 +13,8 @@ import tensorflow as tf
 
 from smp_tf import checkpoint_files, control, runtime, step_random
 from smp_tf.agreement import require_agreement
-from smp_tf.checkpoint_files import Manifest, Part, StoredTensor
 from smp_tf.checkpoint_keys import Item, Kind, Survey, state_of
+from smp_tf.checkpoint_manifest import Manifest, Part, StoredTensor
 from smp_tf.checkpoint_rotation import Rotation
 from smp_tf.errors import CheckpointError
 from smp_tf.topology import CommGroup
@@ -77,7 +78,8 @@ class Writing:
         try:
             if mine:
                 tensors = {item.key: _value(item) for item in mine}
-                part = checkpoint_files.write_part(self._directory, prefix, tensors)
+                rows = {item.key: (*item.rows, item.extent) for item in mine if item.rows is not None}
+                part = checkpoint_files.write_part(self._directory, prefix, tensors, rows)
                 told["part"] = [part.prefix, dict(part.sizes), part.index_hash]
                 told["tensors"] = {item.key: self._described(item, tensors[item.key]) for item in mine}
         except (OSError, tf.errors.OpError) as error:
@@ -106,16 +108,18 @@ class Writing:
 
     def _commit(self, begun: float) -> None:
         parts: list[Part] = []
-        tensors: dict[str, StoredTensor] = {}
+        #: By key: the parts that have it, or rows of it, and what it is.
+        written: dict[str, list[tuple[int, list[Any]]]] = {}
         for rank in self._order:
             words = self._told[rank]
             if words["part"] is None:
                 continue
             prefix, sizes, index_hash = words["part"]
             self._require_seen(rank, sizes)
-            for key, (dtype, shape, kind, stage, optimizer) in words["tensors"].items():
-                tensors[key] = StoredTensor(len(parts), dtype, tuple(shape), kind, stage, optimizer)
+            for key, described in words["tensors"].items():
+                written.setdefault(key, []).append((len(parts), described))
             parts.append(Part(prefix, sizes, index_hash))
+        tensors = {key: _put_together(key, found) for key, found in written.items()}
         os.makedirs(self._directory, exist_ok=True)
         before = checkpoint_files.listing(self._directory, self._series)
         manifest = Manifest(
@@ -148,7 +152,8 @@ class Writing:
         return self._topology.rank == writer
 
     def _described(self, item: Item, value: tf.Tensor) -> list[Any]:
-        return [value.dtype.name, value.shape.as_list(), item.kind.value, item.stage, item.optimizer]
+        shape = item.whole(value.shape).as_list()
+        return [value.dtype.name, shape, item.kind.value, item.stage, item.optimizer, item.rows]
 
     def _raise_errors(self, errors: Sequence[str], what: str) -> None:
         failed = [f"{self._topology.describe(rank)}: {error}" for rank, error in enumerate(errors) if error]
@@ -166,3 +171,45 @@ def _value(item: Item) -> tf.Tensor:
     if item.kind is Kind.STATE:
         return state_of(item.target, item.part)
     return item.target.read_value()
+
+
+def _put_together(key: str, written: Sequence[tuple[int, Sequence[Any]]]) -> StoredTensor:
+    """One tensor of the manifest.
+
+    Args:
+        key: of the tensor.
+        written: the parts that have it, or some rows of it, each with what its rank has told of it.
+
+    Raises:
+        CheckpointError: the parts have rows of it, but not each row once.
+    """
+    part, (dtype, shape, kind, stage, optimizer, _) = written[0]
+    stored = StoredTensor(part, dtype, tuple(shape), kind, stage, optimizer)
+    if all(rows is None for _, (*_, rows) in written):
+        # Several may have it whole: what an optimizer keeps of a cut weight beside slots of rows is the same on all.
+        return stored
+    extent = stored.shape[0]
+    slices = sorted((*(rows or (0, extent)), part) for part, (*_, rows) in written)
+    missing, twice, end = [], [], 0
+    for start, stop, _ in (*slices, (extent, extent, -1)):
+        if start > end:
+            missing.append(_rows(end, start))
+        if start < min(stop, end):
+            twice.append(_rows(start, min(stop, end)))
+        end = max(end, stop)
+    if missing or twice:
+        faults = [f"no replica has written {', '.join(missing)}"] if missing else []
+        faults += [f"several have written {', '.join(twice)}"] if twice else []
+        raise CheckpointError(
+            f"The replicas of a stage must write each of the {extent} rows of {key!r} once, but "
+            f"{', and '.join(faults)}. Apply gradients on all replicas alike, by one optimizer for each weight, before "
+            f"you save."
+        )
+    if len(slices) == 1:
+        return stored
+    first = slices[0][2]
+    return dataclasses.replace(stored, part=first, slices=tuple((part, start, stop) for start, stop, part in slices))
+
+
+def _rows(start: int, stop: int) -> str:
+    return f"row {start}" if stop == start + 1 else f"rows {start} to {stop - 1}"

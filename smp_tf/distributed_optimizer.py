@@ -58,7 +58,7 @@ def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
             todo = [
                 place
                 for place, (gradient, variable) in enumerate(pairs)
-                if gradient is not None and not (apart and sharded_slots.replica_of(variable) is not None)
+                if gradient is not None and not (apart and sharded_slots.receiver_of(variable) is not None)
             ]
             averaged = average_gradients([pairs[place][0] for place in todo])
             for place, gradient in zip(todo, averaged, strict=True):

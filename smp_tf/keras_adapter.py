@@ -15,11 +15,13 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import (
+    gathered_shares,
     manual_placement,
     momentum_product,
     norms,
     pending_restore,
     recorded_apply,
+    row_blocks,
     runtime,
     sharded_slots,
     tf_internals,
@@ -32,6 +34,7 @@ from smp_tf.gradient_marks import computed
 from smp_tf.host_offload import are_slots_on_host, are_updates_offloaded, uncompiled, update_on_host
 from smp_tf.one_bit_optimizer import OneBitOptimizer
 from smp_tf.optimizer_agreement import require_equal_optimizers
+from smp_tf.optimizer_state import is_on_trial
 from smp_tf.partition.trace import Recorder
 from smp_tf.unaveraged_gradients import require_fit
 
@@ -227,12 +230,15 @@ def _updated_here(variable: Any) -> bool:
 def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
     def build(optimizer: Any, var_list: Iterable[Any]) -> Any:
         wanted = list(var_list)
+        if is_on_trial(optimizer):
+            return original(optimizer, wanted)
         _refuse_what_is_undecided(wanted)
         _require_the_same_shares(optimizer, wanted)
+        sharded_slots.decide_cuts(optimizer, wanted)
         # A class's `build` calls that of its base first, when not all slots are there.
         outermost = optimizer not in _being_built
         _being_built.add(optimizer)
-        kept = [v for v in wanted if _updated_here(v)]
+        kept = row_blocks.in_place([v for v in wanted if _updated_here(v)])
         try:
             with update_on_host(kept), _slots_need_no_second_trace(kept):
                 # Some look at the first variable.
@@ -294,6 +300,8 @@ def _made_on_host(original: Callable[..., Any]) -> Callable[..., Any]:
 def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def _create_all_weights(optimizer: Any, var_list: Iterable[Any]) -> Any:
         wanted = list(var_list)
+        if is_on_trial(optimizer):
+            return original(optimizer, wanted)
         if are_updates_offloaded() and _are_of_models(wanted):
             name = type(optimizer).__name__
             raise StepError(
@@ -353,9 +361,9 @@ def _is_divided(running: runtime.Runtime) -> bool:
 def _filtered_finalize(original: Callable[..., Any]) -> Callable[..., Any]:
     def finalize_variable_values(optimizer: Any, var_list: Iterable[Any]) -> Any:
         stored = [v for v in var_list if _stored_here(v)]
-        result = original(optimizer, [v for v in stored if _updated_here(v)])
+        result = original(optimizer, row_blocks.in_place([v for v in stored if _updated_here(v)]))
         if getattr(optimizer, "use_ema", False):
-            sharded_slots.gather(stored)
+            gathered_shares.gather(stored)
         return result
 
     return finalize_variable_values
@@ -412,7 +420,7 @@ def _whole_apply(kept: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, An
             yield
     finally:
         _spread.inside, _spread.graph = False, None
-    sharded_slots.gather(variable for _, variable in stored)
+    gathered_shares.gather(variable for _, variable in stored)
 
 
 def _are_of_models(wanted: Iterable[Any]) -> bool:
@@ -432,15 +440,18 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     is_users = not _is_of_keras(original)
 
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
-        momentum_product.begin_step(optimizer)
         pairs = list(grads_and_vars)
+        if is_on_trial(optimizer):
+            return original(optimizer, pairs, *args, **kwargs)
+        momentum_product.begin_step(optimizer)
         recorder = recorded_apply.recorder()
         if recorder is not None:
             options = dict(zip(("name",), args, strict=False)) | kwargs
             return recorder.record(optimizer, pairs, options)
         stands_in = any(_is_stand_in(variable) for _, variable in pairs)
         stored = [(g, variable) for g, variable in pairs if _stored_here(variable) and not stands_in]
-        kept = [pair for pair in stored if _updated_here(pair[1])]
+        sharded_slots.decide_cuts(optimizer, (variable for _, variable in stored))
+        kept = row_blocks.pairs_in_place([pair for pair in stored if _updated_here(pair[1])])
         is_spread = stands_in or _is_spread(pairs)
         if not _spread.inside:
             require_fit(optimizer, stored, isinstance(optimizer, OneBitOptimizer))
@@ -555,7 +566,7 @@ def _is_counted(variable: Any) -> bool:
     is_first = topology.dp_rank == 0 or not sharded_slots.are_shared()
     if variables.store_of(variable) is None:
         return topology.mp_rank == 0 and is_first
-    if sharded_slots.replica_of(variable) is None:
+    if sharded_slots.rows_here(variable) is None and sharded_slots.replica_of(variable) is None:
         return is_first
     return not sharded_slots.is_updated_elsewhere(variable)
 

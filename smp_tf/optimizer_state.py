@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
@@ -28,9 +29,17 @@ _NOT_STATE = ("_variables", "_index_dict")
 
 #: Of the matrix whose slots are counted.
 _SIDE = 64
+#: Of the matrix that is updated whole and in two pieces: rows, rows of the first piece, columns, and how often it is.
+_ROWS, _BORDER, _COLUMNS, _UPDATES = 8, 3, 4, 3
 
 #: Optimizers that have reported on this rank, and whether they were built for variables here.
 _reported: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+#: Whether optimizers make of some rows of a weight what they make of them within all.
+_updates_rows: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+#: Copies of optimizers that are being tried out.
+_trials: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def is_optimizer(value: Any) -> bool:
@@ -86,6 +95,60 @@ def slots_of(optimizer: Any) -> float | None:
     _reported.pop(copy, None)
     beside = given.slots_beside() if isinstance(given, OneBitOptimizer) else 0.0
     return sum(slot.shape.num_elements() for slot in found if slot.shape.rank) / _SIDE**2 + beside
+
+
+def is_on_trial(optimizer: Any) -> bool:
+    """Whether an optimizer is a copy by which another one's ways are found out."""
+    return optimizer in _trials
+
+
+def updates_rows(optimizer: Any) -> bool:
+    """Whether an optimizer makes of some rows of a weight, given alone, what it makes of them within the whole.
+
+    It is tried out, on copies: one updates a small matrix, another one its upper and its lower rows. Adafactor, which
+    looks at columns, does not, nor one that clips each gradient by its norm; of one that cannot be copied it is not
+    known.
+
+    Args:
+        optimizer: any Keras optimizer.
+    """
+    inner = innermost(optimizer)
+    # Where the signs of gradients are all that counts, trying it out would not show it.
+    if getattr(inner, "clipnorm", None):
+        return False
+    if inner not in _updates_rows:
+        try:
+            with tf.init_scope():
+                _updates_rows[inner] = _makes_the_same_of_rows(inner)
+        except Exception:
+            # It is a user's class, of which anything may be expected.
+            _updates_rows[inner] = False
+    return _updates_rows[inner]
+
+
+def _makes_the_same_of_rows(given: Any) -> bool:
+    generator = np.random.default_rng(0)
+    value = generator.normal(size=[_ROWS, _COLUMNS]).astype(np.float32)
+    whole, pieces = [tf.Variable(value)], [tf.Variable(value[:_BORDER]), tf.Variable(value[_BORDER:])]
+    config = given.get_config()
+    if "learning_rate" in config:
+        # It may be small, or grow from nothing.
+        config["learning_rate"] = 0.1
+    copies = []
+    for _ in range(2):
+        copies.append(type(given).from_config(dict(config)))
+        _trials.add(copies[-1])
+        if hasattr(copies[-1], "jit_compile"):
+            copies[-1].jit_compile = False
+    for _ in range(_UPDATES):
+        # Large, and larger in some rows, so that whatever clips does.
+        gradient = (generator.normal(size=value.shape) * 10.0 ** np.arange(_ROWS)[:, None]).astype(np.float32)
+        copies[0].apply_gradients([(tf.constant(gradient), whole[0])])
+        parts = gradient[:_BORDER], gradient[_BORDER:]
+        copies[1].apply_gradients([(tf.constant(part), piece) for part, piece in zip(parts, pieces, strict=True)])
+    together = np.concatenate([piece.numpy() for piece in pieces])
+    # Of several ops for a slice of memory, processors may round the last elements otherwise.
+    return bool(np.allclose(together, whole[0].numpy(), rtol=1e-5, atol=1e-6))
 
 
 def slot_bytes_here() -> int:

@@ -6,21 +6,23 @@ first step         owners decided: the same for the model's variables, whose val
 apply_gradients    slots made: assigned, in place of zeros
 second step        what nobody has taken up is an error
 
-A rank reads the tensors that it stores and no others, from whichever part holds them, a few at a time. Nothing is
-assigned anywhere before every rank has seen its own tensors whole, so a damaged file leaves all as it was.
+A rank reads the tensors, or rows of them, that it stores and no others, from whichever parts hold them, a few at a
+time. Nothing is assigned anywhere before every rank has seen its own tensors whole, so a damaged file leaves all as it
+was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from smp_tf import control, last_given, runtime, sharded_slots, step_random, tf_internals, variables
 from smp_tf.announce import announce
-from smp_tf.checkpoint_files import Manifest, StoredTensor, check_files, read_tensors
+from smp_tf.checkpoint_files import check_files, read_rows, read_tensors
 from smp_tf.checkpoint_keys import Item, Kind, Survey, survey, variable_of_slot
+from smp_tf.checkpoint_manifest import Manifest, StoredTensor
 from smp_tf.errors import CheckpointError
 
 _MOST_KEYS = 10
@@ -67,7 +69,7 @@ class Restore:
         problems += self._misfits(items)
         if found.has_models and not found.unfinished and not found.waiting:
             problems += self._left_over(found)
-        problems += [] if problems else self._damage(item.key for item in items)
+        problems += [] if problems else self._damage({item.key: item.rows for item in items})
         self._agree(problems, f"restoring checkpoint {self.name!r}")
         self._assign(items)
         step_random.restore(self._manifest.random)
@@ -82,9 +84,9 @@ class Restore:
         own = {key: Item(key, Kind.MODEL, variable, owner) for key, variable, owner in known if owner == stage}
         problems = self._misfits(own.values())
         updated = {key for key, item in own.items() if not sharded_slots.is_updated_elsewhere(item.target)}
-        slots = [k for k, s in self._manifest.tensors.items() if s.kind == Kind.SLOT and variable_of_slot(k) in updated]
+        wanted = dict.fromkeys(own) | self._slots_to_look_at({key: own[key].target for key in updated})
         with tf.init_scope():
-            problems += [] if problems else self._damage([*own, *slots])
+            problems += [] if problems else self._damage(wanted)
         self._agree(problems, f"restoring the model's variables from checkpoint {self.name!r}")
 
         def value(variable: Any) -> tf.Tensor | None:
@@ -167,7 +169,7 @@ class Restore:
         """Read and assign; objects get all parts of their state at once."""
         by_key = {item.key: item for item in items if item.key in self._manifest.tensors}
         objects: dict[int, tuple[Any, dict[str, tf.Tensor]]] = {}
-        for key, value in read_tensors(self._directory, self._manifest, by_key):
+        for key, value in self._read({key: item.rows for key, item in by_key.items()}):
             item = by_key[key]
             if item.kind is Kind.STATE:
                 objects.setdefault(id(item.target), (item.target, {}))[1][item.part] = value
@@ -177,10 +179,32 @@ class Restore:
             tf_internals.set_object_state(target, state)
         self._done.update(item.key for item in items)
 
-    def _damage(self, keys: Iterable[str]) -> list[str]:
-        """Read tensors and throw them away; what is damaged, in words."""
+    def _read(self, wanted: Mapping[str, tuple[int, int] | None]) -> Iterator[tuple[str, tf.Tensor]]:
+        """Key and value of tensors, or of some of their rows; what the checkpoint lacks is left out."""
+        there = {key: rows for key, rows in wanted.items() if key in self._manifest.tensors}
+        yield from read_tensors(self._directory, self._manifest, [key for key, rows in there.items() if rows is None])
+        cut = {key: rows for key, rows in there.items() if rows is not None}
+        yield from read_rows(self._directory, self._manifest, cut)
+
+    def _slots_to_look_at(self, updated: Mapping[str, Any]) -> dict[str, tuple[int, int] | None]:
+        """The slots that this rank reads before they exist, to see that nothing is damaged.
+
+        Args:
+            updated: variables that may have slots here, by key.
+        """
+        found: dict[str, tuple[int, int] | None] = {}
+        for key, stored in self._manifest.tensors.items():
+            variable = updated.get(variable_of_slot(key))
+            if stored.kind == Kind.SLOT and variable is not None:
+                rows = _rows_to_look_at(variable, stored)
+                if rows is None or rows[0] < rows[1]:
+                    found[key] = rows
+        return found
+
+    def _damage(self, wanted: Mapping[str, tuple[int, int] | None]) -> list[str]:
+        """Read tensors, or some of their rows, and throw them away; what is damaged, in words."""
         try:
-            for _ in read_tensors(self._directory, self._manifest, [k for k in keys if k in self._manifest.tensors]):
+            for _ in self._read(wanted):
                 pass
         except CheckpointError as error:
             return [str(error)]
@@ -197,7 +221,7 @@ class Restore:
                 continue
             if item.kind is Kind.STATE:
                 continue
-            shape, dtype = item.target.shape, item.target.dtype.base_dtype.name
+            shape, dtype = item.whole(item.target.shape), item.target.dtype.base_dtype.name
             if dtype != stored.dtype or not shape.is_compatible_with(stored.shape):
                 here = f"{dtype}{_dimensions(shape)} here"
                 other.append(f"{item.key!r} is {here} and {stored.dtype}{list(stored.shape)} there")
@@ -282,6 +306,22 @@ class Restore:
             raise CheckpointError("\n".join(found))
         lines = [f"{running.topology.describe(ranks[0])}: {problem}" for problem, ranks in found.items()]
         raise CheckpointError("\n".join([f"Checkpoint {self.name!r} cannot be restored:", *lines]))
+
+
+def _rows_to_look_at(variable: Any, stored: StoredTensor) -> tuple[int, int] | None:
+    """The rows of a slot that does not exist yet which this replica reads to see whether they are damaged; None: all.
+
+    Where the slots of a weight are cut, if they are, is known with the optimizer. Until then each replica of the stage
+    takes as many, whoever will have them: what one finds damaged it tells all, and together they see all rows.
+    """
+    if not stored.shape or variable.shape != stored.shape or not sharded_slots.are_shared():
+        return None
+    rows = sharded_slots.rows_here(variable)
+    if rows is not None or sharded_slots.replica_of(variable) is not None:
+        return rows
+    topology, extent = runtime.current().topology, stored.shape[0]
+    first, last = (extent * replica // topology.dp_size for replica in (topology.dp_rank, topology.dp_rank + 1))
+    return first, last
 
 
 def _listed(keys: Sequence[str]) -> str:

@@ -2,41 +2,41 @@
 
     stage's weights    replica 0                                    replica 1
     kernel             average ─ slots, update ── new value ──────▶ takes it
-    embedding          takes it ◀─────────────── new value ──────── average ─ slots, update
+    bias               takes it ◀─────────────── new value ──────── average ─ slots, update
+    embedding          average ─ slots, update ── its rows ───────▶ takes them
+                       takes them ◀───────────── its rows ───────── average ─ slots, update
 
-Only the replica that updates a weight receives the average of its gradient (`sums_at_receivers`); on the others it is
-None, as the gradient of another stage's weight is. An optimizer is handed the weights of this rank's share
-(`keras_adapter`), and makes slots for no others. What it has written is then gathered, in buckets, as bits: replicas
-stay equal to the last one.
+Shares are of equal bytes (`slot_shares`): of whole weights, and of rows of those that would make them unequal. Only the
+replica that updates a weight receives the average of its gradient (`sums_at_receivers`); on the others it is None, as
+the gradient of another stage's weight is. The average of one that may be cut goes to all: scripts look at gradients,
+and what some rows of it are is nothing that a list of gradients can say. An optimizer is handed the weights of this
+rank's share (`keras_adapter`), or blocks with the rows of them (`row_blocks`), and makes slots for no others. One that
+cannot update rows by themselves updates the whole weight, on one replica. What it has written is then gathered
+(`gathered_shares`).
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC20, sections 5.1
-and 5.2 (of whole variables: slots are shared, and what comes of gradients; sums over microbatches are not).
+and 5.2 (slots are shared, and what comes of gradients of whole weights; sums over microbatches are not).
 """
 
 from __future__ import annotations
 
 import weakref
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import data_parallel, optimizer_state, runtime, tf_internals, variables
+from smp_tf import optimizer_state, runtime, variables
+from smp_tf.announce import announce
 from smp_tf.control import allgather_json
 from smp_tf.data_parallel import IN_PARTS
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import comes_from_a_step, is_averaged
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.op_graph import Tensor
-from smp_tf.partition.slot_shares import share_out
+from smp_tf.partition.slot_shares import Sized, share_out
 from smp_tf.partition.split import Split
-from smp_tf.pipeline.reduction import MOST_BYTES
 from smp_tf.topology import CommGroup
-
-#: Bits travel as the widest of these that fits, by bytes of an element: Horovod counts elements.
-_WIRE_TYPES = {8: tf.int64, 4: tf.int32, 2: tf.uint16, 1: tf.uint8}
-
 
 #: Among how many replicas the slots of optimizers are shared, from when they were first built.
 _shares_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -48,7 +48,7 @@ class _State:
     #: Variables that were shared out since `smp.init`: ranks that are replicas now may have been other stages before.
     count: int = 0
     #: Bytes whose slots each replica was to keep so far: counted, since models end when Python finds the time for it.
-    loads: list[int] = []  # noqa: RUF012
+    loads: list[float] = []  # noqa: RUF012
 
 
 def are_shared() -> bool:
@@ -86,30 +86,72 @@ def share(placed: Iterable[Any]) -> None:
     replicas = count()
     # Several models may use one. One whose shape is open has no size by which to share it out: all replicas update it.
     known = {id(v.handle): v for v in placed if v.shape.is_fully_defined()}
-    todo = [variable for variable in known.values() if _placement(variable).replicas != replicas]
+    todo = [variable for variable in known.values() if placement_of(variable).replicas != replicas]
     if not _State.loads:
-        _State.loads, _State.count = [0] * replicas, 0
+        _State.loads, _State.count = [0.0] * replicas, 0
         on_shutdown(_State.loads.clear)
-    for variable, replica in zip(todo, share_out([_nbytes(v) for v in todo], _State.loads), strict=True):
-        placement = _placement(variable)
-        placement.replica, placement.replicas = replica, replicas
+    sized = [Sized(_nbytes(v), v.shape[0] if v.shape.rank else 1) for v in todo]
+    shares, _State.loads[:] = share_out(sized, _State.loads)
+    for variable, share_of_it in zip(todo, shares, strict=True):
+        placement = placement_of(variable)
+        placement.replica, placement.rows, placement.replicas = share_of_it.replica, share_of_it.rows, replicas
+        placement.is_cut, placement.goes_to_all = None, share_of_it.rows is not None
+        # That of other rows than now.
+        variables.set_block(variable, None)
         placement.number = runtime.starts(), _State.count
         _State.count += 1
-        _State.loads[replica] += _nbytes(variable)
+
+
+def decide_cuts(optimizer: Any, updated: Iterable[Any]) -> None:
+    """Say whether variables that may be cut are, now that it is known which optimizer updates them.
+
+    Args:
+        optimizer: of Keras.
+        updated: variables, of which this rank stores some.
+    """
+    found = ((variable, _shared_placement(variable)) for variable in updated)
+    may_be_cut = [(v.name, placement) for v, placement in found if placement is not None and placement.rows is not None]
+    are_cut = bool(may_be_cut) and optimizer_state.updates_rows(optimizer)
+    for _, placement in may_be_cut:
+        placement.is_cut = are_cut
+    if may_be_cut and not are_cut:
+        name, weights = type(optimizer_state.innermost(optimizer)).__name__, ", ".join(name for name, _ in may_be_cut)
+        announce(
+            f"{name} updates weights as a whole, not rows by themselves: with shard_optimizer_state one replica keeps "
+            f"all slots of {weights}, and more than its share.",
+            runtime.current().topology.dp_rank,
+        )
 
 
 def is_updated_elsewhere(variable: Any) -> bool:
-    """Whether another replica keeps the optimizer's slots of a variable, and updates it."""
+    """Whether other replicas keep the optimizer's slots of a variable, and update it, and this one does not."""
+    if (rows := rows_here(variable)) is not None:
+        return rows[0] == rows[1]
     replica = replica_of(variable)
     return replica is not None and replica != runtime.current().topology.dp_rank
 
 
-def replica_of(variable: Any) -> int | None:
-    """The replica that keeps the slots of a variable which this rank stores; None where all replicas do."""
-    if not are_shared() or variables.store_of(variable) is None:
+def rows_here(variable: Any) -> tuple[int, int] | None:
+    """The rows of a variable whose slots this replica keeps, where they are cut; None where they are not."""
+    placement = _shared_placement(variable)
+    if placement is None or placement.rows is None or not placement.is_cut:
         return None
-    placement = _placement(variable)
-    return placement.replica if placement.replicas == count() else None
+    replica = runtime.current().topology.dp_rank
+    return placement.rows[replica], placement.rows[replica + 1]
+
+
+def replica_of(variable: Any) -> int | None:
+    """The replica that keeps all slots of a variable which this rank stores; None where all do, or several parts."""
+    placement = _shared_placement(variable)
+    if placement is None or (placement.rows is not None and placement.is_cut is not False):
+        return None
+    return placement.replica
+
+
+def receiver_of(variable: Any) -> int | None:
+    """The replica that alone gets the gradient of a variable which this rank stores; None where all do."""
+    placement = _shared_placement(variable)
+    return placement.replica if placement is not None and placement.rows is None else None
 
 
 def owners_of_shape(tensor: tf.Tensor) -> set[int]:
@@ -117,7 +159,7 @@ def owners_of_shape(tensor: tf.Tensor) -> set[int]:
     if not are_shared() or not tensor.shape.is_fully_defined():
         return set()
     alike = [v for v in variables.of_models() if v.dtype == tensor.dtype and v.shape == tensor.shape]
-    return {replica for v in alike if (replica := replica_of(v)) is not None}
+    return {replica for v in alike if (replica := receiver_of(v)) is not None}
 
 
 def receivers(split: Split, stage: int, handled: Sequence[Any]) -> dict[int, int]:
@@ -149,7 +191,7 @@ def receivers(split: Split, stage: int, handled: Sequence[Any]) -> dict[int, int
             continue
         if split.stage_of(output) != stage or tf.as_dtype(graph.type_of(output.tensor).dtype) not in IN_PARTS:
             continue
-        replica = replica_of(variable_of[output.tensor])
+        replica = receiver_of(variable_of[output.tensor])
         if replica is not None:
             found[position] = replica
     return found
@@ -170,8 +212,8 @@ def note_receivers(split: Split, handled: Sequence[Any], found: Mapping[int, int
     makes_others = any(o.is_gradient and o.tensor not in variable_of for o in split.outputs)
     alone = {id(variable_of[split.outputs[position].tensor].handle) for position in found}
     for variable in variable_of.values():
-        if replica_of(variable) is not None and (makes_others or id(variable.handle) not in alone):
-            _placement(variable).goes_to_all = True
+        if receiver_of(variable) is not None and (makes_others or id(variable.handle) not in alone):
+            placement_of(variable).goes_to_all = True
 
 
 def require_received(pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -191,7 +233,7 @@ def require_received(pairs: Iterable[tuple[Any, Any]]) -> None:
     for gradient, variable in pairs:
         if gradient is None or is_averaged(gradient) or not is_updated_elsewhere(variable):
             continue
-        if _placement(variable).goes_to_all or comes_from_a_step(gradient):
+        if placement_of(variable).goes_to_all or comes_from_a_step(gradient):
             continue
         words = (
             f"With shard_optimizer_state replica {replica_of(variable)} alone gets the gradient of {variable.name!r} "
@@ -230,7 +272,7 @@ def of_shares() -> set[int]:
     """The slots that no other replica of this rank's stage has, by `id` of their handles."""
     if not are_shared():
         return set()
-    shared = [variable for variable in variables.of_models() if replica_of(variable) is not None]
+    shared = [v for v in variables.of_models() if replica_of(v) is not None or rows_here(v) is not None]
     return {
         id(slot.handle)
         for optimizer in optimizer_state.in_use()
@@ -238,92 +280,21 @@ def of_shares() -> set[int]:
     }
 
 
-def gather(changed: Iterable[Any]) -> None:
-    """Give every replica what the others have made of their shares; every replica of this rank's stage calls it.
-
-    Args:
-        changed: variables, the same in the same order on every replica; those that no replica updates alone are left
-            as they are.
-
-    Raises:
-        StepError: XLA is to compile this.
-    """
-    shared = list({id(v.handle): v for v in changed if replica_of(v) is not None}.values())
-    if not shared:
-        return
-    if tf_internals.is_compiled_by_xla():
-        raise StepError(
-            "Gradients are applied inside a tf.function with jit_compile=True, and replicas share the optimizer's "
-            "slots (shard_optimizer_state): XLA cannot compile what passes between them. Leave jit_compile out of the "
-            "function that applies gradients; xla=True in the configuration compiles the step."
-        )
-    # By what is gathered, not by how many gathers there are: a replica may trace a function once more than another.
-    code = zlib.crc32(" ".join(str(_placement(variable).number) for variable in shared).encode())
-    # From the last to the first, about the order in which gradients are averaged.
-    buckets = _buckets(shared[::-1])
-    for number, bucket in enumerate(buckets):
-        # Two at a time: each takes memory.
-        behind = buckets[number - 2] if number >= 2 else []
-        handles = [] if tf.executing_eagerly() else [variable.handle for variable in (*bucket, *behind)]
-        _gather_bucket(bucket, f"smp_weights_{code:08x}_{number}", handles)
-
-
-def _buckets(shared: Sequence[Any]) -> list[list[Any]]:
-    """Variables in groups of limited bytes, in which every replica has about as much as the others."""
-    replicas = runtime.current().topology.dp_size
-    queues: list[list[Any]] = [[v for v in shared if replica_of(v) == replica] for replica in range(replicas)]
-    share_of_bucket = MOST_BYTES / replicas
-    buckets: list[list[Any]] = []
-    for queue in queues:
-        filled, number = 0.0, 0
-        for variable in queue:
-            if number == len(buckets):
-                buckets.append([])
-            buckets[number].append(variable)
-            filled += _nbytes(variable)
-            if filled >= share_of_bucket:
-                filled, number = 0.0, number + 1
-    return buckets
-
-
-def _gather_bucket(bucket: Sequence[Any], name: str, handles: Sequence[Any]) -> None:
-    """Exchange the values of variables."""
-    import horovod.tensorflow as hvd
-
-    running = runtime.current()
-    wire = _WIRE_TYPES[min(8, *(int(variable.dtype.size) for variable in bucket))]
-    own = [variable for variable in bucket if replica_of(variable) == running.topology.dp_rank]
-    # In the order of the replicas, as they come.
-    ordered = sorted(bucket, key=lambda variable: replica_of(variable) or 0)
-    sent = tf.concat([_as_wire(v.read_value(), wire) for v in own], axis=0) if own else tf.zeros([0], wire)
-    received = data_parallel.collective(
-        hvd.allgather,
-        sent,
-        handles=handles,
-        name=name,
-        process_set=running.process_sets.dp,
-        ignore_name_scope=True,
-    )
-    for variable, part in zip(ordered, tf.split(received, [_nbytes(v) // wire.size for v in ordered]), strict=True):
-        if is_updated_elsewhere(variable):
-            variable.assign(_from_wire(part, variable), read_value=False)
-
-
-def _as_wire(value: tf.Tensor, wire: tf.DType) -> tf.Tensor:
-    return tf.reshape(tf.bitcast(value, wire), [-1])
-
-
-def _from_wire(part: tf.Tensor, variable: Any) -> tf.Tensor:
-    shape, parts = variable.shape.as_list(), variable.dtype.size // part.dtype.size
-    return tf.bitcast(tf.reshape(part, [*shape, parts] if parts > 1 else shape), variable.dtype)
-
-
 def _nbytes(variable: Any) -> int:
     count: int = variable.shape.num_elements()
     return count * int(variable.dtype.size)
 
 
-def _placement(variable: Any) -> variables.Placement:
+def _shared_placement(variable: Any) -> variables.Placement | None:
+    """Who updates a variable that this rank stores; None where all replicas do."""
+    if not are_shared() or variables.store_of(variable) is None:
+        return None
+    placement = placement_of(variable)
+    return placement if placement.replicas == count() and placement.replica is not None else None
+
+
+def placement_of(variable: Any) -> variables.Placement:
+    """Who stores a variable of a distributed model, and who updates it."""
     store = variables.store_of(variable)
     state = store.state(variable) if store is not None else None
     assert state is not None

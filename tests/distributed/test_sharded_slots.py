@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from smp_tf import checkpoint_files
-from smp_tf.partition.slot_shares import share_out
+from smp_tf.partition.slot_shares import Sized, share_out
 from tests.distributed.cases.sharded_slots import OPTIMIZERS
 from tests.distributed.harness import Case, CaseResult, launch
 from tests.distributed.test_replicas import compare
@@ -179,10 +179,10 @@ def test_every_slot_is_on_one_replica_and_shares_are_about_equal(shared: Shared,
     for stage in range(partitions):
         own = sorted((r for r in ranks if r["place"][0] == stage), key=lambda r: r["place"][1])
         sizes = own[0]["sizes"]
-        wanted = share_out(list(sizes.values()), [0] * replicas)
+        wanted, _ = share_out([Sized(size) for size in sizes.values()], [0] * replicas)
         for replica, rank in enumerate(own):
             assert rank["sizes"] == sizes
-            assert set(rank["slots"]) == {w for w, r in zip(sizes, wanted, strict=True) if r == replica}
+            assert set(rank["slots"]) == {w for w, share in zip(sizes, wanted, strict=True) if share.replica == replica}
         shares = [sum(rank["slots"].values()) for rank in own]
         assert max(shares) <= EVEN[partitions] * sum(shares)
 

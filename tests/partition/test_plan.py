@@ -98,8 +98,9 @@ def made(
     objective: str = "memory",
     speed: tuple[float, ...] | None = None,
     slot_shares: int = 1,
+    width: int = 8,
 ) -> Plan:
-    graph = chain_of_dense(layers)
+    graph = chain_of_dense(layers, width)
     units = build_units(graph)
     costs = estimate(graph, units, slots=2.0 / slot_shares, microbatches=4)
     chain = Chain.of([u.name for u in units], costs, manual=[u.stage for u in units])
@@ -126,6 +127,32 @@ def made(
 def test_shared_slots_count_as_those_of_the_largest_share(shares: int, slots: int) -> None:
     [only] = made(stages=1, layers=3, slot_shares=shares).forecast
     assert (only.weight_bytes, only.slot_bytes) == (3 * 256, slots)
+
+
+@pytest.mark.parametrize(
+    ("shares", "kib"),
+    [
+        (1, 3 * 2 * 256),
+        # One kernel each, and half of the slots of the third.
+        (2, 2 * 256 + 2 * 128),
+        (3, 2 * 256),
+        # One has nothing, and the others too little too much.
+        (4, 2 * 256),
+        # 153.6 rows each of three times 256, which are 154 for some.
+        (5, 2 * 154),
+    ],
+    ids=["all", "one is cut", "one each", "not worth it", "all are cut"],
+)
+def test_shared_slots_count_as_those_of_rows_where_weights_are_cut(shares: int, kib: int) -> None:
+    """Of kernels of 256 KiB, in rows of 1 KiB."""
+    [only] = made(stages=1, layers=3, slot_shares=shares, width=256).forecast
+    assert (only.weight_bytes, only.slot_bytes) == (3 * 256 * 1024, kib * 1024)
+
+
+def test_every_stage_shares_its_own_slots() -> None:
+    first, last = made(stages=2, layers=3, slot_shares=2, width=256).forecast
+    # Two kernels, one for each replica, on one stage, and on the other one that is cut.
+    assert sorted([first.slot_bytes, last.slot_bytes]) == [2 * 128 * 1024, 2 * 256 * 1024]
 
 
 def test_the_time_of_a_stage_is_that_of_its_rank() -> None:

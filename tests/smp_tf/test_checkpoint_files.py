@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import tensorflow as tf
 
 from smp_tf import checkpoint_files as files
-from smp_tf.checkpoint_files import Manifest, StoredTensor
+from smp_tf import checkpoint_manifest
+from smp_tf.checkpoint_manifest import Manifest, StoredTensor
 from smp_tf.errors import CheckpointError
 
 VALUES = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b/c": np.array(7, np.int64)}
@@ -32,6 +34,42 @@ def save(folder: Path, name: str = "ckpt-1", nonce: str = "0123abcd", values: An
     manifest = Manifest(name, sequence, 2, 1, tuple(parts), tensors, **changes)
     files.commit(str(folder), manifest)
     return manifest
+
+
+VERSION_1 = """
+{"version": 1, "sha256": "57403b5a1f645b1631fcd2a5ba555eb2a968d08a7db9f0c291a856fd312abc36", "checkpoint": {
+ "name": "ckpt-1", "sequence": 0, "partitions": 2, "replicas": 1, "parts": [
+  {"prefix": "mp_rank_0/ckpt-1-0123abcd", "sizes": {"mp_rank_0/ckpt-1-0123abcd.index": 7}, "index_hash": "00"}],
+ "tensors": {
+  "a": {"part": 0, "dtype": "float32", "shape": [2, 3], "kind": "slot", "stage": 1, "optimizer": "optimizer"}},
+ "optimizers": {"optimizer": true}, "random": {}, "saved_at": 0.0, "begun": 0.0, "is_kept": false}}
+"""
+ROWS = np.arange(30.0).reshape(10, 3)
+
+
+def save_rows(folder: Path, *borders: int, value: Any = ROWS) -> Manifest:
+    """A tensor "cut" whose rows between the borders are in a part each, and "whole" in the first part."""
+    parts, slices = [], []
+    for number, (start, stop) in enumerate(itertools.pairwise(borders)):
+        tensors = {"cut": tf.constant(value[start:stop]), **({} if number else {"whole": tf.constant(value)})}
+        prefix = f"mp_rank_0/ckpt-1-0123abcd-{number}"
+        parts.append(files.write_part(str(folder), prefix, tensors, {"cut": (start, stop, len(value))}))
+        slices.append((number, start, stop))
+    whole = StoredTensor(0, value.dtype.name, value.shape, "slot")
+    tensors = {"cut": dataclasses.replace(whole, slices=tuple(slices)), "whole": whole}
+    manifest = Manifest("ckpt-1", 0, 1, len(parts), tuple(parts), tensors)
+    files.commit(str(folder), manifest)
+    return files.read_manifest(str(folder), "ckpt-1")
+
+
+def read(folder: Path, manifest: Manifest, key: str, *rows: int) -> Any:
+    """A tensor, or rows of it."""
+    if rows:
+        [(found, value)] = files.read_rows(str(folder), manifest, {key: rows})
+    else:
+        [(found, value)] = files.read_tensors(str(folder), manifest, [key])
+    assert found == key
+    return value.numpy()
 
 
 def names(folder: Path) -> list[str]:
@@ -77,6 +115,110 @@ def test_small_tensors_are_read_together_and_large_ones_alone(monkeypatch: pytes
         (1, ["c"]),
         (1, ["d"]),
     ]
+
+
+class TestRows:
+    def test_are_put_together(self, tmp_path: Path) -> None:
+        manifest = save_rows(tmp_path, 0, 4, 5, 10)
+        files.check_files(str(tmp_path), manifest)
+        found = dict(files.read_tensors(str(tmp_path), manifest, ["cut", "whole"]))
+        np.testing.assert_array_equal(found["cut"], ROWS)
+        np.testing.assert_array_equal(found["whole"], ROWS)
+
+    @pytest.mark.parametrize(
+        ("first", "last"), [(0, 4), (4, 5), (1, 3), (5, 6), (9, 10), (3, 5), (3, 7), (0, 5), (0, 10)]
+    )
+    def test_are_read_from_slices_and_from_a_whole(self, first: int, last: int, tmp_path: Path) -> None:
+        manifest = save_rows(tmp_path, 0, 4, 5, 10)
+        for key in ("cut", "whole"):
+            np.testing.assert_array_equal(read(tmp_path, manifest, key, first, last), ROWS[first:last])
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "uint16", "int8", "complex64", "bool"])
+    @pytest.mark.parametrize("shape", [[10], [10, 2, 1]])
+    def test_may_be_of_any_dtype_and_rank(self, dtype: str, shape: list[int], tmp_path: Path) -> None:
+        numbers = np.arange(np.prod(shape)).reshape(shape)
+        value = numbers % 2 == 0 if dtype == "bool" else numbers.astype(tf.as_dtype(dtype).as_numpy_dtype)
+        manifest = save_rows(tmp_path, 0, 4, 10, value=value)
+        for rows in ((), (1, 3), (3, 5)):
+            expected = value[slice(*rows)] if rows else value
+            for key in ("cut", "whole"):
+                np.testing.assert_array_equal(read(tmp_path, manifest, key, *rows), expected)
+
+    def test_are_read_only_where_they_are(self, tmp_path: Path) -> None:
+        manifest = save_rows(tmp_path, 0, 4, 10)
+        (tmp_path / "mp_rank_0" / "ckpt-1-0123abcd-0.index").unlink()
+        np.testing.assert_array_equal(read(tmp_path, manifest, "cut", 4, 9), ROWS[4:9])
+
+    def test_keep_no_memory_but_their_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        manifest = save_rows(tmp_path, 0, 10, value=np.arange(80.0).reshape(10, 8))
+        pieces: list[tf.Tensor] = []
+        reading = files._read
+
+        def noted(*args: Any) -> list[tf.Tensor]:
+            pieces.extend(reading(*args))
+            return pieces
+
+        monkeypatch.setattr(files, "_read", noted)
+        [(_, rows)] = files.read_rows(str(tmp_path), manifest, {"whole": (0, 8)})
+        [piece] = pieces
+        assert np.shares_memory(memoryview(piece), memoryview(piece[:8]))
+        assert not np.shares_memory(memoryview(piece), memoryview(rows))
+
+    def test_of_a_part_are_slices_that_tensorflow_reads(self, tmp_path: Path) -> None:
+        save_rows(tmp_path, 0, 4, 10)
+        prefix = str(tmp_path / "mp_rank_0" / "ckpt-1-0123abcd-1")
+        assert tf.train.list_variables(prefix) == [("cut", [10, 3])]
+        [found] = tf.raw_ops.RestoreV2(
+            prefix=prefix, tensor_names=["cut"], shape_and_slices=["10 3 4,6:-"], dtypes=[tf.float64]
+        )
+        np.testing.assert_array_equal(found, ROWS[4:])
+
+    def test_all_of_them_in_one_part_are_a_whole(self, tmp_path: Path) -> None:
+        tensors = {"a": tf.constant(ROWS)}
+        rows = files.write_part(str(tmp_path), "mp_rank_0/ckpt-1-0123abcd", tensors, {"a": (0, 10, 10)})
+        assert rows.index_hash == files.write_part(str(tmp_path), "mp_rank_0/ckpt-2-0123abcd", tensors).index_hash
+
+    def test_that_are_damaged_are_named_with_their_file(self, tmp_path: Path) -> None:
+        manifest = save_rows(tmp_path, 0, 4, 10)
+        path = tmp_path / "mp_rank_0" / "ckpt-1-0123abcd-1.data-00000-of-00001"
+        flip(path, 5 * 3 * 8)
+        for rows in ((), (3, 5)):
+            with pytest.raises(CheckpointError) as raised:
+                read(tmp_path, manifest, "cut", *rows)
+            assert str(raised.value).startswith(
+                f"'cut' of checkpoint ckpt-1 cannot be read from {path}; the file is damaged."
+            )
+        np.testing.assert_array_equal(read(tmp_path, manifest, "cut", 1, 4), ROWS[1:4])
+
+
+class TestVersions:
+    def test_a_manifest_with_slices_is_read_as_it_was_written(self, tmp_path: Path) -> None:
+        read = save_rows(tmp_path, 0, 4, 10)
+        assert read.tensors == {
+            "cut": StoredTensor(0, "float64", (10, 3), "slot", slices=((0, 0, 4), (1, 4, 10))),
+            "whole": StoredTensor(0, "float64", (10, 3), "slot"),
+        }
+        assert json.loads((tmp_path / "ckpt-1.json").read_text())["version"] == 2
+
+    def test_one_with_slices_is_refused_by_what_does_not_know_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        save_rows(tmp_path, 0, 4, 10)
+        monkeypatch.setattr(checkpoint_manifest, "VERSION", 1)
+        with pytest.raises(CheckpointError, match=r"by a later smp_tf, in version 2 of the format"):
+            files.read_manifest(str(tmp_path), "ckpt-1")
+
+    def test_one_without_is_as_it_was_before_there_were_slices(self, tmp_path: Path) -> None:
+        save(tmp_path)
+        path = tmp_path / "ckpt-1.json"
+        content = json.loads(path.read_text())
+        assert content["version"] == 1
+        described = {"part": 1, "dtype": "int64", "shape": [], "kind": "script", "stage": None, "optimizer": ""}
+        assert content["checkpoint"]["tensors"]["b/c"] == described
+        # As it was written when smp_tf knew no slices.
+        path.write_text(VERSION_1)
+        read = files.read_manifest(str(tmp_path), "ckpt-1")
+        assert read.tensors == {"a": StoredTensor(0, "float32", (2, 3), "slot", 1, "optimizer")}
 
 
 class TestListing:
@@ -166,9 +308,9 @@ class TestDamage:
                 files.read_manifest(str(tmp_path), "ckpt-1")
 
     def test_a_later_version_is_said(self, tmp_path: Path) -> None:
-        (tmp_path / "ckpt-1.json").write_text(json.dumps({"version": 2, "checkpoint": {}}))
+        (tmp_path / "ckpt-1.json").write_text(json.dumps({"version": 3, "checkpoint": {}}))
         with pytest.raises(
-            CheckpointError, match=r"by a later smp_tf, in version 2 of the format; this one reads up to 1"
+            CheckpointError, match=r"by a later smp_tf, in version 3 of the format; this one reads up to 2"
         ):
             files.read_manifest(str(tmp_path), "ckpt-1")
 

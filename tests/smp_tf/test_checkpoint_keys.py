@@ -12,6 +12,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
+from smp_tf import optimizer_state, sharded_slots
 from smp_tf.checkpoint_keys import Kind, survey, variable_of_slot
 
 X = np.ones([4, 3], np.float32)
@@ -137,6 +138,29 @@ def test_slots_of_variables_that_cannot_be_reached_are_counted(init: Callable[..
     model, optimizer = Net(), tf_keras.optimizers.Adam()
     stepped(model, optimizer)
     assert survey(tf.train.Checkpoint(optimizer=optimizer)).orphans == [("optimizer", 2)]
+
+
+def test_slots_of_a_weight_that_is_cut_are_of_rows(init: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    init(microbatches=2)
+    model, optimizer = Net(), tf_keras.optimizers.SGD(0.1, momentum=0.9)
+    stepped(model, optimizer)
+    cut, whole = model.again.kernel, model.by_name["a.b/c"].kernel
+    slots = [
+        (cut, "momentum", tf.Variable(tf.zeros([2, 4]))),
+        (cut, "scale", tf.Variable(1.0)),
+        (whole, "momentum", tf.Variable(tf.zeros([4, 3]))),
+    ]
+    monkeypatch.setattr(optimizer_state, "slots", lambda optimizer, variables: slots)
+    monkeypatch.setattr(sharded_slots, "rows_here", lambda variable: (1, 3) if variable is cut else None)
+    items = survey(tf.train.Checkpoint(model=model, optimizer=optimizer)).items
+    found = {key: i for key, i in items.items() if i.kind is Kind.SLOT}
+    # What is not of the weight's shape is the same on every replica that has it.
+    assert {key: (i.rows, i.extent, i.is_share) for key, i in found.items()} == {
+        "model/again/kernel/.OPTIMIZER_SLOT/optimizer/momentum": ((1, 3), 3, True),
+        "model/again/kernel/.OPTIMIZER_SLOT/optimizer/scale": (None, 0, True),
+        "model/by_name/a..b.Sc/kernel/.OPTIMIZER_SLOT/optimizer/momentum": (None, 0, False),
+    }
+    assert [i.whole(i.target.shape).as_list() for i in found.values()] == [[3, 4], [], [4, 3]]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import sharded_slots
+from smp_tf import gathered_shares
 from smp_tf.optimizer_state import slots
 from smp_tf.variables import is_remote
 from tests.distributed.cases.sent_bytes import counted
@@ -105,11 +105,11 @@ def fitted() -> dict[str, Any]:
 
 def several_buckets() -> dict[str, Any]:
     """Weights that take several buckets, most of them larger than a bucket."""
-    usual, sharded_slots.MOST_BYTES = sharded_slots.MOST_BYTES, 300
+    usual, gathered_shares.MOST_BYTES = gathered_shares.MOST_BYTES, 300
     try:
         return weights_after_two_steps()
     finally:
-        sharded_slots.MOST_BYTES = usual
+        gathered_shares.MOST_BYTES = usual
 
 
 def weights_after_two_steps() -> dict[str, Any]:

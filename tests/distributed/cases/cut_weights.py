@@ -1,0 +1,123 @@
+"""Trainings in which one weight is so large that replicas share its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+import smp_tf as smp
+from smp_tf import sharded_slots
+from smp_tf.optimizer_state import innermost, slots
+
+SAMPLES, WORDS, WIDTH = 12, 6001, 8
+
+
+def _adam() -> Any:
+    optimizer = tf_keras.optimizers.Adam(0.01, weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=["table"])
+    return optimizer
+
+
+#: What looks at weights, at lists of gradients, at numbers of variables, or at whole weights.
+OPTIMIZERS = {
+    "adam": _adam,
+    "clipped": lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.05),
+    "averages": lambda: tf_keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+    "finalized": lambda: tf_keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5),
+    "legacy": lambda: tf_keras.optimizers.legacy.Adam(0.01),
+    "scaled": lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.RMSprop(0.01), False, 8.0),
+    "adafactor": lambda: tf_keras.optimizers.Adafactor(0.1),
+    "clipnorm": lambda: tf_keras.optimizers.Adam(0.01, clipnorm=0.01),
+}
+
+
+class Table(layers.Layer):
+    """Rows of a table: gathered, or of a copy, so that the gradient is dense."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__(name="lookup")
+        self.sparse = sparse
+        start = tf_keras.initializers.RandomNormal(seed=8)
+        self.table = self.add_weight("table", [WORDS, WIDTH], initializer=start)
+
+    def call(self, words: tf.Tensor) -> tf.Tensor:
+        return tf.gather(self.table if self.sparse else self.table * 1.0, words)
+
+
+class Net(smp.DistributedModel):
+    """A large table and small layers."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__(name="net")
+        start = tf_keras.initializers.RandomNormal(seed=7)
+        self.lookup = Table(sparse)
+        self.hidden = layers.Dense(30, activation="tanh", kernel_initializer=start)
+        self.head = layers.Dense(2, kernel_initializer=start)
+
+    def call(self, words: tf.Tensor) -> tf.Tensor:
+        x = tf.reshape(self.lookup(words), [-1, 5 * WIDTH])
+        return self.head(self.hidden(x))
+
+
+def batch(step: int) -> np.ndarray:
+    """This replica's part of a batch."""
+    whole = np.random.RandomState(step).randint(0, WORDS, (SAMPLES, 5))
+    return whole[smp.dp_rank() :: smp.dp_size()]
+
+
+def trained(optimizer: str, sparse: bool = False, eager: bool = False, directory: str = "", restore: str = "") -> Any:
+    """Steps of an optimizer.
+
+    Args:
+        optimizer: a key of `OPTIMIZERS`.
+        sparse: gradients of the table are slices.
+        eager: apply gradients outside a tf.function.
+        directory: where a checkpoint is saved after two of four steps.
+        restore: where one is restored from, before the last two.
+    """
+    tf_keras.backend.set_floatx("float64")
+    tf_keras.mixed_precision.set_global_policy("float64")
+    net, made = Net(sparse), OPTIMIZERS[optimizer]()
+
+    @smp.step
+    def step(words: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(words) - 1.0) ** 2)
+            told = made.get_scaled_loss(loss) if optimizer == "scaled" else loss
+        return tape.gradient(told, net.trainable_variables), loss
+
+    def train(words: tf.Tensor) -> tf.Tensor:
+        gradients, loss = step(words)
+        sums = [gradient.accumulate() for gradient in gradients]
+        if optimizer == "scaled":
+            sums = made.get_unscaled_gradients(sums)
+        made.apply_gradients(zip(sums, net.trainable_variables, strict=True))
+        return loss.reduce_mean()
+
+    run = train if eager else tf.function(train)
+    manager = smp.CheckpointManager(tf.train.Checkpoint(model=net, optimizer=made), directory or restore or "unused")
+    if restore:
+        manager.restore()
+    for number in range(2 if restore else 0, 4):
+        run(tf.constant(batch(number)))
+        if directory and number == 1:
+            manager.save()
+        if number == 2:
+            # What a script assigns between steps is what is trained on.
+            for variable in net.local_trainable_variables:
+                variable.assign(variable * 0.5)
+    if optimizer == "finalized":
+        made.finalize_variable_values(net.trainable_variables)
+    known = slots(innermost(made), net.local_trainable_variables)
+    return {
+        "weights": {v.name: v.numpy() for v in net.local_trainable_variables},
+        "slots": {v.name: s.shape.as_list() for v, name, s in known if name in ("m", "velocities", "momentums", "r")},
+        "rows": {v.name: sharded_slots.rows_here(v) for v in net.local_trainable_variables},
+        "bytes": sum(v.numpy().nbytes for v in made.variables() if v.shape.rank)
+        if callable(made.variables)
+        else sum(v.numpy().nbytes for v in made.variables if v.shape.rank),
+    }

@@ -1,0 +1,119 @@
+"""A weight larger than a share is cut: replicas update rows of it, and train as one process does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.distributed.cases.cut_weights import OPTIMIZERS, WIDTH, WORDS
+from tests.distributed.harness import Case, CaseResult, launch
+from tests.full_only import params, selected
+
+CASES = "tests.distributed.cases.cut_weights"
+#: Those that look at whole weights, which stay with one replica.
+WHOLE = ("adafactor", "clipnorm")
+#: What differs most; the others with --full.
+QUICKLY = ("adam", "averages", "legacy", "adafactor", "adam sparse", "clipped eager", "adam offloaded")
+TRAINED = (*OPTIMIZERS, "adam sparse", "legacy sparse", "adam eager", "clipped eager", "adam offloaded")
+ONLY_FULL = tuple(name for name in TRAINED if name not in QUICKLY)
+#: Partitions and replicas.
+GRIDS = ((1, 2), (1, 3), (2, 2))
+#: What two partitions and three replicas do otherwise than two replicas.
+ON_OTHER_GRIDS = ("adam", "adafactor", "clipped eager")
+
+Trained = dict[tuple[int, int], dict[str, CaseResult]]
+
+
+def config(partitions: int, shared: bool = True, **more: Any) -> dict[str, Any]:
+    return {"partitions": partitions, "microbatches": 2, "seed": 1, "shard_optimizer_state": shared, **more}
+
+
+def case(name: str, partitions: int, shared: bool = True) -> Case:
+    optimizer, _, how = name.partition(" ")
+    given = {"optimizer": optimizer, "sparse": how == "sparse", "eager": how == "eager"}
+    return Case(name, "trained", given, config(partitions, shared, optimizer_offload=shared and how == "offloaded"))
+
+
+@pytest.fixture(scope="module")
+def names(request: pytest.FixtureRequest) -> list[str]:
+    return list(selected(TRAINED, ONLY_FULL, request.config))
+
+
+@pytest.fixture(scope="module")
+def one(names: list[str]) -> dict[str, CaseResult]:
+    """One process, which has all slots."""
+    return launch(1, CASES, [case(name, 1, False) for name in names])
+
+
+@pytest.fixture(scope="module")
+def several(names: list[str]) -> Trained:
+    found = {}
+    for p, d in GRIDS:
+        of_grid = names if (p, d) == (1, 2) else [name for name in names if name in ON_OTHER_GRIDS]
+        found[p, d] = launch(p * d, CASES, [case(name, p) for name in of_grid])
+    return found
+
+
+def compare(ranks: list[dict[str, Any]], wanted: dict[str, np.ndarray]) -> None:
+    """Every rank has weights of the one process, together all."""
+    seen = set()
+    for rank in ranks:
+        for name, value in rank["weights"].items():
+            np.testing.assert_allclose(value, wanted[name], rtol=1e-9, atol=1e-12, err_msg=name)
+            seen.add(name)
+    assert seen == set(wanted)
+
+
+@pytest.mark.parametrize(
+    ("grid", "name"),
+    params(
+        [(grid, name) for grid in GRIDS for name in TRAINED if grid == (1, 2) or name in ON_OTHER_GRIDS],
+        [(grid, name) for grid in GRIDS for name in ONLY_FULL],
+    ),
+)
+def test_rows_are_trained_as_one_process_trains_the_whole(
+    one: dict[str, CaseResult], several: Trained, grid: tuple[int, int], name: str
+) -> None:
+    compare(several[grid][name].values(), one[name].values()[0]["weights"])
+
+
+def test_slots_are_of_the_rows_and_shares_are_equal(several: Trained) -> None:
+    for replicas in (2, 3):
+        ranks = several[1, replicas]["adam"].values()
+        [table] = {name for rank in ranks for name, rows in rank["rows"].items() if rows is not None}
+        borders = [rank["rows"][table] for rank in ranks]
+        assert [start for start, _ in borders[1:]] == [stop for _, stop in borders[:-1]]
+        assert (borders[0][0], borders[-1][1]) == (0, WORDS)
+        for rank, (start, stop) in zip(ranks, borders, strict=True):
+            assert rank["slots"][table] == [stop - start, WIDTH]
+        held = [rank["bytes"] for rank in ranks]
+        # Adam's two slots; a row is what they may differ by.
+        assert max(held) - min(held) <= 2 * 2 * WIDTH * 8
+        assert max(held) <= 1.02 * sum(held) / replicas
+
+
+@pytest.mark.parametrize("name", params(WHOLE, [name for name in WHOLE if name in ONLY_FULL]))
+def test_an_optimizer_that_looks_at_whole_weights_has_them_whole_on_one_replica(several: Trained, name: str) -> None:
+    ranks = several[1, 2][name].values()
+    assert all(rows is None for rank in ranks for rows in rank["rows"].values())
+    assert sum("table" in weight for rank in ranks for weight in rank["slots"]) == 1
+    said = [output.count("one replica keeps all slots of table:0, and more") for output in several[1, 2][name].output]
+    assert said == [1, 0]
+
+
+def test_a_checkpoint_of_rows_is_restored_on_other_numbers_of_replicas(tmp_path: Path) -> None:
+    """Saved by two, three replicas and one process, and restored by two, three and one."""
+    wanted = None
+    for saving in (2, 3, 1):
+        directory = str(tmp_path / str(saving))
+        given = {"optimizer": "adam", "directory": directory}
+        saved = launch(saving, CASES, [Case("saved", "trained", given, config(1, saving > 1))])["saved"].values()
+        wanted = wanted or saved[0]["weights"]
+        compare(saved, wanted)
+        for restoring in {2, 3, 1} - {saving}:
+            given = {"optimizer": "adam", "restore": directory}
+            case = Case("restored", "trained", given, config(1, restoring > 1))
+            compare(launch(restoring, CASES, [case])["restored"].values(), wanted)
