@@ -257,28 +257,13 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
 _being_built: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@contextlib.contextmanager
-def _slots_need_no_second_trace(weights: Iterable[Any]) -> Iterator[None]:
+def _slots_need_no_second_trace(weights: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
     """Lets a `tf.function` keep the trace in which the slots of distributed models' weights are made.
-
-    TensorFlow traces a function anew that made variables, so as to lift their initialization out of it. Keras has then
-    made slots outside already; TensorFlow counts them all the same, and the second trace, which takes about as long as
-    the first, would be the same once more.
 
     Args:
         weights: slots are made for them.
     """
-
-    def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        if tf.executing_eagerly():
-            kwargs["experimental_enable_variable_lifting"] = False
-        return next_creator(**kwargs)
-
-    if _are_of_models(weights):
-        with tf.variable_creator_scope(creator):
-            yield
-    else:
-        yield
+    return tf_internals.kept_trace() if _are_of_models(weights) else contextlib.nullcontext()
 
 
 def _updated_on_host(original: Callable[..., Any]) -> Callable[..., Any]:

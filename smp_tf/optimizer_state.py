@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from smp_tf import tf_internals
 from smp_tf.one_bit_optimizer import OneBitOptimizer
 
 _NEW = tf_keras.optimizers.Optimizer
@@ -118,7 +119,7 @@ def updates_rows(optimizer: Any) -> bool:
         return False
     if inner not in _updates_rows:
         try:
-            with tf.init_scope():
+            with tf.init_scope(), tf_internals.kept_trace():
                 _updates_rows[inner] = _makes_the_same_of_rows(inner)
         except Exception:
             # It is a user's class, of which anything may be expected.

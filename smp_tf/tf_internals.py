@@ -391,6 +391,24 @@ def follow_schedule(optimizer: Any) -> None:
         optimizer._compute_current_learning_rate()
 
 
+@contextlib.contextmanager
+def kept_trace() -> Iterator[None]:
+    """Lets a `tf.function` keep the trace in which variables are made, outside it, within this context.
+
+    TensorFlow traces a function anew that made variables, so as to lift their initialization out of it. What has made
+    them outside already is counted all the same, and the second trace, which takes about as long as the first, would be
+    the same once more.
+    """
+
+    def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            kwargs["experimental_enable_variable_lifting"] = False
+        return next_creator(**kwargs)
+
+    with tf.variable_creator_scope(creator):
+        yield
+
+
 def let_optimizers_take(variable: tf.Variable, other: tf.Variable) -> None:
     """Let Keras's optimizers take a variable for another one, whose slots and exceptions from decay are its own then.
 

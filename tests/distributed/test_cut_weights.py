@@ -95,6 +95,16 @@ def test_slots_are_of_the_rows_and_shares_are_equal(several: Trained) -> None:
         assert max(held) <= 1.02 * sum(held) / replicas
 
 
+@pytest.mark.parametrize("name", ["adam", "adam offloaded"])
+def test_every_replica_sends_as_many_bytes_of_new_weights(several: Trained, name: str) -> None:
+    """With slots on the host, too, for weights of very different sizes."""
+    ranks = several[1, 2][name].values()
+    sent = [rank["sent"]["allgather"] for rank in ranks]
+    whole = sum(value.nbytes for value in ranks[0]["weights"].values())
+    assert sum(sent) == whole
+    assert max(sent) <= 1.02 * whole / 2
+
+
 @pytest.mark.parametrize("name", params(WHOLE, [name for name in WHOLE if name in ONLY_FULL]))
 def test_an_optimizer_that_looks_at_whole_weights_has_them_whole_on_one_replica(several: Trained, name: str) -> None:
     ranks = several[1, 2][name].values()

@@ -12,6 +12,7 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf import sharded_slots
 from smp_tf.optimizer_state import innermost, slots
+from tests.distributed.cases.sent_bytes import counted
 
 SAMPLES, WORDS, WIDTH = 12, 6001, 8
 
@@ -102,8 +103,11 @@ def trained(optimizer: str, sparse: bool = False, eager: bool = False, directory
     manager = smp.CheckpointManager(tf.train.Checkpoint(model=net, optimizer=made), directory or restore or "unused")
     if restore:
         manager.restore()
+    sent: dict[str, int] = {}
     for number in range(2 if restore else 0, 4):
-        run(tf.constant(batch(number)))
+        with counted("smp_weights") as given:
+            run(tf.constant(batch(number)))
+        sent = sent or given
         if directory and number == 1:
             manager.save()
         if number == 2:
@@ -116,6 +120,7 @@ def trained(optimizer: str, sparse: bool = False, eager: bool = False, directory
     return {
         "weights": {v.name: v.numpy() for v in net.local_trainable_variables},
         "slots": {v.name: s.shape.as_list() for v, name, s in known if name in ("m", "velocities", "momentums", "r")},
+        "sent": sent,
         "rows": {v.name: sharded_slots.rows_here(v) for v in net.local_trainable_variables},
         "bytes": sum(v.numpy().nbytes for v in made.variables() if v.shape.rank)
         if callable(made.variables)
