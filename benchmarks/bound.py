@@ -71,6 +71,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of (n), and of all ranks (default: cores)"
     )
+    parser.add_argument(
+        "--both-cores", action="store_true", help="only (n) and pipelines; the others take as long as all these"
+    )
     parser.add_argument("--repetitions", type=int, default=15, help="turns of every way")
     parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn, about")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
@@ -171,7 +174,9 @@ def memory_beyond_imports(crew: Crew) -> list[int]:
 
 def measure(given: argparse.Namespace, size: str, microbatches: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Measures one number of microbatches."""
-    ways = [ONE, ALL, PIPELINE, *([ZERO_BUBBLE] if microbatches in given.zero_bubble_at else []), ONE_AT_ONCE]
+    ways = [ALL, PIPELINE, *([ZERO_BUBBLE] if microbatches in given.zero_bubble_at else [])]
+    if not given.both_cores:
+        ways = [ONE, *ways, ONE_AT_ONCE]
     with contextlib.ExitStack() as stack:
         crews = {}
         for way in ways:
@@ -192,8 +197,9 @@ def measure(given: argparse.Namespace, size: str, microbatches: int, say: Callab
                     turns[way].append(take_turn(crews[way], others, steps))
                 else:
                     turns[way].append(recorded_turn(crews[way], steps, microbatches))
-            alone = times_alone(crews[ONE_AT_ONCE], max(2, steps * microbatches // 4))
-            work.append(microbatches * sum(sum(each.values()) for each in alone))
+            if ONE_AT_ONCE in crews:
+                alone = times_alone(crews[ONE_AT_ONCE], max(2, steps * microbatches // 4))
+                work.append(microbatches * sum(sum(each.values()) for each in alone))
     return figures(turns, work, memory)
 
 
@@ -204,7 +210,7 @@ def figures(
 
     Args:
         turns: of every way, one a repetition.
-        work: seconds of all tasks of all ranks, measured alone, one a repetition.
+        work: seconds of all tasks of all ranks, measured alone, one a repetition; none where that was left out.
         memory: bytes of each process, by way.
     """
     seconds = {way: [turn["seconds"] for turn in told] for way, told in turns.items()}
@@ -212,7 +218,7 @@ def figures(
     return {
         "seconds": {way: spread(told) for way, told in seconds.items()},
         "speed": {way: paired(seconds[ALL], seconds[way]) for way in schedules},
-        "work_over_one_thread": paired(work, seconds[ONE]),
+        **({"work_over_one_thread": paired(work, seconds[ONE])} if work else {}),
         "seen": {
             way: {
                 **{name: spread([turn["seen"][name] for turn in turns[way]]) for name in SEEN},
@@ -263,7 +269,11 @@ def tables_of(size: str, found: dict[int, dict[str, Any]]) -> list[Table]:
         rest.add_column(name, justify="right")
     for count, told in found.items():
         for way, seconds in told["seconds"].items():
-            row = [str(count) if way == ONE else "", f"({way})", with_quartiles(seconds, 0, 1e3)]
+            row = [
+                str(count) if way == next(iter(told["seconds"])) else "",
+                f"({way})",
+                with_quartiles(seconds, 0, 1e3),
+            ]
             if way in told["seen"]:
                 saw = told["seen"][way]
                 row += [with_quartiles(saw[name]) for name in ("over_simulated", "tasks_over_simulated", "over_bound")]
@@ -293,20 +303,23 @@ def main() -> None:
     for size in given.sizes:
         try:
             found = {count: measure(given, size, count, progress.print) for count in given.microbatches}
-            whole = without_partitions(given, size, progress.print)
+            whole = None if given.both_cores else without_partitions(given, size, progress.print)
         except TrainerError as error:
             raise SystemExit(f"bound: {error}") from None
-        result["sizes"][size], result["without_partitions"][size] = found, whole
+        result["sizes"][size] = found
+        if whole is not None:
+            result["without_partitions"][size] = whole
         result["machine"]["load_after"] = os.getloadavg()[0]
         # After every size: the next one may take an hour, or fail.
         if given.json:
             given.json.write_text(json.dumps(result, indent=1) + "\n")
         for table in tables_of(size, found):
             console.print(table)
-        ratio, keras = with_quartiles(whole["ratio"], 3), with_quartiles(whole["seconds"]["keras"], 0, 1e3)
-        console.print(
-            f"{size}, one process, the batch whole: a step of smp_tf takes {ratio} of plain Keras's, {keras} ms"
-        )
+        if whole is not None:
+            ratio, keras = with_quartiles(whole["ratio"], 3), with_quartiles(whole["seconds"]["keras"], 0, 1e3)
+            console.print(
+                f"{size}, one process, the batch whole: a step of smp_tf takes {ratio} of plain Keras's, {keras} ms"
+            )
 
 
 if __name__ == "__main__":

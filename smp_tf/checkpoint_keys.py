@@ -87,6 +87,7 @@ class Survey:
         has_models: whether there is any distributed model.
         unfinished: paths of models whose variables do not all have an owner yet.
         optimizers: path of every optimizer, and whether it has been built for variables of this rank.
+        found_at: every optimizer, by path.
         waiting: paths of optimizers that have not made their slots yet.
         orphans: (path of the optimizer, number of slots' variables that cannot be reached from the root).
         other_shares: paths of optimizers that have slots of another share than this rank would have now.
@@ -96,6 +97,7 @@ class Survey:
     has_models: bool = False
     unfinished: list[str] = dataclasses.field(default_factory=list)
     optimizers: dict[str, bool] = dataclasses.field(default_factory=dict)
+    found_at: dict[str, Any] = dataclasses.field(default_factory=dict)
     waiting: list[str] = dataclasses.field(default_factory=list)
     orphans: list[tuple[str, int]] = dataclasses.field(default_factory=list)
     other_shares: list[str] = dataclasses.field(default_factory=list)
@@ -199,17 +201,18 @@ class _Walk:
                 continue
             seen.add(id(inner))
             self.found.optimizers[path] = optimizer_state.has_slots(optimizer)
+            self.found.found_at[path] = optimizer
             if not optimizer_state.is_ready(optimizer):
                 self.found.waiting.append(path)
             with_slots: set[int] = set()
             for variable, name, slot in optimizer_state.slots(optimizer, [item.target for item in reachable]):
                 of = item_of[id(variable)]
                 with_slots.add(id(variable))
-                if sharded_slots.is_updated_elsewhere(variable):
+                if sharded_slots.is_updated_elsewhere(variable, optimizer):
                     # An optimizer that was built before the model was wrapped; nothing changes them here.
                     continue
                 key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"
-                self.found.items[key] = _item_of_slot(key, slot, of, path)
+                self.found.items[key] = _item_of_slot(key, slot, of, path, optimizer)
             of_model = any(item_of[found].kind is Kind.MODEL for found in with_slots)
             if of_model and sharded_slots.shares_of(inner) != sharded_slots.count():
                 self.found.other_shares.append(path)
@@ -218,12 +221,12 @@ class _Walk:
                 self.found.orphans.append((path, count - len(with_slots)))
 
 
-def _item_of_slot(key: str, slot: Any, of: Item, optimizer: str) -> Item:
+def _item_of_slot(key: str, slot: Any, of: Item, path: str, optimizer: Any) -> Item:
     """A slot that is here, of the variable of another item."""
     variable = of.target
-    rows = sharded_slots.rows_here(variable)
-    is_share = rows is not None or sharded_slots.replica_of(variable) is not None
-    item = Item(key, Kind.SLOT, slot, of.stage, True, optimizer, is_share)
+    rows = sharded_slots.rows_here(variable, optimizer)
+    is_share = rows is not None or sharded_slots.replica_of(variable, optimizer) is not None
+    item = Item(key, Kind.SLOT, slot, of.stage, True, path, is_share)
     # What an optimizer keeps of a weight in another shape, such as a number, is not of its rows.
     if rows is None or slot.shape != [rows[1] - rows[0], *variable.shape[1:]]:
         return item

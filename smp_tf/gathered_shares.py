@@ -24,17 +24,18 @@ from smp_tf.sharded_slots import placement_of, replica_of, rows_here
 _WIRE_TYPES = {8: tf.int64, 4: tf.int32, 2: tf.uint16, 1: tf.uint8}
 
 
-def gather(changed: Iterable[Any]) -> None:
+def gather(optimizer: Any, changed: Iterable[Any]) -> None:
     """Give every replica what the others have made of their shares; every replica of this rank's stage calls it.
 
     Args:
+        optimizer: of Keras, which has changed them.
         changed: variables, the same in the same order on every replica; those that all replicas update are left as they
             are.
 
     Raises:
         StepError: XLA is to compile this.
     """
-    pieces = [piece for v in {id(v.handle): v for v in changed}.values() for piece in _pieces_of(v)]
+    pieces = [piece for v in {id(v.handle): v for v in changed}.values() for piece in _pieces_of(v, optimizer)]
     if not pieces:
         return
     if tf_internals.is_compiled_by_xla():
@@ -101,11 +102,11 @@ class _Piece:
             row_blocks.put(self.variable, self.rows, value)
 
 
-def _pieces_of(variable: Any) -> Iterator[_Piece]:
+def _pieces_of(variable: Any, optimizer: Any) -> Iterator[_Piece]:
     """What of a variable single replicas update; nothing of one that all do."""
-    if (replica := replica_of(variable)) is not None:
+    if (replica := replica_of(variable, optimizer)) is not None:
         yield _Piece(variable, replica, None)
-    elif rows_here(variable) is not None:
+    elif rows_here(variable, optimizer) is not None:
         borders = placement_of(variable).rows or ()
         for replica, rows in enumerate(itertools.pairwise(borders)):
             if rows[0] < rows[1]:
@@ -153,7 +154,7 @@ def _gather_bucket(bucket: Sequence[_Piece], name: str, handles: Sequence[Any]) 
             piece.take(_from_wire(part, piece))
         elif piece.rows is not None:
             piece.take(piece.value())
-            row_blocks.emptied(piece.variable)
+            row_blocks.empty([placement_of(piece.variable).block])
 
 
 def _as_wire(value: tf.Tensor, wire: tf.DType) -> tf.Tensor:

@@ -27,6 +27,7 @@ from smp_tf import (
     tf_internals,
     variables,
 )
+from smp_tf.applied_gradients import require_averages
 from smp_tf.apply_marks import applying, is_split
 from smp_tf.errors import StepError
 from smp_tf.few_updates import few_at_once
@@ -223,8 +224,9 @@ def _stored_here(variable: Any) -> bool:
     return not variables.is_remote(variable)
 
 
-def _updated_here(variable: Any) -> bool:
-    return not _is_stand_in(variable) and _stored_here(variable) and not sharded_slots.is_updated_elsewhere(variable)
+def _updated_here(variable: Any, optimizer: Any) -> bool:
+    is_here = not _is_stand_in(variable) and _stored_here(variable)
+    return is_here and not sharded_slots.is_updated_elsewhere(variable, optimizer)
 
 
 def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,11 +236,11 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(optimizer, wanted)
         _refuse_what_is_undecided(wanted)
         _require_the_same_shares(optimizer, wanted)
-        sharded_slots.decide_cuts(optimizer, wanted)
+        sharded_slots.require_rows_as_before(optimizer, wanted)
         # A class's `build` calls that of its base first, when not all slots are there.
         outermost = optimizer not in _being_built
         _being_built.add(optimizer)
-        kept = row_blocks.in_place([v for v in wanted if _updated_here(v)])
+        kept = row_blocks.in_place(optimizer, [v for v in wanted if _updated_here(v, optimizer)])
         try:
             with update_on_host(kept), _slots_need_no_second_trace(kept):
                 # Some look at the first variable.
@@ -246,6 +248,8 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             if outermost:
                 _being_built.discard(optimizer)
+                if not _spread.inside:
+                    row_blocks.empty(kept)
         if outermost:
             momentum_product.begin_step(optimizer)
             pending_restore.optimizer_ready(optimizer, built=bool(kept) or not wanted)
@@ -346,9 +350,11 @@ def _is_divided(running: runtime.Runtime) -> bool:
 def _filtered_finalize(original: Callable[..., Any]) -> Callable[..., Any]:
     def finalize_variable_values(optimizer: Any, var_list: Iterable[Any]) -> Any:
         stored = [v for v in var_list if _stored_here(v)]
-        result = original(optimizer, row_blocks.in_place([v for v in stored if _updated_here(v)]))
-        if getattr(optimizer, "use_ema", False):
-            gathered_shares.gather(stored)
+        updated = [v for v in stored if _updated_here(v, optimizer)]
+        has_averages = getattr(optimizer, "use_ema", False)
+        result = original(optimizer, row_blocks.in_place(optimizer, updated) if has_averages else updated)
+        if has_averages:
+            gathered_shares.gather(optimizer, stored)
         return result
 
     return finalize_variable_values
@@ -377,13 +383,14 @@ def _applying_over_ranks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _whole_apply(kept: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+def _whole_apply(optimizer: Any, kept: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     """A context in which gradients are applied, at the end of which every replica has the new weights.
 
     Of an apply within another one it does nothing, but for few updates at once in a branch of the first one's graph, as
     that of a `LossScaleOptimizer`.
 
     Args:
+        optimizer: of Keras, the outermost.
         kept: gradients, or None, and variables that this rank updates.
         stored: those of all replicas.
     """
@@ -405,7 +412,11 @@ def _whole_apply(kept: Sequence[tuple[Any, Any]], stored: Sequence[tuple[Any, An
             yield
     finally:
         _spread.inside, _spread.graph = False, None
-    gathered_shares.gather(variable for _, variable in stored)
+    gathered_shares.gather(optimizer, (variable for _, variable in stored))
+    if not tf.executing_eagerly():
+        # Slots were made from them while this was traced.
+        with tf.init_scope():
+            row_blocks.empty(variable for _, variable in kept)
 
 
 def _are_of_models(wanted: Iterable[Any]) -> bool:
@@ -435,18 +446,18 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return recorder.record(optimizer, pairs, options)
         stands_in = any(_is_stand_in(variable) for _, variable in pairs)
         stored = [(g, variable) for g, variable in pairs if _stored_here(variable) and not stands_in]
-        sharded_slots.decide_cuts(optimizer, (variable for _, variable in stored))
-        kept = row_blocks.pairs_in_place([pair for pair in stored if _updated_here(pair[1])])
+        sharded_slots.require_rows_as_before(optimizer, [variable for _, variable in stored])
+        kept = row_blocks.pairs_in_place(optimizer, [pair for pair in stored if _updated_here(pair[1], optimizer)])
         is_spread = stands_in or _is_spread(pairs)
         if not _spread.inside:
             require_fit(optimizer, stored, isinstance(optimizer, OneBitOptimizer))
-            sharded_slots.require_received(stored)
+            require_averages(stored)
             if _are_of_models(variable for _, variable in pairs):
                 require_equal_optimizers(optimizer)
         nothing = len(kept) < len(pairs) and all(gradient is None for gradient, _ in kept)
         waiting = _when_computed(kept) if is_spread else contextlib.nullcontext()
         on_host = update_on_host([variable for _, variable in kept])
-        with _whole_apply(kept, stored), waiting, on_host, uncompiled(optimizer):
+        with _whole_apply(optimizer, kept, stored), waiting, on_host, uncompiled(optimizer):
             return apply_kept(optimizer, kept, is_spread, nothing, args, kwargs)
 
     def apply_kept(
@@ -465,7 +476,7 @@ def _filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return _only_count(optimizer)
         if not clips and not (is_spread and is_users):
             return original(optimizer, kept, *args, **kwargs)
-        with norms.counting([_is_counted(variable) for gradient, variable in kept if gradient is not None]):
+        with norms.counting([_is_counted(variable, optimizer) for gradient, variable in kept if gradient is not None]):
             return original(optimizer, kept, *args, **kwargs)
 
     return apply_gradients
@@ -545,15 +556,17 @@ def _clips_by_all(optimizer: Any) -> bool:
     return limit is not None and limit > 0 and not optimizer.clipnorm
 
 
-def _is_counted(variable: Any) -> bool:
+def _is_counted(variable: Any, optimizer: Any) -> bool:
     """Whether this rank counts a gradient: that of a variable it owns; of one that all have, the first rank does."""
     topology = runtime.current().topology
     is_first = topology.dp_rank == 0 or not sharded_slots.are_shared()
     if variables.store_of(variable) is None:
         return topology.mp_rank == 0 and is_first
-    if sharded_slots.rows_here(variable) is None and sharded_slots.replica_of(variable) is None:
+    if row_blocks.is_block(variable):
+        return True
+    if sharded_slots.replica_of(variable, optimizer) is None:
         return is_first
-    return not sharded_slots.is_updated_elsewhere(variable)
+    return not sharded_slots.is_updated_elsewhere(variable, optimizer)
 
 
 def _only_count(optimizer: Any) -> Any:

@@ -31,7 +31,7 @@ _NOT_STATE = ("_variables", "_index_dict")
 #: Of the matrix whose slots are counted.
 _SIDE = 64
 #: Of the matrix that is updated whole and in two pieces: rows, rows of the first piece, columns, and how often it is.
-_ROWS, _BORDER, _COLUMNS, _UPDATES = 8, 3, 4, 3
+_ROWS, _BORDER, _COLUMNS, _UPDATES = 8, 3, 4, 9
 
 #: Optimizers that have reported on this rank, and whether they were built for variables here.
 _reported: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -106,18 +106,20 @@ def is_on_trial(optimizer: Any) -> bool:
 def updates_rows(optimizer: Any) -> bool:
     """Whether an optimizer makes of some rows of a weight, given alone, what it makes of them within the whole.
 
-    It is tried out, on copies: one updates a small matrix, another one its upper and its lower rows. Adafactor, which
-    looks at columns, does not, nor one that clips each gradient by its norm; of one that cannot be copied it is not
-    known.
+    It is tried out when this is first asked, on copies: one updates a small matrix, another one its upper and its lower
+    rows. Adafactor, which looks at columns, does not, nor one that clips each gradient by its norm. One that cannot be
+    copied, that changes nothing in some updates, or whose class has an `apply_gradients` of its own, which may send
+    something, is taken for one that does not.
 
     Args:
         optimizer: any Keras optimizer.
     """
     inner = innermost(optimizer)
-    # Where the signs of gradients are all that counts, trying it out would not show it.
-    if getattr(inner, "clipnorm", None):
-        return False
     if inner not in _updates_rows:
+        # Where the signs of gradients are all that counts, trying it out would not show that it clips.
+        if getattr(inner, "clipnorm", None) or not type(inner).apply_gradients.__module__.startswith("tf_keras."):
+            _updates_rows[inner] = False
+            return False
         try:
             with tf.init_scope(), tf_internals.kept_trace():
                 _updates_rows[inner] = _makes_the_same_of_rows(inner)
@@ -125,6 +127,11 @@ def updates_rows(optimizer: Any) -> bool:
             # It is a user's class, of which anything may be expected.
             _updates_rows[inner] = False
     return _updates_rows[inner]
+
+
+def has_whole_slots(optimizer: Any, variable: Any) -> bool:
+    """Whether an optimizer has a slot of a variable that is of its shape."""
+    return any(slot.shape == variable.shape for _, _, slot in slots(optimizer, [variable]))
 
 
 def _makes_the_same_of_rows(given: Any) -> bool:
@@ -147,6 +154,8 @@ def _makes_the_same_of_rows(given: Any) -> bool:
         copies[0].apply_gradients([(tf.constant(gradient), whole[0])])
         parts = gradient[:_BORDER], gradient[_BORDER:]
         copies[1].apply_gradients([(tf.constant(part), piece) for part, piece in zip(parts, pieces, strict=True)])
+    if np.array_equal(whole[0].numpy(), value):
+        return False
     together = np.concatenate([piece.numpy() for piece in pieces])
     # Of several ops for a slice of memory, processors may round the last elements otherwise.
     return bool(np.allclose(together, whole[0].numpy(), rtol=1e-5, atol=1e-6))

@@ -76,15 +76,15 @@ class Restore:
 
     def values_for(self, placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
         """As `pending_restore.values_for`."""
-        key_of = survey(self._checkpoint).key_of()
+        found = survey(self._checkpoint)
+        key_of = found.key_of()
         stage = runtime.current().topology.mp_rank
         known = [(key_of[id(v.handle)], v, owner) for v, owner in placed if id(v.handle) in key_of]
         if not known:
             return lambda variable: None
         own = {key: Item(key, Kind.MODEL, variable, owner) for key, variable, owner in known if owner == stage}
         problems = self._misfits(own.values())
-        updated = {key for key, item in own.items() if not sharded_slots.is_updated_elsewhere(item.target)}
-        wanted = dict.fromkeys(own) | self._slots_to_look_at({key: own[key].target for key in updated})
+        wanted = dict.fromkeys(own) | self._slots_to_look_at({key: item.target for key, item in own.items()}, found)
         with tf.init_scope():
             problems += [] if problems else self._damage(wanted)
         self._agree(problems, f"restoring the model's variables from checkpoint {self.name!r}")
@@ -186,20 +186,23 @@ class Restore:
         cut = {key: rows for key, rows in there.items() if rows is not None}
         yield from read_rows(self._directory, self._manifest, cut)
 
-    def _slots_to_look_at(self, updated: Mapping[str, Any]) -> dict[str, tuple[int, int] | None]:
+    def _slots_to_look_at(self, own: Mapping[str, Any], found: Survey) -> dict[str, tuple[int, int] | None]:
         """The slots that this rank reads before they exist, to see that nothing is damaged.
 
         Args:
-            updated: variables that may have slots here, by key.
+            own: variables that this rank stores, by key.
+            found: what there is.
         """
-        found: dict[str, tuple[int, int] | None] = {}
+        wanted: dict[str, tuple[int, int] | None] = {}
         for key, stored in self._manifest.tensors.items():
-            variable = updated.get(variable_of_slot(key))
+            variable, optimizer = own.get(variable_of_slot(key)), found.found_at.get(stored.optimizer)
             if stored.kind == Kind.SLOT and variable is not None:
-                rows = _rows_to_look_at(variable, stored)
+                if sharded_slots.is_updated_elsewhere(variable, optimizer):
+                    continue
+                rows = _rows_to_look_at(variable, optimizer, stored)
                 if rows is None or rows[0] < rows[1]:
-                    found[key] = rows
-        return found
+                    wanted[key] = rows
+        return wanted
 
     def _damage(self, wanted: Mapping[str, tuple[int, int] | None]) -> list[str]:
         """Read tensors, or some of their rows, and throw them away; what is damaged, in words."""
@@ -281,7 +284,8 @@ class Restore:
         item = found.items.get(variable_of_slot(key))
         if item is not None and not item.is_here:
             return True
-        if item is not None and stored.kind == Kind.SLOT and sharded_slots.is_updated_elsewhere(item.target):
+        optimizer = found.found_at.get(stored.optimizer)
+        if item is not None and stored.kind == Kind.SLOT and sharded_slots.is_updated_elsewhere(item.target, optimizer):
             return True
         # An optimizer that has nothing to do on this rank makes nothing.
         return stored.optimizer in found.optimizers and not found.optimizers[stored.optimizer]
@@ -308,7 +312,7 @@ class Restore:
         raise CheckpointError("\n".join([f"Checkpoint {self.name!r} cannot be restored:", *lines]))
 
 
-def _rows_to_look_at(variable: Any, stored: StoredTensor) -> tuple[int, int] | None:
+def _rows_to_look_at(variable: Any, optimizer: Any, stored: StoredTensor) -> tuple[int, int] | None:
     """The rows of a slot that does not exist yet which this replica reads to see whether they are damaged; None: all.
 
     Where the slots of a weight are cut, if they are, is known with the optimizer. Until then each replica of the stage
@@ -316,8 +320,8 @@ def _rows_to_look_at(variable: Any, stored: StoredTensor) -> tuple[int, int] | N
     """
     if not stored.shape or variable.shape != stored.shape or not sharded_slots.are_shared():
         return None
-    rows = sharded_slots.rows_here(variable)
-    if rows is not None or sharded_slots.replica_of(variable) is not None:
+    rows = sharded_slots.rows_here(variable, optimizer)
+    if rows is not None or sharded_slots.replica_of(variable, optimizer) is not None:
         return rows
     topology, extent = runtime.current().topology, stored.shape[0]
     first, last = (extent * replica // topology.dp_size for replica in (topology.dp_rank, topology.dp_rank + 1))

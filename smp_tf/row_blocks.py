@@ -23,17 +23,27 @@ from smp_tf.host_offload import update_on_host
 from smp_tf.sharded_slots import placement_of, rows_here
 
 
-def in_place(updated: Iterable[Any]) -> list[Any]:
-    """Variables that this rank updates, with blocks in place of those of which it updates rows."""
-    return [variable for _, variable in pairs_in_place((None, variable) for variable in updated)]
+def in_place(optimizer: Any, updated: Iterable[Any]) -> list[Any]:
+    """Variables that this rank updates, with blocks in place of those of which an optimizer updates rows.
+
+    Args:
+        optimizer: of Keras.
+        updated: variables; blocks are left as they are.
+    """
+    return [variable for _, variable in pairs_in_place(optimizer, ((None, variable) for variable in updated))]
 
 
-def pairs_in_place(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Gradients, or None, and variables that this rank updates, likewise; of gradients the rows of the block."""
+def pairs_in_place(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Gradients, or None, and variables that this rank updates, likewise; of gradients the rows of the block.
+
+    Args:
+        optimizer: of Keras.
+        pairs: gradients and variables.
+    """
     found = []
     for gradient, variable in pairs:
-        rows = rows_here(variable)
-        if rows is not None and not is_block(variable):
+        rows = None if is_block(variable) else rows_here(variable, optimizer)
+        if rows is not None:
             gradient, variable = rows_of_gradient(gradient, rows), filled(variable, rows)
         found.append((gradient, variable))
     return found
@@ -64,7 +74,8 @@ def _made(variable: Any, rows: tuple[int, int]) -> tf.Variable:
             name=variable.name.partition(":")[0],
         )
     tf_internals.let_optimizers_take(block, variable)
-    variables.set_block(variable, block)
+    block.smp_whole = variable
+    placement_of(variable).block = block
     return block
 
 
@@ -75,10 +86,13 @@ def _fill(block: tf.Variable, variable: Any, rows: tuple[int, int]) -> None:
         tf.raw_ops.AssignVariableOp(resource=block.handle, value=value, validate_shape=False)
 
 
-def emptied(variable: Any) -> None:
-    """Leave the block of a variable without memory until it is filled again, if there is one."""
-    block = placement_of(variable).block
-    if block is not None:
+def empty(updated: Iterable[Any]) -> None:
+    """Leave blocks without memory until they are filled again.
+
+    Args:
+        updated: variables; of those that are no blocks nothing is changed.
+    """
+    for block in (variable for variable in updated if is_block(variable)):
         nothing = tf.zeros([0, *block.shape[1:]], block.dtype)
         if not tf.executing_eagerly():
             # While a graph is made, shapes that are known are compared all the same.
@@ -88,7 +102,7 @@ def emptied(variable: Any) -> None:
 
 def is_block(variable: Any) -> bool:
     """Whether a variable stands for rows of another one."""
-    return variables.store_of(variable) is not None and placement_of(variable).block is variable
+    return variables.whole_of(variable) is not variable
 
 
 def rows_of_gradient(gradient: Any, rows: tuple[int, int]) -> Any:

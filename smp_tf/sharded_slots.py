@@ -31,7 +31,6 @@ from smp_tf.announce import announce
 from smp_tf.control import allgather_json
 from smp_tf.data_parallel import IN_PARTS
 from smp_tf.errors import StepError
-from smp_tf.gradient_marks import comes_from_a_step, is_averaged
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.op_graph import Tensor
 from smp_tf.partition.slot_shares import Sized, share_out
@@ -90,68 +89,114 @@ def share(placed: Iterable[Any]) -> None:
     if not _State.loads:
         _State.loads, _State.count = [0.0] * replicas, 0
         on_shutdown(_State.loads.clear)
-    sized = [Sized(_nbytes(v), v.shape[0] if v.shape.rank else 1) for v in todo]
+    # A constraint may go by columns, as that of a norm does.
+    sized = [Sized(_nbytes(v), v.shape[0] if v.shape.rank and v.constraint is None else 1) for v in todo]
     shares, _State.loads[:] = share_out(sized, _State.loads)
     for variable, share_of_it in zip(todo, shares, strict=True):
         placement = placement_of(variable)
         placement.replica, placement.rows, placement.replicas = share_of_it.replica, share_of_it.rows, replicas
-        placement.is_cut, placement.goes_to_all = None, share_of_it.rows is not None
-        # That of other rows than now.
-        variables.set_block(variable, None)
+        placement.goes_to_all = False
+        # It is of other rows than now.
+        placement.block = None
         placement.number = runtime.starts(), _State.count
         _State.count += 1
 
 
-def decide_cuts(optimizer: Any, updated: Iterable[Any]) -> None:
-    """Say whether variables that may be cut are, now that it is known which optimizer updates them.
+def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
+    """Say of which variables that are too large for a share an optimizer makes slots as a whole.
 
     Args:
         optimizer: of Keras.
         updated: variables, of which this rank stores some.
+
+    Raises:
+        StepError: it looks at whole variables now, and has made slots of rows.
     """
-    found = ((variable, _shared_placement(variable)) for variable in updated)
-    may_be_cut = [(v.name, placement) for v, placement in found if placement is not None and placement.rows is not None]
-    are_cut = bool(may_be_cut) and optimizer_state.updates_rows(optimizer)
-    for _, placement in may_be_cut:
-        placement.is_cut = are_cut
-    if may_be_cut and not are_cut:
-        name, weights = type(optimizer_state.innermost(optimizer)).__name__, ", ".join(name for name, _ in may_be_cut)
-        announce(
-            f"{name} updates weights as a whole, not rows by themselves: with shard_optimizer_state one replica keeps "
-            f"all slots of {weights}, and more than its share.",
-            runtime.current().topology.dp_rank,
+    # Those that stand for rows come from an apply that has looked at the whole ones.
+    whole = (variable for variable in updated if variables.whole_of(variable) is variable)
+    may_be_cut = [v for v in whole if (placement := _shared_placement(v)) is not None and placement.rows is not None]
+    names = ", ".join(variable.name for variable in may_be_cut)
+    inner = optimizer_state.innermost(optimizer)
+    name = type(inner).__name__
+    if not may_be_cut:
+        return
+    if not optimizer_state.updates_rows(inner):
+        why = f"{name} updates weights as a whole, not rows by themselves"
+    elif getattr(inner, "clipnorm", None):
+        raise StepError(
+            f"clipnorm of this {name} was set after its first use. With shard_optimizer_state each replica updates "
+            f"rows of {names}, and the norm is that of the whole. Give clipnorm to the optimizer when it is made, or "
+            f"global_clipnorm."
         )
+    elif any(optimizer_state.has_whole_slots(inner, variable) for variable in may_be_cut):
+        why = f"{name} has made slots of whole weights before it was known that replicas share them"
+    else:
+        return
+    announce(
+        f"{why}: with shard_optimizer_state one replica keeps all slots of {names}, and more than its share.",
+        runtime.current().topology.dp_rank,
+    )
 
 
-def is_updated_elsewhere(variable: Any) -> bool:
-    """Whether other replicas keep the optimizer's slots of a variable, and update it, and this one does not."""
-    if (rows := rows_here(variable)) is not None:
+def is_updated_elsewhere(variable: Any, optimizer: Any) -> bool:
+    """Whether other replicas keep an optimizer's slots of a variable, and update it, and this one does not.
+
+    Args:
+        variable: any variable.
+        optimizer: of Keras; None where it is not known.
+    """
+    if (rows := rows_here(variable, optimizer)) is not None:
         return rows[0] == rows[1]
-    replica = replica_of(variable)
+    replica = replica_of(variable, optimizer)
     return replica is not None and replica != runtime.current().topology.dp_rank
 
 
-def rows_here(variable: Any) -> tuple[int, int] | None:
-    """The rows of a variable whose slots this replica keeps, where they are cut; None where they are not."""
+def rows_here(variable: Any, optimizer: Any) -> tuple[int, int] | None:
+    """The rows of a variable whose slots this replica keeps, where they are cut; None where they are not.
+
+    Args:
+        variable: any variable.
+        optimizer: of Keras, which has the slots; None where it is not known.
+    """
     placement = _shared_placement(variable)
-    if placement is None or placement.rows is None or not placement.is_cut:
+    if placement is None or placement.rows is None or not _updates_rows(optimizer, variable):
         return None
     replica = runtime.current().topology.dp_rank
     return placement.rows[replica], placement.rows[replica + 1]
 
 
-def replica_of(variable: Any) -> int | None:
-    """The replica that keeps all slots of a variable which this rank stores; None where all do, or several parts."""
+def replica_of(variable: Any, optimizer: Any) -> int | None:
+    """The replica that keeps all slots of a variable which this rank stores; None where all do, or several parts.
+
+    Args:
+        variable: any variable.
+        optimizer: of Keras, which has the slots; None where it is not known.
+    """
     placement = _shared_placement(variable)
-    if placement is None or (placement.rows is not None and placement.is_cut is not False):
+    if placement is None or (placement.rows is not None and (optimizer is None or _updates_rows(optimizer, variable))):
         return None
     return placement.replica
+
+
+def _updates_rows(optimizer: Any, variable: Any) -> bool:
+    """Whether an optimizer updates rows of a variable that may be cut: it can, and has no slots of the whole."""
+    if optimizer is None or not optimizer_state.updates_rows(optimizer):
+        return False
+    return not optimizer_state.has_whole_slots(optimizer, variables.whole_of(variable))
 
 
 def receiver_of(variable: Any) -> int | None:
     """The replica that alone gets the gradient of a variable which this rank stores; None where all do."""
     placement = _shared_placement(variable)
     return placement.replica if placement is not None and placement.rows is None else None
+
+
+def goes_to_all(variable: Any) -> bool:
+    """Whether replicas share the slots of a variable, and a step gives its gradient to all of them, or may do so."""
+    placement = _shared_placement(variable)
+    if placement is None:
+        return False
+    return placement.rows is not None or placement.goes_to_all or not are_received_apart()
 
 
 def owners_of_shape(tensor: tf.Tensor) -> set[int]:
@@ -216,39 +261,6 @@ def note_receivers(split: Split, handled: Sequence[Any], found: Mapping[int, int
             placement_of(variable).goes_to_all = True
 
 
-def require_received(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Raise where a rank has a gradient that a step gives to another replica alone: no step has made it.
-
-    It is another one on each replica, and the one that updates the weight would go by its own.
-
-    Args:
-        pairs: gradients, or None, and variables, as an optimizer is given them.
-
-    Raises:
-        StepError: there is one; zeros stand for None.
-        tf.errors.OpError: likewise, in a function.
-    """
-    if not are_received_apart():
-        return
-    for gradient, variable in pairs:
-        if gradient is None or is_averaged(gradient) or not is_updated_elsewhere(variable):
-            continue
-        if placement_of(variable).goes_to_all or comes_from_a_step(gradient):
-            continue
-        words = (
-            f"With shard_optimizer_state replica {replica_of(variable)} alone gets the gradient of {variable.name!r} "
-            f"from a step, and updates the weight. Replica {runtime.current().topology.dp_rank} applies one that no "
-            f"step has given it, so it is not averaged over the replicas. Compute gradients of a model's weights in a "
-            f"step, or average them by smp.average_gradients(gradients) on all replicas before they are applied."
-        )
-        value = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
-        is_nothing = tf.logical_not(tf.reduce_any(tf.not_equal(value, 0)))
-        if not tf.executing_eagerly():
-            tf.debugging.Assert(is_nothing, [f"smp_tf: {words}"])
-        elif not is_nothing:
-            raise StepError(words)
-
-
 def agreed_receivers(own: Mapping[int, int], step: str) -> dict[int, int]:
     """The receivers that all replicas of this rank's stage have found; all of them call it together.
 
@@ -272,7 +284,7 @@ def of_shares() -> set[int]:
     """The slots that no other replica of this rank's stage has, by `id` of their handles."""
     if not are_shared():
         return set()
-    shared = [v for v in variables.of_models() if replica_of(v) is not None or rows_here(v) is not None]
+    shared = [variable for variable in variables.of_models() if _shared_placement(variable) is not None]
     return {
         id(slot.handle)
         for optimizer in optimizer_state.in_use()

@@ -412,9 +412,11 @@ def kept_trace() -> Iterator[None]:
 def let_optimizers_take(variable: tf.Variable, other: tf.Variable) -> None:
     """Let Keras's optimizers take a variable for another one, whose slots and exceptions from decay are its own then.
 
-    They know variables by this number. Seen to work with tf_keras 2.16 to 2.21.
+    They know variables by this number and by their names, which have the scope that is open where they are made. Seen
+    to work with TensorFlow and tf_keras 2.16 to 2.21.
     """
     variable._unique_id = other._unique_id
+    variable._handle_name = other.name
 
 
 def tape_is_recording() -> bool:

@@ -38,8 +38,7 @@ class Placement:
         replica: the replica that keeps the optimizer's slots for it, where this rank's stage stores it and replicas
             share them; None where all keep them.
         rows: where its slots may be cut: the borders of the rows that the replicas keep; see `slot_shares.Share`.
-        is_cut: whether the optimizer that was used last updates rows; None where there was none.
-        block: a variable that has this replica's rows, from when they were first updated.
+        block: a variable that has this replica's rows, from when they were first updated; it counts as this one.
         replicas: among how many that was decided.
         number: the start of smp_tf in which that was decided, and of how many variables before.
         goes_to_all: whether a step has given a gradient of it to other replicas than that one, too.
@@ -52,7 +51,6 @@ class Placement:
     is_filled: bool = False
     replica: int | None = None
     rows: tuple[int, ...] | None = None
-    is_cut: bool | None = None
     block: tf.Variable | None = None
     replicas: int = 1
     number: tuple[int, int] = (0, 0)
@@ -280,7 +278,6 @@ class VariableStore:
         self._states: dict[int, VariableState] = {}
         self._variables: dict[int, tf.Variable] = {}
         self._of_script: dict[int, tf.Variable] = {}
-        self._of_blocks: dict[int, VariableState] = {}
         self._names: set[str] = set()
         self._before_settling: list[Callable[[], None]] = []
         self._cut: tuple[int, int] | None = None
@@ -306,8 +303,7 @@ class VariableStore:
 
     def state(self, variable: Any) -> VariableState | None:
         """What is known about a variable, or about the one whose block it is; None where it is not this model's."""
-        known = id(variable.handle)
-        return self._states.get(known) or self._of_blocks.get(known)
+        return self._states.get(id(whole_of(variable).handle))
 
     def leave_to_script(self, variables: Iterable[tf.Variable]) -> None:
         """Leave variables that the model holds, such as those of metrics, to the script: every rank stores them."""
@@ -498,6 +494,11 @@ class VariableStore:
 _stores_of: dict[int, tuple[weakref.ref[VariableStore], ...]] = {}
 
 
+def whole_of(variable: Any) -> Any:
+    """The variable whose rows another one stands for; that itself where it stands for none."""
+    return getattr(variable, "smp_whole", variable)
+
+
 def of_models() -> list[tf.Variable]:
     """The variables of all distributed models."""
     stores = {id(store): store for found in _stores_of.values() for ref in found if (store := ref()) is not None}
@@ -506,32 +507,11 @@ def of_models() -> list[tf.Variable]:
 
 def store_of(variable: Any) -> VariableStore | None:
     """The store of the distributed model a variable belongs to; None for a variable of the script's own."""
-    for found in _stores_of.get(id(variable.handle), ()):
+    for found in _stores_of.get(id(whole_of(variable).handle), ()):
         store = found()
         if store is not None and store.state(variable) is not None:
             return store
     return None
-
-
-def set_block(variable: Any, block: tf.Variable | None) -> None:
-    """Note the variable that has this replica's rows of one of a model's, which then counts as that one.
-
-    Args:
-        variable: of a distributed model.
-        block: its rows; None: there is no such variable any more.
-    """
-    stores = [found for ref in _stores_of[id(variable.handle)] if (found := ref()) is not None]
-    [placement] = {id(state.placement): state.placement for s in stores if (state := s.state(variable))}.values()
-    if placement.block is not None:
-        gone = id(placement.block.handle)
-        _stores_of.pop(gone, None)
-        for store in stores:
-            store._of_blocks.pop(gone, None)
-    placement.block = block
-    if block is not None:
-        _stores_of[id(block.handle)] = _stores_of[id(variable.handle)]
-        for store in stores:
-            store._of_blocks[id(block.handle)] = store._states[id(variable.handle)]
 
 
 def set_initial_value(variable: Any, value: Callable[[], Any]) -> bool:

@@ -77,6 +77,17 @@ def test_the_table_has_ratios_of_pairs() -> None:
     ]
 
 
+def test_without_what_takes_one_core_the_first_row_is_that_of_all_threads() -> None:
+    from bound import figures, tables_of
+
+    turns = {"n": [turn(1.0), turn(2.0)], "p": [pipeline_turn(0.5, 1.0), pipeline_turn(2.0, 1.5)]}
+    found = figures(turns, [], {"n": [100], "p": [60, 80]})
+    assert "work_over_one_thread" not in found
+    steps, rest = tables_of("small", {4: found})
+    assert [row[:2] for row in printed(steps)] == [["4", "(n)"], ["", "(p)"]]
+    assert [row[:2] for row in printed(rest)] == [["4", "(p)"]]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -13,6 +13,7 @@ from tests.distributed.harness import Case, CaseResult, launch
 from tests.full_only import params, selected
 
 CASES = "tests.distributed.cases.cut_weights"
+TRAP_CASES = "tests.distributed.cases.cut_weight_traps"
 #: Those that look at whole weights, which stay with one replica.
 WHOLE = ("adafactor", "clipnorm")
 #: What differs most; the others with --full.
@@ -127,3 +128,57 @@ def test_a_checkpoint_of_rows_is_restored_on_other_numbers_of_replicas(tmp_path:
             given = {"optimizer": "adam", "restore": directory}
             case = Case("restored", "trained", given, config(1, restoring > 1))
             compare(launch(restoring, CASES, [case])["restored"].values(), wanted)
+
+
+TRAPS = ("constraint", "slots_before", "changed", "in_a_scope", "of_a_model_before", "sending")
+ERRORS = {
+    "clipped_later": "clipnorm of this Adam was set after its first use",
+    "of_no_step": "apply gradients of a model's weights that differ from each other, so they are not averaged",
+}
+
+
+@pytest.fixture(scope="module")
+def traps() -> dict[str, CaseResult]:
+    """Two replicas, and the rest of what is asked of them."""
+    listed = [Case(name, "run", {"trap": name}, config(1)) for name in (*TRAPS, *ERRORS)]
+    return launch(2, TRAP_CASES, [*listed, Case("memory", "memory", {}, config(1))])
+
+
+@pytest.fixture(scope="module")
+def untrapped() -> dict[str, CaseResult]:
+    """The same trainings in one process."""
+    return launch(1, TRAP_CASES, [Case(name, "run", {"trap": name}, config(1, False)) for name in TRAPS])
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_what_once_went_wrong_trains_as_one_process(
+    traps: dict[str, CaseResult], untrapped: dict[str, CaseResult], name: str
+) -> None:
+    [alone] = untrapped[name].values()
+    assert alone["error"] == ""
+    compare(traps[name].values(), alone["weights"])
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_rows_cannot_have_is_an_error(traps: dict[str, CaseResult], name: str) -> None:
+    for rank in traps[name].values():
+        assert ERRORS[name] in rank["error"]
+        assert "table:0" in rank["error"]
+
+
+def test_blocks_have_no_memory_between_steps(traps: dict[str, CaseResult]) -> None:
+    for rank in traps["memory"].values():
+        assert len(rank["seen"]) > 4
+        assert set(rank["seen"]) == {0}
+
+
+def test_an_optimizer_that_sends_is_not_tried_out_on_one_stage_alone(untrapped: dict[str, CaseResult]) -> None:
+    found = launch(4, TRAP_CASES, [Case("sending", "run", {"trap": "sending"}, config(2))])["sending"]
+    compare(found.values(), untrapped["sending"].values()[0]["weights"])
+
+
+def test_slots_of_two_optimizers_are_saved_as_they_are(tmp_path: Path) -> None:
+    given = {"directory": str(tmp_path)}
+    [saved, _] = launch(2, TRAP_CASES, [Case("saved", "two_optimizers", given, config(1))])["saved"].values()
+    restored = launch(1, TRAP_CASES, [Case("restored", "two_optimizers", given, config(1, False))])["restored"]
+    compare(restored.values(), saved["weights"])

@@ -151,7 +151,7 @@ def test_slots_of_a_weight_that_is_cut_are_of_rows(init: Callable[..., None], mo
         (whole, "momentum", tf.Variable(tf.zeros([4, 3]))),
     ]
     monkeypatch.setattr(optimizer_state, "slots", lambda optimizer, variables: slots)
-    monkeypatch.setattr(sharded_slots, "rows_here", lambda variable: (1, 3) if variable is cut else None)
+    monkeypatch.setattr(sharded_slots, "rows_here", lambda variable, optimizer: (1, 3) if variable is cut else None)
     items = survey(tf.train.Checkpoint(model=model, optimizer=optimizer)).items
     found = {key: i for key, i in items.items() if i.kind is Kind.SLOT}
     # What is not of the weight's shape is the same on every replica that has it.

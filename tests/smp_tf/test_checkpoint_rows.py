@@ -177,8 +177,8 @@ class TestBeforeThereIsAnOptimizer:
     @pytest.fixture(autouse=True)
     def _shared(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sharded_slots, "are_shared", lambda: True)
-        monkeypatch.setattr(sharded_slots, "rows_here", lambda variable: None)
-        monkeypatch.setattr(sharded_slots, "replica_of", lambda variable: None)
+        monkeypatch.setattr(sharded_slots, "rows_here", lambda variable, optimizer: None)
+        monkeypatch.setattr(sharded_slots, "replica_of", lambda variable, optimizer: None)
 
     @staticmethod
     def looked_at(monkeypatch: pytest.MonkeyPatch, replicas: int, *shape: int) -> list[Any]:
@@ -190,7 +190,7 @@ class TestBeforeThereIsAnOptimizer:
             topology = SimpleNamespace(dp_rank=replica, dp_size=replicas)
             monkeypatch.setattr(runtime, "current", lambda topology=topology: SimpleNamespace(topology=topology))
             restoring = restore.Restore(None, "", manifest, False)
-            found.append(restoring._slots_to_look_at({KERNEL: variable}))
+            found.append(restoring._slots_to_look_at({KERNEL: variable}, Survey()))
         return found
 
     def test_all_together_look_at_all_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ class TestBeforeThereIsAnOptimizer:
         assert self.looked_at(monkeypatch, 2, 10, 4) == [{SLOT: None}] * 2
 
     def test_one_that_keeps_all_looks_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sharded_slots, "replica_of", lambda variable: 0)
+        monkeypatch.setattr(sharded_slots, "replica_of", lambda variable, optimizer: 0)
         assert self.looked_at(monkeypatch, 1) == [{SLOT: None}]
 
     def test_those_that_share_nothing_look_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,5 +212,5 @@ class TestBeforeThereIsAnOptimizer:
         assert self.looked_at(monkeypatch, 2) == [{SLOT: None}] * 2
 
     def test_rows_that_are_known_are_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sharded_slots, "rows_here", lambda variable: (2, 7))
+        monkeypatch.setattr(sharded_slots, "rows_here", lambda variable, optimizer: (2, 7))
         assert self.looked_at(monkeypatch, 1) == [{SLOT: (2, 7)}]

@@ -80,7 +80,7 @@ bool Transport::RunCopy(std::unique_lock<std::mutex>* lock) {
   copies_.pop_front();
   ++copying_;
   lock->unlock();
-  const ReadResult result = ReadOffer(copy.pid, copy.offer, copy.to);
+  const ReadResult result = ReadOffer(copy.pid, copy.offer, copy.to, &second_reader_);
   lock->lock();
   OnCopied(copy, result);
   if (--copying_ == 0) changed_.notify_all();

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "transport/address.h"
+#include "transport/second_reader.h"
 
 namespace smp {
 
@@ -25,8 +26,9 @@ int ReadPeerMemory(int32_t pid, uint64_t address, void* to, size_t bytes) {
   return 0;
 }
 
-ReadResult ReadOffer(int32_t pid, const Offer& offer, void* to) {
-  const int error = ReadPeerMemory(pid, offer.data, to, offer.bytes);
+ReadResult ReadOffer(int32_t pid, const Offer& offer, void* to, SecondReader* second) {
+  const int error = second == nullptr ? ReadPeerMemory(pid, offer.data, to, offer.bytes)
+                                      : second->Read(pid, offer.data, to, offer.bytes);
   if (error == ESRCH) return {ReadState::kProcessEnded, error};
   // Looked at behind the tensor: what was read is whole if it was there until now.
   uint64_t value = 0;

@@ -37,8 +37,10 @@ struct ReadResult {
   int error;  // of the system, or 0
 };
 
-// Copies an offered tensor.
-ReadResult ReadOffer(int32_t pid, const Offer& offer, void* to);
+class SecondReader;
+
+// Copies an offered tensor; a large one with the help of `second`, if there is one.
+ReadResult ReadOffer(int32_t pid, const Offer& offer, void* to, SecondReader* second = nullptr);
 
 // The nearest process that all of these are or come from; 0 if there is none but init.
 int32_t CommonAncestor(const std::vector<int32_t>& pids,

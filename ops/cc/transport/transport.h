@@ -32,6 +32,7 @@
 #include "transport/matching.h"
 #include "transport/message.h"
 #include "transport/peer_memory.h"
+#include "transport/second_reader.h"
 #include "transport/smp_transport.h"
 #include "transport/ucx_worker.h"
 
@@ -267,6 +268,8 @@ class Transport : public UcxEvents {
   uint64_t offer_salt_ = 0;
   Clock::time_point next_check_;
   Clock::time_point last_moved_;
+
+  SecondReader second_reader_;
 
   std::mutex cause_mutex_;
   std::string cause_;

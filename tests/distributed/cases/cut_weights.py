@@ -121,7 +121,7 @@ def trained(optimizer: str, sparse: bool = False, eager: bool = False, directory
         "weights": {v.name: v.numpy() for v in net.local_trainable_variables},
         "slots": {v.name: s.shape.as_list() for v, name, s in known if name in ("m", "velocities", "momentums", "r")},
         "sent": sent,
-        "rows": {v.name: sharded_slots.rows_here(v) for v in net.local_trainable_variables},
+        "rows": {v.name: sharded_slots.rows_here(v, made) for v in net.local_trainable_variables},
         "bytes": sum(v.numpy().nbytes for v in made.variables() if v.shape.rank)
         if callable(made.variables)
         else sum(v.numpy().nbytes for v in made.variables if v.shape.rank),

@@ -1,17 +1,20 @@
-// Reading the memory of a forked child: whole, in the middle of memory that is not there, of a
-// tensor that was taken back, and of a child that has ended.
+// Reading the memory of a forked child: whole, by two threads, in the middle of memory that is not
+// there, of a tensor that was taken back, and of a child that has ended.
 #include "transport/peer_memory.h"
 
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <cerrno>
 #include <map>
+#include <thread>
 #include <vector>
 
 #include "check.h"
 #include "transport/address.h"
+#include "transport/second_reader.h"
 
 namespace {
 
@@ -65,6 +68,48 @@ void TestReading() {
   CHECK(state_of(78) == smp::ReadState::kTakenBack);
   End(child);
   CHECK(state_of(77) == smp::ReadState::kProcessEnded);
+}
+
+// Chunks of two threads, of which the second may be asked, refused, too late, or busy with another
+// copy: what was read is whole each time.
+void TestSecondReader() {
+  constexpr size_t kLarge = (5 << 20) + 4321;
+  std::vector<char> tensor(kLarge);
+  for (size_t i = 0; i < kLarge; ++i) tensor[i] = static_cast<char>(i * 2654435761U >> 24);
+  Memory memory;
+  const pid_t child = ForkWith(&memory, 77);
+  const auto address = reinterpret_cast<uint64_t>(tensor.data());
+  std::atomic<bool> is_idle{true};
+  smp::SecondReader second([&] { return is_idle.load(); });
+  const auto reads_whole = [&] {
+    std::vector<char> read(kLarge, '-');
+    return second.Read(child, address, read.data(), kLarge) == 0 && read == tensor;
+  };
+  const bool has_two_cores = std::thread::hardware_concurrency() > 1;
+  for (int i = 0; i < 1000 && (i < 20 || (has_two_cores && second.chunks() == 0)); ++i) {
+    CHECK(reads_whole());
+  }
+  CHECK(second.chunks() > 0 || !has_two_cores);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int j = 0; j < 10; ++j) CHECK(reads_whole());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  is_idle = false;
+  const uint64_t before = second.chunks();
+  for (int i = 0; i < 20; ++i) CHECK(reads_whole());
+  CHECK(second.chunks() == before);
+  is_idle = true;
+  // Small ones it is not asked for, and of what ends the first error is told.
+  std::vector<char> read(kLarge, '-');
+  CHECK(second.Read(child, address, read.data(), 100) == 0 && read[99] == tensor[99]);
+  CHECK(second.Read(child, 64, read.data(), kLarge) == EFAULT);
+  CHECK(reads_whole());
+  End(child);
+  CHECK(second.Read(child, address, read.data(), kLarge) == ESRCH);
+  smp::HasIdleCore();
 }
 
 void TestMemoryThatIsNotThere() {
@@ -121,6 +166,7 @@ void TestAncestors() {
 int main() {
   alarm(60);
   TestReading();
+  TestSecondReader();
   TestMemoryThatIsNotThere();
   TestAncestors();
   std::puts("peer_memory_test: ok");

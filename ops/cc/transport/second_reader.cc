@@ -1,0 +1,118 @@
+#include "transport/second_reader.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include "transport/peer_memory.h"
+
+namespace smp {
+namespace {
+
+// What is smaller one thread has copied by the time another one is awake.
+constexpr size_t kLeastBytes = 2 << 20;
+// Small enough for both to end at about the same time, large enough to cost nothing.
+constexpr size_t kChunk = 128 << 10;
+// How long the last chunk of the other is waited for without sleeping.
+constexpr auto kPatience = std::chrono::microseconds(100);
+
+}  // namespace
+
+bool HasIdleCore() {
+  static const int file = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+  static const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  char text[128];
+  const ssize_t count = file < 0 ? -1 : pread(file, text, sizeof(text) - 1, 0);
+  if (count <= 0) return false;
+  text[count] = '\0';
+  long running = 0;  // this thread among them
+  return std::sscanf(text, "%*s %*s %*s %ld/", &running) == 1 && running < cores;
+}
+
+SecondReader::SecondReader(std::function<bool()> has_idle_core)
+    : has_idle_core_(std::move(has_idle_core)) {}
+
+SecondReader::~SecondReader() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+int SecondReader::Read(int32_t pid, uint64_t address, void* to, size_t bytes) {
+  const std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+  cpu_set_t others;
+  if (bytes < kLeastBytes || !turn.owns_lock() ||
+      pthread_getaffinity_np(pthread_self(), sizeof(others), &others) != 0 || !has_idle_core_()) {
+    return ReadPeerMemory(pid, address, to, bytes);
+  }
+  // The system wakes it on this core, as a rule, and moves it away milliseconds later.
+  const int here = sched_getcpu();
+  if (here >= 0) CPU_CLR(here, &others);
+  if (CPU_COUNT(&others) == 0) return ReadPeerMemory(pid, address, to, bytes);
+  if (!thread_.joinable()) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([this] {
+      pthread_setname_np(pthread_self(), "smp_reader");
+      Run();
+    });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  pthread_setaffinity_np(thread_.native_handle(), sizeof(others), &others);
+  pid_ = pid;
+  address_ = address;
+  to_ = static_cast<char*>(to);
+  bytes_ = bytes;
+  error_ = 0;
+  next_ = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    state_ = State::kAsked;
+  }
+  changed_.notify_all();
+  ReadChunks();
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (state_ == State::kReading && std::chrono::steady_clock::now() < end) {
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  // Whoever is not awake yet is not needed any more.
+  if (state_ == State::kAsked) state_ = State::kIdle;
+  changed_.wait(lock, [this] { return state_ == State::kIdle; });
+  return error_;
+}
+
+uint64_t SecondReader::ReadChunks() {
+  uint64_t count = 0;
+  for (size_t at; error_ == 0 && (at = next_.fetch_add(kChunk)) < bytes_; ++count) {
+    const int error = ReadPeerMemory(pid_, address_ + at, to_ + at, std::min(kChunk, bytes_ - at));
+    if (error != 0) error_ = error;
+  }
+  return count;
+}
+
+void SecondReader::Run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stopping_ || state_ == State::kAsked; });
+    if (stopping_) return;
+    state_ = State::kReading;
+    lock.unlock();
+    chunks_ += ReadChunks();
+    lock.lock();
+    state_ = State::kIdle;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace smp
