@@ -64,7 +64,10 @@ class Crew:
         if launch is None:
             launch = [sys.executable]
             if processes > 1:
-                launch = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(processes), *launch]
+                # Where Horovod has MPI, it would be that: its ranks look for messages without a pause, also while
+                # others are measured.
+                horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+                launch = [horovodrun, "--gloo", "-np", str(processes), *launch]
         command = [*launch, str(HERE / script), way, *arguments, path]
         with socket.socket(socket.AF_UNIX) as listener, self._log.open("w") as log:
             listener.bind(path)

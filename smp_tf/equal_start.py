@@ -18,6 +18,7 @@ from smp_tf import control, runtime
 from smp_tf.announce import tell
 from smp_tf.content_hash import content_hash
 from smp_tf.data_parallel import SENT_BY_HOROVOD, broadcast_over_replicas, sent_as
+from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.topology import CommGroup, Topology
 
@@ -77,8 +78,18 @@ def _take(stored: Sequence[Any], said: Sequence[Sequence[int]], topology: Topolo
         said: their hashes on every replica.
         topology: who is where.
         speaks: whether that replica says so for this stage.
+
+    Raises:
+        StepError: replicas do not have the same ones.
     """
     root = _State.root
+    counts = [len(own) for own in said]
+    if len(set(counts)) > 1:
+        raise StepError(
+            f"Replicas begin a step with different numbers of new weights: {', '.join(map(str, counts))}, by replica. "
+            f"A layer of a model that was let go is new where Python has freed that model, and not yet elsewhere: call "
+            f"gc.collect() on all ranks before a layer of it is used in another model."
+        )
     others = [[replica for replica, own in enumerate(said) if own[n] != said[root][n]] for n in range(len(stored))]
     unlike = [number for number, replicas in enumerate(others) if replicas]
     sender = topology.members(CommGroup.DP_GROUP)[root]

@@ -140,14 +140,13 @@ def of_a_model_before() -> Any:
         return net.lookup
 
     lookup = first()
+    gc.collect()
     shares = bool(sharded_slots.are_shared())
     smp.shutdown()
     smp.init({**CONFIG, "shard_optimizer_state": shares})
     net, optimizer = Net(False), tf_keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.01)
     net.lookup = lookup
     step = stepped(net)
-    step(tf.constant(batch(1)))
-    gc.collect()
     for number in range(3):
         update(net, step, optimizer, number)
     return weights(net)
