@@ -202,8 +202,7 @@ def _put_together(key: str, written: Sequence[tuple[int, Sequence[Any]]]) -> Sto
         faults += [f"several have written {', '.join(twice)}"] if twice else []
         raise CheckpointError(
             f"The replicas of a stage must write each of the {extent} rows of {key!r} once, but "
-            f"{', and '.join(faults)}. Apply gradients on all replicas alike, by one optimizer for each weight, before "
-            f"you save."
+            f"{', and '.join(faults)}. Apply gradients on all replicas alike before you save."
         )
     if len(slices) == 1:
         return stored

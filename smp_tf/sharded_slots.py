@@ -115,11 +115,10 @@ def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
     # Those that stand for rows come from an apply that has looked at the whole ones.
     whole = (variable for variable in updated if variables.whole_of(variable) is variable)
     may_be_cut = [v for v in whole if (placement := _shared_placement(v)) is not None and placement.rows is not None]
-    names = ", ".join(variable.name for variable in may_be_cut)
-    inner = optimizer_state.innermost(optimizer)
-    name = type(inner).__name__
     if not may_be_cut:
         return
+    inner, names = optimizer_state.innermost(optimizer), ", ".join(variable.name for variable in may_be_cut)
+    name = type(inner).__name__
     if not optimizer_state.updates_rows(inner):
         why = f"{name} updates weights as a whole, not rows by themselves"
     elif getattr(inner, "clipnorm", None):

@@ -216,3 +216,12 @@ def test_the_fullest_replica_has_slots_of_what_is_whole_and_of_rows(
 ) -> None:
     large = [Sized(variable.nbytes * MIB, variable.rows) for variable in variables]
     assert fullest_share(large, [each * MIB for each in slots], replicas) == wanted * MIB
+
+
+def test_a_gpt_of_the_docs_has_the_slots_that_they_say() -> None:
+    """docs/how_it_works.md: Adam's slots of GPT-2 (small), all, of eight replicas, and of its embedding whole."""
+    stage = of_gpt(768, 12, 50257)
+    slots = [2 * weight.nbytes for weight in stage]
+    assert [round(fullest_share(stage, slots, replicas) / MIB) for replicas in (1, 8)] == [949, 119]
+    whole = [Sized(weight.nbytes) for weight in stage]
+    assert round(fullest_share(whole, slots, 8) / MIB) == 294

@@ -23,6 +23,8 @@
 #include <typeinfo>
 #include <vector>
 
+#include "transport/own_thread.h"
+
 namespace smp {
 namespace {
 
@@ -330,20 +332,8 @@ Guardian::Guardian(const GuardianOptions& options, OnEvent on_event)
     throw std::runtime_error(std::string("opening a pipe failed: ") + std::strerror(errno));
   }
   if (options.watch_launcher) state_->launchers = WatchLaunchers();
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    // The thread keeps the state: after a failure it outlives the transport.
-    state_->thread = std::thread([state = state_] {
-      pthread_setname_np(pthread_self(), "smp_guardian");
-      state->Run();
-    });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  // The thread keeps the state: after a failure it outlives the transport.
+  state_->thread = StartOwnThread("smp_guardian", [state = state_] { state->Run(); });
   if (options.end_process) WaitToTerminate();
   if (options.watch_signals) WatchSignals();
 }

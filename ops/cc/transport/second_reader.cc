@@ -3,14 +3,15 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <system_error>
 #include <utility>
 
+#include "transport/own_thread.h"
 #include "transport/peer_memory.h"
 
 namespace smp {
@@ -60,14 +61,12 @@ int SecondReader::Read(int32_t pid, uint64_t address, void* to, size_t bytes) {
   if (here >= 0) CPU_CLR(here, &others);
   if (CPU_COUNT(&others) == 0) return ReadPeerMemory(pid, address, to, bytes);
   if (!thread_.joinable()) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] {
-      pthread_setname_np(pthread_self(), "smp_reader");
-      Run();
-    });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    try {
+      thread_ = StartOwnThread("smp_reader", [this] { Run(); });
+    } catch (const std::system_error&) {
+      // The process has as many threads as it may have.
+      return ReadPeerMemory(pid, address, to, bytes);
+    }
   }
   pthread_setaffinity_np(thread_.native_handle(), sizeof(others), &others);
   pid_ = pid;

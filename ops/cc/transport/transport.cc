@@ -1,7 +1,6 @@
 #include "transport/transport.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -10,6 +9,8 @@
 #include <cstring>
 #include <stdexcept>
 #include <utility>
+
+#include "transport/own_thread.h"
 
 namespace smp {
 namespace {
@@ -64,15 +65,7 @@ Transport::Transport(uint32_t rank, uint32_t size, const smp_options& options)
                                                int exit_code) { FailHere(kind, what, exit_code); });
 
   last_moved_ = next_check_ = Clock::now();
-  // Signals are for the threads of the program, not for this one.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] {
-    pthread_setname_np(pthread_self(), "smp_progress");
-    Run();
-  });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = StartOwnThread("smp_progress", [this] { Run(); });
 }
 
 Transport::~Transport() {

@@ -41,6 +41,14 @@ def update(net: Any, step: Any, optimizer: Any, number: int) -> None:
     optimizer.apply_gradients(zip(sums, net.trainable_variables, strict=True))
 
 
+def updated(net: Any, optimizer: Any, times: int) -> dict[str, Any]:
+    """The weights after some steps."""
+    step = stepped(net)
+    for number in range(times):
+        update(net, step, optimizer, number)
+    return weights(net)
+
+
 def weights(net: Any) -> dict[str, Any]:
     return {v.name: v.numpy() for v in net.local_trainable_variables}
 
@@ -63,10 +71,7 @@ def constraint() -> Any:
     """One that goes by columns."""
     net, optimizer = Net(False), tf_keras.optimizers.Adam(0.01)
     net.lookup.table._constraint = tf_keras.constraints.MaxNorm(0.5, axis=0)
-    step = stepped(net)
-    for number in range(3):
-        update(net, step, optimizer, number)
-    return weights(net)
+    return updated(net, optimizer, 3)
 
 
 def slots_before() -> Any:
@@ -76,10 +81,7 @@ def slots_before() -> Any:
     sums = [gradient.accumulate() for gradient in of_head(tf.constant(batch(0)))]
     optimizer.build(net.trainable_variables)
     optimizer.apply_gradients(zip(sums, net.head.trainable_variables, strict=True))
-    step = stepped(net)
-    for number in range(3):
-        update(net, step, optimizer, number)
-    return weights(net)
+    return updated(net, optimizer, 3)
 
 
 def clipped_later() -> Any:
@@ -146,19 +148,12 @@ def of_a_model_before() -> Any:
     smp.init({**CONFIG, "shard_optimizer_state": shares})
     net, optimizer = Net(False), tf_keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.01)
     net.lookup = lookup
-    step = stepped(net)
-    for number in range(3):
-        update(net, step, optimizer, number)
-    return weights(net)
+    return updated(net, optimizer, 3)
 
 
 def sending() -> Any:
     """Only the stage that has the large weight could try this optimizer out."""
-    net, optimizer = Net(False), Sending(0.1)
-    step = stepped(net)
-    for number in range(2):
-        update(net, step, optimizer, number)
-    return weights(net)
+    return updated(Net(False), Sending(0.1), 2)
 
 
 def two_optimizers(directory: str) -> dict[str, Any]:
