@@ -19,7 +19,7 @@ from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.collective import come_through, come_to, within
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.pipeline.host import HOST
-from smp_tf.sums_at_receivers import Delivery, sums_at_receivers
+from smp_tf.sums_at_receivers import Delivery, Receiver, Rows, sums_at_receivers
 from smp_tf.topology import CommGroup
 from smp_tf.wire_compression import COMPRESSED
 
@@ -152,13 +152,13 @@ def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[
 
 
 def sum_gradients_at(
-    tensors: Sequence[tf.Tensor], receivers: Sequence[int | None], name: str
+    tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver | None], name: str
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """The sums over the replicas of gradients, each for one replica, sent as the configuration has it.
+    """The sums over the replicas of gradients, each for one replica or in rows, sent as the configuration has it.
 
     Args:
         tensors: see `sum_over_replicas`; those with a receiver are of a type in `IN_PARTS`.
-        receivers: of each, the replica that gets its sum; None: all get it.
+        receivers: of each, the replica that gets its sum, or which rows of it each gets; None: all get it.
         name: see `sum_over_replicas`.
 
     Returns:
@@ -168,29 +168,34 @@ def sum_gradients_at(
     config, replica = running.config, running.topology.dp_rank
     replicas = running.topology.dp_size
     ways = [
-        # What is large is summed in a ring, where it lies: its receiver would have it as often as there are replicas.
-        None
-        if receiver is None or _elements([t]) * t.dtype.size * replicas > _MOST_RECEIVED
-        else _way(t.dtype, config.gradient_compression, True)
+        None if receiver is None or _is_large(t, receiver) else _way(t.dtype, config.gradient_compression, True)
         for t, receiver in zip(tensors, receivers, strict=True)
     ]
     sums: dict[int, tf.Tensor] = {}
     there: list[tf.Tensor] = []
     for way in dict.fromkeys(ways):
+        named = name if way is None else f"{name}_{way.name}"
         alike = [i for i, other in enumerate(ways) if other == way]
-        given = [tensors[i] for i in alike]
-        of_all = way is None or _elements(given) * replicas > _MOST_ELEMENTS
-        if of_all:
-            found = sum_gradients(given, name if way is None else f"{name}_{way.name}")
+        whole = [i for i in alike if not isinstance(receivers[i], Rows)]
+        if way is None or _elements([tensors[i] for i in whole]) * replicas > _MOST_ELEMENTS:
+            found = sum_gradients([tensors[i] for i in whole], named)
             there += found
-            sums.update((i, t) for i, t in zip(alike, found, strict=True) if receivers[i] in (None, replica))
+            sums.update((i, t) for i, t in zip(whole, found, strict=True) if receivers[i] in (None, replica))
+            alike = [i for i in alike if i not in whole]
+        if way is None or not alike:
             continue
-        assert way is not None
         to = [receiver for i in alike if (receiver := receivers[i]) is not None]
-        found, received = sums_at_receivers(given, to, way.kind, _delivery(f"{name}_{way.name}"))
-        there.append(received)
-        sums.update(zip((i for i in alike if receivers[i] == replica), found, strict=True))
+        found, received = sums_at_receivers([tensors[i] for i in alike], to, way.kind, _delivery(named))
+        there += received
+        here = [i for i in alike if isinstance(receivers[i], Rows) or receivers[i] == replica]
+        sums.update(zip(here, found, strict=True))
     return [sums[i] for i in sorted(sums)], there
+
+
+def _is_large(tensor: tf.Tensor, receiver: Receiver) -> bool:
+    """Whether a gradient is summed in a ring, where it lies: its receiver would have it as often as replicas are."""
+    replicas = runtime.current().topology.dp_size
+    return not isinstance(receiver, Rows) and _elements([tensor]) * tensor.dtype.size * replicas > _MOST_RECEIVED
 
 
 def _delivery(name: str) -> Delivery:
@@ -198,12 +203,12 @@ def _delivery(name: str) -> Delivery:
 
     running = runtime.current()
 
-    def alltoall(vector: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+    def alltoall(vector: tf.Tensor, splits: tf.Tensor, number: int) -> tf.Tensor:
         received, _ = collective(
             hvd.alltoall,
             vector,
             splits=splits,
-            name=f"{name}_to",
+            name=f"{name}_to_{number}",
             # Why scopes are ignored, see `_sums`.
             ignore_name_scope=True,
             process_set=running.process_sets.dp,

@@ -11,7 +11,6 @@ from smp_tf.errors import StepError
 from smp_tf.replica_averages import average_gradients
 
 _Optimizer = TypeVar("_Optimizer")
-_MARK = "_smp_tf_averages"
 
 
 def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
@@ -45,7 +44,7 @@ def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
             f"smp.DistributedOptimizer takes an optimizer of tf_keras, such as tf.keras.optimizers.Adam(1e-3). "
             f"Received: {optimizer!r}"
         )
-    if hasattr(optimizer, _MARK):
+    if hasattr(optimizer, sharded_slots.OWN_APPLY):
         return optimizer
 
     @functools.wraps(apply)
@@ -65,6 +64,6 @@ def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
                 pairs[place] = gradient, pairs[place][1]
         return apply(pairs, *args, **kwargs)
 
-    setattr(optimizer, _MARK, True)
+    setattr(optimizer, sharded_slots.OWN_APPLY, apply_gradients)
     optimizer.apply_gradients = apply_gradients  # type: ignore[attr-defined]
     return optimizer

@@ -18,6 +18,7 @@ _MARK = "_smp_tf_gradient_of_a_step"
 _AVERAGED = "_smp_tf_averaged"
 _COMPUTED = "_smp_tf_computed"
 _UNAVERAGED = "_smp_tf_unaveraged"
+_ROWS = "_smp_tf_rows"
 _marked: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -70,6 +71,18 @@ def computed(gradient: Any) -> Computed | None:
 def is_averaged(value: Any) -> bool:
     """Whether a tensor, or sparse slices, are a gradient that was averaged over the replicas."""
     return getattr(value, _AVERAGED, False)
+
+
+def mark_rows(gradient: Any, rows: tuple[int, int]) -> Any:
+    """Note that a gradient is that of some rows of a weight, from which to which; gives it back."""
+    setattr(gradient, _ROWS, rows)
+    return gradient
+
+
+def marked_rows(value: Any) -> tuple[int, int] | None:
+    """Of which rows of a weight something is the gradient; None where it is that of the whole, as most are."""
+    rows: tuple[int, int] | None = getattr(value, _ROWS, None)
+    return rows
 
 
 def mark_unaveraged(gradient: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from smp_tf import control, runtime, sharded_slots
+from smp_tf import control, runtime, sharded_slots, tf_internals
 from smp_tf.topology import CommGroup
 
 #: What an optimizer says of itself that changes no weight: names are counted up in each process, and who compiles
@@ -50,7 +50,8 @@ def require_equal_optimizers(optimizer: Any) -> None:
         return
     if _compared.get(optimizer) == runtime.starts():
         return
-    with tf.init_scope():
+    # The older optimizers make their count of steps when they are asked for it.
+    with tf.init_scope(), tf_internals.kept_trace():
         control.agree(_NAME, _told(optimizer), CommGroup.DP_GROUP, hint=_HINT)
     _compared[optimizer] = runtime.starts()
 

@@ -18,7 +18,8 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import tf_internals, variables
-from smp_tf.gradient_marks import computed, is_averaged, mark_averaged, mark_computed
+from smp_tf.errors import StepError
+from smp_tf.gradient_marks import computed, is_averaged, mark_averaged, mark_computed, marked_rows
 from smp_tf.host_offload import update_on_host
 from smp_tf.sharded_slots import placement_of, rows_here
 
@@ -39,10 +40,18 @@ def pairs_in_place(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tup
     Args:
         optimizer: of Keras.
         pairs: gradients and variables.
+
+    Raises:
+        StepError: a step gives rows of a gradient, and the optimizer does not update these by themselves any more.
     """
     found = []
     for gradient, variable in pairs:
         rows = None if is_block(variable) else rows_here(variable, optimizer)
+        if marked_rows(gradient) not in (None, rows) and not is_block(variable):
+            raise StepError(
+                f"A step that was built for it gives each replica some rows of the gradient of {variable.name!r}, and "
+                f"{type(optimizer).__name__} does not update these by themselves any more. Compile the model again."
+            )
         if rows is not None:
             gradient, variable = rows_of_gradient(gradient, rows), filled(variable, rows)
         found.append((gradient, variable))
@@ -67,7 +76,7 @@ def filled(variable: Any, rows: tuple[int, int]) -> tf.Variable:
 
 
 def _made(variable: Any, rows: tuple[int, int]) -> tf.Variable:
-    with update_on_host([variable]):
+    with update_on_host([variable]), tf_internals.kept_trace():
         block = variables.make_script_variable(
             initial_value=tf.zeros([rows[1] - rows[0], *variable.shape[1:]], variable.dtype),
             trainable=variable.trainable,
@@ -109,14 +118,14 @@ def rows_of_gradient(gradient: Any, rows: tuple[int, int]) -> Any:
     """The gradient of some rows of a variable.
 
     Args:
-        gradient: of the whole: a tensor, sparse slices, or None.
+        gradient: of the whole: a tensor, sparse slices, or None; or that of the rows, marked as such.
         rows: from which to which.
 
     Returns:
         The same kind of thing, of so many rows; what is known of the gradient is known of it.
     """
-    if gradient is None:
-        return None
+    if gradient is None or marked_rows(gradient) is not None:
+        return gradient
     start, stop = rows
     if isinstance(gradient, tf.IndexedSlices):
         is_inside = tf.logical_and(gradient.indices >= start, gradient.indices < stop)

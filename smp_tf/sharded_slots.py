@@ -8,20 +8,21 @@
 
 Shares are of equal bytes (`slot_shares`): of whole weights, and of rows of those that would make them unequal. Only the
 replica that updates a weight receives the average of its gradient (`sums_at_receivers`); on the others it is None, as
-the gradient of another stage's weight is. The average of one that may be cut goes to all: scripts look at gradients,
-and what some rows of it are is nothing that a list of gradients can say. An optimizer is handed the weights of this
-rank's share (`keras_adapter`), or blocks with the rows of them (`row_blocks`), and makes slots for no others. One that
-cannot update rows by themselves updates the whole weight, on one replica. What it has written is then gathered
-(`gathered_shares`).
+the gradient of another stage's weight is. Of one that is cut each receives the average for its rows where the step
+itself applies it, as in `fit`. Where a script does, the average goes to all: it may look at gradients, and what some
+rows of it are is nothing that a list of gradients can say. An optimizer is handed the weights of this rank's share
+(`keras_adapter`), or blocks with the rows of them (`row_blocks`), and makes slots for no others. One that cannot update
+rows by themselves updates the whole weight, on one replica. What it has written is then gathered (`gathered_shares`).
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC20, sections 5.1
-and 5.2 (slots are shared, and what comes of gradients of whole weights; sums over microbatches are not).
+and 5.2 (slots are shared, and averages of gradients; sums over microbatches are not).
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -35,8 +36,11 @@ from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.op_graph import Tensor
 from smp_tf.partition.slot_shares import Sized, share_out
 from smp_tf.partition.split import Split
+from smp_tf.sums_at_receivers import Receiver, Rows
 from smp_tf.topology import CommGroup
 
+#: Of an optimizer, what smp_tf has put in the place of its `apply_gradients`.
+OWN_APPLY = "_smp_tf_apply"
 #: Among how many replicas the slots of optimizers are shared, from when they were first built.
 _shares_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -206,17 +210,33 @@ def owners_of_shape(tensor: tf.Tensor) -> set[int]:
     return {replica for v in alike if (replica := receiver_of(v)) is not None}
 
 
-def receivers(split: Split, stage: int, handled: Sequence[Any]) -> dict[int, int]:
-    """Which replica alone gets the average of a gradient: the one that updates its weight.
+@dataclass(frozen=True)
+class Applied:
+    """A gradient that a step returns and applies itself, so that nobody else looks at it.
+
+    Args:
+        position: among the step's outputs.
+        optimizer: of Keras, which is given it.
+        variable: of which.
+    """
+
+    position: int
+    optimizer: Any
+    variable: Any
+
+
+def receivers(split: Split, stage: int, handled: Sequence[Any], applied: Iterable[Applied] = ()) -> dict[int, Receiver]:
+    """Which replica alone gets the average of a gradient, or which rows each gets: the one that updates the weight.
 
     Args:
         split: a cut step.
         stage: of this rank.
         handled: TensorFlow's variables, by index in the step's graph.
+        applied: gradients that the step itself applies.
 
     Returns:
-        The replica, by position among the step's outputs; gradients that all replicas get are left out: with
-        gradient_offload all of them, and always what the step has made of a gradient, or of several weights.
+        Who receives it, by position among the step's outputs; gradients that all replicas get are left out: with
+        gradient_offload all of them, and what the step has made of a gradient, or of several weights, and returns.
     """
     if not are_received_apart():
         return {}
@@ -228,39 +248,67 @@ def receivers(split: Split, stage: int, handled: Sequence[Any]) -> dict[int, int
             # That of a sum of weights is one tensor for all of them.
             if variable_of.setdefault(tensor, handled[gradient.variable]) is not handled[gradient.variable]:
                 of_several.add(tensor)
-    found: dict[int, int] = {}
+    by_position = {one.position: one for one in applied}
+    found: dict[int, Receiver] = {}
     for position, output in enumerate(split.outputs):
-        is_of_one = output.tensor in variable_of and output.tensor not in of_several
-        if not output.gets_sum(stage, split.placement) or not is_of_one:
+        kind = graph.type_of(output.tensor)
+        if not output.gets_sum(stage, split.placement) or tf.as_dtype(kind.dtype) not in IN_PARTS:
             continue
-        if split.stage_of(output) != stage or tf.as_dtype(graph.type_of(output.tensor).dtype) not in IN_PARTS:
-            continue
-        replica = receiver_of(variable_of[output.tensor])
-        if replica is not None:
-            found[position] = replica
+        receiver: Receiver | None = None
+        if position in by_position and _looks_at_its_own(by_position[position].optimizer):
+            receiver = _receiver_of_applied(by_position[position], kind.shape)
+        elif output.tensor in variable_of and output.tensor not in of_several and split.stage_of(output) == stage:
+            receiver = receiver_of(variable_of[output.tensor])
+        if receiver is not None:
+            found[position] = receiver
     return found
 
 
-def note_receivers(split: Split, handled: Sequence[Any], found: Mapping[int, int]) -> None:
+def _looks_at_its_own(optimizer: Any) -> bool:
+    """Whether an optimizer needs a gradient only where it updates the weight: no code of the script's is given it."""
+    replaced = vars(optimizer).get("apply_gradients")
+    is_ours = replaced is None or replaced is getattr(optimizer, OWN_APPLY, None)
+    return is_ours and type(optimizer).apply_gradients.__module__.startswith("tf_keras.")
+
+
+def _receiver_of_applied(applied: Applied, shape: tuple[int | None, ...] | None) -> Receiver | None:
+    """Who updates a weight by what a step gives its optimizer as the gradient, whatever that was made of."""
+    variable = applied.variable
+    placement = _shared_placement(variable)
+    if placement is None or shape != tuple(variable.shape.as_list()):
+        return None
+    if placement.rows is None or rows_here(variable, applied.optimizer) is None:
+        return receiver_of(variable)
+    return Rows(tuple(placement.rows), variable.shape[1:].num_elements())
+
+
+def note_receivers(
+    split: Split, handled: Sequence[Any], found: Mapping[int, Receiver], applied: Iterable[Applied] = ()
+) -> None:
     """Note which weights have gradients that a step gives to more than one replica, so that one may be anywhere.
 
     Args:
         split: a cut step.
         handled: TensorFlow's variables, by index in the step's graph.
         found: its receivers, as agreed.
+        applied: gradients that the step itself applies.
     """
     variable_of = {
         tensor: handled[gradient.variable] for gradient in split.graph.gradients for tensor in gradient.tensors
     }
+    given_to = {one.position: one.variable for one in applied}
     # Of what a step has made of gradients it is not known of which.
-    makes_others = any(o.is_gradient and o.tensor not in variable_of for o in split.outputs)
-    alone = {id(variable_of[split.outputs[position].tensor].handle) for position in found}
+    makes_others = any(
+        output.is_gradient and output.tensor not in variable_of and position not in found
+        for position, output in enumerate(split.outputs)
+    )
+    alone = {id((given_to[p] if p in given_to else variable_of[split.outputs[p].tensor]).handle) for p in found}
     for variable in variable_of.values():
         if receiver_of(variable) is not None and (makes_others or id(variable.handle) not in alone):
             placement_of(variable).goes_to_all = True
 
 
-def agreed_receivers(own: Mapping[int, int], step: str) -> dict[int, int]:
+def agreed_receivers(own: Mapping[int, Receiver], step: str) -> dict[int, Receiver]:
     """The receivers that all replicas of this rank's stage have found; all of them call it together.
 
     Which gradients are one tensor may depend on the batch: those of two rows that are added to a batch of one row are,
@@ -274,9 +322,16 @@ def agreed_receivers(own: Mapping[int, int], step: str) -> dict[int, int]:
         By position, the receivers that all have.
     """
     name = f"who receives the gradients of step {step!r}"
-    said = allgather_json(sorted(own.items()), CommGroup.DP_GROUP, name=name)
-    found = [{position: replica for position, replica in other} for other in said]
-    return {position: replica for position, replica in own.items() if all(o.get(position) == replica for o in found)}
+    in_words = {p: r if isinstance(r, int) else [*r.borders, r.elements] for p, r in own.items()}
+    said = allgather_json(sorted(in_words.items()), CommGroup.DP_GROUP, name=name)
+    found = [{position: words for position, words in other} for other in said]
+    return {p: receiver for p, receiver in own.items() if all(o.get(p) == in_words[p] for o in found)}
+
+
+def elsewhere(found: Mapping[int, Receiver]) -> frozenset[int]:
+    """The gradients, by position, that another replica gets, and this one nothing of."""
+    replica = runtime.current().topology.dp_rank
+    return frozenset(p for p, receiver in found.items() if not isinstance(receiver, Rows) and receiver != replica)
 
 
 def of_shares() -> set[int]:

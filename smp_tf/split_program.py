@@ -26,6 +26,7 @@ from smp_tf.replica_check import ReplicaCheck
 from smp_tf.result_structure import unpack
 from smp_tf.sparse_gradients import own_weighted_sum, weighted_sum
 from smp_tf.step_output import StepOutput
+from smp_tf.sums_at_receivers import Receiver, Rows
 from smp_tf.topology import CommGroup
 
 
@@ -82,7 +83,7 @@ class SplitProgram:
         then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
         keeps_gradients: whether gradients are kept for each microbatch beside their sum.
         expected: how long a step should take by its plan, where that is to be told.
-        receivers: by output, the replica that alone gets a gradient's sum over the replicas; the others go to all.
+        receivers: by output, who alone gets a gradient's sum over the replicas, or rows of it; the others go to all.
     """
 
     name: str
@@ -97,7 +98,7 @@ class SplitProgram:
     then: Callable[[Any], Any] | None = None
     keeps_gradients: bool = False
     expected: first_steps.Expected | None = None
-    receivers: Mapping[int, int] = field(default_factory=dict)
+    receivers: Mapping[int, Receiver] = field(default_factory=dict)
     _eager: Any = field(default=None, init=False)
     _layout: _Flat | None = field(default=None, init=False)
 
@@ -224,8 +225,10 @@ class SplitProgram:
                 f"{name} is part of a {slot.spec.value_type.__name__} made of gradients. Over replicas, tensors and "
                 f"tf.IndexedSlices are averaged. Return one of these from the step, or train with one replica."
             )
-        replica = self.receivers.get(first)
-        is_here = replica in (None, runtime.current().topology.dp_rank)
+        receiver, own_replica = self.receivers.get(first), runtime.current().topology.dp_rank
+        rows = receiver.of(own_replica) if isinstance(receiver, Rows) else None
+        replica = receiver if isinstance(receiver, int) else None
+        is_here = replica in (None, own_replica)
         sums = [flat.accumulated[i] for i in slot.outputs]
         total = None
         if slot.spec is None:
@@ -241,6 +244,7 @@ class SplitProgram:
             owner=owner,
             is_local=is_here and (plan.delivery is not Delivery.LOCAL or owner == self.stage_program.stage),
             replica=replica,
+            rows=rows,
             computed=flat.computed.get(first),
             is_gradient=plan.is_gradient,
             is_kept=self.keeps_gradients,

@@ -70,6 +70,7 @@ from smp_tf.step_arguments import Arguments, sort_arguments
 from smp_tf.step_options import StepOptions
 from smp_tf.step_signatures import OWN_SIZES, Signatures
 from smp_tf.step_trace import StepTrace, trace_step
+from smp_tf.sums_at_receivers import Receiver
 from smp_tf.tf_internals import tape_is_recording
 from smp_tf.topology import CommGroup
 from smp_tf.unsplit import UnsplitProgram
@@ -90,21 +91,28 @@ class Step:
         options: see `step`.
         then: what to do with the results in the graph of the step, which then gives what it returns; by default it
             gives the results.
+        applied: which gradients among the results `then` gives to an optimizer and to nobody else, given their
+            structure with an `OutputSlot` in place of every tensor.
     """
 
     def __init__(
-        self, function: Callable[..., Any], options: StepOptions, then: Callable[[Any], Any] | None = None
+        self,
+        function: Callable[..., Any],
+        options: StepOptions,
+        then: Callable[[Any], Any] | None = None,
+        applied: Callable[[Any], Iterable[sharded_slots.Applied]] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.name: str = getattr(getattr(function, "func", function), "__name__", "step")
         self._function = function
         self._options = options
         self._then = then
+        self._applied = applied
         self._signature = inspect.signature(function)
         self._programs: dict[Any, SplitProgram | UnsplitProgram] = {}
         self._known_as = ""
         # By the form of the step: replicas come to each together, and to programs for other batches one by one.
-        self._receivers: dict[tuple[str, ...], Mapping[int, int]] = {}
+        self._receivers: dict[tuple[str, ...], Mapping[int, Receiver]] = {}
         self._signatures: Signatures
         options.check(self._signature, self.name)
 
@@ -114,7 +122,8 @@ class Step:
         # Kept in the instance, past any __setattr__ of its own, so that both live equally long.
         kept = f"_smp_step_{self.name}"
         if kept not in instance.__dict__:
-            instance.__dict__[kept] = Step(functools.partial(self._function, instance), self._options, self._then)
+            function = functools.partial(self._function, instance)
+            instance.__dict__[kept] = Step(function, self._options, self._then, self._applied)
         return instance.__dict__[kept]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -288,7 +297,7 @@ class Step:
             xla=xla,
             samples=samples,
             reduce=self._sums_over(receivers) if averages else None,
-            elsewhere=frozenset(p for p, replica in receivers.items() if replica != running.topology.dp_rank),
+            elsewhere=sharded_slots.elsewhere(receivers),
             sums_on=device_of_gradients(),
         )
         if xla:
@@ -394,21 +403,22 @@ class Step:
             name=self.name,
         )
 
-    def _receivers_in(self, cut: Split, lowered: Lowered) -> Mapping[int, int]:
-        """By output, the replica that alone gets a gradient's sum: as all have agreed for the first such program."""
+    def _receivers_in(self, cut: Split, lowered: Lowered) -> Mapping[int, Receiver]:
+        """By output, who alone gets a gradient's sum, or rows of it: as all have agreed for the first such program."""
         if not cut.graph.gradients or not sharded_slots.are_received_apart():
             return {}
         kind = form(cut.graph)
         if kind not in self._receivers:
             stage = runtime.current().topology.mp_rank
+            applied = list(self._applied(lowered.results)) if self._applied is not None else []
             with tf.init_scope():
-                own = sharded_slots.receivers(cut, stage, lowered.variables)
+                own = sharded_slots.receivers(cut, stage, lowered.variables, applied)
                 self._receivers[kind] = sharded_slots.agreed_receivers(own, self.name)
-            sharded_slots.note_receivers(cut, lowered.variables, self._receivers[kind])
+            sharded_slots.note_receivers(cut, lowered.variables, self._receivers[kind], applied)
         return self._receivers[kind]
 
-    def _sums_over(self, receivers: Mapping[int, int]) -> Reduce:
-        """How the buckets are summed over the replicas, given which replica alone gets the sum of an output."""
+    def _sums_over(self, receivers: Mapping[int, Receiver]) -> Reduce:
+        """How the buckets are summed over the replicas, given who alone gets the sum of an output."""
         name = reduction_name(self._known_as)
 
         def reduce(sums: Sequence[tf.Tensor], bucket: Bucket) -> Sums:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from smp_tf import sliced_rows
 from smp_tf.errors import StepError
-from smp_tf.gradient_marks import Computed, mark, mark_averaged, mark_computed, mark_unaveraged
+from smp_tf.gradient_marks import Computed, mark, mark_averaged, mark_computed, mark_rows, mark_unaveraged
 from smp_tf.host_offload import beside_gradients
 
 
@@ -28,6 +28,7 @@ class StepOutput:
         owner: the partition that keeps the value when it is not sent to all; else None.
         is_local: whether this rank has it.
         replica: the replica that alone gets the sum of a gradient over the replicas; None where all of them do.
+        rows: of which rows of a weight `total` is; None: of all.
         computed: where a gradient's sum was made, in the graph that is being traced.
         is_gradient: whether it was computed from gradients.
         is_kept: whether a gradient's values were kept beside their sum.
@@ -53,6 +54,7 @@ class StepOutput:
         owner: int | None = None,
         is_local: bool = True,
         replica: int | None = None,
+        rows: tuple[int, int] | None = None,
         computed: Computed | None = None,
         is_gradient: bool = False,
         is_kept: bool = False,
@@ -67,6 +69,7 @@ class StepOutput:
         self._owner = owner
         self._is_local = is_local
         self._replica = replica
+        self._rows = rows
         self._computed = computed
         self._is_gradient = is_gradient
         self._is_kept = is_kept
@@ -167,6 +170,8 @@ class StepOutput:
                 weight = self._total_weight
                 factor = 1.0 / (weight if isinstance(weight, int) else tf.cast(weight, tf.float64))
                 average = noted(_scaled(self._total, factor))
+            if self._rows is not None:
+                mark_rows(average, self._rows)
             return mark_computed(average, self._computed) if self._computed is not None else average
         return _weighted_mean([_as_float(v) for v in self.outputs], self._weights)
 

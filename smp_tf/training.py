@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,10 +27,12 @@ from smp_tf.fit_agreement import agree_on_fit
 from smp_tf.loss_denominators import Denominators, Totals
 from smp_tf.microbatching import count_samples
 from smp_tf.model_context import keras_loop
+from smp_tf.partition.lower import OutputSlot
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.recorded_apply import Apply, ApplyRecorder
 from smp_tf.sequence_order import shuffled_alike
+from smp_tf.sharded_slots import Applied
 from smp_tf.split_program import SplitProgram
 from smp_tf.step import Step
 from smp_tf.step_options import StepOptions
@@ -70,6 +72,7 @@ class BatchFunction:
             # prediction is none.
             StepOptions(jit_compile=True if model.jit_compile else None, small_first_batch=method != "train_step"),
             self._finish,
+            self._applied,
         )
 
     def __call__(self, iterator: Any) -> Any:
@@ -163,6 +166,12 @@ class BatchFunction:
             # By number: the optimizers and variables themselves are no results of a step.
             "traced": len(self._traced) - 1,
         }
+
+    def _applied(self, results: Mapping[str, Any]) -> Iterator[Applied]:
+        for apply, gradients in zip(self._traced[results["traced"]][0], results["gradients"], strict=True):
+            for slot, variable in zip(gradients, apply.variables, strict=True):
+                if isinstance(slot, OutputSlot) and slot.spec is None:
+                    yield Applied(slot.outputs[0], apply.optimizer, variable)
 
     def _finish(self, found: Mapping[str, Any]) -> Any:
         for apply, gradients in zip(self._traced[found["traced"]][0], found["gradients"], strict=True):

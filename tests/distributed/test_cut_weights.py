@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.distributed.cases.cut_weights import OPTIMIZERS, WIDTH, WORDS
+from tests.distributed.cases.cut_weights import IN_FIT, OPTIMIZERS, WIDTH, WORDS
 from tests.distributed.harness import Case, CaseResult, launch
 from tests.full_only import params, selected
 
@@ -104,6 +104,65 @@ def test_every_replica_sends_as_many_bytes_of_new_weights(several: Trained, name
     whole = sum(value.nbytes for value in ranks[0]["weights"].values())
     assert sum(sent) == whole
     assert max(sent) <= 1.02 * whole / 2
+
+
+#: What `fit` is given besides its optimizer.
+IN_ROUNDS = "adam in rounds"
+CLIPPED = "adam clipped"
+FITTED = (*(name for name in IN_FIT if name != "clipnorm"), "adam sparse", IN_ROUNDS)
+FITTED_QUICKLY = ("adam", "scaled", "replaced", "adam sparse", IN_ROUNDS)
+FITTED_FULL = tuple(name for name in FITTED if name not in FITTED_QUICKLY)
+
+
+def fitted(name: str, partitions: int, shared: bool = True) -> Case:
+    optimizer, _, how = name.partition(" ")
+    rounds = WORDS * WIDTH * 8 // 5 if how == "in rounds" else 0
+    given = {"optimizer": optimizer, "sparse": how == "sparse", "round_bytes": rounds, "clips": how == "clipped"}
+    return Case(name, "fitted", given, config(partitions, shared))
+
+
+@pytest.fixture(scope="module")
+def fits(request: pytest.FixtureRequest) -> Trained:
+    """Of one process and of two replicas, of one stage and two."""
+    names = list(selected(FITTED, FITTED_FULL, request.config))
+    found = {(1, 1): launch(1, CASES, [fitted(name, 1, False) for name in names])}
+    found[1, 2] = launch(2, CASES, [fitted(name, 1) for name in (*names, CLIPPED)])
+    found[2, 2] = launch(4, CASES, [fitted(name, 2) for name in ("adam", CLIPPED)])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("grid", "name"),
+    params([*(((1, 2), name) for name in FITTED), ((2, 2), "adam")], [((1, 2), name) for name in FITTED_FULL]),
+)
+def test_fit_trains_rows_as_one_process_trains_the_whole(fits: Trained, grid: tuple[int, int], name: str) -> None:
+    compare(fits[grid][name].values(), fits[1, 1][name].values()[0]["weights"])
+
+
+def test_what_a_train_step_makes_of_gradients_is_received_in_rows(fits: Trained) -> None:
+    """Clipped microbatch by microbatch, so that only replicas that share nothing do the same."""
+    for p, d in ((1, 2), (2, 2)):
+        whole = launch(p * d, CASES, [fitted(CLIPPED, p, False)])[CLIPPED].values()
+        compare(fits[p, d][CLIPPED].values(), {n: v for rank in whole for n, v in rank["weights"].items()})
+        assert "grouped_allreduce" not in fits[p, d][CLIPPED].values()[0]["sent"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "name"),
+    params(
+        [*(((1, 2), n) for n in ("adam", "legacy", "scaled", "averaging", IN_ROUNDS, CLIPPED)), ((2, 2), "adam")],
+        [((1, 2), n) for n in ("legacy", "averaging")],
+    ),
+)
+def test_fit_gives_every_gradient_once(fits: Trained, grid: tuple[int, int], name: str) -> None:
+    """A reduce-scatter: of each replica's gradients each element goes to one replica, and nothing is all-reduced."""
+    for rank in fits[grid][name].values():
+        assert rank["sent"] == {"alltoall": sum(value.nbytes for value in rank["weights"].values())}
+
+
+def test_what_a_script_has_put_in_an_optimizer_s_way_is_given_whole_gradients(fits: Trained) -> None:
+    for rank in fits[1, 2]["replaced"].values():
+        assert rank["sent"] == {"grouped_allreduce": sum(value.nbytes for value in rank["weights"].values())}
 
 
 @pytest.mark.parametrize("name", params(WHOLE, [name for name in WHOLE if name in ONLY_FULL]))

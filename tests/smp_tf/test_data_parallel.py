@@ -11,6 +11,7 @@ import tensorflow as tf
 from smp_tf import data_parallel
 from smp_tf.data_parallel import sum_over_replicas
 from smp_tf.sparse_gradients import weighted_sum
+from smp_tf.sums_at_receivers import Rows
 
 
 def test_one_replica_keeps_its_tensors(init: Callable[..., None]) -> None:
@@ -114,7 +115,7 @@ class TestSumsAtReceivers:
         tensors = [tf.constant([1.0, 2.0]), tf.constant([7.0]), tf.constant(5.0)]
         sums, _ = data_parallel.sum_gradients_at(tensors, [0, 2, None], "g")
         assert [total.numpy().tolist() for total in sums] == [[3.0, 6.0], 15.0]
-        assert sent[0] == {"splits": [2, 0, 1], "name": "g_float32_to"}
+        assert sent[0] == {"splits": [2, 0, 1], "name": "g_float32_to_0"}
         assert [call["name"] for call in sent[1:]] == ["g_float32"]
 
     def test_a_large_gradient_is_summed_in_a_ring(
@@ -126,3 +127,18 @@ class TestSumsAtReceivers:
         sums, _ = data_parallel.sum_gradients_at(tensors, [0, 0, 1], "g")
         assert [total.numpy().tolist() for total in sums] == [[3.0] * 3, [3.0, 6.0]]
         assert [call.get("splits", call["name"]) for call in sent] == ["g_float32", [2, 0, 0]]
+
+    @pytest.mark.parametrize(
+        ("limit", "of_the_others"),
+        [("_MOST_RECEIVED", ["g_float32"]), ("_MOST_ELEMENTS", ["g_float32", "g_float32_float32"])],
+    )
+    def test_rows_are_delivered_however_large_the_gradient_is(
+        self, sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, limit: str, of_the_others: list[str]
+    ) -> None:
+        monkeypatch.setattr(data_parallel, limit, 1)
+        tensors = [tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([7.0]), tf.constant(5.0)]
+        sums, there = data_parallel.sum_gradients_at(tensors, [Rows((0, 2, 2, 3), 2), 0, None], "g")
+        assert [total.numpy().tolist() for total in sums] == [[[3.0, 6.0], [9.0, 12.0]], [21.0], 15.0]
+        assert [call["splits"] for call in sent if "splits" in call] == [[4, 0, 2]]
+        assert sorted(call["name"] for call in sent if "splits" not in call) == of_the_others
+        assert len(there) == 3

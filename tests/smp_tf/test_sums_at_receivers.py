@@ -1,15 +1,18 @@
-"""Sums that one replica each receives: of replicas that are threads of one process, against sums in float32."""
+"""Sums that one replica each receives, or rows of them: of replicas that are threads, against sums in float32."""
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from smp_tf.sums_at_receivers import Delivery, sums_at_receivers
+from smp_tf import sums_at_receivers as module
+from smp_tf.sums_at_receivers import Delivery, Receiver, Rows, sums_at_receivers
 
 SHAPES = [(7, 5), (), (11,), (0, 3), (4, 4)]
 #: What a value can be off by, as a share of the largest one that is sent.
@@ -23,16 +26,22 @@ class Replicas:
         self._count = count
         self._barrier = threading.Barrier(count, timeout=60.0)
         self._parts: list[list[tf.Tensor]] = [[] for _ in range(count)]
-        self.bytes = [0] * count
+        #: By replica, of each round.
+        self.bytes: list[list[int]] = [[] for _ in range(count)]
 
-    def _alltoall(self, replica: int, vector: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+    def _alltoall(self, replica: int, vector: tf.Tensor, splits: tf.Tensor, number: int) -> tf.Tensor:
         assert splits.dtype == tf.int32
-        self.bytes[replica] = int(tf.size(vector)) * vector.dtype.size
+        assert number == len(self.bytes[replica])
+        self.bytes[replica].append(int(tf.size(vector)) * vector.dtype.size)
         self._parts[replica] = tf.split(vector, splits.numpy().tolist())
         self._barrier.wait()
-        return tf.concat([of[replica] for of in self._parts], axis=0)
+        found = tf.concat([of[replica] for of in self._parts], axis=0)
+        self._barrier.wait()
+        return found
 
-    def sums(self, kind: str | None, receivers: list[int], dtype: tf.DType = tf.float32) -> list[list[tf.Tensor]]:
+    def sums(
+        self, kind: str | None, receivers: Sequence[Receiver], dtype: tf.DType = tf.float32
+    ) -> list[list[tf.Tensor]]:
         """What each replica gets."""
 
         def of(replica: int) -> list[tf.Tensor]:
@@ -76,4 +85,41 @@ def test_every_element_is_given_once(kind: str | None, bytes_each: int, scales: 
     replicas = Replicas(2)
     replicas.sums(kind, [0, 1, 1, 0, 0])
     elements = sum(int(np.prod(shape)) for shape in SHAPES)
-    assert replicas.bytes == [bytes_each * (elements + 2 * scales)] * 2
+    assert replicas.bytes == [[bytes_each * (elements + 2 * scales)]] * 2
+
+
+#: Of the first and the last tensor of `SHAPES`; of the last one the first replica gets nothing.
+FIRST, LAST = Rows((0, 2, 3, 7), 5), Rows((0, 0, 1, 4), 4)
+
+
+@pytest.mark.parametrize("kind", ROUNDING)
+@pytest.mark.parametrize(("limit", "rounds"), [(1 << 20, 1), (50, 3)])
+def test_each_replica_gets_its_rows(monkeypatch: pytest.MonkeyPatch, kind: str | None, limit: int, rounds: int) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", limit)
+    replicas = Replicas(3)
+    found = replicas.sums(kind, [FIRST, 1, 0, 2, LAST])
+    wanted = [np.sum([drawn(r)[i].numpy() for r in range(3)], axis=0) for i in range(len(SHAPES))]
+    for replica, got in enumerate(found):
+        (start, stop), (begin, end) = FIRST.of(replica), LAST.of(replica)
+        whole = [wanted[i] for i, receiver in enumerate([None, 1, 0, 2]) if receiver == replica]
+        expected = [wanted[0][start:stop], *whole, wanted[4][begin:end]]
+        for one, total in zip(got, expected, strict=True):
+            assert (one.dtype, one.shape) == (tf.float32, total.shape)
+            np.testing.assert_allclose(one, total, rtol=0.0, atol=3 * ROUNDING[kind] * 4.0)
+    assert [len(sent) for sent in replicas.bytes] == [rounds] * 3
+    if kind is None:
+        elements = sum(int(np.prod(shape)) for shape in SHAPES)
+        assert [sum(sent) for sent in replicas.bytes] == [4 * elements] * 3
+
+
+def test_a_large_gradient_is_sent_in_rounds_of_equal_parts() -> None:
+    # 160 MB, of which no more than 25 MiB may be sent at once.
+    rows = Rows((0, 12_000, 25_000, 40_000), 1_000)
+    assert rows.rounds(4) == 7
+    parts = [[rows.part(replica, number, 7) for number in range(7)] for replica in range(3)]
+    assert parts[0][:2] == [(0, 1714), (1714, 3428)]
+    for replica, of_it in enumerate(parts):
+        assert (of_it[0][0], of_it[-1][1]) == rows.of(replica)
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(of_it))
+    sent = [sum(stop - start for start, stop in (of[number] for of in parts)) * 4_000 for number in range(7)]
+    assert max(sent) <= 1.001 * (25 << 20)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +12,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import sharded_slots
+from smp_tf import sharded_slots, sums_at_receivers
 from smp_tf.optimizer_state import innermost, slots
 from tests.distributed.cases.sent_bytes import counted
 
@@ -33,6 +35,27 @@ OPTIMIZERS = {
     "scaled": lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.RMSprop(0.01), False, 8.0),
     "adafactor": lambda: tf_keras.optimizers.Adafactor(0.1),
     "clipnorm": lambda: tf_keras.optimizers.Adam(0.01, clipnorm=0.01),
+}
+
+
+def _replaced() -> Any:
+    """One whose `apply_gradients` the script has put something else in place of, which looks at gradients."""
+    optimizer = tf_keras.optimizers.Adam(0.01)
+    given = optimizer.apply_gradients
+
+    def apply_gradients(pairs: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(pairs)
+        assert all(g.shape == v.shape for g, v in pairs if g is not None)
+        return given([(g if g is None else g / (1.0 + 0.0 * tf.norm(g)), v) for g, v in pairs], *args, **kwargs)
+
+    optimizer.apply_gradients = apply_gradients
+    return optimizer
+
+
+#: What `fit` is given besides.
+IN_FIT = OPTIMIZERS | {
+    "averaging": lambda: smp.DistributedOptimizer(tf_keras.optimizers.Adam(0.01)),
+    "replaced": _replaced,
 }
 
 
@@ -62,6 +85,19 @@ class Net(smp.DistributedModel):
     def call(self, words: tf.Tensor) -> tf.Tensor:
         x = tf.reshape(self.lookup(words), [-1, 5 * WIDTH])
         return self.head(self.hidden(x))
+
+
+class ClippingNet(Net):
+    """The same, whose own `train_step` gives its optimizer what it has made of gradients."""
+
+    def train_step(self, data: Any) -> Any:
+        words, wanted = data
+        with tf.GradientTape() as tape:
+            loss = self.compiled_loss(wanted, self(words, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        clipped, _ = tf.clip_by_global_norm(gradients, 0.05)
+        self.optimizer.apply_gradients(zip(clipped, self.trainable_variables, strict=True))
+        return {"loss": loss}
 
 
 def batch(step: int) -> np.ndarray:
@@ -116,13 +152,39 @@ def trained(optimizer: str, sparse: bool = False, eager: bool = False, directory
                 variable.assign(variable * 0.5)
     if optimizer == "finalized":
         made.finalize_variable_values(net.trainable_variables)
+    return _found(net, made, sent)
+
+
+def fitted(optimizer: str, sparse: bool = False, round_bytes: int = 0, clips: bool = False) -> Any:
+    """Batches of `fit`, which applies gradients itself.
+
+    Args:
+        optimizer: a key of `IN_FIT`.
+        sparse: gradients of the table are slices.
+        round_bytes: how much of one gradient is sent at once, at most; 0: as much as always.
+        clips: whether the model's `train_step` clips each microbatch's gradients.
+    """
+    tf_keras.backend.set_floatx("float64")
+    tf_keras.mixed_precision.set_global_policy("float64")
+    net, made = ClippingNet(sparse) if clips else Net(sparse), IN_FIT[optimizer]()
+    net.compile(made, "mse")
+    words = np.concatenate([batch(number) for number in range(4)])
+    data = tf.data.Dataset.from_tensor_slices((words, np.ones([len(words), 2])))
+    limit = round_bytes or sums_at_receivers.MOST_BYTES
+    # Of slices it is not known before how many there are.
+    counting: Any = contextlib.nullcontext({}) if sparse else counted()
+    with counting as sent, mock.patch.object(sums_at_receivers, "MOST_BYTES", limit):
+        net.fit(data.batch(SAMPLES // smp.dp_size()), epochs=2, verbose=0)
+    return _found(net, made, sent)
+
+
+def _found(net: Net, made: Any, sent: dict[str, int]) -> dict[str, Any]:
     known = slots(innermost(made), net.local_trainable_variables)
+    variables = made.variables() if callable(made.variables) else made.variables
     return {
         "weights": {v.name: v.numpy() for v in net.local_trainable_variables},
         "slots": {v.name: s.shape.as_list() for v, name, s in known if name in ("m", "velocities", "momentums", "r")},
         "sent": sent,
         "rows": {v.name: sharded_slots.rows_here(v, made) for v in net.local_trainable_variables},
-        "bytes": sum(v.numpy().nbytes for v in made.variables() if v.shape.rank)
-        if callable(made.variables)
-        else sum(v.numpy().nbytes for v in made.variables if v.shape.rank),
+        "bytes": sum(v.numpy().nbytes for v in variables if v.shape.rank),
     }
