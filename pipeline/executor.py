@@ -210,11 +210,14 @@ class _Emitter:
             tensors = dict(zip(bucket.positions, gradients, strict=True))
             for position in reductions.reduction.positions_here(bucket):
                 self.reduced[position] = next(left)
-                self._set_shape(self.reduced[position], tensors[position])
+                self._set_shape(
+                    self.reduced[position], tensors[position], position in reductions.reduction.gradients.in_rows
+                )
 
-    def _set_shape(self, result: tf.Tensor, tensor: Tensor) -> None:
-        """Say what is known of a result, of which its call says nothing."""
-        result.set_shape(self.program.split.graph.type_of(tensor).shape)
+    def _set_shape(self, result: tf.Tensor, tensor: Tensor, is_of_rows: bool = False) -> None:
+        """Say what is known of a result, or of some rows of it, of which its call says nothing."""
+        shape = self.program.split.graph.type_of(tensor).shape
+        result.set_shape((None, *shape[1:]) if shape and is_of_rows else shape)
 
     def _not_computed(self, inputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
         """What makes these inputs, other than the tasks, which come after one another, and what is there already."""

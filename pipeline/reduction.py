@@ -6,8 +6,9 @@
 A gradient is complete where the last microbatch has been added to it. The buckets take the gradients that the step
 returns from the last to the first, about the order in which backward makes those of a list of weights, and are the
 same whatever program a replica runs: one with a smaller batch may run fewer microbatches. Where nothing is sent or
-received after the rank's last task, as on the first stage, buckets are begun within that task; elsewhere it would hold
-back what another stage waits for, and they begin behind it, while the stages before still compute. A weight may change
+received after the last task that makes gradients, as on the first stage, buckets are begun within that task; elsewhere
+it would hold back what another stage waits for, and they begin behind it, while the stages before still compute. (What
+a rank computes after it, such as metrics in `fit`, is made when they are there.) A weight may change
 once all tasks of its rank have ended and its own gradient is there: the optimizer need not wait for other buckets. The
 step ends when all are there: its next call has averages of the same names, of which Horovod takes one at a time.
 
@@ -17,8 +18,8 @@ buckets, of the parameters in reverse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -51,6 +52,21 @@ class Bucket:
     after: int
 
 
+@dataclass(frozen=True)
+class Gradients:
+    """What is known of the gradients that a step returns beside its graph, by position among the outputs.
+
+    Args:
+        elsewhere: those whose sums over the replicas another replica gets, and this one does not.
+        in_rows: those of whose sums this replica gets some rows.
+        nbytes: how large those are that were made of gradients, the same on all replicas.
+    """
+
+    elsewhere: frozenset[int] = frozenset()
+    in_rows: frozenset[int] = frozenset()
+    nbytes: Mapping[int, int] = field(default_factory=dict)
+
+
 class Sums(NamedTuple):
     """What a replica gets of a bucket.
 
@@ -79,13 +95,16 @@ def limit_of_buckets(total: int) -> int:
     return min(MOST_BYTES, max(LEAST_BYTES, int(total * SHARE)))
 
 
-def group_gradients(split: Split, stage: int, limit: int | None = None) -> tuple[tuple[int, ...], ...]:
+def group_gradients(
+    split: Split, stage: int, limit: int | None = None, known: Mapping[int, int] | None = None
+) -> tuple[tuple[int, ...], ...]:
     """Put the gradients that a stage has into groups of so many bytes.
 
     Args:
         split: the cut step.
         stage: which stage.
         limit: bytes with which a group is full; None for `limit_of_buckets`.
+        known: see `Gradients.nbytes`.
 
     Returns:
         The groups: of positions among the outputs of the step, from the last to the first. A gradient that is returned
@@ -95,7 +114,8 @@ def group_gradients(split: Split, stage: int, limit: int | None = None) -> tuple
     # By the positions alone: which gradients are one tensor may depend on the batch, which differs between replicas.
     positions = [i for i in reversed(range(len(split.outputs))) if split.outputs[i].gets_sum(stage, split.placement)]
     # Of a gradient whose shape depends on the batch other replicas may know another size.
-    sizes = [nbytes.get(split.outputs[position].tensor, 0) for position in positions]
+    known = known or {}
+    sizes = [known.get(position, nbytes.get(split.outputs[position].tensor, 0)) for position in positions]
     limit = limit_of_buckets(sum(sizes)) if limit is None else limit
     groups: list[list[int]] = []
     filled = limit
@@ -164,13 +184,13 @@ class Reduction:
         reduce: sums tensors over the replicas.
         program: number of the program.
         stage: of this rank.
-        elsewhere: positions of the gradients whose sums another replica gets, and this one does not.
+        gradients: what is known of them.
     """
 
     reduce: Reduce
     program: int
     stage: int
-    elsewhere: frozenset[int] = frozenset()
+    gradients: Gradients = Gradients()
 
     def reduced(
         self, sums: Sequence[tf.Tensor], bucket: Bucket, step: tf.Tensor
@@ -192,7 +212,7 @@ class Reduction:
 
     def positions_here(self, bucket: Bucket) -> list[int]:
         """The gradients of a bucket whose sums this replica gets, in order."""
-        return [position for position in bucket.positions if position not in self.elsewhere]
+        return [position for position in bucket.positions if position not in self.gradients.elsewhere]
 
 
 @dataclass(frozen=True)
@@ -239,7 +259,7 @@ class ReductionWithin:
 def reductions_within(
     reduction: Reduction, split: Split, tasks: Sequence[Task], buckets: Sequence[Bucket], whole: Collection[Tensor]
 ) -> ReductionWithin | None:
-    """The buckets that can be begun within the last task of a rank.
+    """The buckets that can be begun within the last task of a rank that makes gradients.
 
     Args:
         reduction: how they are averaged.
@@ -253,13 +273,16 @@ def reductions_within(
         received after it.
     """
     segments = split.segments_of(reduction.stage)
+    gradients = {b: tuple(t for i in b.positions for t in parts_of(split.outputs[i])) for b in buckets}
+    wanted = {t for tensors in gradients.values() for t in tensors}
     for index in reversed(range(len(tasks))):
         task = tasks[index]
         if task.kind.is_transfer:
             return None
         if task.kind.is_compute and (segment := segments.get(when_of(task))) is not None:
+            if wanted.isdisjoint(segment.outputs):
+                continue
             made = set(whole) & set(segment.outputs)
-            gradients = {b: tuple(t for i in b.positions for t in parts_of(split.outputs[i])) for b in buckets}
             found = {
                 bucket: gradients[bucket]
                 for bucket in buckets

@@ -16,6 +16,7 @@ from smp_tf.pipeline.accumulator import Accumulator, fits
 from smp_tf.pipeline.check import check
 from smp_tf.pipeline.reduction import (
     Bucket,
+    Gradients,
     Reduce,
     Reduction,
     ReductionWithin,
@@ -49,7 +50,8 @@ class StageProgram:
         variables: TensorFlow variables by index in the op graph.
         reduction: how gradients are averaged over the replicas; None where there is one replica.
         buckets: what is averaged together, and behind which task.
-        last: the last task, where it averages gradients within its function, and that function; else None.
+        last: the last task that makes gradients, where it averages them within its function, and that function; else
+            None.
     """
 
     split: Split
@@ -120,7 +122,7 @@ def build_stage_program(
     xla: bool = False,
     samples: int = 1,
     reduce: Reduce | None = None,
-    elsewhere: frozenset[int] = frozenset(),
+    gradients: Gradients = Gradients(),  # noqa: B008 - it never changes
     bucket_bytes: int | None = None,
     sums_on: str | None = None,
 ) -> StageProgram:
@@ -138,7 +140,7 @@ def build_stage_program(
         xla: compile the functions with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open.
         reduce: sums tensors over the replicas; None where there is one replica.
-        elsewhere: positions of gradient outputs whose sums over the replicas another replica gets, and this one not.
+        gradients: what is known of those that are summed over the replicas.
         bucket_bytes: with so many, gradients that are summed over the replicas together are enough; None for what is
             usual.
         sums_on: TensorFlow's name of the device where sums over the microbatches are kept; None for where what is
@@ -183,8 +185,9 @@ def build_stage_program(
     buckets: tuple[Bucket, ...] = ()
     last: tuple[Task, SegmentFunction] | None = None
     if reduce is not None:
-        reduction = Reduction(reduce, number, stage, elsewhere)
-        buckets = plan_buckets(split, stage, tasks, group_gradients(split, stage, bucket_bytes))
+        reduction = Reduction(reduce, number, stage, gradients)
+        groups = group_gradients(split, stage, bucket_bytes, gradients.nbytes)
+        buckets = plan_buckets(split, stage, tasks, groups)
         is_whole = accumulators.keys() if program.microbatches > 1 else summed & made
         within = None if xla else reductions_within(reduction, split, tasks, buckets, is_whole)
         if within is not None:

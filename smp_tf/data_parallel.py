@@ -19,7 +19,7 @@ from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.collective import come_through, come_to, within
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.pipeline.host import HOST
-from smp_tf.sums_at_receivers import Delivery, Receiver, Rows, sums_at_receivers
+from smp_tf.sums_at_receivers import Delivery, Receiver, Rows, Whole, sums_at_receivers
 from smp_tf.topology import CommGroup
 from smp_tf.wire_compression import COMPRESSED
 
@@ -158,7 +158,7 @@ def sum_gradients_at(
 
     Args:
         tensors: see `sum_over_replicas`; those with a receiver are of a type in `IN_PARTS`.
-        receivers: of each, the replica that gets its sum, or which rows of it each gets; None: all get it.
+        receivers: of each, who gets its sum; None: all get it.
         name: see `sum_over_replicas`.
 
     Returns:
@@ -177,17 +177,18 @@ def sum_gradients_at(
         named = name if way is None else f"{name}_{way.name}"
         alike = [i for i, other in enumerate(ways) if other == way]
         whole = [i for i in alike if not isinstance(receivers[i], Rows)]
-        if way is None or _elements([tensors[i] for i in whole]) * replicas > _MOST_ELEMENTS:
+        count = sum(receiver.elements for i in whole if isinstance(receiver := receivers[i], Whole))
+        if way is None or count * replicas > _MOST_ELEMENTS:
             found = sum_gradients([tensors[i] for i in whole], named)
             there += found
-            sums.update((i, t) for i, t in zip(whole, found, strict=True) if receivers[i] in (None, replica))
+            sums.update((i, t) for i, t in zip(whole, found, strict=True) if _is_for(replica, receivers[i]))
             alike = [i for i in alike if i not in whole]
         if way is None or not alike:
             continue
         to = [receiver for i in alike if (receiver := receivers[i]) is not None]
         found, received = sums_at_receivers([tensors[i] for i in alike], to, way.kind, _delivery(named))
         there += received
-        here = [i for i in alike if isinstance(receivers[i], Rows) or receivers[i] == replica]
+        here = [i for i in alike if _is_for(replica, receivers[i])]
         sums.update(zip(here, found, strict=True))
     return [sums[i] for i in sorted(sums)], there
 
@@ -195,7 +196,12 @@ def sum_gradients_at(
 def _is_large(tensor: tf.Tensor, receiver: Receiver) -> bool:
     """Whether a gradient is summed in a ring, where it lies: its receiver would have it as often as replicas are."""
     replicas = runtime.current().topology.dp_size
-    return not isinstance(receiver, Rows) and _elements([tensor]) * tensor.dtype.size * replicas > _MOST_RECEIVED
+    return isinstance(receiver, Whole) and receiver.elements * tensor.dtype.size * replicas > _MOST_RECEIVED
+
+
+def _is_for(replica: int, receiver: Receiver | None) -> bool:
+    """Whether a replica gets a sum, or rows of it."""
+    return not isinstance(receiver, Whole) or receiver.replica == replica
 
 
 def _delivery(name: str) -> Delivery:

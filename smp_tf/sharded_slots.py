@@ -36,7 +36,8 @@ from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.op_graph import Tensor
 from smp_tf.partition.slot_shares import Sized, share_out
 from smp_tf.partition.split import Split
-from smp_tf.sums_at_receivers import Receiver, Rows
+from smp_tf.pipeline.reduction import Gradients
+from smp_tf.sums_at_receivers import Receiver, Rows, Whole
 from smp_tf.topology import CommGroup
 
 #: Of an optimizer, what smp_tf has put in the place of its `apply_gradients`.
@@ -258,7 +259,7 @@ def receivers(split: Split, stage: int, handled: Sequence[Any], applied: Iterabl
         if position in by_position and _looks_at_its_own(by_position[position].optimizer):
             receiver = _receiver_of_applied(by_position[position], kind.shape)
         elif output.tensor in variable_of and output.tensor not in of_several and split.stage_of(output) == stage:
-            receiver = receiver_of(variable_of[output.tensor])
+            receiver = _whole(variable_of[output.tensor])
         if receiver is not None:
             found[position] = receiver
     return found
@@ -275,11 +276,17 @@ def _receiver_of_applied(applied: Applied, shape: tuple[int | None, ...] | None)
     """Who updates a weight by what a step gives its optimizer as the gradient, whatever that was made of."""
     variable = applied.variable
     placement = _shared_placement(variable)
-    if placement is None or shape != tuple(variable.shape.as_list()):
+    if placement is None or not variable.shape.is_compatible_with(shape):
         return None
     if placement.rows is None or rows_here(variable, applied.optimizer) is None:
-        return receiver_of(variable)
+        return _whole(variable)
     return Rows(tuple(placement.rows), variable.shape[1:].num_elements())
+
+
+def _whole(variable: Any) -> Whole | None:
+    """The one replica that gets the gradient of a variable; None where all do."""
+    replica = receiver_of(variable)
+    return None if replica is None else Whole(replica, variable.shape.num_elements())
 
 
 def note_receivers(
@@ -322,16 +329,25 @@ def agreed_receivers(own: Mapping[int, Receiver], step: str) -> dict[int, Receiv
         By position, the receivers that all have.
     """
     name = f"who receives the gradients of step {step!r}"
-    in_words = {p: r if isinstance(r, int) else [*r.borders, r.elements] for p, r in own.items()}
+    in_words = {p: [r.replica] if isinstance(r, Whole) else list(r.borders) for p, r in own.items()}
     said = allgather_json(sorted(in_words.items()), CommGroup.DP_GROUP, name=name)
     found = [{position: words for position, words in other} for other in said]
     return {p: receiver for p, receiver in own.items() if all(o.get(p) == in_words[p] for o in found)}
 
 
-def elsewhere(found: Mapping[int, Receiver]) -> frozenset[int]:
-    """The gradients, by position, that another replica gets, and this one nothing of."""
+def gradients(found: Mapping[int, Receiver], applied: Iterable[Applied]) -> Gradients:
+    """What is known of the gradients of a step.
+
+    Args:
+        found: their receivers.
+        applied: those that the step itself applies.
+    """
     replica = runtime.current().topology.dp_rank
-    return frozenset(p for p, receiver in found.items() if not isinstance(receiver, Rows) and receiver != replica)
+    return Gradients(
+        frozenset(p for p, receiver in found.items() if isinstance(receiver, Whole) and receiver.replica != replica),
+        frozenset(p for p, receiver in found.items() if isinstance(receiver, Rows)),
+        {one.position: _nbytes(one.variable) for one in applied if one.variable.shape.is_fully_defined()},
+    )
 
 
 def of_shares() -> set[int]:

@@ -26,7 +26,7 @@ from smp_tf.replica_check import ReplicaCheck
 from smp_tf.result_structure import unpack
 from smp_tf.sparse_gradients import own_weighted_sum, weighted_sum
 from smp_tf.step_output import StepOutput
-from smp_tf.sums_at_receivers import Receiver, Rows
+from smp_tf.sums_at_receivers import Receiver, Rows, Whole
 from smp_tf.topology import CommGroup
 
 
@@ -227,7 +227,7 @@ class SplitProgram:
             )
         receiver, own_replica = self.receivers.get(first), runtime.current().topology.dp_rank
         rows = receiver.of(own_replica) if isinstance(receiver, Rows) else None
-        replica = receiver if isinstance(receiver, int) else None
+        replica = receiver.replica if isinstance(receiver, Whole) else None
         is_here = replica in (None, own_replica)
         sums = [flat.accumulated[i] for i in slot.outputs]
         total = None

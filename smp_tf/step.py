@@ -283,7 +283,8 @@ class Step:
             for index, variable in enumerate(lowered.variables)
             if cut.stage_of_variable(index) in (None, stage)
         }
-        receivers = self._receivers_in(cut, lowered)
+        applied = list(self._applied(lowered.results)) if self._applied is not None else []
+        receivers = self._receivers_in(cut, lowered, applied)
         averages = running.topology.dp_size > 1 and not unaveraged_gradients.are_left()
         program = build_stage_program(
             cut,
@@ -297,7 +298,7 @@ class Step:
             xla=xla,
             samples=samples,
             reduce=self._sums_over(receivers) if averages else None,
-            elsewhere=sharded_slots.elsewhere(receivers),
+            gradients=sharded_slots.gradients(receivers, applied),
             sums_on=device_of_gradients(),
         )
         if xla:
@@ -403,14 +404,15 @@ class Step:
             name=self.name,
         )
 
-    def _receivers_in(self, cut: Split, lowered: Lowered) -> Mapping[int, Receiver]:
+    def _receivers_in(
+        self, cut: Split, lowered: Lowered, applied: Sequence[sharded_slots.Applied]
+    ) -> Mapping[int, Receiver]:
         """By output, who alone gets a gradient's sum, or rows of it: as all have agreed for the first such program."""
         if not cut.graph.gradients or not sharded_slots.are_received_apart():
             return {}
         kind = form(cut.graph)
         if kind not in self._receivers:
             stage = runtime.current().topology.mp_rank
-            applied = list(self._applied(lowered.results)) if self._applied is not None else []
             with tf.init_scope():
                 own = sharded_slots.receivers(cut, stage, lowered.variables, applied)
                 self._receivers[kind] = sharded_slots.agreed_receivers(own, self.name)

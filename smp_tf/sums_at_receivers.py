@@ -27,16 +27,29 @@ from smp_tf.wire_compression import decoded, encoded
 
 
 @dataclass(frozen=True)
+class Whole:
+    """A gradient goes to one replica.
+
+    Args:
+        replica: which.
+        elements: of the gradient.
+    """
+
+    replica: int
+    elements: int
+
+
+@dataclass(frozen=True)
 class Rows:
     """Of a gradient each replica gets rows.
 
     Args:
         borders: replica r gets those from borders[r] to borders[r + 1].
-        elements: of one row.
+        width: elements of one row.
     """
 
     borders: tuple[int, ...]
-    elements: int
+    width: int
 
     def of(self, replica: int) -> tuple[int, int]:
         """From which row to which a replica gets them."""
@@ -48,7 +61,9 @@ class Rows:
         Args:
             nbytes: of an element.
         """
-        return max(1, -(-self.borders[-1] * self.elements * nbytes // MOST_BYTES))
+        most = max(stop - start for start, stop in itertools.pairwise(self.borders))
+        # No more than there are rows, or some would have none.
+        return min(most, max(1, -(-self.borders[-1] * self.width * nbytes // MOST_BYTES)))
 
     def part(self, replica: int, number: int, rounds: int) -> tuple[int, int]:
         """From which row to which a replica gets them in one of so many rounds."""
@@ -56,8 +71,9 @@ class Rows:
         return start + (stop - start) * number // rounds, start + (stop - start) * (number + 1) // rounds
 
 
-#: Who gets the sum of a gradient: one replica, or each some rows of it.
-Receiver = int | Rows
+#: Who gets the sum of a gradient: one replica, or each some rows of it. The same on all replicas, whatever they know of
+#: a tensor's shape before it is there.
+Receiver = Whole | Rows
 
 
 @dataclass(frozen=True)
@@ -103,7 +119,7 @@ def sums_at_receivers(
 
     Args:
         tensors: of the same number, shapes and types on every replica.
-        receivers: of each, which replica gets the sum, or which rows of it each gets.
+        receivers: of each.
         kind: what they are sent as, "bf16" or "fp16": then they are added up in float32. None: as they are, all of one
             type that Horovod sends.
         delivery: sends.
@@ -115,7 +131,7 @@ def sums_at_receivers(
     found: dict[int, list[tf.Tensor]] = {
         whole: []
         for whole, receiver in enumerate(receivers)
-        if isinstance(receiver, Rows) or receiver == delivery.replica
+        if isinstance(receiver, Rows) or receiver.replica == delivery.replica
     }
     received: list[tf.Tensor] = []
     ends: list[list[tf.Tensor]] = []
@@ -142,7 +158,7 @@ def _rounds(tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], replica
     found: list[list[_Piece]] = [[]]
     for whole, receiver in enumerate(receivers):
         if not isinstance(receiver, Rows):
-            found[0].append(_Piece(whole, receiver, None))
+            found[0].append(_Piece(whole, receiver.replica, None))
             continue
         rounds = receiver.rounds(tensors[whole].dtype.size)
         found += [[] for _ in range(rounds - len(found))]

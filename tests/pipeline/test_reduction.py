@@ -13,7 +13,7 @@ import tf_keras
 
 from smp_tf.partition.op_kinds import CALL_OPS
 from smp_tf.pipeline.executor import emit
-from smp_tf.pipeline.reduction import Bucket, Reduce, Sums, group_gradients, limit_of_buckets, plan_buckets
+from smp_tf.pipeline.reduction import Bucket, Gradients, Reduce, Sums, group_gradients, limit_of_buckets, plan_buckets
 from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
 from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, cut_step, dense_chain
 
@@ -247,7 +247,7 @@ class Receivers:
 def test_sums_that_another_replica_gets_are_not_here(elsewhere: set[int], within: bool, microbatches: int) -> None:
     step = dense_chain(3, 1, microbatches)
     gone = frozenset(elsewhere)
-    program = program_of(step, 0, KERNEL + BIAS, Receivers(gone), elsewhere=gone, xla=not within)
+    program = program_of(step, 0, KERNEL + BIAS, Receivers(gone), gradients=Gradients(gone), xla=not within)
     assert (program.last is not None) == within
     parts: list[tf.Tensor] = []
     found: list[int] = []
@@ -352,3 +352,67 @@ def test_a_bucket_within_the_last_task_is_marked_there_and_waits_for_its_own_gra
     counts = [len(products & behind(begins[f"0REDUCE{bucket}"], set())) for bucket in range(3)]
     # The kernel's gradient, and before it the gradients of the inputs of the layers above.
     assert counts == [1, 2, 3]
+
+
+def test_a_gradient_in_rows_within_the_last_task_is_said_to_have_some() -> None:
+    """It was said to have the rows of the whole."""
+    step = dense_chain(3, 1, 2)
+    kernel = 5
+
+    def reduce(tensors: Sequence[tf.Tensor], bucket: Bucket) -> Sums:
+        found = [t[:2] if p == kernel else t for p, t in zip(bucket.positions, tensors, strict=True)]
+        return Sums(found, list(tensors))
+
+    program = program_of(step, 0, KERNEL + BIAS, reduce, gradients=Gradients(in_rows=frozenset({kernel})))
+    assert program.last is not None
+    shapes: list[Any] = []
+
+    @tf.function
+    def run(x: tf.Tensor) -> Any:
+        parts = tf.split(x, 2)
+        results = emit(
+            program, lambda _, m: parts[m], step.lowered.captures, lambda m: tf.constant([0, m], tf.int64), [1, 1]
+        )
+        shapes[:] = [total.shape.as_list() for total in results.accumulated[1:] if total is not None]
+        return results.accumulated[kernel]
+
+    assert run(tf.ones([BATCH, WIDTH])).shape == [2, WIDTH]
+    assert shapes[kernel - 1] == [None, WIDTH]
+    assert shapes[kernel] == [WIDTH]
+
+
+def test_what_was_made_of_gradients_has_the_size_that_is_known_of_it() -> None:
+    """Its bucket was never full: all that a loss scale was taken out of was averaged at once, at the end."""
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return loss, [gradient * 2.0 for gradient in tape.gradient(loss, model.trainable_variables)]
+
+    model = tf_keras.Sequential([tf_keras.layers.Dense(WIDTH, activation="tanh") for _ in range(3)])
+    model(tf.zeros([1, WIDTH]))
+    cut = cut_step(step, [model], [tf.TensorSpec((BATCH // 2, WIDTH))], 1, 2, "interleaved")
+    sizes = {position: KERNEL if position % 2 else BIAS for position in range(1, 7)}
+    assert group_gradients(cut.split, 0, KERNEL + BIAS) == ((6, 5, 4, 3, 2, 1),)
+    assert group_gradients(cut.split, 0, KERNEL + BIAS, sizes) == ((6, 5), (4, 3), (2, 1))
+
+
+def test_buckets_begin_within_the_last_task_that_makes_gradients_whatever_is_computed_behind_it() -> None:
+    """In `fit` metrics and the number of samples are, and no bucket began before the whole of backward had ended."""
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        with tf.control_dependencies([gradients[0]]):
+            return loss, gradients, tf.constant(BATCH // 2)
+
+    model = tf_keras.Sequential([tf_keras.layers.Dense(WIDTH, activation="tanh") for _ in range(3)])
+    model(tf.zeros([1, WIDTH]))
+    cut = cut_step(step, [model], [tf.TensorSpec((BATCH // 2, WIDTH))], 1, 2, "interleaved")
+    program = program_of(cut, 0, KERNEL + BIAS)
+    assert [str(task) for task in program.tasks][-2:] == ["0T2.0", "0T2.1"]
+    assert program.last is not None
+    assert str(program.last[0]) == "0B1"
+    assert program.last[1].reductions is not None
+    assert len(program.last[1].reductions.buckets) == 3
