@@ -95,6 +95,8 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         """Make the model and the store of its variables, which is there before `__init__` runs."""
         model = super().__new__(cls, *args, **kwargs)
         object.__setattr__(model, "_smp_store", VariableStore(cls.__name__))
+        # Which logs of its last batch were results of metrics.
+        object.__setattr__(model, "_smp_logs_of_metrics", frozenset())
         return model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -239,8 +241,8 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         """What Keras calls with the logs of the last batch, at the end of an epoch and of an evaluation.
 
         It replaces them by the results of the metrics where these have the same names, which are those of all replicas
-        then. Of a `train_step` or `test_step` that returns anything else, the rest is averaged here. Private to Keras,
-        and seen in tf_keras 2.16 to 2.21.
+        then. Of a `train_step` or `test_step` that returns anything else, the rest is averaged here, also what has a
+        metric's name and is the value of a batch. Private to Keras, and seen in tf_keras 2.16 to 2.21.
         """
         found = super()._validate_and_get_metrics_result(logs)
         if found is not logs or not isinstance(logs, dict) or runtime.current().topology.dp_size == 1:
@@ -249,7 +251,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
         summed = self.get_metrics_result()
         return average_now(logs, 1, "the logs of an epoch or evaluation") | {
-            name: value for name, value in summed.items() if name in logs
+            name: value for name, value in summed.items() if name in logs and name in self._smp_logs_of_metrics
         }
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:

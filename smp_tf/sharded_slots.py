@@ -226,14 +226,17 @@ class Applied:
     variable: Any
 
 
-def receivers(split: Split, stage: int, handled: Sequence[Any], applied: Iterable[Applied] = ()) -> dict[int, Receiver]:
+def receivers(
+    split: Split, stage: int, handled: Sequence[Any], applied: Iterable[Applied] | None = None
+) -> dict[int, Receiver]:
     """Which replica alone gets the average of a gradient, or which rows each gets: the one that updates the weight.
 
     Args:
         split: a cut step.
         stage: of this rank.
         handled: TensorFlow's variables, by index in the step's graph.
-        applied: gradients that the step itself applies.
+        applied: gradients that the step itself applies: then others that it returns are looked at alone, as logs are,
+            and go to all. None where a script applies them.
 
     Returns:
         Who receives it, by position among the step's outputs; gradients that all replicas get are left out: with
@@ -249,11 +252,13 @@ def receivers(split: Split, stage: int, handled: Sequence[Any], applied: Iterabl
             # That of a sum of weights is one tensor for all of them.
             if variable_of.setdefault(tensor, handled[gradient.variable]) is not handled[gradient.variable]:
                 of_several.add(tensor)
-    by_position = {one.position: one for one in applied}
+    by_position = {one.position: one for one in applied or ()}
     found: dict[int, Receiver] = {}
     for position, output in enumerate(split.outputs):
         kind = graph.type_of(output.tensor)
         if not output.gets_sum(stage, split.placement) or tf.as_dtype(kind.dtype) not in IN_PARTS:
+            continue
+        if applied is not None and position not in by_position:
             continue
         receiver: Receiver | None = None
         if position in by_position and _looks_at_its_own(by_position[position].optimizer):
@@ -304,14 +309,14 @@ def note_receivers(
         tensor: handled[gradient.variable] for gradient in split.graph.gradients for tensor in gradient.tensors
     }
     given_to = {one.position: one.variable for one in applied}
+    to_all = {o.tensor for position, o in enumerate(split.outputs) if o.is_gradient and position not in found}
     # Of what a step has made of gradients it is not known of which.
-    makes_others = any(
-        output.is_gradient and output.tensor not in variable_of and position not in found
-        for position, output in enumerate(split.outputs)
-    )
+    makes_others = not to_all.issubset(variable_of)
+    given = {id(variable_of[tensor].handle) for tensor in to_all & variable_of.keys()}
     alone = {id((given_to[p] if p in given_to else variable_of[split.outputs[p].tensor]).handle) for p in found}
     for variable in variable_of.values():
-        if receiver_of(variable) is not None and (makes_others or id(variable.handle) not in alone):
+        is_known_alone = id(variable.handle) in alone - given
+        if receiver_of(variable) is not None and (makes_others or not is_known_alone):
             placement_of(variable).goes_to_all = True
 
 

@@ -283,7 +283,7 @@ class Step:
             for index, variable in enumerate(lowered.variables)
             if cut.stage_of_variable(index) in (None, stage)
         }
-        applied = list(self._applied(lowered.results)) if self._applied is not None else []
+        applied = list(self._applied(lowered.results)) if self._applied is not None else None
         receivers = self._receivers_in(cut, lowered, applied)
         averages = running.topology.dp_size > 1 and not unaveraged_gradients.are_left()
         program = build_stage_program(
@@ -298,7 +298,7 @@ class Step:
             xla=xla,
             samples=samples,
             reduce=self._sums_over(receivers) if averages else None,
-            gradients=sharded_slots.gradients(receivers, applied),
+            gradients=sharded_slots.gradients(receivers, applied or ()),
             sums_on=device_of_gradients(),
         )
         if xla:
@@ -405,7 +405,7 @@ class Step:
         )
 
     def _receivers_in(
-        self, cut: Split, lowered: Lowered, applied: Sequence[sharded_slots.Applied]
+        self, cut: Split, lowered: Lowered, applied: Sequence[sharded_slots.Applied] | None
     ) -> Mapping[int, Receiver]:
         """By output, who alone gets a gradient's sum, or rows of it: as all have agreed for the first such program."""
         if not cut.graph.gradients or not sharded_slots.are_received_apart():
@@ -416,7 +416,7 @@ class Step:
             with tf.init_scope():
                 own = sharded_slots.receivers(cut, stage, lowered.variables, applied)
                 self._receivers[kind] = sharded_slots.agreed_receivers(own, self.name)
-            sharded_slots.note_receivers(cut, lowered.variables, self._receivers[kind], applied)
+            sharded_slots.note_receivers(cut, lowered.variables, self._receivers[kind], applied or ())
         return self._receivers[kind]
 
     def _sums_over(self, receivers: Mapping[int, Receiver]) -> Reduce:

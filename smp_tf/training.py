@@ -60,6 +60,7 @@ class BatchFunction:
         with tf.init_scope():
             self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
         self._asked = 0
+        self._of_metrics: dict[int, frozenset[str]] = {}
         #: Samples of this replica so far.
         self.samples = 0
         #: The plan of the step that ran last; None where it is not split.
@@ -95,6 +96,8 @@ class BatchFunction:
             self._tell_totals(program, tensors)
             results.append(program(tensors))
             self.plan = program.plan if isinstance(program, SplitProgram) else None
+            of_metrics = self._of_metrics.get(program.lowered.results["traced"], frozenset())
+            object.__setattr__(self._model, "_smp_logs_of_metrics", of_metrics)
             self.samples += _samples(batch)
         return self._over_batches(results)
 
@@ -178,6 +181,10 @@ class BatchFunction:
             average = [None if g is None else g.accumulate() for g in gradients]
             apply.optimizer.apply_gradients(zip(average, apply.variables, strict=True), **apply.options)
         self._count.assign_add(1)
+        if isinstance(found["results"], dict):
+            self._of_metrics[found["traced"]] = frozenset(
+                name for name, value in found["results"].items() if getattr(value, "follows_state", False)
+            )
         results = self._gather(found["results"])
         if self._over_replicas and isinstance(results, dict):
             return replica_logs.average(results, found["samples"].reduce_sum(), f"smp_logs_{self._method}")

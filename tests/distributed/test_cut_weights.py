@@ -160,6 +160,18 @@ def test_fit_gives_every_gradient_once(fits: Trained, grid: tuple[int, int], nam
         assert rank["sent"] == {"alltoall": sum(value.nbytes for value in rank["weights"].values())}
 
 
+def test_logs_of_a_train_step_are_those_of_one_process_on_every_replica() -> None:
+    """A gradient among them was None on all replicas but one; the history had the epoch's loss for the last batch's."""
+    [alone] = launch(1, CASES, [Case("logged", "logged", {}, config(1, False))])["logged"].values()
+    for rank in launch(2, CASES, [Case("logged", "logged", {}, config(1))])["logged"].values():
+        for here, wanted in zip(rank["logs"], alone["logs"], strict=True):
+            assert here.keys() == wanted.keys() == {"loss", "of table", "of hidden"}
+            for name, value in wanted.items():
+                np.testing.assert_allclose(here[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+        assert rank["loss"] == pytest.approx(alone["loss"], rel=1e-9)
+        assert rank["loss"] == pytest.approx(float(rank["logs"][-1]["loss"]), rel=1e-9)
+
+
 def test_what_a_script_has_put_in_an_optimizer_s_way_is_given_whole_gradients(fits: Trained) -> None:
     for rank in fits[1, 2]["replaced"].values():
         assert rank["sent"] == {"grouped_allreduce": sum(value.nbytes for value in rank["weights"].values())}

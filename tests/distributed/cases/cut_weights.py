@@ -100,6 +100,18 @@ class ClippingNet(Net):
         return {"loss": loss}
 
 
+class LoggingNet(Net):
+    """The same, whose own `train_step` tells the loss of a batch under a metric's name, and a gradient."""
+
+    def train_step(self, data: Any) -> Any:
+        words, wanted = data
+        with tf.GradientTape() as tape:
+            loss = self.compiled_loss(wanted, self(words, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss, "of table": gradients[0], "of hidden": gradients[1]}
+
+
 def batch(step: int) -> np.ndarray:
     """This replica's part of a batch."""
     whole = np.random.RandomState(step).randint(0, WORDS, (SAMPLES, 5))
@@ -176,6 +188,20 @@ def fitted(optimizer: str, sparse: bool = False, round_bytes: int = 0, clips: bo
     with counting as sent, mock.patch.object(sums_at_receivers, "MOST_BYTES", limit):
         net.fit(data.batch(SAMPLES // smp.dp_size()), epochs=2, verbose=0)
     return _found(net, made, sent)
+
+
+def logged() -> dict[str, Any]:
+    """What callbacks are told by a `train_step` that returns gradients, and what the history holds of its loss."""
+    tf_keras.backend.set_floatx("float64")
+    tf_keras.mixed_precision.set_global_policy("float64")
+    net = LoggingNet(False)
+    net.compile(tf_keras.optimizers.Adam(0.01), "mse")
+    words = np.concatenate([batch(number) for number in range(3)])
+    data = tf.data.Dataset.from_tensor_slices((words, np.ones([len(words), 2])))
+    seen: list[dict[str, Any]] = []
+    telling = tf_keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(dict(logs)))
+    history = net.fit(data.batch(SAMPLES // smp.dp_size()), verbose=0, callbacks=[telling])
+    return {"logs": seen, "loss": float(history.history["loss"][-1])}
 
 
 def _found(net: Net, made: Any, sent: dict[str, int]) -> dict[str, Any]:
