@@ -111,5 +111,5 @@ def test_the_command_shares_the_layers_out_over_several_processes(tmp_path: Path
     assert "are known from an earlier profile; nothing is measured" in again.output(0)
     wrong = launch_script(2, command, [*options, "--threads", "0"], environment={"SMP_TF_PROFILES": str(kept)})
     assert wrong.returncode != 0
-    assert "smp-tf: " in wrong.output(0)
-    assert "intra_op_threads" in wrong.output(0)
+    # The launcher may end the other one before it has said so, too.
+    assert any("smp-tf: 'intra_op_threads'" in wrong.output(rank) for rank in range(2))
