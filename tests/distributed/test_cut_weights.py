@@ -160,6 +160,14 @@ def test_fit_gives_every_gradient_once(fits: Trained, grid: tuple[int, int], nam
         assert rank["sent"] == {"alltoall": sum(value.nbytes for value in rank["weights"].values())}
 
 
+@pytest.mark.parametrize("name", ["adam", "scaled", CLIPPED])
+def test_fit_averages_within_its_last_backward_what_it_knows_the_size_of(fits: Trained, name: str) -> None:
+    """What it counts behind backward kept all of it until the end, and a loss scale made one bucket of all."""
+    for rank in fits[1, 2][name].values():
+        assert rank["in the last backward"]
+        assert rank["sizes"] == sorted(value.nbytes for value in rank["weights"].values())
+
+
 def test_logs_of_a_train_step_are_those_of_one_process_on_every_replica() -> None:
     """A gradient among them was None on all replicas but one; the history had the epoch's loss for the last batch's."""
     [alone] = launch(1, CASES, [Case("logged", "logged", {}, config(1, False))])["logged"].values()

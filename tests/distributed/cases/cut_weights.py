@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf import sharded_slots, sums_at_receivers
 from smp_tf.optimizer_state import innermost, slots
+from smp_tf.pipeline.stage_program import build_stage_program
 from tests.distributed.cases.sent_bytes import counted
 
 SAMPLES, WORDS, WIDTH = 12, 6001, 8
@@ -87,29 +89,27 @@ class Net(smp.DistributedModel):
         return self.head(self.hidden(x))
 
 
-class ClippingNet(Net):
-    """The same, whose own `train_step` gives its optimizer what it has made of gradients."""
+class OwnStepNet(Net):
+    """The same, whose own `train_step` tells the loss of a batch under a metric's name.
+
+    Args:
+        clips: it gives its optimizer what it has made of gradients; else it tells some of them.
+    """
+
+    def __init__(self, clips: bool) -> None:
+        super().__init__(sparse=False)
+        self.clips = clips
 
     def train_step(self, data: Any) -> Any:
         words, wanted = data
         with tf.GradientTape() as tape:
             loss = self.compiled_loss(wanted, self(words, training=True))
         gradients = tape.gradient(loss, self.trainable_variables)
-        clipped, _ = tf.clip_by_global_norm(gradients, 0.05)
-        self.optimizer.apply_gradients(zip(clipped, self.trainable_variables, strict=True))
-        return {"loss": loss}
-
-
-class LoggingNet(Net):
-    """The same, whose own `train_step` tells the loss of a batch under a metric's name, and a gradient."""
-
-    def train_step(self, data: Any) -> Any:
-        words, wanted = data
-        with tf.GradientTape() as tape:
-            loss = self.compiled_loss(wanted, self(words, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
+        told = {} if self.clips else {"of table": gradients[0], "of hidden": gradients[1]}
+        if self.clips:
+            gradients, _ = tf.clip_by_global_norm(gradients, 0.05)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss, "of table": gradients[0], "of hidden": gradients[1]}
+        return {"loss": loss, **told}
 
 
 def batch(step: int) -> np.ndarray:
@@ -178,23 +178,40 @@ def fitted(optimizer: str, sparse: bool = False, round_bytes: int = 0, clips: bo
     """
     tf_keras.backend.set_floatx("float64")
     tf_keras.mixed_precision.set_global_policy("float64")
-    net, made = ClippingNet(sparse) if clips else Net(sparse), IN_FIT[optimizer]()
+    net, made = OwnStepNet(clips=True) if clips else Net(sparse), IN_FIT[optimizer]()
     net.compile(made, "mse")
     words = np.concatenate([batch(number) for number in range(4)])
     data = tf.data.Dataset.from_tensor_slices((words, np.ones([len(words), 2])))
     limit = round_bytes or sums_at_receivers.MOST_BYTES
     # Of slices it is not known before how many there are.
     counting: Any = contextlib.nullcontext({}) if sparse else counted()
-    with counting as sent, mock.patch.object(sums_at_receivers, "MOST_BYTES", limit):
+    # `smp_tf.step` is the decorator.
+    step = importlib.import_module("smp_tf.step")
+    programs: list[Any] = []
+
+    def built(*args: Any, **kwargs: Any) -> Any:
+        programs.append(build_stage_program(*args, **kwargs))
+        return programs[-1]
+
+    with (
+        counting as sent,
+        mock.patch.object(sums_at_receivers, "MOST_BYTES", limit),
+        mock.patch.object(step, "build_stage_program", built),
+    ):
         net.fit(data.batch(SAMPLES // smp.dp_size()), epochs=2, verbose=0)
-    return _found(net, made, sent)
+    [program] = programs
+    within = program.last[1].reductions if program.last is not None else None
+    return _found(net, made, sent) | {
+        "in the last backward": within is not None and len(within.buckets) == len(program.buckets),
+        "sizes": sorted(program.reduction.gradients.nbytes.values()) if program.reduction is not None else [],
+    }
 
 
 def logged() -> dict[str, Any]:
     """What callbacks are told by a `train_step` that returns gradients, and what the history holds of its loss."""
     tf_keras.backend.set_floatx("float64")
     tf_keras.mixed_precision.set_global_policy("float64")
-    net = LoggingNet(False)
+    net = OwnStepNet(clips=False)
     net.compile(tf_keras.optimizers.Adam(0.01), "mse")
     words = np.concatenate([batch(number) for number in range(3)])
     data = tf.data.Dataset.from_tensor_slices((words, np.ones([len(words), 2])))
