@@ -58,7 +58,7 @@ def patched(way: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if way == "behind":
             stack.enter_context(mock.patch.object(program, "plan_buckets", last))
-            stack.enter_context(mock.patch.object(program, "reductions_within", return_value=None))
+            stack.enter_context(mock.patch.object(program, "plan_early_sums", return_value=None))
         if way == "without":
             stack.enter_context(mock.patch.object(step, "sum_gradients_at", lambda sums, *_: (list(sums), [])))
             own = importlib.import_module("smp_tf.sparse_gradients").own_weighted_sum

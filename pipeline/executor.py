@@ -30,7 +30,7 @@ from smp_tf.partition.split import StepOutputPlan, Transfer
 from smp_tf.pipeline.function_calls import FunctionCalls
 from smp_tf.pipeline.host import on_device
 from smp_tf.pipeline.marks import begin_task, end_task
-from smp_tf.pipeline.reduction import Bucket, ReductionWithin, parts_of
+from smp_tf.pipeline.reduction import Bucket, parts_of
 from smp_tf.pipeline.stage_program import StageProgram
 from smp_tf.pipeline.task import Kind, Task
 
@@ -119,7 +119,7 @@ class _Emitter:
         for index, task in enumerate(self.program.tasks):
             emitters[task.kind](task)
             for bucket in self.program.buckets:
-                if bucket.after == index and not self._is_within(bucket):
+                if bucket.after == index:
                     self._reduce(bucket)
         accumulated = [self._total(position) for position in range(len(split.outputs))]
         with tf.control_dependencies(self.all_ops):
@@ -145,11 +145,6 @@ class _Emitter:
         parts = [self._sum(t) for t in parts_of(output)]
         with on_device(self.program.sums_on):
             return tf.add_n(parts) if len(parts) > 1 else parts[0]
-
-    def _is_within(self, bucket: Bucket) -> bool:
-        """Whether a bucket is begun within the last task."""
-        last = self.program.last
-        return last is not None and last[1].reductions is not None and bucket in last[1].reductions.buckets
 
     def _reduce(self, bucket: Bucket) -> None:
         """Begin a bucket, all of whose gradients are complete now."""
@@ -184,40 +179,27 @@ class _Emitter:
         inputs += [self.remote[v] for v in function.remote_values]
         if function.weighted:
             inputs.append(tf.cast(self.weights[microbatch], tf.float64))
-        if function.reductions is not None:
+        if function.early is not None:
             inputs.append(self.step)
         number = self.program.number
         with tf.name_scope(str(task)):
             begun = begin_task(task, self.step, number, [*self._after(), *self._not_computed(inputs)])
             with tf.control_dependencies([begun]):
                 call = self.calls.add(function, inputs)
-            # One that averages gradients marks itself when it has done the rest.
-            self.last_compute = call if function.reductions else end_task(task, self.step, number, call)
+            self.last_compute = end_task(task, self.step, number, call)
         self.called.add(call.name)
         self.all_ops.append(self.last_compute)
-        if function.reductions is not None:
-            self._take_reduced(function.reductions, call.outputs[len(function.outputs) :])
         for tensor, result in zip(function.outputs, call.outputs, strict=False):
             self._set_shape(result, tensor)
             self.values[tensor, microbatch] = result
             if tensor in self.program.summed - self.program.accumulators.keys():
                 self._accumulate(tensor, microbatch, result)
+        if function.early is not None:
+            self.accumulated.update(function.early.take(self.program.split.graph, self.step))
 
-    def _take_reduced(self, reductions: ReductionWithin, results: Sequence[tf.Tensor]) -> None:
-        """What a task has averaged, by its position among the outputs of the step."""
-        left = iter(results)
-        for bucket, gradients in reductions.buckets.items():
-            tensors = dict(zip(bucket.positions, gradients, strict=True))
-            for position in reductions.reduction.positions_here(bucket):
-                self.reduced[position] = next(left)
-                self._set_shape(
-                    self.reduced[position], tensors[position], position in reductions.reduction.gradients.in_rows
-                )
-
-    def _set_shape(self, result: tf.Tensor, tensor: Tensor, is_of_rows: bool = False) -> None:
-        """Say what is known of a result, or of some rows of it, of which its call says nothing."""
-        shape = self.program.split.graph.type_of(tensor).shape
-        result.set_shape((None, *shape[1:]) if shape and is_of_rows else shape)
+    def _set_shape(self, result: tf.Tensor, tensor: Tensor) -> None:
+        """Say what is known of a result, of which its call says nothing."""
+        result.set_shape(self.program.split.graph.type_of(tensor).shape)
 
     def _not_computed(self, inputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
         """What makes these inputs, other than the tasks, which come after one another, and what is there already."""

@@ -51,19 +51,6 @@ def end_task(task: Task, step: tf.Tensor, program: int, call: tf.Operation) -> t
         return mark(str(task), step, program=program, ends=True)
 
 
-def end_task_within(task: Task, step: tf.Tensor, program: int, after: Sequence[Any]) -> None:
-    """Marks the end of a compute task within the function that does it, where the function does more.
-
-    Args:
-        task: the task.
-        step: number of the step.
-        program: number of the program.
-        after: the last ops and tensors of the task.
-    """
-    with tf.control_dependencies(list(after)):
-        mark(str(task), step, program=program, ends=True)
-
-
 def begin_reduce(step: tf.Tensor, program: int, chunk: int, tensors: Sequence[Any], bucket: int) -> tf.Operation:
     """Marks where gradients begin to be averaged over replicas.
 

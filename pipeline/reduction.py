@@ -6,11 +6,11 @@
 A gradient is complete where the last microbatch has been added to it. The buckets take the gradients that the step
 returns from the last to the first, about the order in which backward makes those of a list of weights, and are the
 same whatever program a replica runs: one with a smaller batch may run fewer microbatches. Where nothing is sent or
-received after the last task that makes gradients, as on the first stage, buckets are begun within that task; elsewhere
-it would hold back what another stage waits for, and they begin behind it, while the stages before still compute. (What
-a rank computes after it, such as metrics in `fit`, is made when they are there.) A weight may change
-once all tasks of its rank have ended and its own gradient is there: the optimizer need not wait for other buckets. The
-step ends when all are there: its next call has averages of the same names, of which Horovod takes one at a time.
+received after the last task that makes gradients, as on the first stage, buckets are begun within that task
+(`early_sums`); elsewhere that would compete with what another stage waits for, and they begin behind it, while the
+stages before still compute. A weight may change once all tasks of its rank have ended and its own gradient is there:
+the optimizer need not wait for other buckets. The step ends when all are there: its next call has averages of the same
+names, of which Horovod takes one at a time.
 
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.3:
 buckets, of the parameters in reverse.
@@ -18,7 +18,7 @@ buckets, of the parameters in reverse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from smp_tf.partition.op_graph import Tensor
 from smp_tf.partition.split import Split, StepOutputPlan
-from smp_tf.pipeline.marks import begin_reduce, end_reduce, end_task_within
+from smp_tf.pipeline.marks import begin_reduce, end_reduce
 from smp_tf.pipeline.task import Kind, Task
 
 #: A bucket is full with this, as measured best by the source.
@@ -58,12 +58,10 @@ class Gradients:
 
     Args:
         elsewhere: those whose sums over the replicas another replica gets, and this one does not.
-        in_rows: those of whose sums this replica gets some rows.
         nbytes: how large those are that were made of gradients, the same on all replicas.
     """
 
     elsewhere: frozenset[int] = frozenset()
-    in_rows: frozenset[int] = frozenset()
     nbytes: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -178,7 +176,7 @@ def when_of(task: Task) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are averaged, in the graph of the step or in that of a task.
+    """How gradients are averaged in the graph of the step.
 
     Args:
         reduce: sums tensors over the replicas.
@@ -195,7 +193,7 @@ class Reduction:
     def reduced(
         self, sums: Sequence[tf.Tensor], bucket: Bucket, step: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Operation]:
-        """Write the reduction of a bucket into the current graph, where it waits for nothing but its gradients.
+        """Write the reduction of a bucket into the graph of the step, where it waits for nothing but its gradients.
 
         Args:
             sums: of the gradients over the microbatches.
@@ -213,88 +211,3 @@ class Reduction:
     def positions_here(self, bucket: Bucket) -> list[int]:
         """The gradients of a bucket whose sums this replica gets, in order."""
         return [position for position in bucket.positions if position not in self.gradients.elsewhere]
-
-
-@dataclass(frozen=True)
-class ReductionWithin:
-    """The buckets that are begun within a task.
-
-    Args:
-        reduction: how they are averaged.
-        task: the task.
-        buckets: the gradients of each.
-    """
-
-    reduction: Reduction
-    task: Task
-    buckets: dict[Bucket, tuple[Tensor, ...]]
-
-    @property
-    def tensors(self) -> frozenset[Tensor]:
-        """All gradients in them."""
-        return frozenset(t for bucket in self.buckets.values() for t in bucket)
-
-    def written(
-        self, sum_of: Callable[[Tensor], tf.Tensor], step: tf.Tensor, ends_behind: Sequence[tf.Operation]
-    ) -> list[tf.Tensor]:
-        """Write them into the task's function.
-
-        Args:
-            sum_of: makes the sum of a gradient over the microbatches, the one that is added now included.
-            step: number of the step.
-            ends_behind: what the task does: for the clock it ends there, and not when all buckets are there.
-
-        Returns:
-            The sums over the replicas that this one gets, bucket by bucket.
-        """
-        sums = {tensor: sum_of(tensor) for tensor in sorted(self.tensors)}
-        end_task_within(self.task, step, self.reduction.program, [*ends_behind, *sums.values()])
-        return [
-            tensor
-            for bucket, gradients in self.buckets.items()
-            for tensor in self.reduction.reduced([sums[t] for t in gradients], bucket, step)[0]
-        ]
-
-
-def reductions_within(
-    reduction: Reduction, split: Split, tasks: Sequence[Task], buckets: Sequence[Bucket], whole: Collection[Tensor]
-) -> ReductionWithin | None:
-    """The buckets that can be begun within the last task of a rank that makes gradients.
-
-    Args:
-        reduction: how they are averaged.
-        split: the cut step.
-        tasks: of the rank, in order, transfers included.
-        buckets: all of its buckets.
-        whole: the gradients whose sum over the microbatches a task's function can have.
-
-    Returns:
-        The buckets all of whose gradients that task makes; None where there is none, or where something is sent or
-        received after it.
-    """
-    segments = split.segments_of(reduction.stage)
-    gradients = {b: tuple(t for i in b.positions for t in parts_of(split.outputs[i])) for b in buckets}
-    wanted = {t for tensors in gradients.values() for t in tensors}
-    for index in reversed(range(len(tasks))):
-        task = tasks[index]
-        if task.kind.is_transfer:
-            return None
-        if task.kind.is_compute and (segment := segments.get(when_of(task))) is not None:
-            if wanted.isdisjoint(segment.outputs):
-                continue
-            made = set(whole) & set(segment.outputs)
-            found = {
-                bucket: gradients[bucket]
-                for bucket in buckets
-                if bucket.after == index
-                and all(not split.outputs[i].summands for i in bucket.positions)
-                and made.issuperset(gradients[bucket])
-            }
-            # A gradient that is in two buckets is taken in one place: within for both, or for neither.
-            while outside := {t for bucket, tensors in gradients.items() if bucket not in found for t in tensors}:
-                kept = {bucket: tensors for bucket, tensors in found.items() if outside.isdisjoint(tensors)}
-                if len(kept) == len(found):
-                    break
-                found = kept
-            return ReductionWithin(reduction, task, found) if found else None
-    return None

@@ -18,8 +18,8 @@ from smp_tf.partition.op_graph import VARIABLE, OpGraph, Tensor, TensorType
 from smp_tf.partition.segment_graph import remote_value_name, segment_graph, tensor_name
 from smp_tf.partition.split import Segment
 from smp_tf.pipeline.accumulator import Accumulator
+from smp_tf.pipeline.early_sums import EarlySums
 from smp_tf.pipeline.host import on_device
-from smp_tf.pipeline.reduction import ReductionWithin
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,7 @@ class SegmentFunction:
         variables: indices of the variables whose handle it holds.
         outputs: the tensors it returns, in order.
         weighted: whether it takes, after them, the weight (a float64 scalar) of what it adds to sums.
-        reductions: the gradients that it averages over the replicas and returns after its outputs; it takes the number
-            of the step last. None: it averages none.
+        early: the sums that it gives before it ends; it takes the number of the step last. None: it gives none.
         function: the traced function.
         compiled: whether XLA compiles it.
         uncompiled: why XLA does not compile it although that was asked for; else None.
@@ -46,7 +45,7 @@ class SegmentFunction:
     variables: tuple[int, ...]
     outputs: tuple[Tensor, ...]
     weighted: bool
-    reductions: ReductionWithin | None
+    early: EarlySums | None
     function: Callable[..., Sequence[tf.Tensor]]
     compiled: bool = False
     uncompiled: str | None = None
@@ -64,7 +63,7 @@ def build_segment_function(
     outputs: tuple[Tensor, ...] | None = None,
     accumulators: Mapping[Tensor, Accumulator] | None = None,
     weighted: bool = False,
-    reductions: ReductionWithin | None = None,
+    early: EarlySums | None = None,
     sums_on: str | None = None,
     summed: Collection[Tensor] = (),
     xla: bool = False,
@@ -79,7 +78,7 @@ def build_segment_function(
         outputs: what to return; everything that others need where not given.
         accumulators: the sums to add to, by the tensor to add.
         weighted: whether to multiply what is added by a weight, passed at every call.
-        reductions: gradients to average over the replicas as soon as they are complete, which this call makes them.
+        early: sums to give as soon as they are complete, which this call makes them.
         sums_on: the device on which `summed` are returned; None for where they are made.
         summed: tensors that the caller adds up over the microbatches.
         xla: compile the function with XLA, where XLA can.
@@ -93,8 +92,8 @@ def build_segment_function(
     arguments = (*sources, *segment.inputs)
     outputs = segment.outputs if outputs is None else outputs
     sums = accumulators or {}
-    averaged = sorted(reductions.tensors) if reductions is not None else []
-    weighted = weighted and bool(sums or averaged)
+    given_early = early.tensors if early is not None else ()
+    weighted = weighted and bool(sums or given_early)
     body = segment_graph(graph, segment, variables)
     for definition in body.library.function:
         tf_internals.register_function(definition)
@@ -103,9 +102,9 @@ def build_segment_function(
     names = [tensor_name(graph, t) for t in arguments] + [remote_value_name(graph, v) for v in segment.remote_values]
     if weighted:
         specs.append(tf.TensorSpec([], tf.float64, name="smp_weight"))
-    if reductions is not None:
+    if early is not None:
         specs.append(tf.TensorSpec([], tf.int64, name="smp_step"))
-    wanted_inside = tuple(dict.fromkeys((*outputs, *sums, *averaged)))
+    wanted_inside = tuple(dict.fromkeys((*outputs, *sums, *given_early)))
 
     def computed(tensors: Sequence[tf.Tensor], wanted: Sequence[Tensor]) -> list[tf.Tensor]:
         current = tf_internals.current_graph()
@@ -140,8 +139,8 @@ def build_segment_function(
         with on_device(sums_on):
             # Copied as they are made: until the function returns, all of them would be on the device together.
             results = [tf.identity(values[t]) if sums_on and t in summed else values[t] for t in outputs]
-        if reductions is not None:
-            results += reductions.written(sum_of, tensors[-1], list(added.values()))
+        if early is not None:
+            early.give(sum_of, tensors[-1])
         return results
 
     run.__name__ = f"chunk_{segment.chunk}_sweep_{segment.sweep}"
@@ -162,7 +161,7 @@ def build_segment_function(
         variables=tuple(handles.values()),
         outputs=outputs,
         weighted=weighted,
-        reductions=reductions,
+        early=early,
         function=traced(run, compiled or None).get_concrete_function(*specs),
         compiled=compiled,
         uncompiled=uncompiled,

@@ -14,15 +14,14 @@ from smp_tf.partition.op_graph import Tensor
 from smp_tf.partition.split import Segment, Split
 from smp_tf.pipeline.accumulator import Accumulator, fits
 from smp_tf.pipeline.check import check
+from smp_tf.pipeline.early_sums import EarlySums, plan_early_sums
 from smp_tf.pipeline.reduction import (
     Bucket,
     Gradients,
     Reduce,
     Reduction,
-    ReductionWithin,
     group_gradients,
     plan_buckets,
-    reductions_within,
     when_of,
 )
 from smp_tf.pipeline.schedule import add_transfers, program_of
@@ -50,8 +49,7 @@ class StageProgram:
         variables: TensorFlow variables by index in the op graph.
         reduction: how gradients are averaged over the replicas; None where there is one replica.
         buckets: what is averaged together, and behind which task.
-        last: the last task that makes gradients, where it averages them within its function, and that function; else
-            None.
+        last: the last task that makes gradients, where it gives their sums before it ends, and its function; else None.
     """
 
     split: Split
@@ -162,11 +160,11 @@ def build_stage_program(
     }
     tasks = program.ranks[stage]
 
-    def build(when: tuple[int, int, int], reductions: ReductionWithin | None = None) -> SegmentFunction:
+    def build(when: tuple[int, int, int], early: EarlySums | None = None) -> SegmentFunction:
         segment = segments[when]
         own = {t: accumulators[t] for t in segment.outputs if t in accumulators}
         others = [other for other in segments.values() if other is not segment]
-        taken = own.keys() | (reductions.tensors if reductions is not None else frozenset())
+        taken = own.keys() | set(early.tensors if early is not None else ())
         return build_segment_function(
             split.graph,
             segment,
@@ -174,7 +172,7 @@ def build_stage_program(
             outputs=tuple(t for t in segment.outputs if t not in taken or t in kept or _is_read(split, others, t)),
             accumulators=own,
             weighted=weighted,
-            reductions=reductions,
+            early=early,
             sums_on=sums_on,
             summed=summed,
             xla=xla,
@@ -189,9 +187,12 @@ def build_stage_program(
         groups = group_gradients(split, stage, bucket_bytes, gradients.nbytes)
         buckets = plan_buckets(split, stage, tasks, groups)
         is_whole = accumulators.keys() if program.microbatches > 1 else summed & made
-        within = None if xla else reductions_within(reduction, split, tasks, buckets, is_whole)
-        if within is not None:
-            last = within.task, build(when_of(within.task), within)
+        # What XLA compiles gives nothing before it ends.
+        early = (
+            plan_early_sums(split, stage, tasks, buckets, is_whole, program=number, device=sums_on) if not xla else None
+        )
+        if early is not None:
+            last = early.task, build(when_of(early.task), early)
     only = {when_of(last[0])} if last is not None and program.microbatches == 1 else set()
     functions = {when: build(when) for when in segments if when not in only}
     return StageProgram(

@@ -263,7 +263,7 @@ def _sums(tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any] = ()) 
             op=hvd.Sum,
             name=f"{name}_{dtype.name}",
             process_set=runtime.current().process_sets.dp,
-            # One replica may reduce within a function of a task, another one outside it.
+            # Where a step is traced within the script's own scopes, replicas may differ in these.
             ignore_name_scope=True,
         )
         sums.update(zip(of_type, reduced, strict=True))

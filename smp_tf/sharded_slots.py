@@ -350,7 +350,6 @@ def gradients(found: Mapping[int, Receiver], applied: Iterable[Applied]) -> Grad
     replica = runtime.current().topology.dp_rank
     return Gradients(
         frozenset(p for p, receiver in found.items() if isinstance(receiver, Whole) and receiver.replica != replica),
-        frozenset(p for p, receiver in found.items() if isinstance(receiver, Rows)),
         {one.position: _nbytes(one.variable) for one in applied if one.variable.shape.is_fully_defined()},
     )
 

@@ -15,9 +15,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
+from smp_tf.ops.call import call
 from smp_tf.ops.collective import come_through, come_to, within
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.ops.send_recv import UNSENDABLE, begin_step, end_step, recv, send
+from smp_tf.partition.tf_internals import call_options
 from tests.ops.rank_process import PROGRAM, Rank
 
 Case = Callable[[Rank], Any]
@@ -190,6 +192,30 @@ def cancelled(rank: Rank) -> Any:
     return None
 
 
+def failing_call(rank: Rank) -> Any:
+    """A function that fails is what a step reports, not the receive beside its call that was cancelled by it."""
+    peer = 1 - rank.rank
+
+    def body(x: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.debugging.check_numerics(x, "not a number")]
+
+    function = tf.function(body, experimental_attributes={"_noinline": True})
+    concrete = function.get_concrete_function(tf.TensorSpec([300]))
+
+    @tf.function
+    def step_fn(step: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
+        y = recv(step, tf.float32, [], src=peer, program=17, edge=0, microbatch=0, label="never sent")
+        return [y, call(concrete, [x], call_options(), is_first=True).outputs[0]]
+
+    found = []
+    for step in range(200):
+        try:
+            step_fn(tf.constant(step, tf.int64), tf.fill([300], float("nan")))
+        except tf.errors.OpError as error:
+            found.append(type(error).__name__)
+    return {"errors": sorted(set(found)), "count": len(found), "pending": _pending(rank)}
+
+
 def _pending(rank: Rank) -> int:
     return int(rank.transport.stats()["pending_operations"])
 
@@ -298,6 +324,7 @@ CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
         cancelled,
+        failing_call,
         collectives,
         dtypes,
         dynamic_shape,

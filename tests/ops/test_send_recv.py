@@ -91,6 +91,12 @@ def test_a_failing_step_cancels_its_receives(pair: RankFleet) -> None:
         assert result == {"error": "InvalidArgumentError", "pending": 0}
 
 
+def test_a_step_reports_the_function_that_failed_and_not_what_was_cancelled_by_it(pair: RankFleet) -> None:
+    """One time in two hundred it was the receive."""
+    for result in run(pair, "failing_call"):
+        assert result == {"errors": ["InvalidArgumentError"], "count": 200, "pending": 0}
+
+
 def test_a_failing_step_does_not_wait_for_its_sends(pair: RankFleet) -> None:
     assert run(pair, "left_send") == ["InvalidArgumentError", None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,20 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from smp_tf.ops.early import give_early, take_early
+from smp_tf.ops.library import tf_ops_library
 from smp_tf.partition.op_kinds import CALL_OPS
 from smp_tf.pipeline.executor import emit
-from smp_tf.pipeline.reduction import Bucket, Gradients, Reduce, Sums, group_gradients, limit_of_buckets, plan_buckets
+from smp_tf.pipeline.reduction import (
+    Bucket,
+    Gradients,
+    Reduce,
+    Sums,
+    group_gradients,
+    limit_of_buckets,
+    parts_of,
+    plan_buckets,
+)
 from smp_tf.pipeline.stage_program import StageProgram, build_stage_program
 from tests.pipeline.all_stages import BATCH, PROGRAM, WIDTH, CutStep, cut_step, dense_chain
 
@@ -44,6 +56,17 @@ def program_of(step: CutStep, stage: int, limit: int, replicas: Reduce | None = 
         bucket_bytes=limit,
         **more,
     )
+
+
+def begun_within(program: StageProgram) -> list[int]:
+    """The buckets with gradients that the last task gives before it ends, and none that come behind it."""
+    early = program.last[1].early if program.last is not None else None
+    given = set(early.tensors if early is not None else ())
+    outputs = program.split.outputs
+    return [
+        bucket.number for bucket in program.buckets
+        if given.intersection(t for i in bucket.positions for t in parts_of(outputs[i]))
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -93,8 +116,7 @@ def test_a_bucket_is_complete_behind_the_last_task_that_adds_to_it(
     step = dense_chain(4, 2, 4, schedule)
     program = program_of(step, stage, KERNEL + BIAS)
     assert [str(program.tasks[bucket.after]) for bucket in program.buckets] == after
-    found = program.last[1].reductions if program.last is not None else None
-    assert sorted(bucket.number for bucket in (found.buckets if found is not None else ())) == inside
+    assert begun_within(program) == inside
 
 
 def tied_chain(microbatches: int, schedule: str, owner: int) -> CutStep:
@@ -127,24 +149,22 @@ def tied_chain(microbatches: int, schedule: str, owner: int) -> CutStep:
 @pytest.mark.parametrize(
     ("schedule", "stage", "owner", "after", "inside"),
     [
-        # All but the bucket of the kernel, to which the last stage adds.
-        ("interleaved", 0, 0, ["0B3", "0B3"], [0]),
-        ("zb_h1", 0, 0, ["0W3", "0W3", "0W3"], [0, 1]),
-        ("zb_h1", 1, 1, ["1W3", "1W3"], [0]),
+        # What the other stage adds to the kernel's has come before.
+        ("interleaved", 0, 0, ["0B3", "0B3"], [0, 1]),
+        ("zb_h1", 0, 0, ["0W3", "0W3", "0W3"], [0, 1, 2]),
+        ("zb_h1", 1, 1, ["1W3", "1W3"], [0, 1]),
         # The stage that does not store it sends what it adds when its last task has ended.
         ("zb_h1", 1, 0, ["1W3"], []),
         ("interleaved", 0, 1, ["0B3", "0B3"], []),
     ],
 )
-def test_a_tied_weight_holds_back_its_own_bucket_alone(
+def test_a_tied_weight_is_given_early_where_it_is_stored(
     schedule: str, stage: int, owner: int, after: list[str], inside: list[int]
 ) -> None:
-    """No bucket of the stage that stores it was begun within the last task."""
     step = tied_chain(4, schedule, owner)
     program = program_of(step, stage, KERNEL + BIAS)
     assert [str(program.tasks[bucket.after]) for bucket in program.buckets] == after
-    found = program.last[1].reductions if program.last is not None else None
-    assert sorted(bucket.number for bucket in (found.buckets if found is not None else ())) == inside
+    assert begun_within(program) == inside
 
 
 def test_replicas_that_run_fewer_microbatches_have_the_same_buckets() -> None:
@@ -171,19 +191,22 @@ FIRST, FIRST_BIAS, THIRD = 0, 1, 4
     ("returned", "limit", "buckets", "inside"),
     [
         ([*range(8), *range(8)], KERNEL + BIAS, [{13, 14}, {9, 10}, {5, 6}, {1, 2}], [1, 3]),
-        # The second pair of the first layer is with one of the third, behind the task; so its first pair is too.
-        ([*range(8), *range(8)], 3 * (KERNEL + BIAS), [{13, 14, 9, 10, 5, 6}, {1, 2}], []),
-        # The first bucket has the kernel, so the second is behind the task, with the bias, and so is the third.
-        ([FIRST_BIAS, FIRST, FIRST_BIAS, FIRST, FIRST, THIRD], 2 * KERNEL, [{6, 5}, {4, 3, 2}, {1}], []),
+        # The second pair of the first layer is with one of the third, which an earlier task completes.
+        ([*range(8), *range(8)], 3 * (KERNEL + BIAS), [{13, 14, 9, 10, 5, 6}, {1, 2}], [0, 1]),
+        ([FIRST_BIAS, FIRST, FIRST_BIAS, FIRST, FIRST, THIRD], 2 * KERNEL, [{6, 5}, {4, 3, 2}, {1}], [0, 1, 2]),
     ],
 )
-def test_a_gradient_in_two_buckets_is_taken_in_one_place(
+def test_a_gradient_in_two_buckets_is_given_once(
     returned: list[int], limit: int, buckets: list[set[int]], inside: list[int]
 ) -> None:
     program = program_of(dense_chain(4, 2, 4, "interleaved_1f1b", returned=returned), 0, limit)
     assert [set(bucket.positions) for bucket in program.buckets] == buckets
-    found = program.last[1].reductions if program.last is not None else None
-    assert sorted(bucket.number for bucket in (found.buckets if found is not None else ())) == inside
+    assert begun_within(program) == inside
+    assert program.last is not None
+    given = program.last[1].early
+    assert given is not None
+    # Kernel and bias of the first layer, whichever of them are returned.
+    assert len(given.tensors) == 2
 
 
 def averaged() -> Iterator[object]:
@@ -193,9 +216,9 @@ def averaged() -> Iterator[object]:
     axes = [(1, 1), (4, 1), (4, 2)], [None, [3, 2, 2, 1]], list(limits), list(ways)
     for places in itertools.product(*(range(len(axis)) for axis in axes)):
         (microbatches, times), weights, limit, way = (axis[place] for axis, place in zip(axes, places, strict=True))
-        marks = [] if sum(places) % 2 == 0 else [pytest.mark.full]
+        kept_for = [] if sum(places) % 2 == 0 else [pytest.mark.full]
         label = f"{microbatches} microbatches, {times} times, {weights}, {limit}, {way}"
-        yield pytest.param(microbatches, times, weights, limits[limit], ways[way], id=label, marks=marks)
+        yield pytest.param(microbatches, times, weights, limits[limit], ways[way], id=label, marks=kept_for)
 
 
 @pytest.mark.parametrize(("microbatches", "times", "weights", "limit", "within"), list(averaged()))
@@ -269,14 +292,36 @@ def test_sums_that_another_replica_gets_are_not_here(elsewhere: set[int], within
     for position, total in zip(found, got, strict=True):
         wanted = sum(gradients[position - 1].numpy() for gradients in own)
         np.testing.assert_allclose(total, 3 * wanted, rtol=1e-5, atol=1e-6)
-    marks = [op for op in run.get_concrete_function(tf.constant(x)).graph.get_operations() if op.type == "SmpMark"]
-    ends = [op.get_attr("task") for op in marks if op.get_attr("ends") and b"REDUCE" in op.get_attr("task")]
-    assert len(ends) == (0 if within else 3)
+    assert len(marks(run.get_concrete_function(tf.constant(x)).graph.get_operations(), ends=True)) == 3
 
 
-def test_a_weight_may_change_before_the_gradients_of_other_buckets_are_there() -> None:
+def behind(operation: tf.Operation) -> set[str]:
+    """The names of all ops that an op waits for."""
+    seen: set[str] = set()
+    stack = [operation]
+    while stack:
+        last = stack.pop()
+        for other in [*(tensor.op for tensor in last.inputs), *last.control_inputs]:
+            if other.name not in seen:
+                seen.add(other.name)
+                stack.append(other)
+    return seen
+
+
+def marks(operations: Sequence[tf.Operation], *, ends: bool) -> dict[str, tf.Operation]:
+    """Where buckets begin or end to be averaged, by the text of the task."""
+    return {
+        op.get_attr("task").decode(): op
+        for op in operations
+        if op.type == "SmpMark" and op.get_attr("ends") == ends and b"REDUCE" in op.get_attr("task")
+    }
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["within the last task", "behind it"])
+def test_a_weight_may_change_before_the_gradients_of_other_buckets_are_there(within: bool) -> None:
+    """On the first stage it waited for all buckets that were begun within the last task."""
     step = dense_chain(3, 1, 2)
-    program = program_of(step, 0, KERNEL + BIAS, xla=True)
+    program = program_of(step, 0, KERNEL + BIAS, xla=not within)
     weights = iter([v for v in step.variables[0].values() if v.shape.rank == 2])
 
     @tf.function
@@ -292,22 +337,8 @@ def test_a_weight_may_change_before_the_gradients_of_other_buckets_are_there() -
             next(weights).assign_sub(total, read_value=False)
 
     operations = run.get_concrete_function(tf.zeros([BATCH, WIDTH])).graph.get_operations()
-
-    def behind(operation: tf.Operation) -> set[str]:
-        seen, stack = set(), [operation]
-        while stack:
-            last = stack.pop()
-            for other in [*(tensor.op for tensor in last.inputs), *last.control_inputs]:
-                if other.name not in seen:
-                    seen.add(other.name)
-                    stack.append(other)
-        return seen
-
-    averages = {
-        op.name for op in operations
-        if op.type == "SmpMark" and op.get_attr("ends") and b"REDUCE" in op.get_attr("task")
-    }  # fmt: skip
-    calls = {op.name for op in operations if op.type in CALL_OPS}
+    averages = {op.name for op in marks(operations, ends=True).values()}
+    calls = {op.name for op in operations if op.type in {*CALL_OPS, "SmpCall"}}
     assert len(averages) == 3
     assert calls
     for change in (op for op in operations if op.type == "AssignSubVariableOp"):
@@ -315,6 +346,50 @@ def test_a_weight_may_change_before_the_gradients_of_other_buckets_are_there() -
         assert not averages & behind(change)
     [end] = [op for op in operations if op.type == "SmpEnd"]
     assert averages <= behind(end)
+    # Within the last task buckets begin while it runs, all but one wait for no call of it.
+    begun = [calls <= behind(op) for op in marks(operations, ends=False).values()]
+    assert begun == [not within] * 3
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["within the last task", "behind it"])
+def test_a_bucket_is_applied_while_another_is_still_averaged(within: bool) -> None:
+    """The first bucket's weight changes, and only then comes what the others wait for."""
+    where: dict[str, Any] = {"program": PROGRAM + 1, "number": 0}
+    given_up: list[bool] = []
+
+    def give_up() -> None:
+        given_up.append(True)
+        tf_ops_library().smp_give_early(tensor=0.0, step=tf.constant(0, tf.int64), **where)
+
+    def reduce(tensors: Sequence[tf.Tensor], bucket: Bucket) -> Sums:
+        if bucket.number == 1:
+            with tf.control_dependencies([take_early(tf.constant(0, tf.int64), tf.float32, [], **where)]):
+                tensors = [tf.identity(t) for t in tensors]
+        return Sums([tensor * 3 for tensor in tensors], [])
+
+    step = dense_chain(3, 1, 2)
+    program = program_of(step, 0, KERNEL + BIAS, reduce, xla=not within)
+    assert (program.last is not None) == within
+    weight = tf.Variable(tf.zeros([WIDTH, WIDTH]))
+
+    @tf.function
+    def run(x: tf.Tensor) -> None:
+        parts = tf.split(x, 2)
+        results = emit(
+            program, lambda _, m: parts[m], step.lowered.captures, lambda m: tf.constant([0, m], tf.int64), [1, 1]
+        )
+        total = results.accumulated[5]
+        assert total is not None
+        with tf.control_dependencies([results.computed]):
+            change = weight.assign_sub(total, read_value=False)
+        with tf.control_dependencies([change]):
+            give_early(tf.constant(1.0), tf.constant(0, tf.int64), **where)
+
+    deadline = threading.Timer(60, give_up)
+    deadline.start()
+    run(tf.ones([BATCH, WIDTH]))
+    deadline.cancel()
+    assert not given_up
 
 
 def test_one_replica_averages_nothing() -> None:
@@ -323,62 +398,23 @@ def test_one_replica_averages_nothing() -> None:
     assert (program.reduction, program.buckets, program.last) == (None, (), None)
 
 
-def test_a_bucket_within_the_last_task_is_marked_there_and_waits_for_its_own_gradients_alone() -> None:
+def test_a_gradient_is_given_early_as_soon_as_it_is_made() -> None:
     program = program_of(dense_chain(3, 1, 2), 0, KERNEL + BIAS)
     assert program.last is not None
     task, function = program.last
-    operations = function.function.graph.get_operations()  # type: ignore[attr-defined]
-    marks = [(op.get_attr("task").decode(), op.get_attr("ends")) for op in operations if op.type == "SmpMark"]
     assert str(task) == "0B1"
-    assert sorted(marks) == sorted(
-        [("0B1", True), *((f"0REDUCE{bucket}", ends) for bucket in range(3) for ends in (False, True))]
-    )
-    # Where the first bucket begins, not one matrix product of a layer below has run.
-    direct = {op.name: [i.op for i in op.inputs] + list(op.control_inputs) for op in operations}
-
-    def behind(op: tf.Operation, seen: set[str]) -> set[str]:
-        for other in direct[op.name]:
-            if other.name not in seen:
-                seen.add(other.name)
-                behind(other, seen)
-        return seen
-
+    assert function.early is not None
+    operations = function.function.graph.get_operations()  # type: ignore[attr-defined]
     products = {op.name for op in operations if op.type == "MatMul"}
-    begins = {
-        op.get_attr("task").decode(): op
-        for op in operations
-        if op.type == "SmpMark" and not op.get_attr("ends") and b"REDUCE" in op.get_attr("task")
-    }
-    counts = [len(products & behind(begins[f"0REDUCE{bucket}"], set())) for bucket in range(3)]
-    # The kernel's gradient, and before it the gradients of the inputs of the layers above.
+    number = {tensor: number for number, tensor in enumerate(function.early.tensors)}
+    given = {op.get_attr("number"): op for op in operations if op.type == "SmpGiveEarly"}
+    counts = [
+        max(len(products & behind(given[number[program.split.outputs[i].tensor]])) for i in bucket.positions)
+        for bucket in program.buckets
+    ]
+    # The kernel's gradient, and before it the gradients of the inputs of the layers above: where the first bucket is
+    # given, not one matrix product of a layer below has run.
     assert counts == [1, 2, 3]
-
-
-def test_a_gradient_in_rows_within_the_last_task_is_said_to_have_some() -> None:
-    """It was said to have the rows of the whole."""
-    step = dense_chain(3, 1, 2)
-    kernel = 5
-
-    def reduce(tensors: Sequence[tf.Tensor], bucket: Bucket) -> Sums:
-        found = [t[:2] if p == kernel else t for p, t in zip(bucket.positions, tensors, strict=True)]
-        return Sums(found, list(tensors))
-
-    program = program_of(step, 0, KERNEL + BIAS, reduce, gradients=Gradients(in_rows=frozenset({kernel})))
-    assert program.last is not None
-    shapes: list[Any] = []
-
-    @tf.function
-    def run(x: tf.Tensor) -> Any:
-        parts = tf.split(x, 2)
-        results = emit(
-            program, lambda _, m: parts[m], step.lowered.captures, lambda m: tf.constant([0, m], tf.int64), [1, 1]
-        )
-        shapes[:] = [total.shape.as_list() for total in results.accumulated[1:] if total is not None]
-        return results.accumulated[kernel]
-
-    assert run(tf.ones([BATCH, WIDTH])).shape == [2, WIDTH]
-    assert shapes[kernel - 1] == [None, WIDTH]
-    assert shapes[kernel] == [WIDTH]
 
 
 def test_what_was_made_of_gradients_has_the_size_that_is_known_of_it() -> None:
@@ -414,5 +450,4 @@ def test_buckets_begin_within_the_last_task_that_makes_gradients_whatever_is_com
     assert [str(task) for task in program.tasks][-2:] == ["0T2.0", "0T2.1"]
     assert program.last is not None
     assert str(program.last[0]) == "0B1"
-    assert program.last[1].reductions is not None
-    assert len(program.last[1].reductions.buckets) == 3
+    assert begun_within(program) == [0, 1, 2]

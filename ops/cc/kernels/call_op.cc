@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/running_calls.h"
 #include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/op.h"
@@ -70,7 +71,13 @@ class SmpCallOp : public tf::AsyncOpKernel {
   }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
-    call_->AsAsync()->ComputeAsync(context, std::move(done));
+    const RunningCalls::Execution execution = RunningCalls::Of(context);
+    RunningCalls::Get().Begin(execution);
+    // The graph has noted what came of it when done returns.
+    call_->AsAsync()->ComputeAsync(context, [execution, done = std::move(done)] {
+      done();
+      RunningCalls::Get().End(execution);
+    });
   }
 
  private:

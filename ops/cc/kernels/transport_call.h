@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/running_calls.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "transport/smp_transport.h"
@@ -80,13 +81,19 @@ class TransportCall {
     tensorflow::CancellationManager* manager = call->context_->cancellation_manager();
     if (manager != nullptr) {
       call->token_ = manager->get_cancellation_token();
-      const bool registered = manager->RegisterCallback(call->token_, [request] {
-        request->made = true;
-        smp_transport_cancel(request->held.get(), request->id);
+      const RunningCalls::Execution execution = RunningCalls::Of(call->context_);
+      const bool registered = manager->RegisterCallback(call->token_, [request, execution] {
+        RunningCalls::Get().WhenNoneRuns(execution, [request] {
+          request->made = true;
+          smp_transport_cancel(request->held.get(), request->id);
+        });
       });
       if (!registered) {
-        call->context_->CtxFailure(absl::CancelledError("the step was cancelled"));
-        call->done_();
+        RunningCalls::Get().WhenNoneRuns(
+            execution, [context = call->context_, done = std::move(call->done_)] {
+              context->CtxFailure(absl::CancelledError("the step was cancelled"));
+              done();
+            });
         return;
       }
       call->manager_ = manager;

@@ -71,10 +71,7 @@ def recorded(
 
 
 def waits_of_changes(train: Any, x: tf.Tensor, model: Any) -> dict[str, list[str]]:
-    """By the name of each weight of this rank, the averages over replicas that its change waits for.
-
-    Those within the function of a task do not count.
-    """
+    """By the name of each weight of this rank, the averages over replicas that its change waits for."""
     graph = train.get_concrete_function(x).graph
     inside = {id(outer): inner.name for outer, inner in graph.captures}
     stored = {inside[id(v.handle)]: v.name for v in model.local_variables if id(v.handle) in inside}
