@@ -52,6 +52,7 @@ class _Options(ctypes.Structure):
         ("watch_signals", ctypes.c_int32),
         ("end_process", ctypes.c_int32),
         ("read_memory", ctypes.c_int32),
+        ("huge_pages", ctypes.c_int32),
         ("stall_report_s", ctypes.c_double),
         ("stall_timeout_s", ctypes.c_double),
         ("grace_s", ctypes.c_double),
@@ -82,6 +83,7 @@ class TransportOptions:
             to a later call of `Transport.watch_signals`.
         end_process: End a process that does not end by itself after a failure.
         read_memory: Fetch large tensors of ranks of this host from their memory, in one copy, where the system lets us.
+        huge_pages: Move the memory that such tensors lie in into huge pages, where the system has them.
         stall_report_s: Seconds after which a wait is reported.
         stall_timeout_s: Seconds after which a wait is a failure.
         grace_s: Seconds a process has to end by itself after a failure.
@@ -95,6 +97,7 @@ class TransportOptions:
     watch_signals: bool = True
     end_process: bool = True
     read_memory: bool = True
+    huge_pages: bool = True
     stall_report_s: float = 30.0
     stall_timeout_s: float = 1800.0
     grace_s: float = 4.0
@@ -144,6 +147,7 @@ class Transport:
             "watch_signals",
             "end_process",
             "read_memory",
+            "huge_pages",
             "stall_report_s",
             "stall_timeout_s",
             "grace_s",

@@ -195,7 +195,10 @@ class _Emitter:
             if tensor in self.program.summed - self.program.accumulators.keys():
                 self._accumulate(tensor, microbatch, result)
         if function.early is not None:
-            self.accumulated.update(function.early.take(self.program.split.graph, self.step))
+            # Behind the task's begin: a pass that puts ops together would otherwise see nothing between what the task
+            # waits for and what waits for this, make one op of both, and that would wait for itself.
+            with tf.control_dependencies([begun]):
+                self.accumulated.update(function.early.take(self.program.split.graph, self.step))
 
     def _set_shape(self, result: tf.Tensor, tensor: Tensor) -> None:
         """Say what is known of a result, of which its call says nothing."""

@@ -19,6 +19,7 @@ _LOOPBACK = "lo"
 _NAMESPACES = ("pid", "ipc")
 
 _READING = "SMP_TF_READ_MEMORY"
+_HUGE_PAGES = "SMP_TF_HUGE_PAGES"
 
 _NOT_READABLE = (
     "The system does not let the ranks of a host read each other's memory (kernel.yama.ptrace_scope, or what a "
@@ -69,9 +70,26 @@ def may_read_memory(environment: Mapping[str, str] = os.environ) -> bool:
     Raises:
         EnvironmentSetupError: SMP_TF_READ_MEMORY is neither "on" nor "off".
     """
-    said = environment.get(_READING, "on")
+    return _is_on(_READING, environment)
+
+
+def may_use_huge_pages(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the memory that large tensors lie in is moved into huge pages, where the system has them.
+
+    Args:
+        environment: the variables to look at.
+
+    Raises:
+        EnvironmentSetupError: SMP_TF_HUGE_PAGES is neither "on" nor "off".
+    """
+    return _is_on(_HUGE_PAGES, environment)
+
+
+def _is_on(name: str, environment: Mapping[str, str]) -> bool:
+    """Whether a variable that is "on" where nobody sets it is so."""
+    said = environment.get(name, "on")
     if said not in ("on", "off"):
-        raise EnvironmentSetupError(f'{_READING} is "on" or "off"; received {said!r}')
+        raise EnvironmentSetupError(f'{name} is "on" or "off"; received {said!r}')
     return said == "on"
 
 

@@ -206,7 +206,7 @@ def _start(given: Config, watch: StartWatch) -> Runtime:
     world = process_sets.world()
     check_world(world.size, process_sets.built_with())
     config = given.for_world(world.size, launched=launched)
-    reads = hosts.may_read_memory()
+    reads, huge_pages = hosts.may_read_memory(), hosts.may_use_huge_pages()
 
     # Before the first op, which fixes the threads and devices of the process.
     notes = [
@@ -233,7 +233,7 @@ def _start(given: Config, watch: StartWatch) -> Runtime:
     )
     transport = None
     if world.size > 1:
-        transport = _open_transport(config, topology, hellos, launched, reads, exchange, watch)
+        transport = _open_transport(config, topology, hellos, launched, reads, huge_pages, exchange, watch)
     seed = hellos[0]["seed"]
     seed_everything(seed)
     _watch_over(transport, topology, config.stall_timeout)
@@ -255,6 +255,7 @@ def _open_transport(
     hellos: Sequence[Mapping[str, Any]],
     launched: bool,
     reads: bool,
+    huge_pages: bool,
     exchange: Callable[[bytes, str], list[bytes]],
     watch: StartWatch,
 ) -> Transport:
@@ -273,6 +274,7 @@ def _open_transport(
         # The watch over the start hears them until all are connected, where it does.
         watch_signals=not watch.hears_signals,
         read_memory=reads,
+        huge_pages=huge_pages,
         stall_report_s=min(30.0, config.stall_timeout),
         stall_timeout_s=config.stall_timeout,
         network_devices=hosts.network_devices(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -320,6 +321,25 @@ def large(rank: Rank) -> Any:
     return {"size": int(tf.size(got, tf.int64)), "ones": int(np.count_nonzero(got.numpy()))}
 
 
+def kept_tensor(rank: Rank) -> Any:
+    """A large tensor that lies where it was, and whether some of its memory is in huge pages now."""
+    names = {"program": 18, "edge": 0, "microbatch": 0, "label": "kept"}
+    tensor = _kept.setdefault("tensor", tf.fill([2 << 20], float(rank.rank + 1)))
+    alike = True
+    for step in itertools.islice(_steps, 20):
+        with ThreadPoolExecutor(1) as sender:
+            sent = sender.submit(send, tensor, step, dest=1 - rank.rank, **names)
+            alike &= bool(tf.reduce_all(recv(step, tf.float32, [None], src=1 - rank.rank, **names) == 2.0 - rank.rank))
+            sent.result()
+    alike &= bool(tf.reduce_all(tensor == rank.rank + 1.0))
+    return {"alike": alike, "huge": rank.transport.stats()["huge_pages"] > 0}
+
+
+#: Of `kept_tensor`, from one call to the next.
+_kept: dict[str, tf.Tensor] = {}
+_steps = itertools.count()
+
+
 CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
@@ -329,6 +349,7 @@ CASES: dict[str, Case] = {
         dtypes,
         dynamic_shape,
         fences,
+        kept_tensor,
         large,
         left_send,
         many,

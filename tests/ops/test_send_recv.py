@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +110,29 @@ def test_a_key_is_used_once(pair: RankFleet) -> None:
 
 def test_fences_count_steps(pair: RankFleet) -> None:
     assert run(pair, "fences") == [{"steps": [0, 1, 2, 3], "sum": 6, "other": 0}] * 2
+
+
+def has_huge_pages() -> bool:
+    """Whether the kernel puts pages together when it is asked to: from Linux 6.1 on, where it has huge ones at all."""
+    said = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    version = tuple(int(part) for part in platform.release().split(".")[:2])
+    return version >= (6, 1) and said.exists() and "[never]" not in said.read_text()
+
+
+def test_large_tensors_come_to_lie_in_huge_pages(pair: RankFleet) -> None:
+    results = [run(pair, "kept_tensor")]
+    # A thread of its own puts them there, which mostly rests.
+    while has_huge_pages() and len(results) < 200 and not all(result["huge"] for result in results[-1]):
+        results.append(run(pair, "kept_tensor"))
+    assert [result["huge"] for result in results[-1]] == [has_huge_pages()] * 2
+    assert all(result["alike"] for each in results for result in each)
+
+
+def test_large_tensors_stay_where_they_are_where_the_user_says_so() -> None:
+    with RankFleet("tf_cases", 2, huge_pages=False) as ranks:
+        ranks.expect("ready")
+        for _ in range(5):
+            assert run(ranks, "kept_tensor") == [{"alike": True, "huge": False}] * 2
 
 
 @pytest.mark.full  # about 9 GB of memory, and a minute

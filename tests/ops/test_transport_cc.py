@@ -13,11 +13,14 @@ from smp_tf.ops import build
 SOURCES = Path(__file__).resolve().parent / "cc"
 
 
-@pytest.mark.parametrize("name", ["codes_test", "peer_memory_test", "timeline_test", "transport_test"])
+@pytest.mark.parametrize(
+    "name", ["codes_test", "huge_pages_test", "peer_memory_test", "timeline_test", "transport_test"]
+)
 def test_cc(name: str, tmp_path: Path) -> None:
     own = {
         "codes_test": ["json.cc", "message.cc", "sha256.cc"],
         "peer_memory_test": ["address.cc", "peer_memory.cc", "second_reader.cc", "sha256.cc"],
+        "huge_pages_test": ["huge_pages.cc"],
         "timeline_test": [],
         "transport_test": ["address.cc", "message.cc", "sha256.cc"],
     }[name]

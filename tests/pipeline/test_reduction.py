@@ -346,7 +346,7 @@ def test_a_weight_may_change_before_the_gradients_of_other_buckets_are_there(wit
         assert not averages & behind(change)
     [end] = [op for op in operations if op.type == "SmpEnd"]
     assert averages <= behind(end)
-    # Within the last task buckets begin while it runs, all but one wait for no call of it.
+    # Within the last task they begin while it runs, and wait for no end of it.
     begun = [calls <= behind(op) for op in marks(operations, ends=False).values()]
     assert begun == [not within] * 3
 
@@ -396,6 +396,26 @@ def test_one_replica_averages_nothing() -> None:
     step = dense_chain(2, 1, 2)
     program = build_stage_program(step.split, 0, [0], step.program, PROGRAM, step.variables[0])
     assert (program.reduction, program.buckets, program.last) == (None, (), None)
+
+
+def test_what_a_task_gives_early_is_taken_behind_its_begin() -> None:
+    """A cluster of XLA with what a task waits for and what waits for its gradients would wait for itself."""
+    step = dense_chain(3, 1, 2)
+    program = program_of(step, 0, KERNEL + BIAS)
+
+    @tf.function
+    def run(x: tf.Tensor) -> None:
+        parts = tf.split(x, 2)
+        emit(program, lambda _, m: parts[m], step.lowered.captures, lambda m: tf.constant([0, m], tf.int64), [1, 1])
+
+    operations = run.get_concrete_function(tf.zeros([BATCH, WIDTH])).graph.get_operations()
+    taken = [op for op in operations if op.type == "SmpTakeEarly"]
+    [begin] = [
+        op.name for op in operations
+        if op.type == "SmpMark" and op.get_attr("task") == b"0B1" and not op.get_attr("ends")
+    ]  # fmt: skip
+    assert len(taken) == 6
+    assert all(begin in [other.name for other in op.control_inputs] for op in taken)
 
 
 def test_a_gradient_is_given_early_as_soon_as_it_is_made() -> None:

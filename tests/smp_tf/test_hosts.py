@@ -63,6 +63,13 @@ def test_ranks_read_each_others_memory_unless_told_not_to() -> None:
         hosts.may_read_memory({"SMP_TF_READ_MEMORY": "0"})
 
 
+def test_large_tensors_lie_in_huge_pages_unless_told_not_to() -> None:
+    assert hosts.may_use_huge_pages({})
+    assert not hosts.may_use_huge_pages({"SMP_TF_HUGE_PAGES": "off"})
+    with pytest.raises(EnvironmentSetupError, match='SMP_TF_HUGE_PAGES is "on" or "off"; received \'never\''):
+        hosts.may_use_huge_pages({"SMP_TF_HUGE_PAGES": "never"})
+
+
 def test_it_is_said_when_the_system_denies_reading_and_only_then() -> None:
     """Ranks 0 and 1 are on one host, rank 2 is alone on another, whose memory nobody is to read."""
     machines = ["a", "a", "b"]

@@ -71,7 +71,7 @@ struct Taker {
 
 struct Result {
   tf::Tensor tensor;
-  const tf::DeviceBase* device = nullptr;
+  std::string device;
   bool is_given = false;
   std::shared_ptr<Taker> taker;
 };
@@ -87,10 +87,10 @@ void End(const std::shared_ptr<Taker>& taker, const absl::Status& status) {
 
 void EndWith(const std::shared_ptr<Taker>& taker, const Result& result) {
   // The memory of another device would be read as if it were this one's.
-  if (result.device != taker->context->device()) {
-    return End(taker,
-               absl::InternalError("SmpTakeEarly runs on " + taker->context->device()->name() +
-                                   ", and SmpGiveEarly on " + result.device->name()));
+  const std::string& device = taker->context->device()->name();
+  if (result.device != device) {
+    return End(taker, absl::InternalError("SmpTakeEarly runs on " + device +
+                                          ", and SmpGiveEarly on " + result.device));
   }
   if (result.tensor.dtype() != taker->context->expected_output_dtype(0)) {
     return End(taker,
@@ -109,7 +109,7 @@ class EarlyResults {
   }
 
   void Give(int64_t program, int64_t step, int64_t number, const Result& given) {
-    std::vector<std::shared_ptr<Taker>> outdated;
+    std::vector<Result> outdated;
     std::shared_ptr<Taker> taker;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -127,7 +127,7 @@ class EarlyResults {
   }
 
   void Take(int64_t program, int64_t step, int64_t number, const std::shared_ptr<Taker>& taker) {
-    std::vector<std::shared_ptr<Taker>> outdated;
+    std::vector<Result> outdated;
     Result given;
     bool is_cancelled = false;
     {
@@ -144,7 +144,7 @@ class EarlyResults {
         } else {
           if (result.taker != nullptr) {
             result.taker->is_ended = true;
-            outdated.push_back(std::move(result.taker));
+            outdated.push_back(std::move(result));
           }
           result.taker = taker;
         }
@@ -178,21 +178,22 @@ class EarlyResults {
 
   static absl::Status Cancelled() { return absl::CancelledError("the step was cancelled"); }
 
-  static void EndOutdated(const std::vector<std::shared_ptr<Taker>>& takers) {
-    for (const auto& taker : takers) {
-      End(taker, absl::AbortedError("SmpTakeEarly waited for a tensor when another step began"));
+  // Tensors are freed without the lock, too: their memory may be anybody's.
+  static void EndOutdated(const std::vector<Result>& results) {
+    for (const Result& result : results) {
+      if (result.taker == nullptr) continue;
+      End(result.taker,
+          absl::AbortedError("SmpTakeEarly waited for a tensor when another step began"));
     }
   }
 
   // All that is left of another step of the program goes.
-  Result& At(int64_t program, int64_t step, int64_t number,
-             std::vector<std::shared_ptr<Taker>>* outdated) {
+  Result& At(int64_t program, int64_t step, int64_t number, std::vector<Result>* outdated) {
     OfProgram& of_program = programs_[program];
     if (of_program.step != step) {
       for (auto& [_, result] : of_program.results) {
-        if (result.taker == nullptr) continue;
-        result.taker->is_ended = true;
-        outdated->push_back(std::move(result.taker));
+        if (result.taker != nullptr) result.taker->is_ended = true;
+        outdated->push_back(std::move(result));
       }
       of_program.results.clear();
       of_program.step = step;
@@ -223,7 +224,7 @@ class SmpGiveEarlyOp : public tf::OpKernel {
   void Compute(tf::OpKernelContext* context) override {
     Result given;
     given.tensor = context->input(0);
-    given.device = context->device();
+    given.device = context->device()->name();
     given.is_given = true;
     EarlyResults::Get().Give(program_, context->input(1).scalar<int64_t>()(), number_, given);
   }

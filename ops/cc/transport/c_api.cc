@@ -111,6 +111,7 @@ void smp_options_init(smp_options* options) {
   options->watch_signals = 1;
   options->end_process = 1;
   options->read_memory = 1;
+  options->huge_pages = 1;
   options->stall_report_s = 30;
   options->stall_timeout_s = 1800;
   options->grace_s = 4;

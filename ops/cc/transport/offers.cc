@@ -35,6 +35,7 @@ bool Transport::CanRead(const Address& address) const {
 }
 
 void Transport::SendOffer(Operation* op, MessageHead head) {
+  huge_pages_.OnMessage(op->buffer.data, op->buffer.bytes);
   op->guard = offer_salt_ + op->id;
   const Offer offer{reinterpret_cast<uint64_t>(op->buffer.data), op->buffer.bytes,
                     reinterpret_cast<uint64_t>(&op->guard), op->guard, op->id};
@@ -80,6 +81,7 @@ bool Transport::RunCopy(std::unique_lock<std::mutex>* lock) {
   copies_.pop_front();
   ++copying_;
   lock->unlock();
+  huge_pages_.OnMessage(copy.to, copy.offer.bytes);
   const ReadResult result = ReadOffer(copy.pid, copy.offer, copy.to, &second_reader_);
   lock->lock();
   OnCopied(copy, result);

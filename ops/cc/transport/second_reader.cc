@@ -19,6 +19,7 @@ namespace {
 
 // What is smaller one thread has copied by the time another one is awake.
 constexpr size_t kLeastBytes = 2 << 20;
+constexpr size_t kLeastLeft = 1 << 20;
 // Small enough for both to end at about the same time, large enough to cost nothing.
 constexpr size_t kChunk = 128 << 10;
 // How long the last chunk of the other is waited for without sleeping.
@@ -51,36 +52,27 @@ SecondReader::~SecondReader() {
 
 int SecondReader::Read(int32_t pid, uint64_t address, void* to, size_t bytes) {
   const std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
-  cpu_set_t others;
-  if (bytes < kLeastBytes || !turn.owns_lock() ||
-      pthread_getaffinity_np(pthread_self(), sizeof(others), &others) != 0 || !has_idle_core_()) {
-    return ReadPeerMemory(pid, address, to, bytes);
-  }
-  // The system wakes it on this core, as a rule, and moves it away milliseconds later.
-  const int here = sched_getcpu();
-  if (here >= 0) CPU_CLR(here, &others);
-  if (CPU_COUNT(&others) == 0) return ReadPeerMemory(pid, address, to, bytes);
-  if (!thread_.joinable()) {
-    try {
-      thread_ = StartOwnThread("smp_reader", [this] { Run(); });
-    } catch (const std::system_error&) {
-      // The process has as many threads as it may have.
-      return ReadPeerMemory(pid, address, to, bytes);
-    }
-  }
-  pthread_setaffinity_np(thread_.native_handle(), sizeof(others), &others);
+  if (bytes < kLeastBytes || !turn.owns_lock()) return ReadPeerMemory(pid, address, to, bytes);
   pid_ = pid;
   address_ = address;
   to_ = static_cast<char*>(to);
   bytes_ = bytes;
   error_ = 0;
   next_ = 0;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    state_ = State::kAsked;
+  bool is_asked = false;
+  for (uint64_t count = 0; !is_asked && bytes_ - next_ >= kLeastLeft; ++count) {
+    // As a rule whoever has sent it still runs when it comes, and sleeps soon: looked for before
+    // the chunks 0, 1, 2, 4, 8 and so on.
+    if ((count & (count - 1)) == 0 && has_idle_core_()) {
+      if (!Ask()) break;
+      is_asked = true;
+    } else if (!ReadChunk()) {
+      return error_;
+    }
   }
-  changed_.notify_all();
-  ReadChunks();
+  while (ReadChunk()) {
+  }
+  if (!is_asked) return error_;
   const auto end = std::chrono::steady_clock::now() + kPatience;
   while (state_ == State::kReading && std::chrono::steady_clock::now() < end) {
   }
@@ -91,13 +83,36 @@ int SecondReader::Read(int32_t pid, uint64_t address, void* to, size_t bytes) {
   return error_;
 }
 
-uint64_t SecondReader::ReadChunks() {
-  uint64_t count = 0;
-  for (size_t at; error_ == 0 && (at = next_.fetch_add(kChunk)) < bytes_; ++count) {
-    const int error = ReadPeerMemory(pid_, address_ + at, to_ + at, std::min(kChunk, bytes_ - at));
-    if (error != 0) error_ = error;
+bool SecondReader::Ask() {
+  cpu_set_t others;
+  if (pthread_getaffinity_np(pthread_self(), sizeof(others), &others) != 0) return false;
+  // The system wakes it on this core, as a rule, and moves it away milliseconds later.
+  const int here = sched_getcpu();
+  if (here >= 0) CPU_CLR(here, &others);
+  if (CPU_COUNT(&others) == 0) return false;
+  if (!thread_.joinable()) {
+    try {
+      thread_ = StartOwnThread("smp_reader", [this] { Run(); });
+    } catch (const std::system_error&) {
+      // The process has as many threads as it may have.
+      return false;
+    }
   }
-  return count;
+  pthread_setaffinity_np(thread_.native_handle(), sizeof(others), &others);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    state_ = State::kAsked;
+  }
+  changed_.notify_all();
+  return true;
+}
+
+bool SecondReader::ReadChunk() {
+  size_t at = 0;
+  if (error_ != 0 || (at = next_.fetch_add(kChunk)) >= bytes_) return false;
+  const int error = ReadPeerMemory(pid_, address_ + at, to_ + at, std::min(kChunk, bytes_ - at));
+  if (error != 0) error_ = error;
+  return error == 0;
 }
 
 void SecondReader::Run() {
@@ -107,7 +122,7 @@ void SecondReader::Run() {
     if (stopping_) return;
     state_ = State::kReading;
     lock.unlock();
-    chunks_ += ReadChunks();
+    while (ReadChunk()) ++chunks_;
     lock.lock();
     state_ = State::kIdle;
     changed_.notify_all();

@@ -25,7 +25,7 @@ bool HasIdleCore();
 
 class SecondReader {
  public:
-  // `has_idle_core` is asked before each large copy.
+  // `has_idle_core` is asked before a large copy, and a few times during it.
   explicit SecondReader(std::function<bool()> has_idle_core = HasIdleCore);
   ~SecondReader();
   SecondReader(const SecondReader&) = delete;
@@ -41,8 +41,10 @@ class SecondReader {
  private:
   enum class State { kIdle, kAsked, kReading };
   void Run();
-  // Copies chunks until none is left. Returns how many.
-  uint64_t ReadChunks();
+  // Wakes the second reader, on another core than this thread's. Returns whether there is one.
+  bool Ask();
+  // Copies the next chunk. Returns whether there was one, and it could be read.
+  bool ReadChunk();
 
   const std::function<bool()> has_idle_core_;
   std::mutex turn_;  // of the thread that is helped

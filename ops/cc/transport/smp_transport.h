@@ -28,7 +28,7 @@ extern "C" {
 #define SMP_API __attribute__((visibility("default")))
 
 /* Version of this interface: checked by callers that load the library at run time. */
-#define SMP_TRANSPORT_ABI 3
+#define SMP_TRANSPORT_ABI 4
 SMP_API int smp_transport_abi(void);
 
 /* Status codes have the numbers of absl::StatusCode. */
@@ -58,6 +58,7 @@ typedef struct smp_options {
   int32_t watch_signals;       /* 1: SIGINT and SIGTERM end all ranks at once */
   int32_t end_process;         /* 0: report failures, but never end the process */
   int32_t read_memory;         /* 1: fetch large tensors from the memory of ranks of this host */
+  int32_t huge_pages;          /* 1: move the memory of large messages into huge pages */
   double stall_report_s;       /* say who waits for whom after this time */
   double stall_timeout_s;      /* and fail after this time */
   double grace_s;              /* time a failed process has to end by itself */

@@ -26,7 +26,8 @@ std::string Transport::Stats() {
       ", \"refused_messages\": " + std::to_string(refused_) +
       ", \"pending_operations\": " + std::to_string(operations_.size()) +
       ", \"unmatched_messages\": " + std::to_string(table_.arrived()) +
-      ", \"progress_cpu_seconds\": " + std::to_string(cpu_seconds) + ", \"peers\": [";
+      ", \"progress_cpu_seconds\": " + std::to_string(cpu_seconds) +
+      ", \"huge_pages\": " + std::to_string(huge_pages_.regions()) + ", \"peers\": [";
   for (uint32_t r = 0; r < size_; ++r) {
     const PeerState& peer = peers_[r];
     json += std::string(r == 0 ? "" : ", ") + "{\"rank\": " + std::to_string(r) +

@@ -33,7 +33,11 @@ int UsableCores() {
 }  // namespace
 
 Transport::Transport(uint32_t rank, uint32_t size, const smp_options& options)
-    : rank_(rank), size_(size), options_(options), local_(MakeLocalAddress(rank, size)) {
+    : rank_(rank),
+      size_(size),
+      options_(options),
+      local_(MakeLocalAddress(rank, size)),
+      huge_pages_(options.huge_pages != 0) {
   may_spin_ = options.spin_us > 0 || (options.spin_us < 0 && UsableCores() > options.local_size);
   spin_ = std::chrono::microseconds(options.spin_us < 0 ? 20 : options.spin_us);
   peers_.resize(size);

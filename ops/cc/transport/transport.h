@@ -29,6 +29,7 @@
 #include "transport/activity.h"
 #include "transport/address.h"
 #include "transport/guardian.h"
+#include "transport/huge_pages.h"
 #include "transport/matching.h"
 #include "transport/message.h"
 #include "transport/peer_memory.h"
@@ -270,6 +271,7 @@ class Transport : public UcxEvents {
   Clock::time_point last_moved_;
 
   SecondReader second_reader_;
+  HugePages huge_pages_;
 
   std::mutex cause_mutex_;
   std::string cause_;
