@@ -435,7 +435,7 @@ class Transport:
         return dict(counts)
 
     def stats(self) -> dict[str, Any]:
-        """Messages and bytes per peer and per edge, lanes, refused and unmatched messages, CPU seconds."""
+        """Messages and bytes per peer and edge, lanes, refused and unmatched messages, CPU seconds, huge pages made."""
         stats: dict[str, Any] = json.loads(self._text(self._library.smp_transport_stats))
         return stats
 

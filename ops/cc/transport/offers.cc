@@ -81,8 +81,10 @@ bool Transport::RunCopy(std::unique_lock<std::mutex>* lock) {
   copies_.pop_front();
   ++copying_;
   lock->unlock();
-  huge_pages_.OnMessage(copy.to, copy.offer.bytes);
+  huge_pages_.BeforeWrite(copy.to, copy.offer.bytes);
   const ReadResult result = ReadOffer(copy.pid, copy.offer, copy.to, &second_reader_);
+  // Behind the copy, which has filled it.
+  huge_pages_.OnMessage(copy.to, copy.offer.bytes);
   lock->lock();
   OnCopied(copy, result);
   if (--copying_ == 0) changed_.notify_all();
