@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/known_shape.h"
 #include "kernels/running_calls.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -50,14 +51,22 @@ REGISTER_OP("SmpTakeEarly")
     .Attr("number: int >= 0")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      tf::PartialTensorShape shape;
-      TF_RETURN_IF_ERROR(c->GetAttr("shape", &shape));
-      ShapeHandle handle;
-      TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shape, &handle));
-      c->set_output(0, handle);
-      return c->WithRank(c->input(0), 0, &handle);
+      TF_RETURN_IF_ERROR(SetKnownShape(c));
+      ShapeHandle unused;
+      return c->WithRank(c->input(0), 0, &unused);
     })
     .Doc("Takes the tensor that SmpGiveEarly gives under the same program, step and number.");
+
+// Under what an op gives or takes a tensor, beside the step.
+struct EarlyAttributes {
+  int64_t program = 0;
+  int64_t number = 0;
+
+  explicit EarlyAttributes(tf::OpKernelConstruction* context) {
+    OP_REQUIRES_OK(context, context->GetAttr("program", &program));
+    OP_REQUIRES_OK(context, context->GetAttr("number", &number));
+  }
+};
 
 // A call of SmpTakeEarly whose tensor is not there yet.
 struct Taker {
@@ -213,10 +222,7 @@ class EarlyResults {
 
 class SmpGiveEarlyOp : public tf::OpKernel {
  public:
-  explicit SmpGiveEarlyOp(tf::OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("program", &program_));
-    OP_REQUIRES_OK(context, context->GetAttr("number", &number_));
-  }
+  explicit SmpGiveEarlyOp(tf::OpKernelConstruction* context) : OpKernel(context), under_(context) {}
 
   // Handed on by the thread that has made the tensor, before it goes on with the function.
   bool IsExpensive() override { return false; }
@@ -226,26 +232,24 @@ class SmpGiveEarlyOp : public tf::OpKernel {
     given.tensor = context->input(0);
     given.device = context->device()->name();
     given.is_given = true;
-    EarlyResults::Get().Give(program_, context->input(1).scalar<int64_t>()(), number_, given);
+    EarlyResults::Get().Give(under_.program, context->input(1).scalar<int64_t>()(), under_.number,
+                             given);
   }
 
  private:
-  int64_t program_ = 0;
-  int64_t number_ = 0;
+  const EarlyAttributes under_;
 };
 
 class SmpTakeEarlyOp : public tf::AsyncOpKernel {
  public:
-  explicit SmpTakeEarlyOp(tf::OpKernelConstruction* context) : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("program", &program_));
-    OP_REQUIRES_OK(context, context->GetAttr("number", &number_));
-  }
+  explicit SmpTakeEarlyOp(tf::OpKernelConstruction* context)
+      : AsyncOpKernel(context), under_(context) {}
 
   bool IsExpensive() override { return false; }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
-    const int64_t program = program_;
-    const int64_t number = number_;
+    const int64_t program = under_.program;
+    const int64_t number = under_.number;
     const int64_t step = context->input(0).scalar<int64_t>()();
     auto taker = std::make_shared<Taker>();
     taker->context = context;
@@ -275,8 +279,7 @@ class SmpTakeEarlyOp : public tf::AsyncOpKernel {
   }
 
  private:
-  int64_t program_ = 0;
-  int64_t number_ = 0;
+  const EarlyAttributes under_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("SmpGiveEarly").Device(tf::DEVICE_CPU), SmpGiveEarlyOp);

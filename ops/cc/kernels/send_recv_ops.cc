@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "kernels/known_shape.h"
 #include "kernels/transport_call.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -64,11 +65,7 @@ REGISTER_OP("SmpRecv")
     .Attr("label: string")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      tf::PartialTensorShape shape;
-      TF_RETURN_IF_ERROR(c->GetAttr("shape", &shape));
-      ShapeHandle handle;
-      TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shape, &handle));
-      c->set_output(0, handle);
+      TF_RETURN_IF_ERROR(SetKnownShape(c));
       return ScalarStep(c, 0);
     })
     .Doc("Receives the tensor that a rank sends under the same program, step, edge, microbatch.");

@@ -19,6 +19,7 @@ namespace {
 
 // What is smaller one thread has copied by the time another one is awake.
 constexpr size_t kLeastBytes = 2 << 20;
+// The same, of what is left of a copy that has begun.
 constexpr size_t kLeastLeft = 1 << 20;
 // Small enough for both to end at about the same time, large enough to cost nothing.
 constexpr size_t kChunk = 128 << 10;
