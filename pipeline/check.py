@@ -7,10 +7,11 @@ come in order; and do the ranks, each going through its list, ever wait for each
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 
-from smp_tf.pipeline.dependencies import dependencies
+from smp_tf.pipeline.collection import collection_put_off
+from smp_tf.pipeline.dependencies import Dependencies, dependencies
 from smp_tf.pipeline.errors import ProgramError
 from smp_tf.pipeline.replay import Stuck, replay
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
@@ -18,6 +19,7 @@ from smp_tf.pipeline.task import Edge, Kind, Program, Task
 _SHOWN_AROUND_MARK = 8
 
 
+@collection_put_off()
 def check(program: Program, edges: Sequence[Edge] | None = None, *, send_buffers: int = 1) -> None:
     """Raises an error that shows the bad step, unless the program can run.
 
@@ -38,19 +40,19 @@ def check(program: Program, edges: Sequence[Edge] | None = None, *, send_buffers
         >>> from smp_tf.pipeline.task import parse_program
         >>> check(parse_program("0F0 0B0"))
     """
-    rank_of = _check_each_task_once(program, edges)
-    needs = dependencies(program, edges)
-    _check_order_on_each_rank(program, needs, rank_of)
-    _check_microbatches_in_order(program)
-    _check_nobody_waits_forever(program, edges, needs, rank_of, send_buffers)
-
-
-def _check_each_task_once(program: Program, edges: Sequence[Edge] | None) -> Mapping[Task, int]:
     placement = program.placement()
-    rank_of: dict[Task, int] = {}
+    _check_each_task_once(program, edges, placement)
+    depends = dependencies(program, edges)
+    _check_order_on_each_rank(program, depends)
+    _check_microbatches_in_order(program)
+    _check_nobody_waits_forever(program, edges, depends, placement, send_buffers)
+
+
+def _check_each_task_once(program: Program, edges: Sequence[Edge] | None, placement: Sequence[int]) -> None:
+    present: set[Task] = set()
     for rank, tasks in enumerate(program.ranks):
         for position, task in enumerate(tasks):
-            if task in rank_of:
+            if task in present:
                 raise _error(
                     f"Each task is done once. Received: {task} on rank {rank}, the second one",
                     program,
@@ -62,23 +64,23 @@ def _check_each_task_once(program: Program, edges: Sequence[Edge] | None) -> Map
                     program,
                     {rank: position},
                 )
-            rank_of[task] = rank
-    expected = Counter(_expected_compute(program, rank_of))
-    expected.update(_expected_transfers(program, edges, placement))
-    for task in expected:
-        if task not in rank_of:
-            raise _error(
-                f"Every chunk does every microbatch. Received: a program without {task}, which "
-                f"belongs on rank {placement[task.chunk]}",
-                program,
-                {},
-                ranks=[placement[task.chunk]],
-            )
+            present.add(task)
+    expected = _Expected(program, edges, placement)
+    # Each is there once, so as many as are expected are all of them.
+    if sum(map(expected.has, present)) < expected.count:
+        task = next(task for task in expected.all() if task not in present)
+        raise _error(
+            f"Every chunk does every microbatch. Received: a program without {task}, which "
+            f"belongs on rank {placement[task.chunk]}",
+            program,
+            {},
+            ranks=[placement[task.chunk]],
+        )
     for rank, tasks in enumerate(program.ranks):
         for position, task in enumerate(tasks):
-            known = task in expected or not (task.kind.is_compute or task.kind.is_transfer)
             # A transfer nobody can name has its own error, in dependencies.
-            if not known and not (edges is None and task.kind.is_transfer):
+            is_checked = task.kind.is_compute or (edges is not None and task.kind.is_transfer)
+            if is_checked and not expected.has(task):
                 raise _error(
                     f"A program of {program.chunks} chunks, {program.microbatches} microbatches "
                     f"and {program.sweeps} sweeps does B, or I and W, once each, and the transfers "
@@ -86,50 +88,77 @@ def _check_each_task_once(program: Program, edges: Sequence[Edge] | None) -> Map
                     program,
                     {rank: position},
                 )
-    return rank_of
 
 
-def _expected_compute(program: Program, present: Mapping[Task, int]) -> Iterator[Task]:
-    for chunk in range(program.chunks):
-        for microbatch in range(program.microbatches):
-            yield Task(Kind.F, chunk, microbatch)
-            if program.sweeps > 1:
-                pieces = [Task(kind, chunk, microbatch) for kind in (Kind.I, Kind.W)]
-                if any(piece in present for piece in pieces):
-                    yield from pieces
-                else:
-                    yield Task(Kind.B, chunk, microbatch)
-            for sweep in range(2, program.sweeps):
-                yield Task(Kind.T, chunk, microbatch, sweep=sweep)
+class _Expected:
+    """What tasks a program should have. Told of a task from its numbers: to make all of them takes far longer."""
+
+    def __init__(self, program: Program, edges: Sequence[Edge] | None, placement: Sequence[int]) -> None:
+        self.program = program
+        self.edge_of = {
+            edge.index: edge for edge in edges or () if placement[edge.src_chunk] != placement[edge.dst_chunk]
+        }
+        #: Chunk and microbatch of the backwards that are cut in two.
+        self.in_two = {
+            (task.chunk, task.microbatch)
+            for task in chain.from_iterable(program.ranks)
+            if task.kind in (Kind.I, Kind.W) and self.has(task)
+        }
+        per_step = sum(edge.per == "step" for edge in self.edge_of.values())
+        per_microbatch = program.chunks * program.sweeps + 2 * (len(self.edge_of) - per_step)
+        self.count = program.microbatches * per_microbatch + 2 * per_step + len(self.in_two)
+
+    def has(self, task: Task) -> bool:
+        """Whether a task is one of them."""
+        program, kind, microbatch = self.program, task.kind, task.microbatch
+        if kind.is_transfer:
+            edge = None if task.edge is None else self.edge_of.get(task.edge)
+            if edge is None or task.chunk != (edge.src_chunk if kind is Kind.SEND else edge.dst_chunk):
+                return False
+            if edge.per == "step":
+                return microbatch is None
+        elif not kind.is_compute:
+            return False
+        elif kind is Kind.B:
+            if program.sweeps < 2 or (task.chunk, microbatch) in self.in_two:
+                return False
+        elif task.sweep is None or task.sweep >= program.sweeps:
+            return False
+        return microbatch is not None and 0 <= microbatch < program.microbatches and 0 <= task.chunk < program.chunks
+
+    def all(self) -> Iterator[Task]:
+        """All of them."""
+        for chunk in range(self.program.chunks):
+            for microbatch in range(self.program.microbatches):
+                yield Task(Kind.F, chunk, microbatch)
+                if self.program.sweeps > 1:
+                    kinds = (Kind.I, Kind.W) if (chunk, microbatch) in self.in_two else (Kind.B,)
+                    yield from (Task(kind, chunk, microbatch) for kind in kinds)
+                for sweep in range(2, self.program.sweeps):
+                    yield Task(Kind.T, chunk, microbatch, sweep=sweep)
+        for edge in self.edge_of.values():
+            for each in range(self.program.microbatches) if edge.per == "microbatch" else (None,):
+                yield Task(Kind.SEND, edge.src_chunk, each, edge=edge.index)
+                yield Task(Kind.RECV, edge.dst_chunk, each, edge=edge.index)
 
 
-def _expected_transfers(program: Program, edges: Sequence[Edge] | None, placement: Sequence[int]) -> Iterator[Task]:
-    for edge in edges or ():
-        if placement[edge.src_chunk] == placement[edge.dst_chunk]:
-            continue
-        for microbatch in range(program.microbatches) if edge.per == "microbatch" else (None,):
-            yield Task(Kind.SEND, edge.src_chunk, microbatch, edge=edge.index)
-            yield Task(Kind.RECV, edge.dst_chunk, microbatch, edge=edge.index)
-
-
-def _check_order_on_each_rank(
-    program: Program, needs: Mapping[Task, tuple[Task, ...]], rank_of: Mapping[Task, int]
-) -> None:
-    for rank, tasks in enumerate(program.ranks):
-        position_of = {task: position for position, task in enumerate(tasks)}
-        for position, task in enumerate(tasks):
-            for need in needs[task]:
-                if need not in rank_of:
+def _check_order_on_each_rank(program: Program, depends: Dependencies) -> None:
+    tasks, count = depends.tasks, depends.first[-1]
+    for rank, (first, last) in enumerate(pairwise(depends.first)):
+        for number in range(first, last):
+            for need in depends.needs[number]:
+                if need >= count:
                     raise _error(
-                        f"{task} on rank {rank} needs {need}, which no rank does",
+                        f"{tasks[number]} on rank {rank} needs {tasks[need]}, which no rank does",
                         program,
-                        {rank: position},
+                        {rank: number - first},
                     )
-                if position_of.get(need, -1) > position:
+                if number < need < last:
                     raise _error(
-                        f"A task comes after what it depends on. Received: {task} before {need} on rank {rank}",
+                        "A task comes after what it depends on. Received: "
+                        f"{tasks[number]} before {tasks[need]} on rank {rank}",
                         program,
-                        {rank: position},
+                        {rank: number - first},
                     )
 
 
@@ -155,15 +184,15 @@ def _check_microbatches_in_order(program: Program) -> None:
 def _check_nobody_waits_forever(
     program: Program,
     edges: Sequence[Edge] | None,
-    needs: Mapping[Task, tuple[Task, ...]],
-    rank_of: Mapping[Task, int],
+    depends: Dependencies,
+    placement: Sequence[int],
     send_buffers: int,
 ) -> None:
     buffers = {edge.index: send_buffers * edge.crosses for edge in edges or ()}
-    result = replay(program, needs, lambda _: 1.0, lambda _: 0.0, buffers)
+    result = replay(program, depends, lambda _: 1.0, lambda _: 0.0, buffers)
     if not result.stuck:
         return
-    lines = [f"  {_reason(program, stuck, rank_of)}" for stuck in result.stuck]
+    lines = [f"  {_reason(program, stuck, placement)}" for stuck in result.stuck]
     raise _error(
         f"Ranks wait for each other forever (with {send_buffers} send buffers per edge and chunk crossed):\n"
         + "\n".join(lines),
@@ -172,9 +201,9 @@ def _check_nobody_waits_forever(
     )
 
 
-def _reason(program: Program, stuck: Stuck, rank_of: Mapping[Task, int]) -> str:
+def _reason(program: Program, stuck: Stuck, placement: Sequence[int]) -> str:
     task = program.ranks[stuck.rank][stuck.position]
-    needs = ", ".join(f"{need} of rank {rank_of[need]}" for need in stuck.needs)
+    needs = ", ".join(f"{need} of rank {placement[need.chunk]}" for need in stuck.needs)
     if task.kind is Kind.SEND and stuck.needs[0].kind is Kind.SEND:
         return f"rank {stuck.rank} stands before {task} and waits for the buffer of {needs}"
     return f"rank {stuck.rank} stands before {task} and waits for {needs}"

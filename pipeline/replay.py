@@ -10,14 +10,20 @@ both ends are open (a rendezvous) and is finished a latency later:
 
 With a limit on send buffers, a rank does not pass a SEND before one of the buffers of that edge is
 free again, and a buffer is free when its transfer has moved.
+
+What comes out does not depend on which rank goes on first, so each goes as far as it can, and is
+taken up again when what it stands before has an end: each task is tried as often as it has to wait
+for another, and no more.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+from smp_tf.pipeline.dependencies import Dependencies
 from smp_tf.pipeline.task import Kind, Program, Task
 
 
@@ -42,17 +48,38 @@ class Stuck:
     needs: tuple[Task, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Replay:
-    """What came out: the spans of each rank's list, and the ranks that did not get through."""
+    """What came out.
 
-    spans: tuple[tuple[Span, ...], ...]
+    Attributes:
+        program: what was replayed.
+        starts: when each task of each rank's list started; None of those that did not run.
+        ends: when they ended.
+        stuck: the ranks that did not get through.
+    """
+
+    program: Program
+    starts: tuple[tuple[float | None, ...], ...]
+    ends: tuple[tuple[float | None, ...], ...]
     stuck: tuple[Stuck, ...]
+
+    @cached_property
+    def spans(self) -> tuple[tuple[Span, ...], ...]:
+        """The spans of the tasks that ran, in the order of each rank's list."""
+        return tuple(
+            tuple(
+                Span(task, start, end)
+                for task, start, end in zip(*lists, strict=True)
+                if start is not None and end is not None
+            )
+            for lists in zip(self.program.ranks, self.starts, self.ends, strict=True)
+        )
 
 
 def replay(
     program: Program,
-    needs: Mapping[Task, tuple[Task, ...]],
+    depends: Dependencies,
     duration: Callable[[Task], float],
     latency: Callable[[Task], float],
     send_buffers: Mapping[int, int] | None = None,
@@ -61,142 +88,161 @@ def replay(
 
     Args:
         program: the lists to go through.
-        needs: what each task depends on, as `dependencies` returns it.
+        depends: what its tasks depend on, as `dependencies` returns it.
         duration: time a rank is busy with a task that is not a transfer.
         latency: time between a task and a dependent of it on another rank; asked about SEND tasks,
             and about compute tasks that another rank's compute task depends on.
         send_buffers: how many tensors of an edge a sender can hold, by edge; None for any number.
 
     Returns:
-        The spans of the tasks that ran, and where ranks got stuck.
+        When the tasks ran, and where ranks got stuck.
     """
-    return _Replayer(program, needs, duration, latency, send_buffers).run()
-
-
-def ready_at(
-    rank: int,
-    needs: tuple[Task, ...],
-    end: Mapping[Task, float],
-    rank_of: Mapping[Task, int],
-    latency: Callable[[Task], float],
-) -> float | None:
-    """When all that a task needs is there.
-
-    Args:
-        rank: where the task is.
-        needs: what it depends on.
-        end: of the tasks of which that is known.
-        rank_of: the ranks of these that are no transfers.
-        latency: time from a task to a dependent of it on another rank.
-
-    Returns:
-        The time; None while it is not known of all.
-    """
-    ready = 0.0
-    for need in needs:
-        ended = end.get(need)
-        if ended is None:
-            return None
-        elsewhere = not need.kind.is_transfer and rank_of[need] != rank
-        ready = max(ready, ended + latency(need) if elsewhere else ended)
-    return ready
+    replayer = _Replayer(program, depends, duration, latency, send_buffers)
+    replayer.run()
+    return replayer.result()
 
 
 class _Replayer:
+    """The state of all ranks. Tasks are numbers here, as `Dependencies` has them."""
+
     def __init__(
         self,
         program: Program,
-        needs: Mapping[Task, tuple[Task, ...]],
+        depends: Dependencies,
         duration: Callable[[Task], float],
         latency: Callable[[Task], float],
         send_buffers: Mapping[int, int] | None,
     ) -> None:
         self.program = program
-        self.needs = needs
+        self.tasks, self.first, self.needs = depends.tasks, depends.first, depends.needs
         self.duration = duration
         self.latency = latency
         self.send_buffers = send_buffers
-        self.position = [0] * program.stages
+        #: Where each rank stands.
+        self.at = list(self.first[:-1])
         self.free_at = [0.0] * program.stages
-        self.start: dict[Task, float] = {}
-        self.end: dict[Task, float] = {}
-        self.rank_of: dict[Task, int] = {}
-        self.opened: dict[tuple[int | None, int | None], Task] = {}
-        self.sent: dict[int | None, list[Task]] = defaultdict(list)
+        # What the program lacks never starts.
+        self.start: list[float | None] = [None] * len(self.tasks)
+        self.end: list[float | None] = [None] * len(self.tasks)
+        #: The RECV of a SEND, once it is open.
+        self.receive_of: dict[int, int] = {}
+        self.sent: dict[int | None, list[int]] = {}
+        self.able = deque(range(program.stages))
+        #: The ranks that stand before something that needs a task.
+        self.waiting: dict[int, list[int]] = {}
 
-    def run(self) -> Replay:
-        progress = True
-        while progress:
-            progress = False
-            for rank in range(self.program.stages):
-                while self._advance(rank):
-                    progress = True
-        spans = tuple(
-            tuple(Span(task, self.start[task], self.end[task]) for task in tasks if task in self.end)
-            for tasks in self.program.ranks
-        )
-        return Replay(spans, tuple(self._stuck()))
+    def run(self) -> None:
+        while self.able:
+            rank = self.able.popleft()
+            number, last = self.at[rank], self.first[rank + 1]
+            while number < last and self._advance(rank, number):
+                number += 1
+            self.at[rank] = number
 
-    def _advance(self, rank: int) -> bool:
-        """Takes the next task of a rank; False when it cannot be taken yet."""
-        tasks = self.program.ranks[rank]
-        if self.position[rank] == len(tasks):
-            return False
-        task = tasks[self.position[rank]]
-        if task.kind.is_transfer:
-            if self._missing(task):
+    def _advance(self, rank: int, number: int) -> bool:
+        """Takes the next task of a rank; False, and the rank waits for another task, when it cannot be taken yet."""
+        task = self.tasks[number]
+        if task.kind is Kind.RECV:
+            self._open_receive(rank, number)
+            return True
+        if task.kind is Kind.SEND:
+            return self._open_send(rank, number)
+        ready = self.free_at[rank]
+        for need in self.needs[number]:
+            ended = self.end[need]
+            if ended is None:
+                self._wait(rank, need)
                 return False
-            self._open(rank, task)
-        else:
-            ready = ready_at(rank, self.needs[task], self.end, self.rank_of, self.latency)
-            if ready is None:
-                return False
-            self.start[task] = start = max(self.free_at[rank], ready)
-            self.free_at[rank] = self.end[task] = start + self.duration(task)
-            self.rank_of[task] = rank
-        self.position[rank] += 1
+            # Only what another rank computes comes later than it ends: a message ends when it has arrived.
+            if not self.first[rank] <= need < number and not self.tasks[need].kind.is_transfer:
+                ended += self.latency(self.tasks[need])
+            if ended > ready:
+                ready = ended
+        self.start[number] = ready
+        self.free_at[rank] = ready + self.duration(task)
+        self._ended(number, self.free_at[rank])
         return True
 
-    def _missing(self, task: Task) -> tuple[Task, ...]:
-        if task.kind is Kind.RECV:
-            return ()
-        holder = self._holder(task)
-        if holder is not None and holder not in self.end:
-            return (holder,)
-        return tuple(need for need in self.needs[task] if need not in self.end)
+    def _open_receive(self, rank: int, number: int) -> None:
+        self.start[number] = self.free_at[rank]
+        (send,) = self.needs[number]
+        self.receive_of[send] = number
+        if self.start[send] is not None:
+            self._moves(send, number)
 
-    def _holder(self, task: Task) -> Task | None:
+    def _open_send(self, rank: int, number: int) -> bool:
+        holder = self._holder(number)
+        for need in self.needs[number] if holder is None else (holder, *self.needs[number]):
+            if self.end[need] is None:
+                self._wait(rank, need)
+                return False
+        if holder is not None:
+            free = self.end[holder]
+            assert free is not None
+            self.free_at[rank] = max(self.free_at[rank], free)
+        self.sent.setdefault(self.tasks[number].edge, []).append(number)
+        self.start[number] = self.free_at[rank]
+        receive = self.receive_of.get(number)
+        if receive is not None:
+            self._moves(number, receive)
+        return True
+
+    def _moves(self, send: int, receive: int) -> None:
+        """Both ends of a transfer are open."""
+        opened, other = self.start[send], self.start[receive]
+        assert opened is not None
+        assert other is not None
+        arrived = max(opened, other) + self.latency(self.tasks[send])
+        self._ended(send, arrived)
+        self._ended(receive, arrived)
+
+    def _ended(self, number: int, moment: float) -> None:
+        self.end[number] = moment
+        self.able.extend(self.waiting.pop(number, ()))
+
+    def _wait(self, rank: int, number: int) -> None:
+        self.waiting.setdefault(number, []).append(rank)
+
+    def _holder(self, number: int) -> int | None:
         """The earlier SEND whose buffer this one needs."""
-        if task.kind is not Kind.SEND or self.send_buffers is None:
+        if self.send_buffers is None:
             return None
-        assert task.edge is not None
-        earlier, buffers = self.sent[task.edge], self.send_buffers[task.edge]
+        edge = self.tasks[number].edge
+        assert edge is not None
+        earlier, buffers = self.sent.get(edge, ()), self.send_buffers[edge]
         return earlier[-buffers] if len(earlier) >= buffers else None
 
-    def _open(self, rank: int, task: Task) -> None:
-        if task.kind is Kind.SEND:
-            holder = self._holder(task)
-            if holder is not None:
-                self.free_at[rank] = max(self.free_at[rank], self.end[holder])
-            self.sent[task.edge].append(task)
-        self.start[task] = self.free_at[rank]
-        transfer = task.edge, task.microbatch
-        other = self.opened.setdefault(transfer, task)
-        if other.kind is not task.kind:
-            send = task if task.kind is Kind.SEND else other
-            arrived = max(self.start[task], self.start[other]) + self.latency(send)
-            self.end[task] = self.end[other] = arrived
+    def result(self) -> Replay:
+        bounds = list(zip(self.first, self.first[1:], strict=False))
+        return Replay(
+            self.program,
+            tuple(tuple(self.start[begin:end]) for begin, end in bounds),
+            tuple(tuple(self.end[begin:end]) for begin, end in bounds),
+            tuple(self._stuck()),
+        )
 
     def _stuck(self) -> list[Stuck]:
         stuck = []
-        for rank, tasks in enumerate(self.program.ranks):
-            position = self.position[rank]
-            if position < len(tasks):
-                stuck.append(Stuck(rank, position, self._missing(tasks[position])))
+        for rank in range(self.program.stages):
+            first, last, at = self.first[rank], self.first[rank + 1], self.at[rank]
+            if at < last:
+                stuck.append(Stuck(rank, at - first, self._missing(at)))
                 continue
-            for position, task in enumerate(tasks):
-                if task not in self.end:
-                    other = next(need for need in self.needs[task])
-                    stuck.append(Stuck(rank, position, (other,)))
-                    break
+            # It went through its list, and of a transfer that it opened the other end is lacking.
+            open_end = next((number for number in range(first, last) if self.end[number] is None), None)
+            if open_end is not None:
+                stuck.append(Stuck(rank, open_end - first, self._other_end(open_end)))
         return stuck
+
+    def _other_end(self, number: int) -> tuple[Task, ...]:
+        if self.tasks[number].kind is Kind.RECV:
+            return (self.tasks[self.needs[number][0]],)
+        receives = (self.tasks[at] for at, needs in enumerate(self.needs) if needs == (number,))
+        return tuple(task for task in receives if task.kind is Kind.RECV)
+
+    def _missing(self, number: int) -> tuple[Task, ...]:
+        """What a task waits for that its rank stands before."""
+        holder = self._holder(number) if self.tasks[number].kind is Kind.SEND else None
+        if holder is not None and self.end[holder] is None:
+            return (self.tasks[holder],)
+        return tuple(self.tasks[need] for need in self.needs[number] if self.end[need] is None)

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from smp_tf.pipeline.any_placement import interleaved_over, simple_over
+from smp_tf.pipeline.collection import collection_put_off
 from smp_tf.pipeline.errors import ScheduleError, require_at_least
 from smp_tf.pipeline.orders import Order, Ranks, interleaved, interleaved_1f1b, simple, zb_h1
 from smp_tf.pipeline.placements import Placement, in_a_v, looped
@@ -110,6 +111,7 @@ _ANYWHERE: Mapping[str, Callable[[Sequence[int], int], Ranks]] = MappingProxyTyp
 )
 
 
+@collection_put_off()
 def build(
     kind: str,
     stages: int,
@@ -204,6 +206,7 @@ def runs_on(schedule: str, placement: Sequence[int]) -> bool:
     return takes and not left and found.placement(stages, each) == tuple(placement)
 
 
+@collection_put_off()
 def program_of(
     schedule: str, placement: Sequence[int], microbatches: int, *, backward: bool = True, sweeps: int = 2
 ) -> Program:

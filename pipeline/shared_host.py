@@ -17,8 +17,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from smp_tf.pipeline.collection import collection_put_off
 from smp_tf.pipeline.dependencies import dependencies
-from smp_tf.pipeline.replay import Span, ready_at
+from smp_tf.pipeline.replay import Span
 from smp_tf.pipeline.simulate import Timeline, Times, latency_of, times_per_chunk, waits_forever
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
@@ -52,6 +53,7 @@ class Sharing:
                 return 1.0
 
 
+@collection_put_off()
 def simulate_on_hosts(
     program: Program,
     times: Times,
@@ -105,7 +107,7 @@ class _Hosts:
         sharing: Sharing,
     ) -> None:
         self.program, self.duration, self.latency, self.sharing = program, duration, latency, sharing
-        self.needs = dependencies(program, edges)
+        self.needs = dependencies(program, edges).by_task()
         self.now = 0.0
         self.position = [0] * program.stages
         self.start: dict[Task, float] = {}
@@ -155,7 +157,15 @@ class _Hosts:
         return found
 
     def _ready(self, rank: int, task: Task) -> float | None:
-        return ready_at(rank, self.needs[task], self.end, self.rank_of, self.latency)
+        """When all that a task needs is there; None while that is not known of all."""
+        ready = 0.0
+        for need in self.needs[task]:
+            ended = self.end.get(need)
+            if ended is None:
+                return None
+            elsewhere = not need.kind.is_transfer and self.rank_of[need] != rank
+            ready = max(ready, ended + self.latency(need) if elsewhere else ended)
+        return ready
 
     def _advance(self, rank: int) -> bool:
         """Goes on with a rank's list at this moment; False where it cannot."""

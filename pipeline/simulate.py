@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from smp_tf.pipeline.collection import collection_put_off
 from smp_tf.pipeline.dependencies import dependencies
 from smp_tf.pipeline.errors import ProgramError, ScheduleError
 from smp_tf.pipeline.replay import Span, replay
@@ -122,6 +123,7 @@ class Timeline:
 Times = ChunkTimes | Sequence[ChunkTimes]
 
 
+@collection_put_off()
 def simulate(
     program: Program,
     times: Times = ChunkTimes(),

@@ -45,7 +45,8 @@ class StepAnatomy:
     def __init__(self, program: ProgramRecord, stages: Sequence[RecordedStep | None]) -> None:
         self.program = program
         self.stages = tuple(stages)
-        self._needs = dependencies(program.planned, program.edges)
+        self._depends = dependencies(program.planned, program.edges)
+        self._needs = self._depends.by_task()
         self._runs: dict[Task, tuple[int, TaskRun]] = {}
         self._messages: dict[Task, Message] = {}
         self._placement = program.planned.placement()
@@ -93,7 +94,7 @@ class StepAnatomy:
         """
         lengths = {task: float(run.end - run.begin) for task, (_, run) in self._runs.items()}
         planned = self.program.planned
-        result = replay(planned, self._needs, lambda task: lengths.get(task, 0.0), lambda _: latency)
+        result = replay(planned, self._depends, lambda task: lengths.get(task, 0.0), lambda _: latency)
         return Timeline(planned, result.spans)
 
     def critical_path(self) -> list[tuple[int, TaskRun]]:

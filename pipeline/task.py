@@ -22,7 +22,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from smp_tf.pipeline.errors import ProgramError, TaskTextError
@@ -36,6 +36,11 @@ class Kind(enum.Enum):
     tensor of one transfer edge. REDUCE: average gradients over replicas. APPLY: update weights.
     GATHER, RELEASE and OFFLOAD are words set aside for sharded weights and for activations that
     are moved away; no schedule emits them. Activations that are made again are so within B or I.
+
+    Attributes:
+        is_compute: whether a task of this kind runs a segment of the model.
+        is_transfer: whether a task of this kind is one end of a transfer edge.
+        number: of the kind, from 0, the same in every process.
     """
 
     F = "F"
@@ -54,15 +59,10 @@ class Kind(enum.Enum):
     # That of Enum is Python code, and every task is looked up many times. Members are equal where they are the same.
     __hash__ = object.__hash__
 
-    @property
-    def is_compute(self) -> bool:
-        """Whether a task of this kind runs a segment of the model."""
-        return self in _COMPUTE
-
-    @property
-    def is_transfer(self) -> bool:
-        """Whether a task of this kind is one end of a transfer edge."""
-        return self is Kind.SEND or self is Kind.RECV
+    def __init__(self, word: str) -> None:
+        self.is_compute = word in ("F", "B", "I", "W", "T")
+        self.is_transfer = word in ("S", "R")
+        self.number = len(type(self).__members__)
 
 
 def goes_down(sweep: int) -> bool:
@@ -70,7 +70,6 @@ def goes_down(sweep: int) -> bool:
     return sweep % 2 == 1
 
 
-_COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.T})
 _SWEEP_OF_KIND = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 1}
 _PER_MICROBATCH = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.OFFLOAD})
 _TASK_TEXT = re.compile(r"(\d+)([A-Z]+)(?:(\d+)(?:\.(\d+))?)?")
@@ -102,6 +101,8 @@ class Task:
     edge: int | None = None
     sweep: int | None = None
     bucket: int | None = None
+    #: Found once: tasks are looked up many times. Of numbers alone, so that it is the same in every process.
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         kind = self.kind
@@ -120,6 +121,11 @@ class Task:
             )
         if self.microbatch is None and (kind is Kind.T or kind in _PER_MICROBATCH):
             raise ProgramError(f"A task of kind {kind.name} needs a microbatch. Received: None")
+        known = (self.chunk, self.microbatch or 0, self.edge or 0, self.sweep or 0, self.bucket or 0)
+        object.__setattr__(self, "_hash", hash((kind.number, *known)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def part(self) -> int:

@@ -6,12 +6,14 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from smp_tf.pipeline.collection import collection_put_off
 from smp_tf.pipeline.dependencies import dependencies
 from smp_tf.pipeline.errors import ProgramError, require_at_least
 from smp_tf.pipeline.replay import replay
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
 
+@collection_put_off()
 def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1) -> Program:
     """Returns the program with a SEND and a RECV for every transfer edge and microbatch.
 
@@ -97,7 +99,7 @@ def _ends(program: Program) -> list[list[float]]:
     Nothing if the program cannot run, which is for `check` to say.
     """
     result = replay(program, dependencies(program), lambda task: 2.0 if task.kind is Kind.B else 1.0, lambda _: 0.0)
-    return [] if result.stuck else [[span.end for span in spans] for spans in result.spans]
+    return [] if result.stuck else [[end for end in ends if end is not None] for ends in result.ends]
 
 
 _Positions = Mapping[tuple[int, int, int], list[int]]
