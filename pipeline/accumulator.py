@@ -86,9 +86,10 @@ class Accumulator:
         return value, self._assign(self._nothing(), value.op)
 
     def _assign(self, value: tf.Tensor, after: tf.Operation) -> tf.Operation:
+        # XLA's auto-clustering leaves it alone: what is compiled together cannot change a variable's shape.
         # The value is made outside the context: inside, the control edge would go to a constant, and TensorFlow
         # drops it when it folds constants.
-        attributes = {"dtype": _type(self._dtype), "validate_shape": _truth(False)}
+        attributes = {"dtype": _type(self._dtype), "validate_shape": _truth(False), "_XlaCompile": _truth(False)}
         with tf.control_dependencies([after]):
             inputs = [self._handle(), value]
             op = add_op(tf_internals.current_graph(), "AssignVariableOp", inputs, [], attributes)

@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 
 from smp_tf.pipeline.collection import collection_put_off
 from smp_tf.pipeline.dependencies import Dependencies, dependencies
-from smp_tf.pipeline.errors import ProgramError
+from smp_tf.pipeline.errors import ProgramError, require_at_least
 from smp_tf.pipeline.replay import Stuck, replay
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
@@ -32,6 +32,7 @@ def check(program: Program, edges: Sequence[Edge] | None = None, *, send_buffers
             an edge in use stops at its next SEND.
 
     Raises:
+        ScheduleError: send_buffers is less than 1.
         ProgramError: a task is missing, repeated, unknown or on the wrong rank, comes before what
             it depends on, or ranks wait for each other forever. The message holds the lists of
             the ranks, with the bad step marked `>2F0<`.
@@ -40,6 +41,7 @@ def check(program: Program, edges: Sequence[Edge] | None = None, *, send_buffers
         >>> from smp_tf.pipeline.task import parse_program
         >>> check(parse_program("0F0 0B0"))
     """
+    require_at_least(1, "send_buffers", send_buffers)
     placement = program.placement()
     _check_each_task_once(program, edges, placement)
     depends = dependencies(program, edges)

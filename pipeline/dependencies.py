@@ -80,9 +80,9 @@ class _Finder:
         self.edge_of = None if edges is None else {edge.index: edge for edge in edges}
         #: By chunk and sweep, and then by microbatch.
         self.pieces: dict[tuple[int, int | None], dict[int | None, tuple[int, ...]]] = defaultdict(dict)
-        #: By edge, and then by microbatch.
-        self.sends: dict[int | None, dict[int | None, int]] = defaultdict(dict)
-        self.receives: dict[int | None, dict[int | None, int]] = defaultdict(dict)
+        #: By edge and chunk, and then by microbatch.
+        self.sends: dict[tuple[int | None, int], dict[int | None, int]] = defaultdict(dict)
+        self.receives: dict[tuple[int | None, int], dict[int | None, int]] = defaultdict(dict)
         self.reduces: dict[int, list[int]] = defaultdict(list)
         for number, task in enumerate(self.tasks):
             kind = task.kind
@@ -91,7 +91,8 @@ class _Finder:
                 before = pieces.get(task.microbatch)
                 pieces[task.microbatch] = (number,) if before is None else self._sorted((*before, number))
             elif kind.is_transfer:
-                (self.sends if kind is Kind.SEND else self.receives)[task.edge][task.microbatch] = number
+                ends = self.sends if kind is Kind.SEND else self.receives
+                ends[task.edge, task.chunk][task.microbatch] = number
             elif kind is Kind.REDUCE:
                 self.reduces[task.chunk].append(number)
         placement = program.placement()
@@ -132,8 +133,9 @@ class _Finder:
         assert sweep is not None
         assert microbatch is not None
         if task.kind is Kind.W:
-            first = self._first(chunk, sweep, microbatch)
-            return (first if self.tasks[first].kind is Kind.I else self._lacking(Task(Kind.I, chunk, microbatch)),)
+            pieces = self._finished(chunk, sweep, microbatch)
+            first = next((number for number in pieces if self.tasks[number].kind is Kind.I), None)
+            return (self._lacking(Task(Kind.I, chunk, microbatch)) if first is None else first,)
         needed = self._finished(chunk, sweep - 1, microbatch) if sweep > 0 else ()
         if self.edge_of is None:
             before = chunk + 1 if goes_down(sweep) else chunk - 1
@@ -160,14 +162,14 @@ class _Finder:
             )
         if task.kind is Kind.SEND:
             return self._makers(edge, task.microbatch)
-        send = self.sends[edge.index].get(task.microbatch)
-        if send is None or self.tasks[send].chunk != edge.src_chunk:
+        send = self.sends[edge.index, edge.src_chunk].get(task.microbatch)
+        if send is None:
             send = self._lacking(Task(Kind.SEND, edge.src_chunk, task.microbatch, edge=edge.index))
         return (send,)
 
     def _receive(self, edge: Edge, microbatch: int | None) -> int:
-        receive = self.receives[edge.index].get(microbatch)
-        if receive is None or self.tasks[receive].chunk != edge.dst_chunk:
+        receive = self.receives[edge.index, edge.dst_chunk].get(microbatch)
+        if receive is None:
             receive = self._lacking(Task(Kind.RECV, edge.dst_chunk, microbatch, edge=edge.index))
         return receive
 

@@ -153,8 +153,7 @@ class _Replayer:
             if ended is None:
                 self._wait(rank, need)
                 return False
-            # Only what another rank computes comes later than it ends: a message ends when it has arrived.
-            if not self.first[rank] <= need < number and not self.tasks[need].kind.is_transfer:
+            if not self.first[rank] <= need < number:
                 ended += self.latency(self.tasks[need])
             if ended > ready:
                 ready = ended
@@ -222,7 +221,10 @@ class _Replayer:
         )
 
     def _stuck(self) -> list[Stuck]:
-        stuck = []
+        stuck: list[Stuck] = []
+        if self.end.count(None) == len(self.tasks) - self.first[-1]:
+            return stuck
+        receive_of = {needs[0]: at for at, needs in enumerate(self.needs) if self.tasks[at].kind is Kind.RECV}
         for rank in range(self.program.stages):
             first, last, at = self.first[rank], self.first[rank + 1], self.at[rank]
             if at < last:
@@ -231,14 +233,10 @@ class _Replayer:
             # It went through its list, and of a transfer that it opened the other end is lacking.
             open_end = next((number for number in range(first, last) if self.end[number] is None), None)
             if open_end is not None:
-                stuck.append(Stuck(rank, open_end - first, self._other_end(open_end)))
+                is_send = self.tasks[open_end].kind is Kind.SEND
+                other = receive_of.get(open_end) if is_send else self.needs[open_end][0]
+                stuck.append(Stuck(rank, open_end - first, () if other is None else (self.tasks[other],)))
         return stuck
-
-    def _other_end(self, number: int) -> tuple[Task, ...]:
-        if self.tasks[number].kind is Kind.RECV:
-            return (self.tasks[self.needs[number][0]],)
-        receives = (self.tasks[at] for at, needs in enumerate(self.needs) if needs == (number,))
-        return tuple(task for task in receives if task.kind is Kind.RECV)
 
     def _missing(self, number: int) -> tuple[Task, ...]:
         """What a task waits for that its rank stands before."""

@@ -15,6 +15,7 @@ from smp_tf.errors import StepError
 from smp_tf.gradient_marks import Computed
 from smp_tf.input_check import add_input_check
 from smp_tf.microbatching import Slicer, SplitArgument
+from smp_tf.op_by_op import op_by_op
 from smp_tf.partition.lower import Lowered, OutputSlot
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Delivery
@@ -152,6 +153,10 @@ class SplitProgram:
 
     def _emit(self, tensors: Sequence[Any]) -> _Flat:
         """Write the program into the current graph."""
+        with op_by_op():
+            return self._emit_ops(tensors)
+
+    def _emit_ops(self, tensors: Sequence[Any]) -> _Flat:
         running = runtime.current()
         program = self.stage_program
         slicer = Slicer(self.arguments, tensors, self.microbatches)

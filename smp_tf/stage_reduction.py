@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from smp_tf import runtime
 from smp_tf.lifecycle import on_shutdown
+from smp_tf.op_by_op import op_by_op
 from smp_tf.ops import send_recv
 from smp_tf.plan_agreement import agree_on_number
 from smp_tf.topology import CommGroup
@@ -79,6 +80,11 @@ def _forget() -> None:
 
 def _emit(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
     """Write the reduction into the current graph."""
+    with op_by_op():
+        return _emit_ops(own, reduction)
+
+
+def _emit_ops(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
     topology = runtime.current().topology
     number = _Running.number
     assert number is not None
@@ -102,7 +108,9 @@ def _emit(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
     else:
         ops.append(send_recv.send(told, step, dest=ranks[0], edge=stage, label=there.format(stage), **where))
         label, edge = back.format(stage), len(ranks) + stage
-        result = send_recv.recv(step, tf.float64, [None], src=ranks[0], edge=edge, label=label, **where)
+        # What comes is made of what was sent, which no other edge says: see `op_by_op`.
+        with tf.control_dependencies([told]):
+            result = send_recv.recv(step, tf.float64, [None], src=ranks[0], edge=edge, label=label, **where)
         ops.append(result.op)
     with tf.control_dependencies(ops):
         send_recv.end_step(number)

@@ -65,6 +65,26 @@ def test_the_history_is_that_of_one_process(
 
 
 @pytest.mark.distributed
+def test_xlas_auto_clustering_leaves_the_history_as_it_is(histories: dict[str, dict[str, CaseResult]]) -> None:
+    """A sum's storage has a shape within a step and none between: compiled together, that failed the first step."""
+    [wanted] = histories["1x1"]["two"].values()
+    cases = [
+        Case(
+            f"{partitions}x{replicas}",
+            "history",
+            {"kind": "two"},
+            {"partitions": partitions, "microbatches": parts, "seed": 5},
+        )
+        for partitions, replicas, parts in ((2, 1, 4), (1, 2, 2))
+    ]
+    clusters = {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"}
+    for name, result in launch(2, CASES, cases, environment=clusters).items():
+        for rank, found in enumerate(result.values()):
+            for metric, values in wanted["history"].items():
+                close(found["history"][metric], values, f"{metric} on rank {rank} of {name}")
+
+
+@pytest.mark.distributed
 def test_the_history_of_ragged_ends_is_that_of_one_process(histories: dict[str, dict[str, CaseResult]]) -> None:
     """Batches of replicas were of equal sizes in every test of `fit`; of the last three samples one has two."""
     [wanted] = histories["1x1"]["ragged"].values()

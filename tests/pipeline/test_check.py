@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smp_tf.pipeline.check import check, marked
-from smp_tf.pipeline.errors import ProgramError
-from smp_tf.pipeline.schedule import SCHEDULES, build
+from smp_tf.pipeline.errors import ProgramError, ScheduleError
+from smp_tf.pipeline.schedule import SCHEDULES, build, program_of
 from smp_tf.pipeline.stash import peak_stash
 from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse_program
 from smp_tf.pipeline.transfers import add_transfers
@@ -142,6 +142,36 @@ def test_a_task_twice() -> None:
 def test_a_task_missing() -> None:
     fails("0F0 0F1 0B0", "a program without 0B1, which belongs on rank 0")
     fails("0F0 0I0", "a program without 0W0")
+
+
+@pytest.mark.parametrize(
+    "alien",
+    [
+        Task(Kind.F, 0, 2),
+        Task(Kind.F, 0, -1),
+        Task(Kind.I, 0, 2),
+        Task(Kind.T, 0, 0, sweep=2),
+        Task(Kind.SEND, 2, 0, edge=0),
+        Task(Kind.SEND, 0, 0, edge=7),
+        Task(Kind.SEND, 0, edge=0),
+        Task(Kind.RECV, 0, 0, edge=1),
+    ],
+    ids=str,
+)
+def test_a_task_that_the_program_does_not_have(alien: Task) -> None:
+    """Beside all that it has; chunks 0 and 2 are on one rank, so that a transfer may be of the wrong one."""
+    edges = [Edge(0, 0, 0, 1, 0), Edge(1, 1, 0, 2, 0), Edge(2, 2, 1, 1, 1), Edge(3, 1, 1, 0, 1)]
+    edges.append(Edge(7, 0, None, 1, 0, per="step"))
+    program = add_transfers(program_of("interleaved", (0, 1, 0), 2), edges)
+    check(program, edges)
+    first, *others = program.ranks
+    more = Program(((*first, alien), *others), 2, 3, 2)
+    fails(more, f"and the transfers of its edges. Received: {alien} on rank 0", edges=edges)
+
+
+def test_a_sender_has_a_buffer() -> None:
+    with pytest.raises(ScheduleError, match="send_buffers"):
+        check(parse_program("0F0 0B0"), send_buffers=0)
 
 
 def test_a_missing_last_microbatch_does_not_go_unnoticed() -> None:

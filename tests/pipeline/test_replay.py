@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import sys
 from typing import Any
 
 import pytest
 
 from smp_tf.pipeline.check import check
+from smp_tf.pipeline.collection import collection_put_off
 from smp_tf.pipeline.dependencies import dependencies
 from smp_tf.pipeline.errors import ProgramError
 from smp_tf.pipeline.replay import Replay, Stuck, replay
@@ -72,7 +74,9 @@ def test_no_task_is_looked_at_more_often_where_there_are_many(kind: str) -> None
     few, many = calls_per_task(kind, 8), calls_per_task(kind, 32)
     for part, calls in many.items():
         # Of more stages a larger share are in the middle, where there are more transfers.
-        assert calls < 1.12 * few[part], (part, calls, few[part])
+        assert calls < 1.05 * few[part], (part, calls, few[part])
+        # It was 84 to check and 50 to simulate a task when ranks were tried in turns.
+        assert calls < {"order": 15, "transfers": 25, "check": 30, "simulate": 25}[part], (part, calls)
 
 
 def calls_per_task(kind: str, stages: int) -> dict[str, float]:
@@ -86,6 +90,7 @@ def calls_per_task(kind: str, stages: int) -> dict[str, float]:
         if event in ("call", "c_call"):
             next(counted)
 
+    before = sys.getprofile()
     sys.setprofile(count)
     try:
         order = build(kind, stages, 64)
@@ -99,10 +104,24 @@ def calls_per_task(kind: str, stages: int) -> dict[str, float]:
         assert simulate(program, edges=edges).step_time > 0
         mark()
     finally:
-        sys.setprofile(None)
+        sys.setprofile(before)
     tasks = sum(map(len, program.ranks))
     parts = ("order", "transfers", "check", "simulate")
     return {part: (end - begin) / tasks for part, (begin, end) in zip(parts, itertools.pairwise(marks), strict=True)}
+
+
+def test_a_stray_task_hides_none_that_is_needed() -> None:
+    stray = "0F0 0S0.0 0R1.0 0B0\n1R0.0 1F0 1B0 1S1.0 1S0.0"
+    assert [(stuck.rank, stuck.position) for stuck in run(stray, EDGES).stuck] == [(1, 4)]
+    assert not run("0F0 0B0 0I0 0W0").stuck
+
+
+def test_a_fork_meanwhile_collects_garbage() -> None:
+    with collection_put_off():
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.isenabled() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_garbage_is_collected_again_when_a_program_is_made_or_refused() -> None:

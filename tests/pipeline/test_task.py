@@ -54,6 +54,11 @@ def test_every_task_survives_its_text(task: Task) -> None:
     assert parse(str(task)) == task
 
 
+def test_the_hash_of_a_task_is_that_of_numbers_so_the_same_in_every_process() -> None:
+    assert hash(Task(Kind.SEND, 3, 2, edge=5)) == hash((5, 3, 2, 5, 0, 0))
+    assert hash(Task(Kind.APPLY, 1, bucket=4)) == hash((8, 1, 0, 0, 0, 4))
+
+
 @settings(deadline=None)
 @given(tasks(), tasks())
 def test_two_tasks_have_one_text_only_if_they_are_equal(one: Task, other: Task) -> None:
