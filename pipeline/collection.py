@@ -7,7 +7,7 @@ again whenever they have become a quarter more:
     objects   ▁▂▃▄▅▆▇█
     looks at  · · ·  ·   ·    all of them, for nothing
 
-That made a task of a program of 256 stages take half as long again as one of 4 stages.
+Where it is on, to make and check a program of 256 stages takes half as long again.
 """
 
 from __future__ import annotations
