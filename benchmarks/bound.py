@@ -6,7 +6,8 @@
     (n) one process, the same microbatches accumulated   plain Keras, all threads
     (p) a pipeline of --partitions ranks                 smp_tf, the threads shared out, by --schedule
     (z) the same by --zero-bubble                        for the numbers of microbatches of --zero-bubble-at
-    (o) as (p), one operation at once: what (1) is to be compared with
+    (o) as (p), one operation at once
+    (s) as (o), every microbatch there and back before the next one: what (1) is to be compared with
 
 For every number of microbatches the processes of all ways are started once and then take turns, the others
 asleep, forwards and backwards through the ways; ratios are of pairs within a repetition. All turns of a
@@ -17,7 +18,7 @@ pipeline are recorded (`smp.timeline`), so that of each step there are the times
 
 and both are beside the step of the same turn. A step lasts from one call to the next, the optimizer and what
 Python does included; "first task to last" is without. Tasks take longer while other ranks compute, too; "work
-alone" is that of all tasks of all ranks of (o), measured while only one rank computes, in steps of (1).
+alone" is that of all tasks of all ranks of (s), of which only one computes at a time, in steps of (1).
 
 One more run compares smp_tf without partitions and microbatches with plain Keras, the batch whole.
 """
@@ -43,7 +44,7 @@ from report import paired, spread, with_quartiles
 from rich.console import Console
 from rich.table import Table
 from sizes import size_of
-from step_time import require_same_loss, take_turn, times_alone
+from step_time import require_same_loss, take_turn
 from versus_report import chunk_times
 
 sys.path.append(str(HERE.parent))
@@ -54,10 +55,10 @@ from smp_tf.pipeline.task import Kind
 from smp_tf.timeline_report import WORDS, replicas_of
 
 #: What plain Keras does with one thread and with all threads, and pipelines.
-ONE, ALL, PIPELINE, ZERO_BUBBLE, ONE_AT_ONCE = "1", "n", "p", "z", "o"
+ONE, ALL, PIPELINE, ZERO_BUBBLE, ONE_AT_ONCE, SERIAL = "1", "n", "p", "z", "o", "s"
 
 #: What the timelines of a turn say, besides the shares of the time.
-SEEN = ("over_simulated", "over_bound", "tasks_over_simulated", "simulated_bubble", "task_seconds")
+SEEN = ("over_simulated", "over_bound", "tasks_over_simulated", "simulated_bubble", "task_seconds", "work_seconds")
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -139,6 +140,7 @@ def seen(steps: Sequence[StepAnatomy], seconds: float, microbatches: int) -> dic
         "tasks_over_simulated": pipeline / simulated,
         "simulated_bubble": fmean(timeline.bubble_ratio for timeline in as_planned),
         "task_seconds": min(min(each.forward, each.backward) for each in times),
+        "work_seconds": sum(duration for *_, duration in tasks_in(steps)) / len(steps),
         "parts": parts,
     }
 
@@ -152,15 +154,25 @@ def recorded_turn(crew: Crew, steps: int, microbatches: int) -> dict[str, Any]:
     return {"seconds": (ended - began) / steps, "seen": seen(recorded, (ended - began) / steps, microbatches)}
 
 
-def crew_of(given: argparse.Namespace, way: str, size: str, microbatches: int) -> Crew:
-    """Starts the processes of a way."""
-    schedule = given.zero_bubble if way == ZERO_BUBBLE else given.schedule
+def serial_schedule(partitions: int, microbatches: int) -> str:
+    """The text of a schedule in which no two ranks ever compute at once."""
+    there_and_back = [
+        " ".join(f"{rank}F{each} {rank}B{each}" for each in range(microbatches)) for rank in range(partitions)
+    ]
+    return "\n".join(there_and_back) + "\n"
+
+
+def crew_of(given: argparse.Namespace, way: str, size: str, microbatches: int, folder: Path) -> Crew:
+    """Starts the processes of a way; what they read is written into a folder."""
+    schedule = {ZERO_BUBBLE: given.zero_bubble, SERIAL: str(folder / "serial.txt")}.get(way, given.schedule)
+    if way == SERIAL:
+        Path(schedule).write_text(serial_schedule(given.partitions, microbatches))
     told: dict[str, Any] = {"optimize": "speed", "pipeline": schedule, "xla": False, "policy": "float32"}
     if way in (ONE, ALL):
         threads = given.threads if way == ALL else 1
         config = json.dumps({**told, "inter_op_threads": threads})
         return Crew("b", [size, str(microbatches), str(threads), config], 1, given.patience)
-    if way == ONE_AT_ONCE:
+    if way in (ONE_AT_ONCE, SERIAL):
         told["inter_op_threads"] = 1
     config = json.dumps(told)
     threads = max(1, given.threads // given.partitions)
@@ -176,19 +188,19 @@ def measure(given: argparse.Namespace, size: str, microbatches: int, say: Callab
     """Measures one number of microbatches."""
     ways = [ALL, PIPELINE, *([ZERO_BUBBLE] if microbatches in given.zero_bubble_at else [])]
     if not given.both_cores:
-        ways = [ONE, *ways, ONE_AT_ONCE]
+        ways = [ONE, *ways, ONE_AT_ONCE, SERIAL]
     with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         crews = {}
         for way in ways:
             say(f"{size}, {microbatches} microbatches: starting ({way})")
-            crews[way] = stack.enter_context(crew_of(given, way, size, microbatches))
+            crews[way] = stack.enter_context(crew_of(given, way, size, microbatches, folder))
             crews[way].ask("prepare")
         warm = {way: take_turn(crew, [], 2) for way, crew in crews.items()}
         require_same_loss({way: turn["loss"] for way, turn in warm.items()}, "float32")
         memory = {way: memory_beyond_imports(crew) for way, crew in crews.items()}
         steps = max(1, round(given.turn / warm[PIPELINE]["seconds"]))
         turns: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
-        work = []
         for repetition, order in there_and_back(ways, given.repetitions):
             say(f"{size}, {microbatches} microbatches: repetition {repetition + 1} of {given.repetitions}")
             for way in order:
@@ -197,24 +209,19 @@ def measure(given: argparse.Namespace, size: str, microbatches: int, say: Callab
                     turns[way].append(take_turn(crews[way], others, steps))
                 else:
                     turns[way].append(recorded_turn(crews[way], steps, microbatches))
-            if ONE_AT_ONCE in crews:
-                alone = times_alone(crews[ONE_AT_ONCE], max(2, steps * microbatches // 4))
-                work.append(microbatches * sum(sum(each.values()) for each in alone))
-    return figures(turns, work, memory)
+    return figures(turns, memory)
 
 
-def figures(
-    turns: dict[str, list[dict[str, Any]]], work: Sequence[float], memory: dict[str, list[int]]
-) -> dict[str, Any]:
+def figures(turns: dict[str, list[dict[str, Any]]], memory: dict[str, list[int]]) -> dict[str, Any]:
     """The figures of a number of microbatches.
 
     Args:
         turns: of every way, one a repetition.
-        work: seconds of all tasks of all ranks, measured alone, one a repetition; none where that was left out.
         memory: bytes of each process, by way.
     """
     seconds = {way: [turn["seconds"] for turn in told] for way, told in turns.items()}
     schedules = [way for way in turns if way not in (ONE, ALL)]
+    work = [turn["seen"]["work_seconds"] for turn in turns.get(SERIAL, ())]
     return {
         "seconds": {way: spread(told) for way, told in seconds.items()},
         "speed": {way: paired(seconds[ALL], seconds[way]) for way in schedules},
@@ -285,7 +292,7 @@ def tables_of(size: str, found: dict[int, dict[str, Any]]) -> list[Table]:
                     *(f"{100 * saw['parts'][part]['median']:.1f}" for part in PARTS),
                     f"{100 * saw['simulated_bubble']['median']:.1f}",
                     f"{1e3 * saw['task_seconds']['median']:,.0f}",
-                    with_quartiles(told["work_over_one_thread"]) if way == ONE_AT_ONCE else "",
+                    with_quartiles(told["work_over_one_thread"]) if way == SERIAL else "",
                 )
             steps.add_row(*row)
         steps.add_section()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from smp_tf.pipeline.simulate import ChunkTimes
+from smp_tf.pipeline.check import check
+from smp_tf.pipeline.simulate import ChunkTimes, simulate
 from smp_tf.pipeline.step_anatomy import PARTS, StepAnatomy
+from smp_tf.pipeline.task import parse_program
 from tests.benchmarks.conftest import Refuse
 from tests.benchmarks.test_start_time import printed
 from tests.pipeline.recorded_steps import program, recorded
@@ -31,6 +34,7 @@ def test_a_step_without_delays_is_as_simulated_and_at_its_bound(schedule: str, s
     assert told["parts"]["compute"] == pytest.approx(0.120 / simulated)
     assert told["parts"]["bubble"] == pytest.approx(told["simulated_bubble"]) == pytest.approx(1 - 0.120 / simulated)
     assert told["task_seconds"] == pytest.approx(0.010)
+    assert told["work_seconds"] == pytest.approx(0.240)
 
 
 def test_what_messages_and_the_rest_take_is_over_both() -> None:
@@ -43,6 +47,16 @@ def test_what_messages_and_the_rest_take_is_over_both() -> None:
     assert told["parts"]["message"] == pytest.approx((9 + 6) / (2 * 162))
 
 
+def test_work_is_measured_where_no_two_ranks_compute_at_once() -> None:
+    from bound import serial_schedule
+
+    order = parse_program(serial_schedule(3, 2))
+    check(order)
+    begun = sorted((span.start, span.end) for spans in simulate(order).spans for span in spans)
+    assert all(end <= start for (_, end), (start, _) in pairwise(begun))
+    assert begun[-1][1] == 3 * 2 * (1.0 + 2.0)
+
+
 def turn(seconds: float, **more: Any) -> dict[str, Any]:
     return {"seconds": seconds, **more}
 
@@ -50,7 +64,9 @@ def turn(seconds: float, **more: Any) -> dict[str, Any]:
 def pipeline_turn(seconds: float, over: float) -> dict[str, Any]:
     ratios = {"over_simulated": over, "over_bound": over, "tasks_over_simulated": over}
     parts = {**dict.fromkeys(PARTS, 0.0), "compute": 0.8, "bubble": 0.2}
-    return turn(seconds, seen={**ratios, "simulated_bubble": 0.2, "task_seconds": 0.025, "parts": parts})
+    return turn(
+        seconds, seen={**ratios, "simulated_bubble": 0.2, "task_seconds": 0.025, "work_seconds": 2.0, "parts": parts}
+    )
 
 
 def test_the_table_has_ratios_of_pairs() -> None:
@@ -60,9 +76,9 @@ def test_the_table_has_ratios_of_pairs() -> None:
         "1": [turn(2.0), turn(4.0)],
         "n": [turn(1.0), turn(2.0)],
         "p": [pipeline_turn(0.5, 1.0), pipeline_turn(2.0, 1.5)],
-        "o": [pipeline_turn(1.0, 1.0)] * 2,
+        "s": [pipeline_turn(1.0, 1.0)] * 2,
     }
-    found = figures(turns, [2.0, 2.0], {"1": [90], "n": [100], "p": [60, 80], "o": [60, 60]})
+    found = figures(turns, {"1": [90], "n": [100], "p": [60, 80], "s": [60, 60]})
     # The ratios of the medians would be 1.5 / 1.25 and 2 / 3.
     assert found["speed"]["p"]["all"] == [2.0, 1.0]
     assert found["work_over_one_thread"]["all"] == [1.0, 0.5]
@@ -73,7 +89,7 @@ def test_the_table_has_ratios_of_pairs() -> None:
     ]  # fmt: skip
     assert printed(rest) == [
         ["4", "(p)", "80.0", "20.0", *["0.0"] * 5, "20.0", "25", ""],
-        ["4", "(o)", "80.0", "20.0", *["0.0"] * 5, "20.0", "25", "0.75 (0.62 – 0.88)"],
+        ["4", "(s)", "80.0", "20.0", *["0.0"] * 5, "20.0", "25", "0.75 (0.62 – 0.88)"],
     ]
 
 
@@ -81,7 +97,7 @@ def test_without_what_takes_one_core_the_first_row_is_that_of_all_threads() -> N
     from bound import figures, tables_of
 
     turns = {"n": [turn(1.0), turn(2.0)], "p": [pipeline_turn(0.5, 1.0), pipeline_turn(2.0, 1.5)]}
-    found = figures(turns, [], {"n": [100], "p": [60, 80]})
+    found = figures(turns, {"n": [100], "p": [60, 80]})
     assert "work_over_one_thread" not in found
     steps, rest = tables_of("small", {4: found})
     assert [row[:2] for row in printed(steps)] == [["4", "(n)"], ["", "(p)"]]
