@@ -206,6 +206,8 @@ def _check_nobody_waits_forever(
 def _reason(program: Program, stuck: Stuck, placement: Sequence[int]) -> str:
     task = program.ranks[stuck.rank][stuck.position]
     needs = ", ".join(f"{need} of rank {placement[need.chunk]}" for need in stuck.needs)
+    if task.kind is Kind.RECV or (task.kind is Kind.SEND and stuck.needs[0].kind is Kind.RECV):
+        return f"rank {stuck.rank} is through its list, and {task} still waits for {needs}"
     if task.kind is Kind.SEND and stuck.needs[0].kind is Kind.SEND:
         return f"rank {stuck.rank} stands before {task} and waits for the buffer of {needs}"
     return f"rank {stuck.rank} stands before {task} and waits for {needs}"

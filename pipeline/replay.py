@@ -1,30 +1,24 @@
-r"""Replays a program: when does each task run, and which ranks get stuck.
+"""Replays a program: when does each task run, and which ranks get stuck.
 
 Every rank goes through its list. A compute task starts when the rank is free and all it depends on
-is finished. SEND and RECV take the rank no time: they open one end of a transfer, which moves when
-both ends are open (a rendezvous) and is finished a latency later:
-
-    rank 0   |--- F0 ---| S0.0 opens
-                              \ latency
-    rank 1   |-- B --| R0.0 opened earlier, finished here, its reader may start
+is finished. Transfers are those of `walk`.
 
 With a limit on send buffers, a rank does not pass a SEND before one of the buffers of that edge is
 free again, and a buffer is free when its transfer has moved.
 
-What comes out does not depend on which rank goes on first, so each goes as far as it can, and is
-taken up again when what it stands before has an end: each task is tried as often as it has to wait
-for another, and no more.
+What comes out does not depend on which rank goes on first, so a rank's time may be far ahead of
+another's.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from smp_tf.pipeline.dependencies import Dependencies
 from smp_tf.pipeline.task import Kind, Program, Task
+from smp_tf.pipeline.walk import Walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +92,11 @@ def replay(
         When the tasks ran, and where ranks got stuck.
     """
     replayer = _Replayer(program, depends, duration, latency, send_buffers)
-    replayer.run()
-    return replayer.result()
+    return replayer.run()
 
 
-class _Replayer:
-    """The state of all ranks. Tasks are numbers here, as `Dependencies` has them."""
+class _Replayer(Walk):
+    """Each rank has a clock of its own."""
 
     def __init__(
         self,
@@ -113,63 +106,28 @@ class _Replayer:
         latency: Callable[[Task], float],
         send_buffers: Mapping[int, int] | None,
     ) -> None:
-        self.program = program
-        self.tasks, self.first, self.needs = depends.tasks, depends.first, depends.needs
+        super().__init__(program, depends, latency)
         self.duration = duration
-        self.latency = latency
         self.send_buffers = send_buffers
-        #: Where each rank stands.
-        self.at = list(self.first[:-1])
         self.free_at = [0.0] * program.stages
-        # What the program lacks never starts.
-        self.start: list[float | None] = [None] * len(self.tasks)
-        self.end: list[float | None] = [None] * len(self.tasks)
-        #: The RECV of a SEND, once it is open.
-        self.receive_of: dict[int, int] = {}
         self.sent: dict[int | None, list[int]] = {}
-        self.able = deque(range(program.stages))
-        #: The ranks that stand before something that needs a task.
-        self.waiting: dict[int, list[int]] = {}
-
-    def run(self) -> None:
-        while self.able:
-            rank = self.able.popleft()
-            number, last = self.at[rank], self.first[rank + 1]
-            while number < last and self._advance(rank, number):
-                number += 1
-            self.at[rank] = number
 
     def _advance(self, rank: int, number: int) -> bool:
-        """Takes the next task of a rank; False, and the rank waits for another task, when it cannot be taken yet."""
         task = self.tasks[number]
         if task.kind is Kind.RECV:
-            self._open_receive(rank, number)
+            self._open_receive(number, self.free_at[rank])
             return True
         if task.kind is Kind.SEND:
-            return self._open_send(rank, number)
-        ready = self.free_at[rank]
-        for need in self.needs[number]:
-            ended = self.end[need]
-            if ended is None:
-                self._wait(rank, need)
-                return False
-            if not self.first[rank] <= need < number:
-                ended += self.latency(self.tasks[need])
-            if ended > ready:
-                ready = ended
+            return self._send(rank, number)
+        ready = self._ready(rank, number, self.free_at[rank])
+        if ready is None:
+            return False
         self.start[number] = ready
         self.free_at[rank] = ready + self.duration(task)
-        self._ended(number, self.free_at[rank])
+        self._ends(number, self.free_at[rank])
         return True
 
-    def _open_receive(self, rank: int, number: int) -> None:
-        self.start[number] = self.free_at[rank]
-        (send,) = self.needs[number]
-        self.receive_of[send] = number
-        if self.start[send] is not None:
-            self._moves(send, number)
-
-    def _open_send(self, rank: int, number: int) -> bool:
+    def _send(self, rank: int, number: int) -> bool:
         holder = self._holder(number)
         for need in self.needs[number] if holder is None else (holder, *self.needs[number]):
             if self.end[need] is None:
@@ -180,27 +138,8 @@ class _Replayer:
             assert free is not None
             self.free_at[rank] = max(self.free_at[rank], free)
         self.sent.setdefault(self.tasks[number].edge, []).append(number)
-        self.start[number] = self.free_at[rank]
-        receive = self.receive_of.get(number)
-        if receive is not None:
-            self._moves(number, receive)
+        self._open_send(number, self.free_at[rank])
         return True
-
-    def _moves(self, send: int, receive: int) -> None:
-        """Both ends of a transfer are open."""
-        opened, other = self.start[send], self.start[receive]
-        assert opened is not None
-        assert other is not None
-        arrived = max(opened, other) + self.latency(self.tasks[send])
-        self._ended(send, arrived)
-        self._ended(receive, arrived)
-
-    def _ended(self, number: int, moment: float) -> None:
-        self.end[number] = moment
-        self.able.extend(self.waiting.pop(number, ()))
-
-    def _wait(self, rank: int, number: int) -> None:
-        self.waiting.setdefault(number, []).append(rank)
 
     def _holder(self, number: int) -> int | None:
         """The earlier SEND whose buffer this one needs."""
@@ -211,7 +150,8 @@ class _Replayer:
         earlier, buffers = self.sent.get(edge, ()), self.send_buffers[edge]
         return earlier[-buffers] if len(earlier) >= buffers else None
 
-    def result(self) -> Replay:
+    def run(self) -> Replay:
+        self._go_on()
         bounds = list(zip(self.first, self.first[1:], strict=False))
         return Replay(
             self.program,

@@ -13,15 +13,20 @@ Source: Kleinrock, "Queueing Systems", volume 2 (1976), section 4.4, with severa
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from smp_tf.pipeline.collection import collection_put_off
-from smp_tf.pipeline.dependencies import dependencies
+from smp_tf.pipeline.dependencies import Dependencies, dependencies
 from smp_tf.pipeline.replay import Span
 from smp_tf.pipeline.simulate import Timeline, Times, latency_of, times_per_chunk, waits_forever
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
+from smp_tf.pipeline.walk import Walk
+
+#: What happens at a moment.
+_ARRIVAL, _END = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,119 +91,137 @@ def simulate_on_hosts(
         3.0
     """
     per_chunk = times_per_chunk(times, program.chunks)
-    hosts = _Hosts(program, edges, lambda task: per_chunk[task.chunk].of(task), latency_of(comm, edges), sharing)
-    hosts.run()
-    for rank, tasks in enumerate(program.ranks):
-        for position, task in enumerate(tasks):
-            if position >= hosts.position[rank] or task not in hosts.end:
-                raise waits_forever(program, rank, position)
-    return Timeline(program, hosts.spans())
+    depends = dependencies(program, edges)
+    return _Hosts(program, depends, lambda task: per_chunk[task.chunk].of(task), latency_of(comm, edges), sharing).run()
 
 
-class _Hosts:
+class _Host:
+    """The ranks of a host, all of which go on at one pace.
+
+    What a rank runs is done when the host has gone on for so many seconds more of that rank's time alone. That number
+    is the same whatever the pace becomes, so the one that is done next is always the first of a heap.
+
+    Args:
+        ranks: how many share the host.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        #: At which share of the pace that they have alone ranks go on, since when, and how far they had come by then.
+        self.pace, self.since, self.come = 1.0, 0.0, 0.0
+        #: How far the host has come when a rank is done, and the rank.
+        self.running: list[tuple[float, int]] = []
+        self.share: dict[int, float] = {}
+        self.shares: Counter[float] = Counter()
+
+    def begin(self, rank: int, now: float, seconds: float, share: float) -> None:
+        """A rank begins something that takes some seconds alone, a share of what it takes beside all others."""
+        heappush(self.running, (self._come(now) + seconds, rank))
+        self.share[rank] = share
+        self.shares[share] += 1
+        self._set_pace(now)
+
+    def end(self, now: float) -> list[int]:
+        """Takes the ranks out that are done at a moment, and returns them."""
+        done = []
+        while self.running and self._moment(self.running[0][0]) <= now:
+            done.append(heappop(self.running)[1])
+            self.shares[self.share.pop(done[-1])] -= 1
+        if done:
+            self._set_pace(now)
+        return done
+
+    def next_end(self) -> float | None:
+        """When the next rank is done if none begins anything; None where none runs anything."""
+        return self._moment(self.running[0][0]) if self.running else None
+
+    def _come(self, now: float) -> float:
+        return self.come + (now - self.since) * self.pace
+
+    def _moment(self, come: float) -> float:
+        # Not before the pace was set, which rounding may be.
+        return self.since + max(0.0, come - self.come) / self.pace
+
+    def _set_pace(self, now: float) -> None:
+        needed = sum(count / (self.ranks * share) for share, count in self.shares.items())
+        pace = 1.0 / max(1.0, needed)
+        if pace != self.pace:
+            self.come, self.since, self.pace = self._come(now), now, pace
+
+
+class _Hosts(Walk):
     """The state at one moment, and how it goes on to the next at which something ends or arrives."""
 
     def __init__(
         self,
         program: Program,
-        edges: Sequence[Edge] | None,
+        depends: Dependencies,
         duration: Callable[[Task], float],
         latency: Callable[[Task], float],
         sharing: Sharing,
     ) -> None:
-        self.program, self.duration, self.latency, self.sharing = program, duration, latency, sharing
-        self.needs = dependencies(program, edges).by_task()
+        super().__init__(program, depends, latency)
+        self.duration, self.sharing = duration, sharing
         self.now = 0.0
-        self.position = [0] * program.stages
-        self.start: dict[Task, float] = {}
-        #: Of what has ended, or will without more work: a transfer whose ends are open.
-        self.end: dict[Task, float] = {}
-        self.rank_of: dict[Task, int] = {}
-        self.opened: dict[tuple[int | None, int | None], Task] = {}
-        #: What runs, by rank, with the seconds that it would still take alone.
-        self.left: dict[int, float] = {}
-        self.ranks_on = {host: sharing.hosts.count(host) for host in sharing.hosts}
+        self.hosts = {host: _Host(ranks) for host, ranks in Counter(sharing.hosts).items()}
+        #: The hosts on which something began or ended at this moment.
+        self.changed: set[int] = set()
+        #: When something of a host ends, as far as was known then, and when something that a rank needs arrives.
+        self.moments: list[tuple[float, int, int]] = []
 
-    def run(self) -> None:
+    def run(self) -> Timeline:
         while True:
-            # What a rank opens or ends may let another go on.
-            while any([self._advance(rank) for rank in range(self.program.stages)]):
-                pass
-            pace = {host: self._pace(host) for host in self.ranks_on}
-            ends = [self.now + left / pace[self.sharing.hosts[rank]] for rank, left in self.left.items()]
-            moment = min([*ends, self._next_arrival()])
-            if moment == math.inf:
-                return
-            for rank, left in self.left.items():
-                # In whole where it is the one that ends: a rest of rounding would be another moment.
-                gone = (moment - self.now) * pace[self.sharing.hosts[rank]]
-                at_end = self.now + left / pace[self.sharing.hosts[rank]] <= moment
-                self.left[rank] = 0.0 if at_end else left - gone
-            self.now = moment
+            self._go_on()
+            for host in self.changed:
+                end = self.hosts[host].next_end()
+                if end is not None:
+                    heappush(self.moments, (end, _END, host))
+            self.changed.clear()
+            if not self.moments:
+                return self._timeline()
+            self.now = self.moments[0][0]
+            while self.moments and not self.moments[0][0] > self.now:
+                _, what, of = heappop(self.moments)
+                if what == _ARRIVAL:
+                    self._take_up(of)
+                else:
+                    self._end_on(of)
 
-    def _pace(self, host: int) -> float:
-        """At which share of the pace they have alone those that run on a host go on."""
-        needed = 0.0
-        for rank in self.left:
-            if self.sharing.hosts[rank] == host:
-                task = self.program.ranks[rank][self.position[rank]]
-                needed += 1.0 / (self.ranks_on[host] * self.sharing.of(task))
-        return 1.0 / max(1.0, needed)
+    def _end_on(self, host: int) -> None:
+        # None of them where one that began meanwhile slowed them down; when they end then is another moment.
+        for rank in self.hosts[host].end(self.now):
+            self._ends(self.at[rank], self.now)
+            self.at[rank] += 1
+            self._take_up(rank)
+            self.changed.add(host)
 
-    def _next_arrival(self) -> float:
-        """When the next rank that waits may go on, without anything else that ends."""
-        found = math.inf
-        for rank, tasks in enumerate(self.program.ranks):
-            if rank in self.left or self.position[rank] == len(tasks):
-                continue
-            ready = self._ready(rank, tasks[self.position[rank]])
-            if ready is not None and ready > self.now:
-                found = min(found, ready)
-        return found
-
-    def _ready(self, rank: int, task: Task) -> float | None:
-        """When all that a task needs is there; None while that is not known of all."""
-        ready = 0.0
-        for need in self.needs[task]:
-            ended = self.end.get(need)
-            if ended is None:
-                return None
-            elsewhere = not need.kind.is_transfer and self.rank_of[need] != rank
-            ready = max(ready, ended + self.latency(need) if elsewhere else ended)
-        return ready
-
-    def _advance(self, rank: int) -> bool:
-        """Goes on with a rank's list at this moment; False where it cannot."""
-        tasks = self.program.ranks[rank]
-        if self.left.get(rank) == 0.0:
-            task = tasks[self.position[rank]]
-            del self.left[rank]
-            self.end[task] = self.now
-            self.position[rank] += 1
+    def _advance(self, rank: int, number: int) -> bool:
+        task = self.tasks[number]
+        if task.kind is Kind.RECV:
+            self._open_receive(number, self.now)
             return True
-        if rank in self.left or self.position[rank] == len(tasks):
+        ready = self._ready(rank, number, self.now)
+        if ready is None:
             return False
-        task = tasks[self.position[rank]]
-        if task.kind is not Kind.RECV:
-            ready = self._ready(rank, task)
-            if ready is None or (ready > self.now and not task.kind.is_transfer):
-                return False
-        self.start[task] = self.now
-        if task.kind.is_transfer:
-            self._open(task)
-            self.position[rank] += 1
-        else:
-            self.rank_of[task] = rank
-            self.left[rank] = self.duration(task) * self.sharing.of(task)
-        return True
+        if task.kind is Kind.SEND:
+            self._open_send(number, self.now)
+            return True
+        if ready > self.now:
+            heappush(self.moments, (ready, _ARRIVAL, rank))
+            return False
+        self.start[number] = self.now
+        host, share = self.sharing.hosts[rank], self.sharing.of(task)
+        self.hosts[host].begin(rank, self.now, self.duration(task) * share, share)
+        self.changed.add(host)
+        return False
 
-    def _open(self, task: Task) -> None:
-        other = self.opened.setdefault((task.edge, task.microbatch), task)
-        if other.kind is not task.kind:
-            send = task if task.kind is Kind.SEND else other
-            self.end[task] = self.end[other] = self.now + self.latency(send)
-
-    def spans(self) -> tuple[tuple[Span, ...], ...]:
-        return tuple(
-            tuple(Span(task, self.start[task], self.end[task]) for task in tasks) for tasks in self.program.ranks
-        )
+    def _timeline(self) -> Timeline:
+        spans: list[list[Span]] = []
+        for rank, tasks in enumerate(self.program.ranks):
+            spans.append([])
+            for position, task in enumerate(tasks):
+                start, end = self.start[self.first[rank] + position], self.end[self.first[rank] + position]
+                if start is None or end is None:
+                    raise waits_forever(self.program, rank, position)
+                spans[-1].append(Span(task, start, end))
+        return Timeline(self.program, tuple(map(tuple, spans)))

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smp_tf.pipeline.check import check, marked
+from smp_tf.pipeline.check import _reason, check, marked
 from smp_tf.pipeline.errors import ProgramError, ScheduleError
+from smp_tf.pipeline.replay import Stuck
 from smp_tf.pipeline.schedule import SCHEDULES, build, program_of
 from smp_tf.pipeline.stash import peak_stash
 from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse_program
@@ -222,6 +223,18 @@ def test_ranks_that_wait_for_each_other() -> None:
         "rank 1 stands before 1F1 and waits for 0F1 of rank 0",
         "rank 0: 0F0 >0B0< 0F1 0B1",
         "rank 1: 1F0 >1F1< 1B0 1B1",
+    )
+
+
+def test_of_a_rank_that_is_through_its_list_the_open_transfer_is_told() -> None:
+    """It was said to stand before the last receive of its list, which it had opened."""
+    program = parse_program("0F0 0R1.0\n1F0 1S1.0")
+    send, receive = Task(Kind.SEND, 1, 0, edge=1), Task(Kind.RECV, 0, 0, edge=1)
+    assert _reason(program, Stuck(0, 1, (send,)), (0, 1)) == (
+        "rank 0 is through its list, and 0R1.0 still waits for 1S1.0 of rank 1"
+    )
+    assert _reason(program, Stuck(1, 1, (receive,)), (0, 1)) == (
+        "rank 1 is through its list, and 1S1.0 still waits for 0R1.0 of rank 0"
     )
 
 

@@ -16,7 +16,8 @@ from smp_tf.pipeline.dependencies import dependencies
 from smp_tf.pipeline.errors import ProgramError
 from smp_tf.pipeline.replay import Replay, Stuck, replay
 from smp_tf.pipeline.schedule import SCHEDULES, build
-from smp_tf.pipeline.simulate import simulate
+from smp_tf.pipeline.shared_host import Sharing, simulate_on_hosts
+from smp_tf.pipeline.simulate import ChunkTimes, simulate
 from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse_program
 from smp_tf.pipeline.transfers import add_transfers
 
@@ -76,7 +77,10 @@ def test_no_task_is_looked_at_more_often_where_there_are_many(kind: str) -> None
         # Of more stages a larger share are in the middle, where there are more transfers.
         assert calls < 1.05 * few[part], (part, calls, few[part])
         # It was 84 to check and 50 to simulate a task when ranks were tried in turns.
-        assert calls < {"order": 15, "transfers": 25, "check": 30, "simulate": 25}[part], (part, calls)
+        assert calls < {"order": 15, "transfers": 25, "check": 30, "simulate": 25, "pairs": 60, "one host": 60}[part], (
+            part,
+            calls,
+        )
 
 
 def calls_per_task(kind: str, stages: int) -> dict[str, float]:
@@ -103,10 +107,15 @@ def calls_per_task(kind: str, stages: int) -> dict[str, float]:
         mark()
         assert simulate(program, edges=edges).step_time > 0
         mark()
+        pairs = Sharing(tuple(rank // 2 for rank in range(stages)), 0.8, 0.6)
+        assert simulate_on_hosts(program, ChunkTimes(), edges, pairs).step_time > 0
+        mark()
+        assert simulate_on_hosts(program, ChunkTimes(), edges, Sharing((0,) * stages, 0.8, 0.6)).step_time > 0
+        mark()
     finally:
         sys.setprofile(before)
     tasks = sum(map(len, program.ranks))
-    parts = ("order", "transfers", "check", "simulate")
+    parts = ("order", "transfers", "check", "simulate", "pairs", "one host")
     return {part: (end - begin) / tasks for part, (begin, end) in zip(parts, itertools.pairwise(marks), strict=True)}
 
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from smp_tf.pipeline.errors import ProgramError, ScheduleError
 from smp_tf.pipeline.schedule import build
 from smp_tf.pipeline.shared_host import Sharing, simulate_on_hosts
-from smp_tf.pipeline.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.simulate import ChunkTimes, latency_of, simulate
 from smp_tf.pipeline.task import Kind, Program, Task
 from smp_tf.pipeline.transfers import add_transfers
+from tests.pipeline.stepped_hosts import SteppedHosts
 from tests.pipeline.test_simulate import chain
 
 #: Backward of two seconds beside another, of one alone.
@@ -109,6 +110,40 @@ def test_it_lies_between_always_beside_others_and_always_alone(
     # A forward task may be slower beside a backward one than beside another forward one.
     most = stages * microbatches * 3.0
     assert alone - 1e-9 <= found <= max(most, simulate(program, TIMES).step_time) + 1e-9
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    schedule=st.sampled_from(["simple", "interleaved", "zb_h1", "zb_v", "interleaved_1f1b"]),
+    hosts=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    microbatches=st.integers(1, 5),
+    shares=st.tuples(st.floats(0.2, 1.0), st.floats(0.2, 1.0)),
+    seconds=st.lists(st.tuples(*[st.sampled_from([0.0, 0.5, 1.0, 1.7, 3.0])] * 3), min_size=10, max_size=10),
+    comm=st.sampled_from([0.0, 0.3, 1.0, 4.0]),
+    with_messages=st.booleans(),
+)
+def test_it_is_what_looking_at_all_ranks_at_every_moment_gives(
+    schedule: str,
+    hosts: list[int],
+    microbatches: int,
+    shares: tuple[float, float],
+    seconds: list[tuple[float, float, float]],
+    comm: float,
+    with_messages: bool,
+) -> None:
+    program = build(schedule, stages=len(hosts), microbatches=microbatches)
+    edges = chain(program.chunks) if with_messages else None
+    if edges is not None:
+        program = add_transfers(program, edges)
+    times = [ChunkTimes(*each) for each in seconds[: program.chunks]]
+    sharing = Sharing(tuple(hosts), *shares)
+    found = simulate_on_hosts(program, times, edges, sharing, comm=comm)
+    stepped = SteppedHosts(program, edges, lambda task: times[task.chunk].of(task), latency_of(comm, edges), sharing)
+    stepped.run()
+    for ours, theirs in zip(found.spans, stepped.spans(), strict=True):
+        assert [(s.task, s.start, s.end) for s in ours] == [
+            (s.task, pytest.approx(s.start, abs=1e-9), pytest.approx(s.end, abs=1e-9)) for s in theirs
+        ]
 
 
 def test_a_program_that_never_ends_is_an_error() -> None:
