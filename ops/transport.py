@@ -23,13 +23,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smp_tf.ops.errors import (
-    PeerError,
-    TransportCancelledError,
-    TransportError,
-    TransportTimeoutError,
+from smp_tf.ops.errors import TransportError, TransportTimeoutError
+from smp_tf.ops.transport_functions import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    INVALID_ARGUMENT,
+    OK,
+    Key,
+    Options,
+    functions,
+    raise_for,
 )
-from smp_tf.ops.library import transport_library
 
 __all__ = ["Transport", "TransportOptions"]
 
@@ -37,36 +41,6 @@ __all__ = ["Transport", "TransportOptions"]
 SLICE_S = 0.1
 MESSAGE_PROGRAM = 0xFFFFFFFF00000000
 MAX_CONTROL_BYTES = 4096
-
-OK, CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED = 0, 1, 3, 4
-ABORTED, UNAVAILABLE = 10, 14
-
-
-class _Options(ctypes.Structure):
-    _fields_ = [
-        ("struct_bytes", ctypes.c_uint64),
-        ("single_host", ctypes.c_int32),
-        ("local_size", ctypes.c_int32),
-        ("spin_us", ctypes.c_int32),
-        ("watch_launcher", ctypes.c_int32),
-        ("watch_signals", ctypes.c_int32),
-        ("end_process", ctypes.c_int32),
-        ("read_memory", ctypes.c_int32),
-        ("huge_pages", ctypes.c_int32),
-        ("stall_report_s", ctypes.c_double),
-        ("stall_timeout_s", ctypes.c_double),
-        ("grace_s", ctypes.c_double),
-        ("network_devices", ctypes.c_char_p),
-    ]
-
-
-class _Key(ctypes.Structure):
-    _fields_ = [
-        ("program", ctypes.c_uint64),
-        ("step", ctypes.c_int64),
-        ("edge", ctypes.c_uint64),
-        ("microbatch", ctypes.c_uint64),
-    ]
 
 
 @dataclass(frozen=True)
@@ -115,7 +89,7 @@ class Transport:
 
     def __init__(self, handle: int, rank: int, size: int) -> None:
         """Wraps an open handle; see `open`."""
-        self._library = _functions()
+        self._library = functions()
         self._handle: int | None = handle
         self._lock = threading.Lock()
         self._sent: defaultdict[tuple[int, int], int] = defaultdict(int)
@@ -135,9 +109,9 @@ class Transport:
         Raises:
             TransportError: UCX could not be opened; the message says why.
         """
-        library = _functions()
+        library = functions()
         options = options or TransportOptions()
-        c_options = _Options()
+        c_options = Options()
         library.smp_options_init(ctypes.byref(c_options))
         for name in (
             "single_host",
@@ -205,13 +179,13 @@ class Transport:
         )
         if code == INVALID_ARGUMENT:
             raise ValueError(error.value.decode(errors="replace"))
-        _raise_for(code, error.value)
+        raise_for(code, error.value)
         deadline = time.monotonic() + timeout
         while True:
             left = max(0.0, min(SLICE_S, deadline - time.monotonic()))
             code = self._library.smp_transport_wait_connected(handle, left, error, len(error))
             if code != DEADLINE_EXCEEDED or time.monotonic() >= deadline:
-                _raise_for(code, error.value)
+                raise_for(code, error.value)
                 return
             if while_waiting is not None:
                 while_waiting(error.value.decode(errors="replace").partition(" waits for ")[2])
@@ -479,8 +453,8 @@ class Transport:
             raise TransportError(f"the transport of rank {self.rank} is closed")
         return self._handle
 
-    def _message_key(self, tag: int, sequence: int) -> _Key:
-        return _Key(MESSAGE_PROGRAM, 0, tag, sequence)
+    def _message_key(self, tag: int, sequence: int) -> Key:
+        return Key(MESSAGE_PROGRAM, 0, tag, sequence)
 
     def _text(self, function: Any) -> str:
         count = 1 << 16
@@ -517,7 +491,7 @@ class Transport:
                 code = library.smp_operation_wait(operation, min(left, SLICE_S))
                 if code < 0 and while_waiting is not None:
                     while_waiting()
-            _raise_for(code, library.smp_operation_message(operation))
+            raise_for(code, library.smp_operation_message(operation))
             count = ctypes.c_uint64()
             data = library.smp_operation_take(operation, ctypes.byref(count))
             return _own(data, count.value)
@@ -531,10 +505,10 @@ class Transport:
 def _own(data: int | None, count: int) -> memoryview:
     if not data or count == 0:
         if data:
-            transport_library().smp_bytes_free(data)
+            functions().smp_bytes_free(data)
         return memoryview(b"")
     array = (ctypes.c_char * count).from_address(data)
-    weakref.finalize(array, _functions().smp_bytes_free, data)
+    weakref.finalize(array, functions().smp_bytes_free, data)
     return memoryview(array).cast("B")
 
 
@@ -550,7 +524,7 @@ def _pointer_to(view: memoryview) -> tuple[int, Any]:
 
 def _free_when_released(operation: int, keep: Any) -> None:
     """Frees an operation; a send that was given up keeps its memory until the transport is done."""
-    library = _functions()
+    library = functions()
     if keep is None or library.smp_operation_released(operation):
         library.smp_operation_free(operation)
         return
@@ -563,73 +537,3 @@ def _free_when_released(operation: int, keep: Any) -> None:
         del held
 
     threading.Thread(target=wait, name="smp_release", daemon=True).start()
-
-
-def _raise_for(code: int, message: bytes) -> None:
-    if code == OK:
-        return
-    text = message.decode(errors="replace")
-    if code in (ABORTED, UNAVAILABLE):
-        raise PeerError(text)
-    if code == DEADLINE_EXCEEDED:
-        raise TransportTimeoutError(text)
-    if code == CANCELLED:
-        raise TransportCancelledError(text)
-    raise TransportError(text)
-
-
-_declared = False
-
-
-def _functions() -> ctypes.CDLL:
-    """The library with the types of its functions declared."""
-    global _declared
-    library = transport_library()
-    if _declared:
-        return library
-    handle, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
-    u32, u64, i64, real = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_double
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "smp_options_init": (None, [handle]),
-        "smp_transport_create": (handle, [u32, u32, handle, text, size]),
-        "smp_transport_watch_signals": (None, [handle]),
-        "smp_transport_address": (handle, [handle, handle]),
-        "smp_transport_connect": (
-            ctypes.c_int,
-            [handle, handle, handle, size, text, size, text, size],
-        ),
-        "smp_transport_wait_connected": (ctypes.c_int, [handle, real, text, size]),
-        "smp_transport_begin_step": (None, [handle, u64, i64]),
-        "smp_transport_end_step": (None, [handle, u64]),
-        "smp_transport_await_step": (ctypes.c_int, [handle, u64, i64, ctypes.c_int, real]),
-        "smp_transport_stop_awaiting": (None, [handle]),
-        "smp_transport_set_activity": (None, [handle, text]),
-        "smp_transport_set_program_ranks": (None, [handle, u64, handle, size]),
-        "smp_transport_set_averaging_ranks": (None, [handle, u64, handle, size]),
-        "smp_transport_goodbye": (ctypes.c_int, [handle, real]),
-        "smp_transport_await_goodbyes": (ctypes.c_int, [handle, handle, size, real]),
-        "smp_transport_abort": (ctypes.c_int, [handle, text, ctypes.c_int, real]),
-        "smp_transport_hold_words": (None, [handle, real]),
-        "smp_transport_cause": (size, [handle, text, size]),
-        "smp_transport_stats": (size, [handle, text, size]),
-        "smp_transport_lanes": (size, [handle, u32, text, size]),
-        "smp_transport_ask": (ctypes.c_int, [handle, u32, real, text, size]),
-        "smp_transport_cancel_all": (None, [handle, text]),
-        "smp_transport_destroy": (None, [handle]),
-        "smp_transport_make_current": (None, [handle]),
-        "smp_operation_send": (handle, [handle, u32, _Key, text, handle, u64]),
-        "smp_operation_recv": (handle, [handle, u32, _Key, text]),
-        "smp_operation_wait": (ctypes.c_int, [handle, real]),
-        "smp_operation_cancel": (None, [handle]),
-        "smp_operation_message": (text, [handle]),
-        "smp_operation_take": (handle, [handle, handle]),
-        "smp_operation_released": (ctypes.c_int, [handle]),
-        "smp_operation_free": (None, [handle]),
-        "smp_bytes_free": (None, [handle]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = arguments
-    _declared = True
-    return library

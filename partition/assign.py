@@ -90,6 +90,10 @@ class Assignment:
         """Number of stages."""
         return 1 + max(self.placement)
 
+    def stage_of(self, chunk: int | None) -> int | None:
+        """The stage of a chunk; None of none, as what all stages make has."""
+        return None if chunk is None else self.placement[chunk]
+
     def first_chunk(self, stage: int) -> int:
         """The first of a stage's chunks."""
         return self.placement.index(stage)

@@ -20,10 +20,9 @@ same graph and plan, so that both ends of a transfer agree without a word.
 
 from __future__ import annotations
 
-import enum
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from smp_tf.partition.assign import Assignment, Role
@@ -32,6 +31,7 @@ from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.op_graph import SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
 from smp_tf.partition.recompute import remade_nodes
 from smp_tf.partition.recompute_order import waits_of_groups
+from smp_tf.partition.step_outputs import Delivery, StepOutputPlan, plan_outputs
 
 _READ = "ReadVariableOp"
 #: Chunk, sweep, and part of the sweep.
@@ -96,52 +96,6 @@ class Transfer:
         return self.is_sum or self.variable is not None
 
 
-class Delivery(enum.Enum):
-    """Who gets an output of the step: every rank (sent), every rank (made there), its stage alone, or all its sum."""
-
-    SENT_TO_ALL = "sent to all"
-    MADE_BY_ALL = "made by all"
-    LOCAL = "local"
-    SUM_TO_ALL = "sum to all"
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutputPlan:
-    """How one output tensor of the step reaches the caller.
-
-    Args:
-        tensor: the tensor.
-        delivery: who gets it.
-        chunk: the chunk that makes it; None where all stages make it.
-        is_gradient: whether it was computed from gradients.
-        is_part: whether it is a part of a composite tensor (sparse slices), whose parts stay per microbatch.
-        follows_state: whether it was computed from a variable that the step writes, such as the result of a metric:
-            its value after the last microbatch is that of the whole batch.
-        summands: for a gradient that is made on other chunks than its variable's owner, `chunk`: the contributions.
-            Each is summed over the microbatches where it is made and sent to its stage once per step; the output is
-            the sum of all. Where `tensor` is not among them it is never computed. With SUM_TO_ALL they go to every
-            stage, and each adds them up: the gradient of a variable of the script, which lives on every rank.
-    """
-
-    tensor: Tensor
-    delivery: Delivery
-    chunk: int | None
-    is_gradient: bool
-    is_part: bool = False
-    summands: tuple[Tensor, ...] = ()
-    follows_state: bool = False
-
-    @property
-    def is_summed(self) -> bool:
-        """Whether the stage that makes it adds it up over the microbatches instead of keeping each."""
-        return self.is_gradient and self.delivery in (Delivery.LOCAL, Delivery.SUM_TO_ALL) and not self.is_part
-
-    def gets_sum(self, stage: int, placement: Sequence[int]) -> bool:
-        """Whether a stage has the sum over the microbatches, by the stages of all chunks."""
-        here = self.chunk is not None and placement[self.chunk] == stage
-        return self.is_summed and (here or self.delivery is Delivery.SUM_TO_ALL)
-
-
 @dataclass(frozen=True)
 class Split:
     """A step, cut: the segments of all stages, the transfers between them and the way of each output.
@@ -178,12 +132,11 @@ class Split:
 
     def stage_of_variable(self, index: int) -> int | None:
         """The stage that owns a variable; None for one of the script's own."""
-        chunk = self.assignment.owners[index]
-        return None if chunk is None else self.placement[chunk]
+        return self.assignment.stage_of(self.assignment.owners[index])
 
     def stage_of(self, output: StepOutputPlan) -> int | None:
         """The stage that makes an output; None where all make it."""
-        return None if output.chunk is None else self.placement[output.chunk]
+        return self.assignment.stage_of(output.chunk)
 
     @cached_property
     def sweeps(self) -> int:
@@ -245,10 +198,8 @@ class _Splitter:
         self.graph = assignment.graph
         self.places = assignment.places
         self.placement = assignment.placement
-        self.local_outputs = local_outputs
-        self.composites = composites
+        self.outputs = plan_outputs(assignment, local_outputs, composites)
         self.replicated_sweep = assignment.replicated_sweep
-        self.variable_of_gradient = {t: g.variable for g in self.graph.gradients for t in g.tensors}
         self.cut_backward = frozenset(cut_backward)
         self.waited_for: frozenset[int] = frozenset()
         self.group_of = recompute
@@ -279,7 +230,7 @@ class _Splitter:
         return [(self.assignment.first_chunk(stage), self.assignment.replicated_sweep, 0) for stage in stages]
 
     def run(self) -> Split:
-        outputs = self._plan_outputs()
+        outputs = self.outputs
         never_made = {o.tensor.node for o in outputs if o.summands and o.tensor not in o.summands}
         if self.cut_backward:
             # What is summed at the owner of a weight is sent when all microbatches are done: nobody waits for it.
@@ -326,181 +277,6 @@ class _Splitter:
         assert chunk is not None
         return (chunk, 1, self._last_part(chunk)) if output.is_gradient else (chunk, 0, 0)
 
-    def _stage(self, chunk: int | None) -> int | None:
-        return None if chunk is None else self.placement[chunk]
-
-    def _plan_outputs(self) -> tuple[StepOutputPlan, ...]:
-        planned = [self._plan_output(i, t) for i, t in enumerate(self.graph.outputs)]
-        for parts in self.composites:
-            # Indices of sparse slices may be free to make anywhere; they go where the values are.
-            leader = next((planned[i] for i in parts if planned[i].chunk is not None), planned[parts[0]])
-            for i in parts:
-                # A part that every stage makes (a shape) is never sent; it only stays at home where the values do.
-                made_by_all = planned[i].chunk is None and leader.delivery is not Delivery.LOCAL
-                planned[i] = replace(
-                    planned[i],
-                    delivery=planned[i].delivery if made_by_all else leader.delivery,
-                    chunk=planned[i].chunk if made_by_all or planned[i].chunk is not None else leader.chunk,
-                    is_gradient=leader.is_gradient,
-                    is_part=True,
-                )
-        return tuple(self._with_summands(output) for output in planned)
-
-    def _with_summands(self, output: StepOutputPlan) -> StepOutputPlan:
-        """Bring the gradient of a variable to the chunk that owns it.
-
-        A sum of contributions from several chunks that the step only returns is taken apart: each chunk sums its own
-        over the microbatches, and the owner adds them up.
-        """
-        variable = self._variable_of_gradient(output)
-        owner = None if variable is None else self.assignment.owners[variable]
-        chunk = output.chunk if owner is None else owner
-        of_script = variable is not None and owner is None and self.assignment.stages > 1
-        if variable is not None and of_script and output.is_part:
-            raise PlacementError(
-                f"The step returns the sparse gradient {self.graph.nodes[output.tensor.node].name!r} of "
-                f"{self.graph.variables[variable].name!r}, a variable of the script that every rank has. Return "
-                f"tf.convert_to_tensor(gradient) from the step instead."
-            )
-        made, owned = self._stage(output.chunk), self._stage(chunk)
-        if output.is_part and output.is_gradient and owned != made:
-            raise PlacementError(
-                f"The sparse gradient {self.graph.nodes[output.tensor.node].name!r} is made on stage {made}, "
-                f"but stage {owned} owns its variable. Return tf.convert_to_tensor(gradient) from the step instead."
-            )
-        if not output.is_summed:
-            return output
-        if of_script:
-            output = replace(output, delivery=Delivery.SUM_TO_ALL, summands=(output.tensor,))
-        node = self.graph.nodes[output.tensor.node]
-        places = [self.places[t.node] for t in node.inputs]
-        if (
-            node.op == "AddN"
-            and output.tensor not in self.graph.consumers
-            and all(p.role is Role.HOME for p in places)
-            and len({p.chunk for p in places}) > 1
-            and sum(t == output.tensor for t in self.graph.outputs) == 1
-        ):
-            return replace(output, summands=node.inputs, chunk=chunk)
-        return output if owned == made else replace(output, summands=(output.tensor,), chunk=chunk)
-
-    def _variable_of_gradient(self, output: StepOutputPlan) -> int | None:
-        """The variable of a returned gradient, also of one that was changed after it was taken.
-
-        None where it cannot be told: the value was computed from no gradient of a variable, or from those of several.
-        """
-        found = self._variables_behind(output.tensor)
-        if len(found) != 1 and self._is_changed_gradient(output.tensor):
-            found = self._variables_behind(output.tensor, of_one_type=True)
-        return min(found) if len(found) == 1 else None
-
-    def _is_changed_gradient(self, tensor: Tensor) -> bool:
-        """Whether a value is one variable's gradient times, or plus, numbers: as clipping by a norm gives it.
-
-        Those numbers may come from gradients of other stages; the value is nevertheless of use to one stage only.
-        """
-        return bool(self.graph.type_of(tensor).shape) and len(self._variables_behind(tensor, of_one_type=True)) == 1
-
-    def _variables_behind(self, tensor: Tensor, of_one_type: bool = False) -> set[int]:
-        """Variables from whose gradients a value was computed.
-
-        Args:
-            tensor: the value.
-            of_one_type: only through tensors of its own type and shape.
-        """
-        kind = self.graph.type_of(tensor)
-        found: set[int] = set()
-        seen: set[Tensor] = set()
-        stack = [tensor]
-        while stack:
-            tensor = stack.pop()
-            if tensor in seen or (of_one_type and self.graph.type_of(tensor) != kind):
-                continue
-            seen.add(tensor)
-            if tensor in self.variable_of_gradient:
-                found.add(self.variable_of_gradient[tensor])
-            elif not self.graph.nodes[tensor.node].backward:
-                stack.extend(t for t in self.graph.nodes[tensor.node].inputs if self.places[t.node].sweep > 0)
-        return found
-
-    def _plan_output(self, index: int, tensor: Tensor) -> StepOutputPlan:
-        place = self.places[tensor.node]
-        node = self.graph.nodes[tensor.node]
-        if place.role in (Role.FREE, Role.REPLICATED):
-            owner = self._owner_of_free_gradient(tensor)
-            if owner is not None:
-                return StepOutputPlan(tensor, Delivery.LOCAL, owner, True)
-            return StepOutputPlan(
-                tensor, Delivery.MADE_BY_ALL, None, False, follows_state=place.role is Role.REPLICATED
-            )
-        behind = self._variables_behind(tensor)
-        of_one_variable = self._is_changed_gradient(tensor)
-        is_gradient = bool(behind) and (of_one_variable or not self._needs_model(tensor.node))
-        of_one_stage = of_one_variable or len(behind) == 1 or len(self._gradient_stages(tensor.node)) == 1
-        local = index in self.local_outputs or (is_gradient and of_one_stage)
-        delivery = Delivery.LOCAL if local else Delivery.SENT_TO_ALL
-        kind = self.graph.type_of(tensor)
-        if delivery is Delivery.SENT_TO_ALL and self.assignment.stages > 1 and kind.dtype in UNSENDABLE_DTYPES:
-            raise PlacementError(
-                f"The step returns {node.name!r}, a tensor of type {kind.dtype}, which stage "
-                f"{self._stage(place.chunk)} makes; such a tensor cannot leave its process. Name it in local_outputs, "
-                f"or return the numbers it is made of."
-            )
-        return StepOutputPlan(tensor, delivery, place.chunk, is_gradient)
-
-    def _owner_of_free_gradient(self, tensor: Tensor) -> int | None:
-        """The chunk of the variable of whose gradient a value was made that needs nothing of the model.
-
-        So it is where the loss is linear: every stage could make it, and replicas have other ones, of their batches.
-        """
-        found: set[int] = set()
-        seen: set[Tensor] = set()
-        stack = [tensor]
-        while stack:
-            current = stack.pop()
-            if current in seen:
-                continue
-            seen.add(current)
-            if current in self.variable_of_gradient:
-                found.add(self.variable_of_gradient[current])
-            else:
-                stack.extend(self.graph.nodes[current.node].inputs)
-        return self.assignment.owners[found.pop()] if len(found) == 1 else None
-
-    def _needs_model(self, number: int) -> bool:
-        """Whether a value was computed from gradients and from what a model gives: a loss with a gradient penalty."""
-        seen: set[int] = set()
-        stack = [number]
-        while stack:
-            current = stack.pop()
-            node, place = self.graph.nodes[current], self.places[current]
-            if current in seen or node.backward or place.role is not Role.HOME:
-                continue
-            seen.add(current)
-            if node.call or place.sweep == 0:
-                return True
-            stack.extend(t.node for t in node.inputs)
-        return False
-
-    def _gradient_stages(self, number: int) -> set[int]:
-        """Stages whose backward ops a value was computed from, looking through the ops made after backward."""
-        found: set[int] = set()
-        seen: set[int] = set()
-        stack = [number]
-        while stack:
-            current = stack.pop()
-            if current in seen:
-                continue
-            seen.add(current)
-            node, place = self.graph.nodes[current], self.places[current]
-            if node.backward:
-                if place.role in (Role.HOME, Role.WEIGHT) and place.chunk is not None:
-                    found.add(self.placement[place.chunk])
-                continue
-            if place.role is Role.HOME and place.sweep >= 1:
-                stack.extend(t.node for t in node.inputs)
-        return found
-
     def _include(self, key: _Key, root: int) -> None:
         """Put a node and the copies it needs into a segment; note what must come from elsewhere."""
         stack = [root]
@@ -523,7 +299,7 @@ class _Splitter:
                     self._take(key, tensor, number)
 
     def _is_remote(self, key: _Key, variables: tuple[int, ...]) -> bool:
-        owners = [self._stage(self.assignment.owners[v]) for v in variables]
+        owners = [self.assignment.stage_of(self.assignment.owners[v]) for v in variables]
         return any(owner not in (None, self.placement[key[0]]) for owner in owners)
 
     def _check_handles(self, key: _Key, number: int) -> None:
@@ -532,9 +308,9 @@ class _Splitter:
         if not self._is_remote(key, touched) or (node.op in _READERS and self._can_copy(touched)):
             return
         variable = next(v for v in touched if self._is_remote(key, (v,)))
-        owner = self._stage(self.assignment.owners[variable])
+        owner = self.assignment.stage_of(self.assignment.owners[variable])
         raise PlacementError(
-            f"Op {node.name!r} ({node.op}) on stage {self._stage(key[0])} needs the handle of "
+            f"Op {node.name!r} ({node.op}) on stage {self.assignment.stage_of(key[0])} needs the handle of "
             f"{self.graph.variables[variable].name!r}, which stage {owner} owns. Only plain "
             f"reads of a weight that the step does not write may cross stages."
         )
@@ -576,7 +352,7 @@ class _Splitter:
         self.taken[key][tensor] = None
         place = self.places[tensor.node]
         kind = self.graph.type_of(tensor)
-        made, needed = self._stage(place.chunk), self._stage(key[0])
+        made, needed = self.assignment.stage_of(place.chunk), self.assignment.stage_of(key[0])
         if made != needed and kind.dtype in UNSENDABLE_DTYPES:
             raise PlacementError(
                 f"Tensor {self.graph.nodes[tensor.node].name}:{tensor.index} ({kind.dtype}) is made on stage "
@@ -597,14 +373,14 @@ class _Splitter:
         for chunk, sweep, part in sorted(self.taken, key=self._when):
             for tensor in self.taken[chunk, sweep, part]:
                 source = self.places[tensor.node].chunk
-                if self._stage(source) != placement[chunk]:
+                if self.assignment.stage_of(source) != placement[chunk]:
                     first_need.setdefault((tensor, placement[chunk]), (chunk, sweep))
                 elif source != chunk:
                     within.setdefault((tensor, chunk), sweep)
         for output in outputs:
             if output.delivery is Delivery.SENT_TO_ALL:
                 for stage in stages:
-                    if stage != self._stage(output.chunk):
+                    if stage != self.assignment.stage_of(output.chunk):
                         first_need.setdefault((output.tensor, stage), (self.assignment.first_chunk(stage), None))
         found: list[Transfer] = []
         for (tensor, _), (chunk, first) in sorted(first_need.items(), key=lambda item: (item[0][0], item[0][1])):
@@ -621,7 +397,7 @@ class _Splitter:
         needed: dict[tuple[int, int], tuple[int, int]] = {}
         for chunk, sweep, part in sorted(self.remote, key=self._when):
             for variable in sorted(self.remote[chunk, sweep, part]):
-                if self._stage(self.assignment.owners[variable]) != placement[chunk]:
+                if self.assignment.stage_of(self.assignment.owners[variable]) != placement[chunk]:
                     needed.setdefault((variable, placement[chunk]), (chunk, sweep))
         for (variable, _), (chunk, sweep) in sorted(needed.items()):
             owner = self.assignment.owners[variable]

@@ -26,7 +26,8 @@ from smp_tf.ops import send_recv
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
 from smp_tf.partition.segment_graph import tensor_name
-from smp_tf.partition.split import StepOutputPlan, Transfer
+from smp_tf.partition.split import Transfer
+from smp_tf.partition.step_outputs import StepOutputPlan
 from smp_tf.pipeline.function_calls import FunctionCalls
 from smp_tf.pipeline.host import on_device
 from smp_tf.pipeline.marks import begin_task, end_task

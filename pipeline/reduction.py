@@ -25,7 +25,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from smp_tf.partition.op_graph import Tensor
-from smp_tf.partition.split import Split, StepOutputPlan
+from smp_tf.partition.split import Split
+from smp_tf.partition.step_outputs import StepOutputPlan
 from smp_tf.pipeline.marks import begin_reduce, end_reduce
 from smp_tf.pipeline.task import Kind, Task
 

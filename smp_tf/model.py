@@ -14,10 +14,11 @@ import tf_keras
 
 from smp_tf import runtime, tf_internals
 from smp_tf.errors import StepError
-from smp_tf.keras_adapter import optimizer_patch, state_patch
+from smp_tf.keras_adapter import state_patch
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.model_context import in_keras_loop, saving, step_being_traced
 from smp_tf.norms import NormPatch
+from smp_tf.optimizer_patch import optimizer_patch
 from smp_tf.variables import VariableStore, tracing_step
 
 #: In force from the first distributed model until `smp.shutdown`.

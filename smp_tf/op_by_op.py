@@ -14,12 +14,14 @@ The tasks themselves are functions of their own, whose ops are put together as e
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import tensorflow as tf
 
 
-def op_by_op() -> contextlib.AbstractContextManager[None]:
-    """A context in which the ops of the graph that is being traced are kept out of XLA's clusters.
+@contextlib.contextmanager
+def op_by_op() -> Iterator[None]:
+    """A context, or a decorator, in which ops of the graph that is being traced are kept out of XLA's clusters.
 
     Example:
         >>> with tf.Graph().as_default(), op_by_op():
@@ -27,6 +29,7 @@ def op_by_op() -> contextlib.AbstractContextManager[None]:
         False
     """
     if tf.executing_eagerly():
-        return contextlib.nullcontext()
-    context: contextlib.AbstractContextManager[None] = tf.xla.experimental.jit_scope(compile_ops=False)
-    return context
+        yield
+        return
+    with tf.xla.experimental.jit_scope(compile_ops=False):
+        yield

@@ -11,8 +11,9 @@ replica that updates a weight receives the average of its gradient (`sums_at_rec
 the gradient of another stage's weight is. Of one that is cut each receives the average for its rows where the step
 itself applies it, as in `fit`. Where a script does, the average goes to all: it may look at gradients, and what some
 rows of it are is nothing that a list of gradients can say. An optimizer is handed the weights of this rank's share
-(`keras_adapter`), or blocks with the rows of them (`row_blocks`), and makes slots for no others. One that cannot update
-rows by themselves updates the whole weight, on one replica. What it has written is then gathered (`gathered_shares`).
+(`optimizer_patch`), or blocks with the rows of them (`row_blocks`), and makes slots for no others. One that cannot
+update rows by themselves updates the whole weight, on one replica. What it has written is then gathered
+(`gathered_shares`).
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC20, sections 5.1
 and 5.2 (slots are shared, and averages of gradients; sums over microbatches are not).

@@ -18,7 +18,7 @@ from smp_tf.microbatching import Slicer, SplitArgument
 from smp_tf.op_by_op import op_by_op
 from smp_tf.partition.lower import Lowered, OutputSlot
 from smp_tf.partition.plan import Plan
-from smp_tf.partition.split import Delivery
+from smp_tf.partition.step_outputs import Delivery
 from smp_tf.partition.trace import Trace
 from smp_tf.pipeline.executor import StepResults, emit
 from smp_tf.pipeline.marks import begin_reduce, end_reduce
@@ -151,12 +151,9 @@ class SplitProgram:
         self._layout = self._emit(tensors)
         return self._layout.tensors()
 
+    @op_by_op()
     def _emit(self, tensors: Sequence[Any]) -> _Flat:
         """Write the program into the current graph."""
-        with op_by_op():
-            return self._emit_ops(tensors)
-
-    def _emit_ops(self, tensors: Sequence[Any]) -> _Flat:
         running = runtime.current()
         program = self.stage_program
         slicer = Slicer(self.arguments, tensors, self.microbatches)

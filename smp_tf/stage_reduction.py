@@ -78,13 +78,9 @@ def _forget() -> None:
     _Running.eager.clear()
 
 
+@op_by_op()
 def _emit(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
     """Write the reduction into the current graph."""
-    with op_by_op():
-        return _emit_ops(own, reduction)
-
-
-def _emit_ops(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
     topology = runtime.current().topology
     number = _Running.number
     assert number is not None

@@ -6,21 +6,17 @@ rank's program (trace, lower, place, cut, build), and `SplitProgram` writes the 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from smp_tf import (
     equal_start,
-    first_steps,
     memory_forecast,
     partition_file,
-    pending_restore,
     placed_before,
     planning,
     post_partition_hooks,
@@ -29,11 +25,10 @@ from smp_tf import (
     sharded_slots,
     step_random,
     unaveraged_gradients,
-    variables,
 )
 from smp_tf.announce import announce
 from smp_tf.argument_structure import fill
-from smp_tf.data_parallel import averaging_bytes, reduction_name, sum_gradients_at
+from smp_tf.data_parallel import reduction_name, sum_gradients_at
 from smp_tf.errors import StepError
 from smp_tf.gather import WRITER
 from smp_tf.host_memory import memory_of_host, require_host_memory
@@ -47,27 +42,23 @@ from smp_tf.microbatching import (
     static_batch_size,
     with_pieces,
 )
-from smp_tf.model import DistributedModel
-from smp_tf.optimizer_state import slots_of
-from smp_tf.output_positions import composites_of, local_outputs_of
+from smp_tf.output_positions import local_outputs_of
 from smp_tf.partition.fingerprint import form
 from smp_tf.partition.lower import Lowered
 from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.placement import Ranks
 from smp_tf.partition.plan import Plan
 from smp_tf.partition.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
-from smp_tf.pipeline.host import has_device
 from smp_tf.pipeline.reduction import Bucket, Reduce, Sums
-from smp_tf.pipeline.schedule import is_named, placement_of
 from smp_tf.pipeline.stage_program import build_stage_program, plan_program
 from smp_tf.plan_agreement import agree_on_plan, know_averaging, show_plan
-from smp_tf.plan_timeline import timeline_of
 from smp_tf.result_structure import pack
+from smp_tf.settling import settle
 from smp_tf.sliced_objects import ObjectTensors
 from smp_tf.split_program import SplitProgram
 from smp_tf.step_arguments import Arguments, sort_arguments
 from smp_tf.step_options import StepOptions
+from smp_tf.step_request import expected_of, known_slots, request_for
 from smp_tf.step_signatures import OWN_SIZES, Signatures
 from smp_tf.step_trace import StepTrace, trace_step
 from smp_tf.sums_at_receivers import Receiver
@@ -78,9 +69,6 @@ from smp_tf.xla_report import report_uncompiled
 
 # A user's tf.function calls a step and its outputs; AutoGraph has nothing to convert in them.
 leave_unconverted("smp_tf")
-
-#: Slots per variable of an optimizer that nobody knows before it is applied: as many as Adam has.
-_USUAL_SLOTS = 2.0
 
 
 class Step:
@@ -240,8 +228,9 @@ class Step:
         samples = max(sizes, default=1)
         owners = placed_before.chunks_of(lowered)
         decides = any(variable.in_model and variable.index not in owners for variable in graph.variables)
-        slots = _known_slots(models)
-        request = self._request(traced, microbatches, samples, slots, decides=decides)
+        slots = known_slots(models)
+        local_outputs = local_outputs_of(lowered.results, self._options.local_outputs)
+        request = request_for(self.name, traced, microbatches, samples, slots, local_outputs, decides=decides)
 
         def propose(owners: Mapping[int, int], like: Plan | None = None) -> Plan:
             wanted = request if like is None else request.like(like)
@@ -251,7 +240,7 @@ class Step:
         if stages == microbatches == running.topology.size == 1 and not (is_random or xla or recompute):
             if config.memory_limit is not None:
                 propose(owners)
-            _settle(models, lowered, [0] * len(lowered.variables), (0,), 0, running.seed, ())
+            settle(models, lowered, [0] * len(lowered.variables), (0,), 0, running.seed, ())
             post_partition_hooks.run()
             body = autograph_convert(self._function) if self._options.autograph else self._function
             return UnsplitProgram(
@@ -276,7 +265,7 @@ class Step:
             placed_before.remember(self.name, plan, graph, config)
         stage = running.topology.mp_rank
         trained = {gradient.variable for gradient in graph.gradients}
-        placed = _settle(models, lowered, cut.assignment.owners, plan.placement, stage, running.seed, trained)
+        placed = settle(models, lowered, cut.assignment.owners, plan.placement, stage, running.seed, trained)
         ranks = running.topology.members(CommGroup.PP_GROUP)
         mine = {
             index: variable
@@ -322,64 +311,7 @@ class Step:
             then=self._then,
             keeps_gradients=self._options.keep_gradients,
             receivers=receivers,
-            expected=_expected(graph, request, plan, cut) if decides and running.topology.rank == WRITER else None,
-        )
-
-    def _request(
-        self, traced: StepTrace, microbatches: int, samples: int, slots: float | None, *, decides: bool
-    ) -> planning.PlacementRequest:
-        """What a plan of the step has to be like, by the configuration and by what was placed before.
-
-        Args:
-            traced: the step's trace.
-            microbatches: their number.
-            samples: of the largest microbatch.
-            slots: the optimizer's slots per variable; None while it is not known.
-            decides: whether the plan decides where variables are.
-        """
-        running = runtime.current()
-        config, stages = running.config, running.config.partitions or 1
-        lowered, graph = traced.lowered, traced.graph
-        measured = {
-            name: (forward * samples, backward * samples)
-            for model in traced.models
-            for name, (forward, backward) in model._smp_store.measured.items()
-        }
-        given = partition_file.given_for(self.name, graph) if decides else None
-        schedule, placement = _schedule_for(graph, config.pipeline), placed_before.placement(lowered)
-        recompute = config.recompute
-        if given is not None:
-            schedule = partition_file.schedule_for(given, schedule, placement)
-            placement, recompute = given.placement, partition_file.recompute_for(given, recompute)
-        placement = placement or placed_before.first_placement(config, stages)
-        if placement is None and not is_named(config.pipeline):
-            placement = placement_of(config.pipeline, stages)
-        return planning.PlacementRequest(
-            stages,
-            microbatches,
-            schedule,
-            config.optimize,
-            _USUAL_SLOTS if slots is None else slots,
-            samples,
-            measured,
-            None if config.auto_partition else config.default_partition,
-            given=given,
-            ranks=dataclasses.replace(
-                Ranks.alike(stages, config.memory_limit), hosts=running.topology.hosts_of_stages()
-            ),
-            proof_seconds=planning.PROOF_SECONDS,
-            local_outputs=local_outputs_of(lowered.results, self._options.local_outputs),
-            composites=composites_of(lowered.results),
-            chunks_per_rank=config.chunks_per_rank,
-            placement=placement,
-            contiguous=config.contiguous,
-            slot_shares=sharded_slots.count(),
-            averaging_bytes=averaging_bytes(running.topology.dp_size),
-            replicas=running.topology.dp_size,
-            gradients_on_host=config.gradient_offload and has_device(),
-            slots_on_host=config.optimizer_offload and has_device(),
-            recompute=recompute,
-            alone=_mean_of([model._smp_store.alone for model in traced.models if model._smp_store.measured]),
+            expected=expected_of(graph, request, plan, cut) if decides and running.topology.rank == WRITER else None,
         )
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:
@@ -466,69 +398,6 @@ class Step:
         bound = self._signature.bind_partial()
         bound.arguments.update(filled)
         return pack(body(*bound.args, **bound.kwargs), self.name)
-
-
-def _mean_of(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """What units of a step take alone, by those of its models that were measured."""
-    if not shares:
-        return 1.0, 1.0
-    forward, backward = zip(*shares, strict=True)
-    return statistics.fmean(forward), statistics.fmean(backward)
-
-
-def _expected(graph: OpGraph, request: planning.PlacementRequest, plan: Plan, cut: Split) -> first_steps.Expected:
-    """How long a step should take, by the costs of its units."""
-    timeline = timeline_of(plan, *planning.costs_of(graph, request, plan), cut, request.samples, request.ranks)
-    return first_steps.Expected(timeline.step_time, bool(request.measured))
-
-
-def _schedule_for(graph: OpGraph, asked: str) -> str:
-    """The schedule of a step: one that was written down is for one number of microbatches, and for training."""
-    return asked if is_named(asked) or any(node.backward for node in graph.nodes) else "simple"
-
-
-def _known_slots(models: Sequence[Any]) -> float | None:
-    """Slots per variable of the optimizers that models were compiled with; others are unknown until they are used."""
-    known = [slots_of(model.optimizer) for model in models if getattr(model, "optimizer", None) is not None]
-    return max((slots for slots in known if slots is not None), default=None)
-
-
-def _settle(
-    models: Iterable[DistributedModel],
-    lowered: Lowered,
-    owners: Sequence[int | None],
-    chunks: Sequence[int],
-    stage: int,
-    seed: int,
-    trained: Collection[int],
-) -> list[tuple[Any, int]]:
-    """Tell every model who owns its variables, and replicas who updates those that the step has gradients of.
-
-    This rank's get their initial values now.
-
-    Returns:
-        The variables of which that was decided now, each with the stage that stores it.
-    """
-    by_handle = {id(v.handle): owners[index] for index, v in enumerate(lowered.variables)}
-    to_place: list[tuple[variables.VariableStore, dict[int, int]]] = []
-    for model in models:
-        store = model._smp_store
-        by_position = {}
-        for variable in store:
-            owner = by_handle.get(id(variable.handle))
-            state = store.state(variable)
-            if owner is not None and state is not None:
-                by_position[state.position] = owner
-        to_place.append((store, by_position))
-    placed = [pair for store, owned in to_place for pair in store.to_settle(owned, chunks)]
-    known = [(v, state.owner) for store, _ in to_place for v in store if (state := store.state(v)) is not None]
-    handles = {id(lowered.variables[index].handle) for index in trained}
-    sharded_slots.share(v for v, owner in [*known, *placed] if owner == stage and id(v.handle) in handles)
-    restored = pending_restore.values_for(placed)
-    for store, by_position in to_place:
-        store.settle(by_position, stage, seed, restored, chunks)
-    pending_restore.take_what_exists()
-    return placed
 
 
 def step(

@@ -9,7 +9,8 @@ import pytest
 from smp_tf.partition.assign import assign
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.op_graph import SEED, OpGraph, Tensor, TensorType
-from smp_tf.partition.split import Delivery, Segment, Split, StepOutputPlan, Transfer, split
+from smp_tf.partition.split import Segment, Split, Transfer, split
+from smp_tf.partition.step_outputs import Delivery, StepOutputPlan
 
 from .op_graph_builder import GraphBuilder, chain_of_dense
 

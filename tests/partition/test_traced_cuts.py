@@ -11,7 +11,8 @@ import tf_keras
 from tf_keras import layers
 
 from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.split import Delivery, Split
+from smp_tf.partition.split import Split
+from smp_tf.partition.step_outputs import Delivery
 from smp_tf.planning import units_of
 
 from .traced_step import FLOATS, cut, step_graph, transfer_table

@@ -27,7 +27,8 @@ from smp_tf import keras_adapter, planning, proposal
 from smp_tf.partition.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, SOURCES, OpGraph, Tensor
 from smp_tf.partition.randomness import make_stateless
-from smp_tf.partition.split import Delivery, Split, Transfer
+from smp_tf.partition.split import Split, Transfer
+from smp_tf.partition.step_outputs import Delivery
 from smp_tf.partition.trace import Recorder, Trace, trace
 from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
 from smp_tf.pipeline.stage_program import plan_program

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_keras
 from tf_keras import layers
 
-from smp_tf.partition.split import Delivery
+from smp_tf.partition.step_outputs import Delivery
 from tests.pipeline.all_stages import (
     CutStep,
     assert_same,

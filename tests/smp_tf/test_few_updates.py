@@ -16,7 +16,7 @@ from tf_keras import optimizers
 from smp_tf import few_updates
 from smp_tf.few_updates import most_at_once
 from smp_tf.gradient_marks import Computed, mark_computed
-from smp_tf.keras_adapter import OptimizerPatch
+from smp_tf.optimizer_patch import OptimizerPatch
 
 COUNT = 6
 #: A square matrix of so many rows is just large.
