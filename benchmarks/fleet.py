@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +45,7 @@ class Crew:
         patience: seconds in which every answer must come.
         script: that the processes run, beside this file.
         launch: what starts it, in place of Python and, for several processes, horovodrun.
+        variables: of the environment of its processes, beside the caller's.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Crew:
         *,
         script: str = "trainer.py",
         launch: Sequence[str] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.way = way
         self._patience = patience
@@ -78,7 +81,7 @@ class Crew:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment(),
+                env={**environment(), **(variables or {})},
                 start_new_session=True,
             )
             self.members: list[Member] = []
@@ -151,10 +154,25 @@ class Crew:
             ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
 
+    def pause(self) -> None:
+        """Stops all its processes, so that none of their threads looks for work, until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets processes go on that are paused."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for member in self.members:
+            # One that has ended is told of when it is asked.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, number)
+
     def end(self) -> None:
         """Ends all processes, which leave in good order when nobody speaks to them any more."""
         for member in self.members:
             member.lines.close()
+        self.resume()
         try:
             self._launcher.wait(20)
         except subprocess.TimeoutExpired:

@@ -6,7 +6,8 @@ Two processes on this host, both otherwise idle, exchange tensors of each size i
 every repetition, so that what slows the machine for a while slows all of them:
 
     smp_tf       from op to op through the ops that carry tensors between stages
-    horovod      from op to op through hvd.broadcast over the process set of the two ranks
+    horovod      from op to op through hvd.broadcast over the process set of the two ranks, whose thread looks for
+                 work every millisecond, as Horovod has it by itself
     mpi4py       from op to op through Send and Recv of mpi4py in tf.numpy_function; where it and a launcher of MPI are
     transport    without TensorFlow: smp_tf's transport from its C interface to its callback
     polling      UCX alone, opened with the same lanes and the same handling of errors, both processes polling
@@ -27,6 +28,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -153,10 +155,12 @@ class Measurement:
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         ways, patience = self._given.ways, self._given.patience
-        if "smp_tf" in ways or "horovod" in ways:
-            self._say("starting two ranks with horovodrun")
-            crew = stack.enter_context(Crew("smp_tf", [], 2, patience, script="hand_over_rank.py"))
-            self._crews |= {"smp_tf": crew, "horovod": crew}
+        for way in (way for way in ("smp_tf", "horovod") if way in ways):
+            self._say(f"starting two ranks with horovodrun for {way}")
+            # Where there is one replica, smp_tf lets Horovod look every 50 ms.
+            variables = {"HOROVOD_CYCLE_TIME": "1"} if way == "horovod" else {}
+            crew = Crew(way, [], 2, patience, script="hand_over_rank.py", variables=variables)
+            self._crews[way] = stack.enter_context(crew)
         if "mpi4py" in ways:
             launcher = mpi_launcher()
             if find_spec("mpi4py") is None:
@@ -190,7 +194,13 @@ class Measurement:
             assert self._bare is not None
             told = json.loads(self._bare.turn(way, size, count, gap))
             return {what: statistics.median(times) for what, times in told.items()}
-        return one_way(*self._crews[way].ask("turn", way=way, size=size, count=count, gap=gap))
+        crew = self._crews[way]
+        crew.resume()
+        try:
+            return one_way(*crew.ask("turn", way=way, size=size, count=count, gap=gap))
+        finally:
+            # Horovod's thread, for one, would go on looking for work, on the cores of the way that is next.
+            crew.pause()
 
 
 def mpi_launcher() -> list[str] | None:
@@ -285,6 +295,9 @@ def _parts_table(sizes: dict[str, Any]) -> Table:
 def main() -> None:
     given = arguments()
     progress = Console(stderr=True)
+    # Processes that are stopped notice nobody's end: whoever ends this one lets them go on, to end as well.
+    for ends in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ends, lambda number, _: sys.exit(128 + number))
     result: dict[str, Any] = {
         **circumstances(given),
         "settings": {"repetitions": given.repetitions, "count": given.count, "gap_ms": given.gap},

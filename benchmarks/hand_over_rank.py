@@ -2,9 +2,8 @@
 
     python hand_over_rank.py GROUP SOCKET
 
-`hand_over.py` starts them, as GROUP "smp_tf" (which can do it by Horovod's broadcast as well) with horovodrun and as
-"mpi4py" with an MPI launcher, and tells them over a socket what to do. An exchange is one execution of a function on
-each rank:
+`hand_over.py` starts them, as GROUP "smp_tf" and "horovod" with horovodrun and as "mpi4py" with an MPI launcher, and
+tells them over a socket what to do. An exchange is one execution of a function on each rank:
 
     rank 0:  make the tensor ─ mark "ready" ─ give            take ─ mark "started"
     rank 1:                           take ─ mark "started" ─ mark "ready" ─ give
