@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import bare_transfer
+from awake import cores_awake
 from bare_transfer import BareTransfer
 from fleet import HERE, Crew, TrainerError, there_and_back
 from machine import circumstances
@@ -74,6 +75,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=15, help="turns of every way at every size")
     parser.add_argument("--count", type=int, default=20, help="exchanges of a turn up to 4 MiB, fewer above")
     parser.add_argument("--gap", type=float, default=3.0, help="milliseconds of rest before an exchange")
+    parser.add_argument(
+        "--awake", action="store_true", help="keep cores from sleeping: small tensors without the time of waking them"
+    )
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one answer")
     parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args()
@@ -259,7 +263,7 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in told["packages"].items())
     console.print(
         f"{settings['repetitions']} repetitions of {settings['count']} exchanges (fewer above 4 MiB), "
-        f"{settings['gap_ms']:g} ms of rest before each\n"
+        f"{settings['gap_ms']:g} ms of rest before each{', cores kept awake' if settings['awake'] else ''}\n"
         f"{told['cpu']}, {told['cores']} cores, load {told['load_before']:.1f}, Python {told['python']}, {versions}",
         highlight=False,
     )
@@ -300,10 +304,13 @@ def main() -> None:
         signal.signal(ends, lambda number, _: sys.exit(128 + number))
     result: dict[str, Any] = {
         **circumstances(given),
-        "settings": {"repetitions": given.repetitions, "count": given.count, "gap_ms": given.gap},
+        "settings": {"repetitions": given.repetitions, "count": given.count, "gap_ms": given.gap, "awake": given.awake},
     }
     try:
-        with Measurement(given, lambda text: progress.print(text)) as measurement:
+        with (
+            cores_awake() if given.awake else contextlib.nullcontext(),
+            Measurement(given, lambda text: progress.print(text)) as measurement,
+        ):
             result["missing"] = measurement.missing
             result["sizes"] = measure(given, measurement, lambda text: progress.print(text))
     except TrainerError as error:

@@ -162,7 +162,9 @@ class Hands:
                     given = by.give(came, step, BACK)
             with tf.control_dependencies([given, started]):
                 end_step(PROGRAM)
-            return (came[-1], given) if tf.is_tensor(given) else (came[-1],)
+                # Nothing but "started" needs what came when it comes.
+                last = came[-1]
+            return (last, given) if tf.is_tensor(given) else (last,)
 
         return exchange
 
