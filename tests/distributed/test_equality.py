@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -278,6 +279,35 @@ def test_branches_placed_beside_each_other_give_the_same(
     owner = {int(position): rank for rank, values in enumerate(found) for position in values["variables"]}
     assert len({owner[0], owner[4]}) == 2
     assert owner[2] == owner[6] == 2
+
+
+#: Loops of a script's own, in a tf.function, so that XLA may put together all that a rank does; that these flags make it
+#: do so, test_fit shows.
+CLUSTERS = (("TF_XLA_FLAGS", "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"),)
+CLUSTERED = (
+    *(Setting("gpt", 2, 4, "zb_h1"), Setting("clipped_gradients", 2, 4, "interleaved")),
+    *(
+        Setting(model, 2, 4, "interleaved")
+        for model in ("gpt", "cnn", "lstm", "two_branches", "conditional", "sparse_embedding", "custom_gradient")
+    ),
+    *(Setting("mlp", 4, 8, "interleaved"), Setting("gpt", 2, 4, "zb_v"), Setting("ragged_batch", 2, 4, "interleaved")),
+)
+
+
+def clustered_case(setting: Setting) -> LaunchedCase:
+    case = launched_case(setting).case
+    case = replace(case, name=f"{case.name}-clustered", arguments={**case.arguments, "eager": False})
+    return LaunchedCase(setting.partitions, CASES, case, environment=CLUSTERS, deadline=DEADLINE)
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(
+    ("setting", "launched"),
+    [pytest.param(s, clustered_case(s), marks=[] if s in CLUSTERED[:2] else pytest.mark.full) for s in CLUSTERED],
+)
+def test_xlas_auto_clustering_gives_the_same(setting: Setting, references: References, case_result: CaseResult) -> None:
+    reference = references.of(setting.model, setting.microbatches)
+    assert not compare(of_zoo(setting.model), case_result.values(), reference).wrong
 
 
 def test_the_default_settings_cover_all_pairs() -> None:
