@@ -281,8 +281,8 @@ def test_branches_placed_beside_each_other_give_the_same(
     assert owner[2] == owner[6] == 2
 
 
-#: Loops of a script's own, in a tf.function, so that XLA may put together all that a rank does; that these flags make it
-#: do so, test_fit shows.
+#: Loops of a script's own, in a tf.function, so that XLA may put together all that a rank does. That these flags make
+#: it do so, test_fit shows.
 CLUSTERS = (("TF_XLA_FLAGS", "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"),)
 CLUSTERED = (
     *(Setting("gpt", 2, 4, "zb_h1"), Setting("clipped_gradients", 2, 4, "interleaved")),
