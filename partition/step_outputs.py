@@ -8,8 +8,9 @@ shape       made by all: nothing of the model is needed for it
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from smp_tf.partition.assign import Assignment, Role
 from smp_tf.partition.errors import PlacementError
@@ -170,19 +171,19 @@ class _Planner:
             of_one_type: only through tensors of its own type and shape.
         """
         kind = self.graph.type_of(tensor)
-        found: set[int] = set()
-        seen: set[Tensor] = set()
-        stack = [tensor]
-        while stack:
-            tensor = stack.pop()
-            if tensor in seen or (of_one_type and self.graph.type_of(tensor) != kind):
-                continue
-            seen.add(tensor)
-            if tensor in self.variable_of_gradient:
-                found.add(self.variable_of_gradient[tensor])
-            elif not self.graph.nodes[tensor.node].backward:
-                stack.extend(t for t in self.graph.nodes[tensor.node].inputs if self.places[t.node].sweep > 0)
-        return found
+
+        def before(current: Tensor) -> Iterable[Tensor]:
+            node = self.graph.nodes[current.node]
+            made = () if node.backward else (t for t in node.inputs if self.places[t.node].sweep > 0)
+            return (t for t in made if not of_one_type or self.graph.type_of(t) == kind)
+
+        return self._variables_of(tensor, before)
+
+    def _variables_of(self, tensor: Tensor, before: Callable[[Tensor], Iterable[Tensor]]) -> set[int]:
+        """Variables whose gradients are the first that are met on all ways back from a value."""
+        variables = self.variable_of_gradient
+        met = _reached(tensor, lambda current: () if current in variables else before(current))
+        return {variables[current] for current in met if current in variables}
 
     def _plan_output(self, index: int, tensor: Tensor) -> StepOutputPlan:
         place = self.places[tensor.node]
@@ -214,50 +215,47 @@ class _Planner:
 
         So it is where the loss is linear: every stage could make it, and replicas have other ones, of their batches.
         """
-        found: set[int] = set()
-        seen: set[Tensor] = set()
-        stack = [tensor]
-        while stack:
-            current = stack.pop()
-            if current in seen:
-                continue
-            seen.add(current)
-            if current in self.variable_of_gradient:
-                found.add(self.variable_of_gradient[current])
-            else:
-                stack.extend(self.graph.nodes[current.node].inputs)
+        found = self._variables_of(tensor, lambda current: self.graph.nodes[current.node].inputs)
         return self.assignment.owners[found.pop()] if len(found) == 1 else None
 
     def _needs_model(self, number: int) -> bool:
         """Whether a value was computed from gradients and from what a model gives: a loss with a gradient penalty."""
-        seen: set[int] = set()
-        stack = [number]
-        while stack:
-            current = stack.pop()
-            node, place = self.graph.nodes[current], self.places[current]
-            if current in seen or node.backward or place.role is not Role.HOME:
-                continue
-            seen.add(current)
-            if node.call or place.sweep == 0:
-                return True
-            stack.extend(t.node for t in node.inputs)
-        return False
+
+        def is_after(current: int) -> bool:
+            return not self.graph.nodes[current].backward and self.places[current].role is Role.HOME
+
+        met = filter(is_after, _reached(number, lambda current: self._inputs_of(current) if is_after(current) else ()))
+        return any(self.graph.nodes[current].call or self.places[current].sweep == 0 for current in met)
 
     def _gradient_stages(self, number: int) -> set[int]:
         """Stages whose backward ops a value was computed from, looking through the ops made after backward."""
-        found: set[int] = set()
-        seen: set[int] = set()
-        stack = [number]
-        while stack:
-            current = stack.pop()
-            if current in seen:
-                continue
-            seen.add(current)
+
+        def before(current: int) -> Iterable[int]:
             node, place = self.graph.nodes[current], self.places[current]
-            if node.backward:
-                if place.role in (Role.HOME, Role.WEIGHT) and place.chunk is not None:
-                    found.add(self.placement[place.chunk])
-                continue
-            if place.role is Role.HOME and place.sweep >= 1:
-                stack.extend(t.node for t in node.inputs)
-        return found
+            looks_on = not node.backward and place.role is Role.HOME and place.sweep >= 1
+            return self._inputs_of(current) if looks_on else ()
+
+        made = [self.places[current] for current in _reached(number, before) if self.graph.nodes[current].backward]
+        return {
+            self.placement[place.chunk]
+            for place in made
+            if place.role in (Role.HOME, Role.WEIGHT) and place.chunk is not None
+        }
+
+    def _inputs_of(self, number: int) -> list[int]:
+        return [tensor.node for tensor in self.graph.nodes[number].inputs]
+
+
+_T = TypeVar("_T", Tensor, int)
+
+
+def _reached(start: _T, before: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
+    """Yields what is reached from something, itself first and each once, by what comes before each."""
+    seen, stack = {start}, [start]
+    while stack:
+        current = stack.pop()
+        yield current
+        for each in before(current):
+            if each not in seen:
+                seen.add(each)
+                stack.append(each)
