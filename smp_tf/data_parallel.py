@@ -15,6 +15,7 @@ import tensorflow as tf
 from smp_tf import runtime, variables
 from smp_tf.config import ONE_BIT
 from smp_tf.equal_parts import Exchange, sums_in_parts
+from smp_tf.horovod_waits import under_a_name_of_its_own
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.collective import come_through, come_to, within
 from smp_tf.ops.graph_op import run_independently
@@ -286,7 +287,9 @@ def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: s
     for number, variable in enumerate(variables):
         value = variable.read_value()
         sent = tf.cast(value, sent_as(value.dtype))
-        received = hvd.broadcast(sent, root, name=f"{name}_{number}", process_set=running.process_sets.dp)
+        received = collective(
+            hvd.broadcast, sent, root_rank=root, name=f"{name}_{number}", process_set=running.process_sets.dp
+        )
         variable.assign(tf.cast(received, value.dtype))
 
 
@@ -311,11 +314,12 @@ def collective(
         What the function gives.
     """
     if tf.executing_eagerly():
-        with within(name):
+        with within(name), under_a_name_of_its_own():
             return function(given, name=name, **options)
     ready = tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), given)
     come = come_to(name, tf.nest.flatten(ready))
-    result = function(ready, name=name, **options)
+    with under_a_name_of_its_own():
+        result = function(ready, name=name, **options)
     come_through(name, come, tf.nest.flatten(result))
     if handles:
         return tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), result)

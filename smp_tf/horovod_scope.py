@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from smp_tf import runtime
+from smp_tf import horovod_waits, runtime
 from smp_tf.errors import StepError
 
 _means_replicas = False
@@ -32,6 +32,7 @@ def watch() -> None:
     for module, replace in (
         ("horovod.tensorflow", replace_functions),
         ("horovod.tensorflow.keras", _replace_keras_functions),
+        ("horovod.tensorflow.mpi_ops", lambda ops: horovod_waits.note_all(ops.MPI_LIB)),
     ):
         wrapt.register_post_import_hook(replace, module)
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from smp_tf import arrivals, hosts, runtime, step_watch
+from smp_tf import arrivals, horovod_waits, hosts, runtime, step_watch
 from smp_tf.agreement import require_agreement
 from smp_tf.announce import announce, tell
 from smp_tf.config import Config, load_config
@@ -312,7 +312,9 @@ def _watch_over(transport: Transport | None, topology: Topology, stall_timeout: 
     _hooks = FailureHooks(transport, topology.describe(topology.rank))
     _hooks.install()
     replicas = [rank for rank in topology.members(CommGroup.DP_GROUP) if rank != topology.rank]
-    replica_watch = ReplicaWatch(transport, replicas, topology.describe, step_watch.named, stall_timeout)
+    replica_watch = ReplicaWatch(
+        transport, replicas, topology.describe, step_watch.named, stall_timeout, members=horovod_waits.members
+    )
     _watch = StepWatch(transport, topology.describe, beside=replica_watch.look)
     _watch.start()
     # A crash in native code shows where it happened, in Python's terms.

@@ -60,6 +60,7 @@ class ReplicaWatch:
         stall_timeout: seconds that a rank may keep the others waiting.
         patience: seconds in one step until the others are asked, if that is less.
         clock: tells the time in seconds.
+        members: tells which ranks take part in a collective of the script's own; None for one of smp_tf.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ReplicaWatch:
         stall_timeout: float,
         patience: float = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
+        members: Callable[[str], Sequence[int] | None] = lambda name: None,
     ) -> None:
         self._transport = transport
         self._others = others
@@ -79,6 +81,7 @@ class ReplicaWatch:
         self._stall_timeout = stall_timeout
         self._patience = min(patience, stall_timeout)
         self._clock = clock
+        self._members = members
         self._suspects: dict[int, tuple[Any, ...]] = {}
         self._silent_since: dict[int, float] = {}
         self._all_since: tuple[float, str, int] | None = None
@@ -91,16 +94,21 @@ class ReplicaWatch:
             RankMismatchError: one of them waits in a step of another function with gradients, as it did the last time;
                 or they have kept this rank waiting for `stall_timeout`.
         """
-        own = self._transport.ask(self._transport.rank) if self._others else None
+        own = self._transport.ask(self._transport.rank)
         if own is None or not self._waits_long(own):
             self._suspects.clear()
             self._silent_since.clear()
             self._all_since = None
             return
-        if all([self._is_there(rank, own) for rank in self._others]):
+        if all([self._is_there(rank, own) for rank in self._awaited(own)]):
             self._look_at_all(own)
         else:
             self._all_since = None
+
+    def _awaited(self, own: dict[str, Any]) -> Sequence[int]:
+        """The ranks that take part in what this one is in."""
+        members = self._members(own["collective"])
+        return self._others if members is None else [rank for rank in members if rank != self._transport.rank]
 
     def _is_there(self, rank: int, own: dict[str, Any]) -> bool:
         """Whether another rank has come to what this one is in; if not, that is told, or ends all."""
@@ -157,8 +165,8 @@ class ReplicaWatch:
         limit = f"stall_timeout = {self._stall_timeout:g} s"
         if is_late:
             raise RankMismatchError(
-                f"{self._us(own)} gave up {self._place(own)} after {limit}: it waited for the other replicas at "
-                f"'{own['collective']}', and {there}. {_MORE_TIME}"
+                f"{self._us(own)} gave up {self._place(own)} after {limit}: it waited for {self._whom(own)} at "
+                f"'{own['collective']}', and {there}. {self._more_time(own)}"
             )
         if own["collective"] not in self._told:
             self._told.add(own["collective"])
@@ -179,9 +187,15 @@ class ReplicaWatch:
 
     def _here(self, own: dict[str, Any]) -> str:
         return (
-            f"{self._us(own)} has waited {own['collective_seconds']:.0f} s for the other replicas at "
+            f"{self._us(own)} has waited {own['collective_seconds']:.0f} s for {self._whom(own)} at "
             f"'{own['collective']}' {self._place(own)}"
         )
+
+    def _whom(self, own: dict[str, Any]) -> str:
+        return "the other replicas" if self._members(own["collective"]) is None else "other processes"
+
+    def _more_time(self, own: dict[str, Any]) -> str:
+        return _MORE_TIME if self._members(own["collective"]) is None else _ALL_CALL
 
     def _place(self, own: dict[str, Any]) -> str:
         """Where this rank is in its script."""
@@ -214,6 +228,10 @@ class ReplicaWatch:
 _MORE_TIME = (
     "All replicas must come to every step that gives gradients, and through it; a rank that only needs longer gets it "
     "with a larger stall_timeout."
+)
+_ALL_CALL = (
+    "All processes of a process set must make each call of Horovod over it; a rank that only needs longer gets it with "
+    "a larger stall_timeout."
 )
 _ADVICE = (
     "Each averages gradients with the other, of different steps, so neither can end: all replicas must call the steps "

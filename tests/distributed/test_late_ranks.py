@@ -65,6 +65,27 @@ def test_a_rank_that_hangs_within_a_step_ends_all_after_stall_timeout() -> None:
         assert re.search(end, outcome.output(rank)), outcome.report()
 
 
+IN_HOROVOD = {
+    "broadcast": ("after step 0 of .*", "the other replicas", "smp_initial_state_0"),
+    "function": ("before its first step", "other processes", "hvd.allgather of_the_script"),
+    "raw": ("before its first step", "other processes", "hvd.allreduce below"),
+}
+
+
+@pytest.mark.parametrize("mode", params(IN_HOROVOD, only_full={"function", "raw"}))
+def test_a_rank_that_does_not_come_to_an_op_of_horovod_ends_all_after_stall_timeout(mode: str) -> None:
+    """Others once waited without end and without a word, for a broadcast and in what the script calls itself."""
+    outcome = launch_script(2, "tests/distributed/scripts/horovod_waits.py", [mode], deadline=120.0)
+    assert not outcome.timed_out, outcome.report()
+    assert outcome.returncode != 0
+    place, whom, name = IN_HOROVOD[mode]
+    end = (
+        rf"Rank 0 \(host .*\) gave up {place} after stall_timeout = 3 s: it waited for {whom} at '{name}', and rank 1 "
+    )
+    for rank in range(2):
+        assert re.search(end, outcome.output(rank)), outcome.report()
+
+
 def test_a_replica_that_is_stopped_ends_all_after_stall_timeout() -> None:
     """It once was not reported, and Horovod ended the job after 30 s without saying why."""
     stop = on_marker("step 3 done", send(1, signal.SIGSTOP), ranks={1})

@@ -256,3 +256,35 @@ def test_replicas_that_move_on_are_left_alone() -> None:
     for number in range(4):
         world.statuses[1] = in_step(1, DISCRIMINATOR, number)
         looking.look()
+
+
+def test_what_the_script_waits_in_is_watched_over_those_who_take_part(capfd: pytest.CaptureFixture[str]) -> None:
+    """Horovod's calls of the script were once watched by nobody; over all processes also where there is one replica."""
+    own = {**outside(0), "collectives": ["hvd.allreduce"], "collective": "hvd.allreduce", "collective_seconds": 31.0}
+    world = World(own, waiting(in_step(1, EVALUATION, seconds=1.0)))
+
+    def looking(stall_timeout: float) -> ReplicaWatch:
+        return ReplicaWatch(
+            world,  # type: ignore[arg-type]
+            [],
+            "rank {}".format,
+            NAMES.__getitem__,
+            stall_timeout,
+            clock=lambda: world.now,
+            members={"hvd.allreduce": [0, 1]}.get,
+        )
+
+    looking(1800.0).look()
+    assert capfd.readouterr().err.splitlines() == [
+        "smp_tf: Rank 0 has waited 31 s for other processes at 'hvd.allreduce' after step 6 of 'generator'; rank 1 has "
+        "been in step 7 of a program that this rank does not know for 1 s and waits for 'relu' from rank 2. The job "
+        "goes on; it ends after stall_timeout = 1800 s."
+    ]
+    with pytest.raises(RankMismatchError) as error:
+        looking(30.0).look()
+    assert str(error.value) == (
+        "Rank 0 gave up after step 6 of 'generator' after stall_timeout = 30 s: it waited for other processes at "
+        "'hvd.allreduce', and rank 1 has been in step 7 of a program that this rank does not know for 1 s and waits "
+        "for 'relu' from rank 2. All processes of a process set must make each call of Horovod over it; a rank that "
+        "only needs longer gets it with a larger stall_timeout."
+    )
