@@ -22,7 +22,7 @@ def test_cc(name: str, tmp_path: Path) -> None:
         "peer_memory_test": ["address.cc", "peer_memory.cc", "second_reader.cc", "sha256.cc"],
         "huge_pages_test": ["huge_pages.cc"],
         "timeline_test": [],
-        "transport_test": ["address.cc", "message.cc", "sha256.cc"],
+        "transport_test": ["address.cc", "message.cc", "pair_codes.cc", "sha256.cc"],
     }[name]
     program = build.build_target(build.program_target(SOURCES / f"{name}.cc", own), tmp_path, verbose=False)
     environment = {**os.environ, "UCX_LOG_LEVEL": "error", "UCX_HANDLE_ERRORS": "none"}

@@ -51,7 +51,7 @@ void Transport::SendWithCode(MessageHead head, const std::vector<int64_t>& dims,
   head.bytes = payload.size();
   const uint64_t id = NewId();
   std::string& kept = controls_[id] = std::move(payload);
-  const std::string header = EncodeMessage(head, dims.data(), label, key, &kept);
+  const std::string header = EncodeMessage(head, dims.data(), label, key, kept);
   const ucs_status_t status =
       worker_->Send(head.destination, header, kept.data(), kept.size(), true, id);
   if (status == UCS_INPROGRESS) {

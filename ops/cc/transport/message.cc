@@ -7,22 +7,21 @@
 namespace smp {
 namespace {
 
-uint64_t Code(const char* bytes, size_t size, const SipKey& key, const void* payload,
-              size_t payload_bytes) {
+uint64_t Code(const char* bytes, size_t size, const SipKey& key, std::string_view payload) {
   constexpr uint64_t kNoMac = 0;
   constexpr size_t kMacAt = offsetof(MessageHead, mac);
   SipHash hash(key);
   hash.Add(bytes, kMacAt);
   hash.Add(&kNoMac, sizeof(kNoMac));
   hash.Add(bytes + sizeof(MessageHead), size - sizeof(MessageHead));
-  if (payload_bytes > 0) hash.Add(payload, payload_bytes);
+  hash.Add(payload.data(), payload.size());
   return hash.Finish();
 }
 
 }  // namespace
 
 std::string EncodeMessage(MessageHead head, const int64_t* dims, std::string_view label,
-                          const SipKey* key, const std::string* control_payload) {
+                          const SipKey* key, std::string_view covered) {
   label = label.substr(0, kMaxLabelBytes);
   head.magic = kMagic;
   head.version = kVersion;
@@ -35,9 +34,7 @@ std::string EncodeMessage(MessageHead head, const int64_t* dims, std::string_vie
   bytes.append(reinterpret_cast<const char*>(dims), head.ndim * sizeof(int64_t));
   bytes.append(label);
   if (key != nullptr) {
-    head.mac = Code(bytes.data(), bytes.size(), *key,
-                    control_payload == nullptr ? nullptr : control_payload->data(),
-                    control_payload == nullptr ? 0 : control_payload->size());
+    head.mac = Code(bytes.data(), bytes.size(), *key, covered);
     std::memcpy(&bytes[offsetof(MessageHead, mac)], &head.mac, sizeof(head.mac));
   }
   return bytes;
@@ -56,12 +53,11 @@ bool DecodeMessage(const void* bytes, size_t size, MessageView* view) {
   return true;
 }
 
-bool VerifyMessage(const void* bytes, size_t size, const SipKey& key, const void* control_payload,
-                   size_t control_bytes) {
+bool VerifyMessage(const void* bytes, size_t size, const SipKey& key, std::string_view covered) {
   const char* p = static_cast<const char*>(bytes);
   uint64_t mac;
   std::memcpy(&mac, p + offsetof(MessageHead, mac), sizeof(mac));
-  return mac == Code(p, size, key, control_payload, control_bytes);
+  return mac == Code(p, size, key, covered);
 }
 
 bool SequenceWindow::Accept(uint64_t sequence) {

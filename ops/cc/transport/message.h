@@ -2,8 +2,9 @@
 //
 //   | MessageHead (fixed) | int64 dims[ndim] | char label[label_bytes] |   then the payload
 //
-// The code (MAC) covers everything in front of the payload. Control messages are short, and
-// theirs covers the payload as well.
+// The code (MAC) covers everything in front of the payload, and the payload as well where that is
+// sent along with it: of control messages, and of data of up to kEagerBytes. Larger tensors are
+// fetched, or read, by who needs them.
 #ifndef SMP_TF_OPS_CC_TRANSPORT_MESSAGE_H_
 #define SMP_TF_OPS_CC_TRANSPORT_MESSAGE_H_
 
@@ -62,7 +63,7 @@ struct MessageHead {
 static_assert(sizeof(MessageHead) == 88, "the header has no padding: all of it is authenticated");
 
 constexpr uint32_t kMagic = 0x504d5301;
-constexpr uint8_t kVersion = 2;
+constexpr uint8_t kVersion = 3;
 constexpr size_t kMaxLabelBytes = 200;
 constexpr size_t kMaxControlBytes = 4096;
 
@@ -73,16 +74,15 @@ struct MessageView {
   std::string label;
 };
 
-// Builds the bytes in front of a payload. `control_payload` is null for data messages.
+// Builds the bytes in front of a payload. `covered` is the payload where the code covers it.
 std::string EncodeMessage(MessageHead head, const int64_t* dims, std::string_view label,
-                          const SipKey* key, const std::string* control_payload);
+                          const SipKey* key, std::string_view covered);
 
 // Takes the bytes apart. False if they are not a message of this version of ours.
 bool DecodeMessage(const void* bytes, size_t size, MessageView* view);
 
-// True if the code in the header is the one that `key` gives.
-bool VerifyMessage(const void* bytes, size_t size, const SipKey& key, const void* control_payload,
-                   size_t control_bytes);
+// True if the code in the header is the one that `key` gives for it and for the covered payload.
+bool VerifyMessage(const void* bytes, size_t size, const SipKey& key, std::string_view covered);
 
 // Remembers which sequence numbers of one sender came, so that a replayed message is refused
 // although messages may overtake each other.

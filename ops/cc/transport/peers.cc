@@ -5,9 +5,7 @@
 //     │ ◀── proof(secret, b→a, nonces) ──   │
 //     │ ── ready (keyed) ──▶                │  ready[a]: messages to a may be sent
 //
-// The nonces travel with the addresses and serve as challenges; a proof is an HMAC of the secret
-// over both of them, both ranks and both addresses, so that it is good for one direction of one
-// pair of one job. From the same material comes the key of each direction's message codes.
+// The nonces travel with the addresses and serve as challenges; pair_codes.h says what a proof is.
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,30 +15,10 @@
 #include <stdexcept>
 #include <utility>
 
+#include "transport/pair_codes.h"
 #include "transport/transport.h"
 
 namespace smp {
-namespace {
-
-std::string Pair(const char* purpose, const Address& from, const Address& to) {
-  std::string text = std::string("smp_tf 1 ") + purpose + " " + std::to_string(from.rank) + ">" +
-                     std::to_string(to.rank) + " ";
-  for (const Address* address : {&from, &to}) {
-    text.append(AsText(Sha256(address->Encode())));
-    text.append(reinterpret_cast<const char*>(address->nonce.data()), address->nonce.size());
-  }
-  return text;
-}
-
-SipKey KeyOf(const std::string& secret, const Address& from, const Address& to) {
-  const Digest digest = HmacSha256(secret, Pair("key", from, to));
-  SipKey key;
-  std::memcpy(&key.low, digest.data(), 8);
-  std::memcpy(&key.high, digest.data() + 8, 8);
-  return key;
-}
-
-}  // namespace
 
 std::string Transport::RankInWords(const Address& address) {
   return "rank " + std::to_string(address.rank) + " (host " + address.hostname + ", process " +
@@ -86,8 +64,8 @@ void Transport::Connect(const std::vector<std::string>& addresses, const std::st
     }
     peer.send_key = KeyOf(secret, local_, peer.address);
     peer.receive_key = KeyOf(secret, peer.address, local_);
-    peer.own_proof = HmacSha256(secret, Pair("proof", local_, peer.address));
-    peer.expected_proof = HmacSha256(secret, Pair("proof", peer.address, local_));
+    peer.own_proof = ProofOf(secret, local_, peer.address);
+    peer.expected_proof = ProofOf(secret, peer.address, local_);
   }
   met_ = true;
   Meet();
@@ -195,8 +173,13 @@ bool Transport::OnMessage(const void* header, size_t header_bytes, void* data, s
   if (control && (rendezvous || bytes > kMaxControlBytes)) {
     return Refuse("it is too long for its kind", source);
   }
-  const std::string payload(control && bytes > 0 ? static_cast<const char*>(data) : "",
-                            control ? bytes : 0);
+  if (!control && rendezvous != (bytes > kEagerBytes)) {
+    return Refuse("it does not come in the way in which one of its length is sent", source);
+  }
+  // What is fetched later is not here yet: `data` is a descriptor.
+  const std::string_view covered(rendezvous ? nullptr : static_cast<const char*>(data),
+                                 rendezvous ? 0 : bytes);
+  const std::string payload(control ? covered : "");
   if (view.head.kind == MessageKind::kProof) {
     if (met_) {
       CheckProof(source, payload);
@@ -206,7 +189,7 @@ bool Transport::OnMessage(const void* header, size_t header_bytes, void* data, s
     return false;
   }
   if (!peer.verified) return Refuse("its sender has not proved the job's secret", source);
-  if (!VerifyMessage(header, header_bytes, peer.receive_key, payload.data(), payload.size())) {
+  if (!VerifyMessage(header, header_bytes, peer.receive_key, covered)) {
     return Refuse("its code is wrong", source);
   }
   if (!peer.window.Accept(view.head.sequence)) return Refuse("it came before", source);

@@ -137,8 +137,11 @@ void Transport::StartSend(Operation* op) {
   op->in_use = true;
   if (peer.reads_us && options_.read_memory != 0 && op->buffer.bytes > kEagerBytes)
     return SendOffer(op, head);
+  std::string_view covered;
+  if (op->buffer.bytes <= kEagerBytes)
+    covered = {static_cast<const char*>(op->buffer.data), op->buffer.bytes};
   const std::string header =
-      EncodeMessage(head, op->dims.data(), op->label, &peer.send_key, nullptr);
+      EncodeMessage(head, op->dims.data(), op->label, &peer.send_key, covered);
   const ucs_status_t status =
       worker_->Send(op->peer, header, op->buffer.data, op->buffer.bytes, false, op->id);
   if (status == UCS_INPROGRESS) {

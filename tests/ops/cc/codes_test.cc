@@ -62,19 +62,19 @@ void TestMessage() {
   head.key = {4, 5, 6, 7};
   const int64_t dims[] = {8, 9};
   const std::string payload = "cause";
-  std::string bytes = EncodeMessage(head, dims, "a label", &key, &payload);
+  std::string bytes = EncodeMessage(head, dims, "a label", &key, payload);
   MessageView view;
   CHECK(DecodeMessage(bytes.data(), bytes.size(), &view));
   CHECK(view.head.source == 3 && view.head.key == head.key);
   CHECK(view.dims == std::vector<int64_t>({8, 9}));
   CHECK(view.label == "a label");
-  CHECK(VerifyMessage(bytes.data(), bytes.size(), key, payload.data(), payload.size()));
-  CHECK(!VerifyMessage(bytes.data(), bytes.size(), SipKey{1, 3}, payload.data(), payload.size()));
-  CHECK(!VerifyMessage(bytes.data(), bytes.size(), key, "Cause", 5));
+  CHECK(VerifyMessage(bytes.data(), bytes.size(), key, payload));
+  CHECK(!VerifyMessage(bytes.data(), bytes.size(), SipKey{1, 3}, payload));
+  CHECK(!VerifyMessage(bytes.data(), bytes.size(), key, "Cause"));
   for (size_t i = 0; i < bytes.size(); ++i) {
     std::string changed = bytes;
     changed[i] = static_cast<char>(changed[i] ^ 1);
-    CHECK(!VerifyMessage(changed.data(), changed.size(), key, payload.data(), payload.size()));
+    CHECK(!VerifyMessage(changed.data(), changed.size(), key, payload));
   }
   CHECK(!DecodeMessage(bytes.data(), bytes.size() - 1, &view));
   CHECK(!DecodeMessage(bytes.data(), 10, &view));

@@ -20,6 +20,7 @@
 #include "check.h"
 #include "transport/address.h"
 #include "transport/message.h"
+#include "transport/pair_codes.h"
 #include "transport/smp_transport.h"
 
 namespace gloo {
@@ -307,14 +308,14 @@ void RunRank(uint32_t rank, bool reads, const Line& line) {
     params.arg = &call;
     smp_transport_recv(transport, &params);
     CHECK(line.Take() == "the intruder has sent");
-    // Its messages are in rank 0's memory: 2 forged ones, each refused and none delivered.
+    // Its messages are in rank 0's memory: 3 forged ones, each refused and none delivered.
     std::string stats;
     for (int i = 0; i < 20000; ++i) {
       stats = Stats(transport);
-      if (stats.find("\"refused_messages\": 2,") != std::string::npos) break;
+      if (stats.find("\"refused_messages\": 3,") != std::string::npos) break;
       usleep(1000);
     }
-    CHECK(stats.find("\"refused_messages\": 2,") != std::string::npos);
+    CHECK(stats.find("\"refused_messages\": 3,") != std::string::npos);
     CHECK(call.code == -1);
     smp_transport_cancel(transport, params.id);
     CHECK(countdown.Wait());
@@ -328,10 +329,12 @@ void RunRank(uint32_t rank, bool reads, const Line& line) {
 }
 
 // A process that knows rank 0's address but not the secret sends it a well-formed message, once as
-// it is, once with a code under a key of its own.
-void RunIntruder(const std::string& address) {
-  smp::Address target;
+// it is, once with a code under a key of its own. The last one is as rank 1 would send it, but for
+// the payload, which was changed on the way.
+void RunIntruder(const std::string& address, const std::string& claimed) {
+  smp::Address target, source;
   CHECK(smp::Address::Decode(address, &target));
+  CHECK(smp::Address::Decode(claimed, &source));
   ucp_config_t* config;
   CHECK(ucp_config_read(nullptr, nullptr, &config) == UCS_OK);
   CHECK(ucp_config_modify(config, "TLS", "posix,sysv,self") == UCS_OK);
@@ -351,8 +354,9 @@ void RunIntruder(const std::string& address) {
   ep_params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   ucp_ep_h ep;
   CHECK(ucp_ep_create(worker, &ep_params, &ep) == UCS_OK);
-  const smp::SipKey key{1, 2};
-  for (int i = 0; i < 2; ++i) {
+  const smp::SipKey own{1, 2}, honest = smp::KeyOf(kSecret, source, target);
+  const smp::SipKey* keys[] = {nullptr, &own, &honest};
+  for (int i = 0; i < 3; ++i) {
     smp::MessageHead head{};
     head.kind = smp::MessageKind::kData;
     head.source = 1;
@@ -364,7 +368,7 @@ void RunIntruder(const std::string& address) {
     head.bytes = 6;
     const int64_t dims[] = {0};
     const std::string header =
-        smp::EncodeMessage(head, dims, "forged", i == 0 ? nullptr : &key, nullptr);
+        smp::EncodeMessage(head, dims, "forged", keys[i], i == 2 ? "honest" : "forged");
     ucp_request_param_t send{};
     send.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     send.flags = UCP_AM_SEND_FLAG_EAGER;
@@ -450,7 +454,7 @@ void RunFleet(bool reads) {
     for (const std::string& address : addresses) line.Put(address);
   }
   for (const Line& line : lines) CHECK(line.Take() == "exchanged");
-  Join(Fork([&] { RunIntruder(addresses[0]); }));
+  Join(Fork([&] { RunIntruder(addresses[0], addresses[1]); }));
   lines[0].Put("the intruder has sent");
   for (const Line& line : lines) CHECK(line.Take() == "done");
   for (const Line& line : lines) line.Put("leave");
