@@ -18,7 +18,7 @@ from smp_tf.ops.errors import LibraryError
 __all__ = ["tf_ops_library", "transport_library"]
 
 HERE = Path(__file__).resolve().parent
-TRANSPORT_ABI = 4
+TRANSPORT_ABI = 5
 OPS = ("smp_begin", "smp_end", "smp_send", "smp_recv", "smp_mark", "smp_call", "smp_at_run_time")
 REBUILD = "Build them again: python ops/build.py (in a checkout), or reinstall smp_tf."
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import json
+import os
 import threading
 import time
 import weakref
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smp_tf.ops.errors import TransportError, TransportTimeoutError
+from smp_tf.ops.plain_text import plain_text
 from smp_tf.ops.transport_functions import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -90,7 +93,11 @@ class Transport:
     def __init__(self, handle: int, rank: int, size: int) -> None:
         """Wraps an open handle; see `open`."""
         self._library = functions()
-        self._handle: int | None = handle
+        # What it stands for is freed with this object: a thread that is in a call while another closes has it still.
+        self._handle = handle
+        self._free = weakref.finalize(self, self._library.smp_transport_release, handle)
+        self._free.atexit = False
+        self._why_closed = ""
         self._lock = threading.Lock()
         self._sent: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._received: defaultdict[tuple[int, int], int] = defaultdict(int)
@@ -134,6 +141,8 @@ class Transport:
             raise TransportError(f"rank {rank} could not open its transport: {error.value.decode(errors='replace')}")
         library.smp_transport_make_current(handle)
         transport = cls(handle, rank, size)
+        _hook_forks()
+        _transports.add(transport)
         atexit.register(transport._leave_at_exit)
         return transport
 
@@ -373,8 +382,11 @@ class Transport:
         try:
             cause = json.loads(text)
         except ValueError:
-            return {"kind": "unknown", "message": text}
-        return cause if isinstance(cause, dict) else {"kind": "unknown", "message": text}
+            cause = None
+        if not isinstance(cause, dict):
+            cause = {"kind": "unknown", "message": text}
+        # Another rank may have said it.
+        return {**cause, "message": plain_text(str(cause.get("message", "")))}
 
     def ask(self, rank: int, timeout: float = 1.0) -> dict[str, Any] | None:
         """Asks a rank what it is doing; it answers even while its main thread is stuck.
@@ -430,27 +442,40 @@ class Transport:
         self._library.smp_transport_cancel_all(self._open_handle(), reason.encode())
 
     def close(self) -> None:
-        """Ends all operations and frees the transport. A second call does nothing."""
+        """Ends all operations and threads. A second call does nothing."""
         with self._lock:
-            handle, self._handle = self._handle, None
-        if handle is not None:
-            atexit.unregister(self._leave_at_exit)
-            self._library.smp_transport_destroy(handle)
+            if self._why_closed:
+                return
+            self._why_closed = f"the transport of rank {self.rank} is closed"
+        atexit.unregister(self._leave_at_exit)
+        self._library.smp_transport_shutdown(self._handle)
 
     @property
     def is_open(self) -> bool:
-        """Whether `close` was not called yet."""
-        return self._handle is not None
+        """Whether `close` was not called yet, and this is not a child that was forked."""
+        return not self._why_closed
 
     def _leave_at_exit(self) -> None:
         """Says goodbye, or why not, when Python ends with an open transport."""
-        if self._handle is not None:
+        if self.is_open:
             self.goodbye()
             self.close()
 
+    def _leave_to_parent(self) -> None:
+        """Is not used any more by this process, a child that was forked: no call of C's is made, now or later."""
+        self._why_closed = self._why_closed or (
+            f"this process, {os.getpid()}, was forked from rank {self.rank} and is no rank itself: only the process "
+            f"that called smp.init may exchange with other ranks. Have the child work on what it is given, and hand "
+            f"its results back to its parent"
+        )
+        self._free.detach()
+        # Another thread of the parent may have had it.
+        self._lock = threading.Lock()
+        atexit.unregister(self._leave_at_exit)
+
     def _open_handle(self) -> int:
-        if self._handle is None:
-            raise TransportError(f"the transport of rank {self.rank} is closed")
+        if self._why_closed:
+            raise TransportError(self._why_closed)
         return self._handle
 
     def _message_key(self, tag: int, sequence: int) -> Key:
@@ -502,13 +527,28 @@ class Transport:
             _free_when_released(operation, keep)
 
 
+_transports: weakref.WeakSet[Transport] = weakref.WeakSet()
+
+
+@functools.cache
+def _hook_forks() -> None:
+    """Children that are forked leave the transports of their parent to it."""
+
+    def leave_to_parent() -> None:
+        for transport in list(_transports):
+            transport._leave_to_parent()
+
+    os.register_at_fork(after_in_child=leave_to_parent)
+
+
 def _own(data: int | None, count: int) -> memoryview:
     if not data or count == 0:
         if data:
             functions().smp_bytes_free(data)
         return memoryview(b"")
     array = (ctypes.c_char * count).from_address(data)
-    weakref.finalize(array, functions().smp_bytes_free, data)
+    # Not when Python ends: what runs then may still read it.
+    weakref.finalize(array, functions().smp_bytes_free, data).atexit = False
     return memoryview(array).cast("B")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from smp_tf.ops.errors import PeerError, TransportCancelledError, TransportError, TransportTimeoutError
 from smp_tf.ops.library import transport_library
+from smp_tf.ops.plain_text import plain_text
 
 #: How an operation ended, as `absl::StatusCode` numbers it.
 OK, CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED = 0, 1, 3, 4
@@ -48,7 +49,8 @@ def raise_for(code: int, message: bytes) -> None:
     """Raises what a code of the library stands for; nothing where it is `OK`."""
     if code == OK:
         return
-    text = message.decode(errors="replace")
+    # It may repeat what another rank has said.
+    text = plain_text(message.decode(errors="replace"))
     if code in (ABORTED, UNAVAILABLE):
         raise PeerError(text)
     if code == DEADLINE_EXCEEDED:
@@ -95,7 +97,8 @@ def functions() -> ctypes.CDLL:
         "smp_transport_lanes": (size, [handle, u32, text, size]),
         "smp_transport_ask": (ctypes.c_int, [handle, u32, real, text, size]),
         "smp_transport_cancel_all": (None, [handle, text]),
-        "smp_transport_destroy": (None, [handle]),
+        "smp_transport_shutdown": (None, [handle]),
+        "smp_transport_release": (None, [handle]),
         "smp_transport_make_current": (None, [handle]),
         "smp_operation_send": (handle, [handle, u32, Key, text, handle, u64]),
         "smp_operation_recv": (handle, [handle, u32, Key, text]),

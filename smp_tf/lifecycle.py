@@ -25,6 +25,7 @@ from smp_tf.control import ControlChannel
 from smp_tf.environment import make_horovod_wait, require_tensorflow, rest_horovod
 from smp_tf.errors import AlreadyInitializedError
 from smp_tf.failure import FailureHooks
+from smp_tf.forked_children import hook_forks
 from smp_tf.launcher import check_world, is_launched
 from smp_tf.replica_watch import ReplicaWatch
 from smp_tf.runtime import Runtime
@@ -203,6 +204,7 @@ def _start(given: Config, watch: StartWatch) -> Runtime:
     rest_horovod(given.partitions)
     make_horovod_wait(given.stall_timeout)
     process_sets.start_horovod(watch)
+    hook_forks()
     world = process_sets.world()
     check_world(world.size, process_sets.built_with())
     config = given.for_world(world.size, launched=launched)

@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,10 +17,24 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
 
 
+def full_stderr(kind: str) -> tuple[int, int]:
+    """A pipe that holds all it can, which nobody reads; who writes waits, or hears so if it is "nonblocking"."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for size in (1 << 16, 1):
+        try:
+            while True:
+                os.write(writing, b"\n" * size)
+        except BlockingIOError:
+            pass
+    os.set_blocking(writing, kind == "blocking")
+    return reading, writing
+
+
 class RankProcess:
     """One rank: tells events, takes commands."""
 
-    def __init__(self, part: str, rank: int, size: int, options: dict[str, Any]) -> None:
+    def __init__(self, part: str, rank: int, size: int, options: dict[str, Any], full_pipe: str = "") -> None:
         read_fd, write_fd = os.pipe()
         self._events = os.fdopen(read_fd, "rb", buffering=0)
         self._unread = b""
@@ -32,6 +46,7 @@ class RankProcess:
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "",
         }
+        pipe = full_stderr(full_pipe) if full_pipe else None
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -43,12 +58,15 @@ class RankProcess:
                 str(write_fd),
             ],
             stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=pipe[1] if pipe else subprocess.PIPE,
             pass_fds=[write_fd],
             env=environment,
             cwd=ROOT,
         )
         os.close(write_fd)
+        if pipe is not None:
+            os.close(pipe[1])
+            self.process.stderr = os.fdopen(pipe[0], "rb", buffering=0)
 
     @property
     def pid(self) -> int:
@@ -117,6 +135,7 @@ class RankFleet:
         size: Ranks.
         connect: Whether to wait until all are connected.
         per_rank: Options of single ranks, over `options`.
+        full_pipes: Ranks whose stderr takes nothing, each with a kind that `full_stderr` knows.
         **options: Fields of `TransportOptions`, and `secret`.
     """
 
@@ -127,10 +146,14 @@ class RankFleet:
         *,
         connect: bool = True,
         per_rank: dict[int, dict[str, Any]] | None = None,
+        full_pipes: Mapping[int, str] | None = None,
         **options: Any,
     ) -> None:
         parts = [part] * size if isinstance(part, str) else list(part)
-        self.ranks = [RankProcess(parts[r], r, size, {**options, **(per_rank or {}).get(r, {})}) for r in range(size)]
+        self.ranks = [
+            RankProcess(parts[r], r, size, {**options, **(per_rank or {}).get(r, {})}, (full_pipes or {}).get(r, ""))
+            for r in range(size)
+        ]
         addresses = [rank.expect("address")["address"] for rank in self.ranks]
         for rank in self.ranks:
             rank.command(addresses)

@@ -6,10 +6,12 @@ as lines on stdin, what it tells goes out as JSON lines. See `rank_fleet.py` for
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import mmap
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -22,6 +24,8 @@ from smp_tf.ops.transport import Transport, TransportOptions
 
 SECRET = b"the secret of this job: 32 bytes"
 PROGRAM = 1
+#: What a part wants to be called after all that is registered once the transport is open.
+AT_EXIT: list[Callable[[], None]] = []
 
 
 class Rank:
@@ -64,7 +68,7 @@ def abort_on_command(rank: Rank) -> None:
     rank.transport.begin_step(PROGRAM, 3)
     rank.tell("ready")
     if rank.ask() == "abort":
-        rank.transport.abort("rank 1: ValueError: the loss is not a number\nin line 5", exit_code=3)
+        rank.transport.abort("rank 1: ValueError: the loss is not a number\nin line 5\x1b[2J", exit_code=3)
         rank.transport.abort("a second cause", exit_code=4)
     else:
         rank.tell_error(lambda: rank.transport.recv_bytes(1, tag=1))
@@ -265,6 +269,8 @@ def bytes_both_ways(rank: Rank) -> None:
     rank.tell("idle", cpu=transport.stats()["progress_cpu_seconds"] - before)
     rank.tell("stats", stats=transport.stats(), lanes=transport.lanes(peer))
     rank.tell("network", sockets=network_sockets())
+    if rank.rank == 1:
+        rank.tell("children", forked=of_forked_child(network_sockets), started=of_started_program())
     rank.ask()
     transport.goodbye()
     transport.close()
@@ -335,6 +341,82 @@ def network_sockets() -> list[str]:
     return found
 
 
+def of_forked_child(function: Callable[[], Any]) -> Any:
+    """What a function returns in a child that is forked, and then ends without a word."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.write(writing, json.dumps(function()).encode())
+        os._exit(0)
+    os.wait()
+    return json.loads(os.read(reading, 1 << 16))
+
+
+def of_started_program() -> list[str]:
+    """The network sockets that a program has which is started as `system` of C starts one: it inherits all it may."""
+    code = "import json; from tests.ops.rank_process import network_sockets; print(json.dumps(network_sockets()))"
+    return list(json.loads(subprocess.check_output([sys.executable, "-c", code], close_fds=False)))
+
+
+def fork_and_exit(rank: Rank) -> None:
+    """Rank 1 forks children that end as scripts do, while rank 0 waits for it; then both end, and read what came."""
+    transport, data = rank.transport, bytes(range(256)) * 4096
+    got: list[Any] = []
+    AT_EXIT.append(lambda: rank.tell("at exit", right=bytes(got[0]) == data))
+    transport.begin_step(PROGRAM, 3)
+    if rank.rank == 1:
+        for code in (0, 7):
+            if os.fork() == 0:
+                got.append(data)
+                rank.tell_error(transport.goodbye)
+                sys.exit(code)
+            _, status = os.wait()
+            rank.tell("child", code=os.waitstatus_to_exitcode(status))
+        transport.send_bytes(0, 1, data)
+        got.append(data)
+    else:
+        got.append(transport.recv_bytes(1, 1))
+    transport.end_step(PROGRAM)
+    rank.tell("stats", refused=transport.stats()["refused_messages"])
+    if rank.rank == 0:
+        close_within_call(transport)
+        rank.tell_error(transport.stats)
+
+
+def close_within_call(transport: Transport) -> None:
+    """Another thread closes it when a call has begun, and takes away what the call needs."""
+    library = transport._library
+
+    class Closing:
+        def __getattr__(self, name: str) -> Any:
+            function = getattr(library, name)
+            if name != "smp_transport_stats":
+                return function
+
+            def call(*arguments: Any) -> Any:
+                transport.close()
+                return function(*arguments)
+
+            return call
+
+    transport._library = Closing()  # type: ignore[assignment]
+    assert transport.stats()["rank"] == transport.rank
+
+
+def stall_unread(rank: Rank) -> None:
+    """Ranks 1 and 2 wait for a message of rank 0, which does not come, and say so; then rank 0 asks what they do."""
+    rank.transport.begin_step(PROGRAM, 2)
+    rank.tell("ready")
+    if rank.rank > 0:
+        rank.tell_error(lambda: rank.transport.recv_bytes(0, 9))
+        # As if stuck in native code, with the error not told.
+        rank.ask()
+        return
+    # They look every half second for whom to speak of, and speak once that one has answered.
+    rank.tell_error(lambda: rank.transport.recv_bytes(1, 8, timeout=1.7))
+    rank.tell("asked", answers=[rank.transport.ask(peer) is not None for peer in (1, 2)])
+    rank.ask()
+
+
 PARTS: dict[str, Callable[[Rank], None]] = {
     part.__name__: part
     for part in (
@@ -342,6 +424,7 @@ PARTS: dict[str, Callable[[Rank], None]] = {
         hold_words,
         answer_while_stuck,
         bytes_both_ways,
+        fork_and_exit,
         leave_between_steps,
         leave_early,
         leave_in_order,
@@ -350,6 +433,7 @@ PARTS: dict[str, Callable[[Rank], None]] = {
         await_goodbyes,
         await_steps,
         stall,
+        stall_unread,
         wait_in_step,
     )
 }
@@ -364,6 +448,7 @@ def main() -> None:
         from tests.ops import tensor_parts
 
         PARTS.update(tensor_parts.PARTS)
+    atexit.register(lambda: [function() for function in AT_EXIT])
     settings = json.loads(options)
     secret = settings.pop("secret", SECRET.decode()).encode()
     transport = Transport.open(int(rank_text), int(size_text), TransportOptions(local_size=int(size_text), **settings))

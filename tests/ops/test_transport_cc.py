@@ -18,7 +18,7 @@ SOURCES = Path(__file__).resolve().parent / "cc"
 )
 def test_cc(name: str, tmp_path: Path) -> None:
     own = {
-        "codes_test": ["json.cc", "message.cc", "sha256.cc"],
+        "codes_test": ["json.cc", "message.cc", "plain_text.cc", "sha256.cc"],
         "peer_memory_test": ["address.cc", "peer_memory.cc", "second_reader.cc", "sha256.cc"],
         "huge_pages_test": ["huge_pages.cc"],
         "timeline_test": [],

@@ -50,10 +50,12 @@ def test_abort_reaches_all_with_the_first_cause_and_its_exit_code() -> None:
         causes = [told["cause"] for told in ranks.expect("cause")]
         assert causes[0] == causes[1] == causes[2]
         assert causes[0]["rank"] == 1
+        assert causes[0]["message"] == "rank 1: ValueError: the loss is not a number\nin line 5\\x1b[2J"
         for rank in ranks.ranks:
             assert rank.wait(timeout=10) == 3
             (line,) = rank.messages()
-            assert "rank 1: ValueError: the loss is not a number in line 5" in line
+            # A terminal shows it, and does not obey it.
+            assert line.endswith("rank 1: ValueError: the loss is not a number in line 5\\x1b[2J")
 
 
 def test_the_line_that_tells_a_cause_waits_for_a_traceback() -> None:
@@ -355,3 +357,36 @@ def test_what_cannot_be_read_after_all_is_sent() -> None:
         assert ranks[0].expect("got")["right"]
         said = ranks[0].stderr_until("from here on.\n")
         assert said.count("cannot read the memory of rank 1 any more (Bad address)") == 1, said
+
+
+def test_a_rank_whose_stderr_nobody_reads_answers_and_ends() -> None:
+    """A line about a wait once stopped its transport, and the line that tells the cause kept it from ending."""
+    full = {1: "blocking", 2: "nonblocking"}
+    with RankFleet("stall_unread", 3, full_pipes=full, stall_report_s=0.1, grace_s=0.5) as ranks:
+        ranks.expect("ready")
+        assert ranks[0].expect("error")["type"] == "TransportTimeoutError"
+        assert ranks[0].expect("asked")["answers"] == [True, True]
+        start = time.monotonic()
+        os.kill(ranks[0].pid, signal.SIGKILL)
+        for rank in (ranks[1], ranks[2]):
+            assert "rank 0 (host " in rank.expect("error")["message"]
+        assert [rank.wait(timeout=10) for rank in (ranks[1], ranks[2])] == [1, 1]
+        assert time.monotonic() - start < 5
+
+
+def test_a_child_that_ends_in_order_leaves_its_rank_alone() -> None:
+    """It said goodbye for its rank. And what a rank had received was freed before it was read for the last time."""
+    with RankFleet("fork_and_exit", 2) as ranks:
+        for code in (0, 7):
+            error = ranks[1].expect("error")
+            assert error["type"] == "TransportError"
+            assert re.match(r"this process, \d+, was forked from rank 1 and is no rank itself: ", error["message"])
+            assert ranks[1].expect("at exit")["right"]
+            assert ranks[1].expect("child")["code"] == code
+        for rank in ranks.ranks:
+            assert rank.expect("stats")["refused"] == 0
+        assert ranks[0].expect("error")["message"] == "the transport of rank 0 is closed"
+        for rank in ranks.ranks:
+            assert rank.expect("at exit")["right"]
+            assert rank.wait(timeout=10) == 0
+            assert rank.messages() == []

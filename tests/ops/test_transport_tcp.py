@@ -9,6 +9,9 @@ import pytest
 
 from tests.ops.rank_fleet import RankFleet
 
+#: The state of a socket in /proc/net/tcp.
+LISTENS = "0A"
+
 
 def interface() -> tuple[str, str]:
     """A network interface of this machine, and its address; over the loopback UCX finds no way."""
@@ -44,5 +47,9 @@ def test_messages_over_tcp_and_the_interface_that_is_opened(monkeypatch: pytest.
             sockets = [line.split() for line in rank.expect("network")["sockets"]]
             assert sockets
             assert {(fields[0], fields[2].split(":")[0]) for fields in sockets} == {("tcp", as_in_proc(address))}
+        # Else a connection would last as long as the child, and not end for the other rank with this one.
+        children = ranks[1].expect("children")
+        for found in (children["forked"], children["started"]):
+            assert [line for line in found if line.split()[4] != LISTENS] == []
         ranks.command("leave")
         assert [rank.wait(timeout=10) for rank in ranks.ranks] == [0, 0]

@@ -1,6 +1,10 @@
 // The C interface over Transport: catches exceptions, copies text, counts references.
+#include <pthread.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -42,6 +46,21 @@ namespace {
 
 std::mutex current_mutex;
 smp_transport* current = nullptr;
+
+// A child that is forked is no rank: it has no transport. When it ends in good order, it ends
+// without what libraries do then: Gloo would take the connections of its parent's Horovod out of
+// the event set that both have.
+void LeaveToParent() {
+  current = nullptr;
+  current_mutex.unlock();
+  // The last that is registered is called first.
+  on_exit(
+      [](int status, void*) {
+        fflush(nullptr);
+        _exit(status);
+      },
+      nullptr);
+}
 
 void CopyText(const std::string& text, char* out, size_t bytes) {
   if (out == nullptr || bytes == 0) return;
@@ -262,17 +281,24 @@ size_t smp_transport_lanes(smp_transport* t, uint32_t peer, char* out, size_t by
   return GiveText(t->transport.Lanes(peer), out, bytes);
 }
 
-void smp_transport_destroy(smp_transport* t) {
+void smp_transport_shutdown(smp_transport* t) {
   {
     std::lock_guard<std::mutex> lock(current_mutex);
     if (current == t) current = nullptr;
   }
   t->transport.activity().StopAwaiting();
   t->transport.Shutdown();
+}
+
+void smp_transport_destroy(smp_transport* t) {
+  smp_transport_shutdown(t);
   smp_transport_release(t);
 }
 
 void smp_transport_make_current(smp_transport* t) {
+  static const int hooked =
+      pthread_atfork([] { current_mutex.lock(); }, [] { current_mutex.unlock(); }, &LeaveToParent);
+  static_cast<void>(hooked);
   std::lock_guard<std::mutex> lock(current_mutex);
   current = t;
 }

@@ -179,7 +179,7 @@ bool Transport::AwaitGoodbyes(const std::set<uint32_t>& peers, double timeout_s)
                                            std::chrono::duration<double>(timeout_s));
   std::unique_lock<std::mutex> lock(mutex_);
   return changed_.wait_until(lock, deadline, [&] {
-    return failed_ || std::all_of(peers.begin(), peers.end(), [&](uint32_t r) {
+    return failed_ || shut_down_ || std::all_of(peers.begin(), peers.end(), [&](uint32_t r) {
              return r >= size_ || r == rank_ || peers_[r].departed || peers_[r].gone;
            });
   });
@@ -301,9 +301,9 @@ void Transport::CheckStalls() {
 
 void Transport::ReportStall(uint32_t peer, const std::string& what_it_does) {
   peers_[peer].stall_reported = true;
-  PrintLine(peers_[peer].stall_line + ". Rank " + std::to_string(peer) + " " + what_it_does +
-            ". The job goes on; it ends after stall_timeout = " +
-            InSeconds(options_.stall_timeout_s) + ".");
+  guardian_->Say(peers_[peer].stall_line + ". Rank " + std::to_string(peer) + " " + what_it_does +
+                 ". The job goes on; it ends after stall_timeout = " +
+                 InSeconds(options_.stall_timeout_s) + ".");
 }
 
 }  // namespace smp

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio_ext.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 #include <vector>
 
 #include "transport/own_thread.h"
+#include "transport/printer.h"
 
 namespace smp {
 namespace {
@@ -35,6 +35,11 @@ constexpr int kSignals[] = {SIGINT, SIGTERM};
 constexpr auto kSignalHandlerTime = std::chrono::milliseconds(500);
 // Time the news of a failure has to reach the other ranks before a signal ends this process.
 constexpr auto kTellTime = std::chrono::seconds(1);
+
+// After the grace time: what the streams still hold is written in this time, or lost.
+constexpr auto kFlushTime = std::chrono::milliseconds(250);
+// The longest that anybody waits for a line to be out. Whoever should read it may never do so.
+constexpr auto kPrintTime = std::chrono::seconds(1);
 
 // Time until it is known here why another rank's connections to Horovod ended.
 constexpr auto kCauseTime = std::chrono::seconds(3);
@@ -173,39 +178,19 @@ std::vector<Watched> WatchLaunchers() {
   return watched;
 }
 
-// A thread that died with a stream's lock must not keep the process from ending.
-void FlushStreams() {
-  for (FILE* stream : {stdout, stderr}) {
-    if (ftrylockfile(stream) == 0) {
-      fflush_unlocked(stream);
-      funlockfile(stream);
-    }
-  }
-}
-
 }  // namespace
-
-void PrintLine(const std::string& text) {
-  std::string line = "smp_tf: " + text;
-  std::replace(line.begin(), line.end(), '\n', ' ');
-  line += '\n';
-  for (size_t at = 0; at < line.size();) {
-    const ssize_t written = write(STDERR_FILENO, line.data() + at, line.size() - at);
-    if (written < 0 && errno != EINTR) return;
-    if (written > 0) at += static_cast<size_t>(written);
-  }
-}
 
 struct Guardian::State {
   GuardianOptions options;
   std::mutex event_mutex;  // held while on_event runs, so that Stop waits for it
   OnEvent on_event;
   std::mutex mutex;
-  std::condition_variable printed_changed;
+  std::condition_variable said_changed;
+  Printer printer;
   std::atomic<bool> watches_signals{false};
   bool stopping = false;
   bool failed = false;
-  bool printed = false;
+  bool said = false;
   bool told = false;
   std::string line;
   int exit_code = 1;
@@ -246,8 +231,10 @@ struct Guardian::State {
     if (HasHandler(number)) signal_deadline += kSignalHandlerTime;
   }
 
+  // Ends it soon, whatever standard output and standard error do.
   [[noreturn]] void EndProcess() {
-    FlushStreams();
+    printer.FlushStreams();
+    printer.AwaitOut(Clock::now() + kFlushTime);
     if (signal_number != 0 && !HasHandler(signal_number)) {
       struct sigaction action{};
       action.sa_handler = SIG_DFL;
@@ -267,12 +254,10 @@ struct Guardian::State {
     std::unique_lock<std::mutex> lock(mutex);
     const auto exit_deadline = failed_at + Seconds(options.grace_s);
     const auto print_deadline = std::min(failed_at + Seconds(hold_s), exit_deadline);
-    if (failed && !printed && (now >= print_deadline || signal_number != 0 || stopping)) {
-      lock.unlock();
-      PrintLine(line);
-      lock.lock();
-      printed = true;
-      printed_changed.notify_all();
+    if (failed && !said && (now >= print_deadline || signal_number != 0 || stopping)) {
+      printer.Say(line);
+      said = true;
+      said_changed.notify_all();
     }
     auto due = Clock::time_point::max();
     if (!failed && signal_number != 0 && !stopping) {
@@ -289,9 +274,12 @@ struct Guardian::State {
       const bool by_signal = signal_number != 0 && !HasHandler(signal_number);
       due = exit_deadline;
       if (by_signal) due = told ? now : std::min(failed_at + kTellTime, exit_deadline);
-      if (now >= due) EndProcess();
+      if (now >= due) {
+        lock.unlock();
+        EndProcess();
+      }
     }
-    if (failed && !printed) due = std::min(due, print_deadline);
+    if (failed && !said) due = std::min(due, print_deadline);
     if (due == Clock::time_point::max()) return -1;
     return static_cast<int>(
         std::chrono::duration_cast<std::chrono::milliseconds>(due - now).count() + 1);
@@ -302,7 +290,7 @@ struct Guardian::State {
       const int wait_ms = DoWhatIsDue();
       {
         std::lock_guard<std::mutex> lock(mutex);
-        if (stopping && (!failed || (printed && !options.end_process))) return;
+        if (stopping && (!failed || (said && !options.end_process))) return;
       }
       std::vector<pollfd> fds = {{wake[0], POLLIN, 0}, {signals[0], POLLIN, 0}};
       for (const Watched& watched : launchers) fds.push_back({watched.pidfd, POLLIN, 0});
@@ -341,7 +329,10 @@ Guardian::Guardian(const GuardianOptions& options, OnEvent on_event)
 Guardian::~Guardian() { Stop(); }
 
 void Guardian::WatchSignals() {
-  if (state_->watches_signals.exchange(true)) return;
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    if (state_->stopping || state_->watches_signals.exchange(true)) return;
+  }
   first_signal = 0;
   watching_process = getpid();
   signal_pipe = state_->signals[1];
@@ -375,10 +366,19 @@ void Guardian::HoldWords(double seconds) {
   std::unique_lock<std::mutex> lock(state_->mutex);
   state_->hold_s = seconds;
   state_->Wake();
-  // Stopped before it failed, it has no thread any more that prints.
+  // Stopped before it failed, it has no thread any more that says it.
   if (seconds > 0 || !state_->failed || state_->stopping) return;
-  state_->printed_changed.wait(lock, [this] { return state_->printed; });
+  AwaitWords(&lock);
 }
+
+void Guardian::AwaitWords(std::unique_lock<std::mutex>* lock) {
+  const auto deadline = Clock::now() + kPrintTime;
+  state_->said_changed.wait_until(*lock, deadline, [this] { return state_->said; });
+  lock->unlock();
+  state_->printer.AwaitOut(deadline);
+}
+
+void Guardian::Say(const std::string& text) { state_->printer.Say(text); }
 
 void Guardian::Told() {
   std::lock_guard<std::mutex> lock(state_->mutex);
@@ -402,12 +402,17 @@ void Guardian::Stop() {
   state_->stopping = true;
   state_->Wake();
   const bool goes_on = state_->failed && state_->options.end_process;
-  if (state_->failed) state_->printed_changed.wait(lock, [this] { return state_->printed; });
-  lock.unlock();
+  if (state_->failed) {
+    AwaitWords(&lock);
+  } else {
+    lock.unlock();
+    state_->printer.AwaitOut(Clock::now() + kPrintTime);
+  }
   if (goes_on) {
     state_->thread.detach();
     return;
   }
+  // waits without a deadline: the thread never waits for anybody but with one.
   state_->thread.join();
   if (state_->options.end_process) TerminateAtOnce();
   if (state_->watches_signals) {

@@ -6,11 +6,14 @@
 //                    │
 //   the cause ───────┴─▶ one line on stderr ─▶ grace time ─▶ _exit(code)
 //                       (may be held, until a traceback is out)
+//
+// Lines go to stderr through the printer: the guardian never waits for whoever reads them.
 #ifndef SMP_TF_OPS_CC_TRANSPORT_GUARDIAN_H_
 #define SMP_TF_OPS_CC_TRANSPORT_GUARDIAN_H_
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 namespace smp {
@@ -37,8 +40,11 @@ class Guardian {
   // grace time.
   void Failed(const std::string& line, int exit_code);
   // Holds the line of a failure for so many seconds, until this is called with 0, or until a signal
-  // is to end the process. With 0 it is out when this returns, if there has been a failure.
+  // is to end the process. With 0 it is out when this returns, if there has been a failure and
+  // somebody reads it.
   void HoldWords(double seconds);
+  // Has a line of another kind printed; never waits.
+  void Say(const std::string& text);
   // All ranks have been told: a process that a signal is to end need wait no longer.
   void Told();
   // Words for a signal that came and that the guardian is about to act on; "" if none came.
@@ -47,12 +53,11 @@ class Guardian {
   void Stop();
 
  private:
+  void AwaitWords(std::unique_lock<std::mutex>* lock);
+
   struct State;
   std::shared_ptr<State> state_;
 };
-
-// Prints "smp_tf: <text>" as one line in one write.
-void PrintLine(const std::string& text);
 
 }  // namespace smp
 

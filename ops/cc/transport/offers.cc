@@ -107,9 +107,9 @@ void Transport::OnCopied(const Copy& copy, const ReadResult& result) {
         return OnComplete(copy.operation, UCS_ERR_CANCELED);
       }
       if (peer.readable) {
-        PrintLine(RankInWords(local_) + " cannot read the memory of rank " +
-                  std::to_string(source) + " any more (" + std::strerror(result.error) +
-                  "): large tensors take two copies through shared memory from here on.");
+        guardian_->Say(RankInWords(local_) + " cannot read the memory of rank " +
+                       std::to_string(source) + " any more (" + std::strerror(result.error) +
+                       "): large tensors take two copies through shared memory from here on.");
         peer.readable = false;
       }
       op->in_use = false;

@@ -32,6 +32,7 @@ std::string Transport::PeerInWords(uint32_t peer) const {
 
 void Transport::Connect(const std::vector<std::string>& addresses, const std::string& secret) {
   std::unique_lock<std::mutex> lock(mutex_);
+  if (shut_down_) throw std::runtime_error("the transport was shut down");
   if (met_) throw std::invalid_argument("the transport is connected already");
   if (secret.size() < 16) {
     throw std::invalid_argument("the job's secret must be 16 bytes or more, received " +
@@ -112,14 +113,22 @@ int Transport::WaitConnected(double timeout_s, std::string* error) {
     return names;
   };
   const auto deadline = Clock::now() + std::chrono::microseconds(int64_t(timeout_s * 1e6));
-  changed_.wait_until(lock, deadline, [&] { return failed_ || missing().empty(); });
+  changed_.wait_until(lock, deadline, [&] { return failed_ || shut_down_ || missing().empty(); });
   if (failed_) {
     std::lock_guard<std::mutex> cause_lock(cause_mutex_);
     *error = cause_message_;
     return SMP_ABORTED;
   }
+  if (shut_down_) {
+    *error = "the transport of rank " + std::to_string(rank_) + " was shut down";
+    return SMP_CANCELLED;
+  }
   const std::string names = missing();
-  if (names.empty()) return SMP_OK;
+  if (names.empty()) {
+    // Connections are made by now.
+    own_descriptors_->CloseOnExec();
+    return SMP_OK;
+  }
   *error = "rank " + std::to_string(rank_) + " waits for " + names +
            " to connect and to prove the job's secret" +
            (refused_ > 0 ? "; " + std::to_string(refused_) + " messages did not prove it" : "");
@@ -150,10 +159,10 @@ void Transport::OnReady(uint32_t peer, bool reads_us) {
 
 bool Transport::Refuse(const std::string& why, uint32_t claimed_source) {
   if (refused_++ == 0) {
-    PrintLine("rank " + std::to_string(rank_) + " (host " + local_.hostname +
-              ") refused a message that claims to come from rank " +
-              std::to_string(claimed_source) + ": " + why +
-              ". It was dropped; more of them are dropped without a word.");
+    guardian_->Say("rank " + std::to_string(rank_) + " (host " + local_.hostname +
+                   ") refused a message that claims to come from rank " +
+                   std::to_string(claimed_source) + ": " + why +
+                   ". It was dropped; more of them are dropped without a word.");
   }
   return false;
 }

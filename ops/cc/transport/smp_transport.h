@@ -13,7 +13,8 @@
  * is told to all ranks, printed once per process, ends every operation with an error, and ends the
  * process when it has not ended by itself after a grace time.
  *
- * Every function may be called from any thread. Text is UTF-8.
+ * Every function may be called from any thread. Text is UTF-8. A child that the process forks is no
+ * rank: it closes what it has of the transport, and must not call it.
  */
 #ifndef SMP_TF_OPS_CC_TRANSPORT_SMP_TRANSPORT_H_
 #define SMP_TF_OPS_CC_TRANSPORT_SMP_TRANSPORT_H_
@@ -28,7 +29,7 @@ extern "C" {
 #define SMP_API __attribute__((visibility("default")))
 
 /* Version of this interface: checked by callers that load the library at run time. */
-#define SMP_TRANSPORT_ABI 4
+#define SMP_TRANSPORT_ABI 5
 SMP_API int smp_transport_abi(void);
 
 /* Status codes have the numbers of absl::StatusCode. */
@@ -257,7 +258,11 @@ SMP_API size_t smp_transport_stats(smp_transport*, char* out, size_t bytes);
 /* Names of the UCX transports in use to a peer, such as "posix". Returns the bytes needed. */
 SMP_API size_t smp_transport_lanes(smp_transport*, uint32_t peer, char* out, size_t bytes);
 
-/* Ends all operations and threads and frees the transport once nobody holds it. */
+/* Ends all operations and threads. What is called afterwards, or meanwhile by other threads, does
+ * nothing or fails. */
+SMP_API void smp_transport_shutdown(smp_transport*);
+
+/* The same, and frees the transport once nobody holds it. */
 SMP_API void smp_transport_destroy(smp_transport*);
 
 /* The process's transport, as the TensorFlow ops find it: the last one that was made current.

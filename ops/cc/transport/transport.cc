@@ -56,6 +56,7 @@ Transport::Transport(uint32_t rank, uint32_t size, const smp_options& options)
     throw std::runtime_error(std::string("opening event descriptors failed: ") +
                              std::strerror(errno));
   }
+  own_descriptors_.emplace(epoll_);
   Watch(wake_fd_, kWakeToken);
   Watch(worker_->event_fd(), kUcxToken);
 
@@ -74,6 +75,7 @@ Transport::Transport(uint32_t rank, uint32_t size, const smp_options& options)
 
 Transport::~Transport() {
   Shutdown();
+  own_descriptors_.reset();
   for (PeerState& peer : peers_) {
     if (peer.pidfd >= 0) close(peer.pidfd);
   }
@@ -89,6 +91,7 @@ void Transport::Shutdown() {
     RunSubmissions();
     EndAll(SMP_CANCELLED, "the transport of rank " + std::to_string(rank_) + " was shut down");
     RefuseArrived();
+    changed_.notify_all();
     RunEndings(&lock);
   }
   guardian_->Stop();

@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -32,6 +33,7 @@
 #include "transport/huge_pages.h"
 #include "transport/matching.h"
 #include "transport/message.h"
+#include "transport/own_descriptors.h"
 #include "transport/peer_memory.h"
 #include "transport/second_reader.h"
 #include "transport/smp_transport.h"
@@ -130,7 +132,8 @@ class Transport : public UcxEvents {
   std::string Stats();
   std::string Lanes(uint32_t peer);
 
-  // Ends all operations and threads. Nothing else may be called but operations, which fail.
+  // Ends all operations and threads. What is called afterwards, or meanwhile, does nothing or
+  // fails.
   void Shutdown();
 
  private:
@@ -282,6 +285,7 @@ class Transport : public UcxEvents {
 
   int epoll_ = -1;
   int wake_fd_ = -1;
+  std::optional<OwnDescriptors> own_descriptors_;
   std::atomic<bool> stopping_{false};
   bool shut_down_ = false;
   std::unique_ptr<Guardian> guardian_;

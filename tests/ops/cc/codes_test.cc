@@ -5,6 +5,7 @@
 #include "check.h"
 #include "transport/json.h"
 #include "transport/message.h"
+#include "transport/plain_text.h"
 #include "transport/sha256.h"
 #include "transport/siphash.h"
 
@@ -102,6 +103,21 @@ void TestJson() {
   CHECK(JsonField("{\"message\": \"no end", "message") == "no end");
 }
 
+void TestPlainText() {
+  CHECK(InOneLine("Größe → 3 µs, 日本 😀~") == "Größe → 3 µs, 日本 😀~");
+  CHECK(InOneLine("two\nlines") == "two lines");
+  CHECK(InOneLine("\x1b[2J\x1b]0;title\x07\rover") == "\\x1b[2J\\x1b]0;title\\x07\\x0dover");
+  CHECK(InOneLine(std::string("a\0b\x7f", 4)) == "a\\x00b\\x7f");
+  // One control character of one terminal in one byte, in two, and in a form longer than needed.
+  CHECK(InOneLine("\x9b"
+                  "2J") == "\\x9b2J");
+  CHECK(InOneLine("\xc2\x9b"
+                  "2J") == "\\x9b2J");
+  CHECK(InOneLine("\xc0\x9b"
+                  "2J") == "\\xc0\\x9b2J");
+  CHECK(InOneLine("cut \xe6\x97") == "cut \\xe6\\x97");
+}
+
 }  // namespace
 }  // namespace smp
 
@@ -112,6 +128,7 @@ int main() {
   smp::TestMessage();
   smp::TestSequenceWindow();
   smp::TestJson();
+  smp::TestPlainText();
   std::puts("codes_test: ok");
   return 0;
 }
