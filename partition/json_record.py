@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, get_type_hints
@@ -102,7 +103,8 @@ def record_from(kind: type, fields: Any, what: str) -> Any:
     """An instance of a data class from JSON fields, all of them checked.
 
     Args:
-        kind: the data class; its fields are ints, floats, strings, data classes, tuples and dicts of such, or None.
+        kind: the data class; its fields are ints, floats, strings, data classes, tuples and mappings of such, None, or
+            `Any`, which is taken as it is.
         fields: what `parse` or `json.loads` gave.
         what: what it is, for messages.
 
@@ -114,8 +116,8 @@ def record_from(kind: type, fields: Any, what: str) -> Any:
     """
     if not isinstance(fields, dict):
         raise _refused("an object", fields, what)
-    hints = get_type_hints(kind)
-    expected = {field.name for field in dataclasses.fields(kind)}
+    hints = _hints(kind)
+    expected = hints.keys()
     if fields.keys() != expected:
         wrong = {"Missing": expected - fields.keys(), "Unknown": fields.keys() - expected}
         said = " ".join(f"{word}: {_listed(names)}." for word, names in wrong.items() if names)
@@ -123,15 +125,27 @@ def record_from(kind: type, fields: Any, what: str) -> Any:
     return kind(**{name: _value(hints[name], fields[name], f"{name!r} of {what}") for name in expected})
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    known = get_type_hints(kind)
+    return {field.name: known[field.name] for field in dataclasses.fields(kind)}
+
+
 def _value(hint: Any, value: Any, what: str) -> Any:
+    if hint is Any:
+        return value
     kind: Any = getattr(hint, "__origin__", hint)
     parts: Sequence[Any] = getattr(hint, "__args__", ())
     if isinstance(hint, UnionType):
         some, *_ = (part for part in parts if part is not type(None))
         return None if value is None and type(None) in parts else _value(some, value, what)
     if kind is tuple and isinstance(value, list):
-        return tuple(_value(parts[0], v, f"entry {number} of {what}") for number, v in enumerate(value, start=1))
-    if kind is dict and isinstance(value, dict):
+        kinds = [parts[0]] * len(value) if parts[-1] is Ellipsis else parts
+        if len(kinds) != len(value):
+            raise _refused(f"a list of {len(kinds)}", value, what)
+        numbered = enumerate(zip(kinds, value, strict=True), start=1)
+        return tuple(_value(of, v, f"entry {number} of {what}") for number, (of, v) in numbered)
+    if kind in (dict, Mapping) and isinstance(value, dict):
         return {k: _value(parts[1], v, f"{k!r} in {what}") for k, v in value.items()}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return record_from(kind, value, what)
@@ -153,6 +167,7 @@ _KINDS = {
     bool: "true or false",
     tuple: "a list",
     dict: "an object",
+    Mapping: "an object",
 }
 
 

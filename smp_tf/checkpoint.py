@@ -36,8 +36,9 @@ class CheckpointManager(tf.train.CheckpointManager):
     with another placement, and in one plain process.
 
     A checkpoint exists when its manifest `<directory>/ckpt-N.json` does, which is written when all else is on disk: a
-    job that is killed while it saves leaves the checkpoint before. The seed and the step counters that dropout masks
-    depend on are part of it; Python's and NumPy's generators are the script's own.
+    job that is killed while it saves leaves the checkpoint before. One job at a time saves into a folder: its first
+    save takes it, until `smp.shutdown`. The seed and the step counters that dropout masks depend on are part of a
+    checkpoint; Python's and NumPy's generators are the script's own.
 
     Args:
         checkpoint: a `tf.train.Checkpoint` of what is to be saved, such as
@@ -54,8 +55,8 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     Raises:
         TypeError: `checkpoint` is not a `tf.train.Checkpoint`.
-        ValueError: `max_to_keep` or the number of hours is not positive, or there is an interval without a step
-            counter.
+        ValueError: `max_to_keep` or the number of hours is not positive, there is an interval without a step counter,
+            or `checkpoint_name` is a path.
         NotInitializedError: `smp.init` was not called.
 
     Example:
@@ -90,6 +91,15 @@ class CheckpointManager(tf.train.CheckpointManager):
             raise ValueError(
                 f"keep_checkpoint_every_n_hours is a number of hours, or None to keep none for good. Received: "
                 f"{keep_checkpoint_every_n_hours!r}"
+            )
+        if (
+            os.path.basename(checkpoint_name) != checkpoint_name
+            or checkpoint_name in ("", ".", "..")
+            or "\0" in checkpoint_name
+        ):
+            raise ValueError(
+                f"checkpoint_name is what files in the folder are called before their number, and no path. "
+                f"Received: {checkpoint_name!r}"
             )
         super().__init__(
             checkpoint,
@@ -131,8 +141,9 @@ class CheckpointManager(tf.train.CheckpointManager):
             `<directory>/ckpt-N`, or None where the interval is not over.
 
         Raises:
-            CheckpointError: on all ranks, when any of them cannot write; when a model has not run a step, or state of
-                an earlier checkpoint is still to be restored. Earlier checkpoints are as they were.
+            CheckpointError: on all ranks, when any of them cannot write, or another job that still runs saves into the
+                folder; when a model has not run a step, or state of an earlier checkpoint is still to be restored.
+                Earlier checkpoints are as they were, and nothing is left of this one.
             RankMismatchError: not every rank calls it, or not with the same objects.
             ValueError: options were given.
 

@@ -14,7 +14,10 @@ under the tensor's key, as a slice in TensorFlow's sense.
 
 Every save draws part names of its own, so it never touches a file that an earlier manifest names, also when it saves
 the same number again. A deletion takes the manifest first. Whatever instant a process is killed at, each manifest that
-is there names files that are whole; files that no manifest names are left-overs, which a later save deletes.
+is there names files that are whole; files that no manifest names are left-overs (`checkpoint_leftovers`).
+
+What manifests name may come from elsewhere: `checkpoint_manifest` refuses names that no save writes, and nothing is
+written or deleted through a link.
 
 This file knows folders, names and tensors; it knows nothing of models, ranks that talk, or TensorFlow's objects.
 """
@@ -30,14 +33,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from smp_tf.checkpoint_manifest import Manifest, Part, decoded, encoded
+from smp_tf import contained_path
+from smp_tf.checkpoint_manifest import Manifest, Part, damaged, decoded, encoded, require_own_files
+from smp_tf.durable_files import make_folder, sync, write_file
 from smp_tf.errors import CheckpointError
+from smp_tf.text_file import UnreadableError, read_text
 
 #: Tensors are read in groups of up to this many bytes, so that small ones do not cost a look at the index each.
 _GROUP = 16 << 20
 #: A tensor that is no slice, in TensorFlow's words.
 _WHOLE = ""
-_PART_FOLDER = re.compile(r"mp_rank_\d+\Z")
+#: No manifest is larger: a tensor takes some 200 bytes.
+_MOST_MANIFEST = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +100,12 @@ def write_part(
 
     Raises:
         OSError: a folder or file cannot be made, written or synced.
+        CheckpointError: the folder is a link.
         tf.errors.OpError: TensorFlow cannot write the tensors.
     """
-    full = os.path.join(directory, *prefix.split("/"))
+    full = _place(directory, prefix)
     folder = os.path.dirname(full)
-    os.makedirs(folder, exist_ok=True)
+    make_folder(folder)
     slices = dict.fromkeys(tensors, _WHOLE)
     for key, (start, stop, extent) in (rows or {}).items():
         slices[key] = _slice((extent, *tensors[key].shape.as_list()[1:]), start, stop)
@@ -110,32 +118,69 @@ def write_part(
     base = os.path.basename(full)
     files = sorted(name for name in os.listdir(folder) if name.startswith(f"{base}."))
     for name in files:
-        _sync(os.path.join(folder, name))
-    _sync(folder)
-    _sync(directory)
+        sync(os.path.join(folder, name))
+    sync(folder)
     parent = prefix.rpartition("/")[0]
     sizes = {f"{parent}/{name}": os.path.getsize(os.path.join(folder, name)) for name in files}
     return Part(prefix, sizes, _hash_of(f"{full}.index"))
 
 
-def commit(directory: str, manifest: Manifest) -> None:
+def commit(directory: str, manifest: Manifest) -> tuple[str, ...]:
     """Make parts a checkpoint: put its manifest in place, at once and for good.
 
     Args:
         directory: of the checkpoints.
         manifest: names parts that are on disk.
 
+    Returns:
+        The prefixes of parts that an earlier checkpoint of the same name had, and that no manifest names any more.
+
     Raises:
         OSError: the manifest cannot be written, renamed or synced.
+        CheckpointError: it names files that are not its own, or that are gone, since another job has deleted them.
+            An earlier checkpoint of the same name is as it was.
     """
+    require_own_files(manifest)
     place = manifest_path(directory, manifest.name)
-    building = f"{place}.writing"
-    with open(building, "wb") as file:
-        file.write(encoded(manifest))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(building, place)
-    _sync(directory)
+    earlier, new = _content(place), encoded(manifest)
+    replaced: frozenset[str] = frozenset()
+    with contextlib.suppress(FileNotFoundError, CheckpointError):
+        replaced = frozenset(part.prefix for part in read_manifest(directory, manifest.name).parts)
+    try:
+        write_file(place, new)
+        # Looked at once it is in place: from then on nobody takes the parts for left-overs.
+        _require_sizes(directory, manifest)
+    except BaseException:
+        if _content(place) == new != earlier:
+            if earlier is None:
+                os.remove(place)
+                sync(directory)
+            else:
+                write_file(place, earlier)
+        raise
+    return tuple(sorted(replaced - {part.prefix for part in manifest.parts}))
+
+
+def is_committed(directory: str, name: str, prefixes: Iterable[str]) -> bool:
+    """Whether parts belong to a checkpoint, or may belong to it, since its manifest cannot be read.
+
+    Args:
+        directory: of the checkpoints.
+        name: of the checkpoint.
+        prefixes: of the parts.
+    """
+    try:
+        return not {part.prefix for part in read_manifest(directory, name).parts}.isdisjoint(prefixes)
+    except FileNotFoundError:
+        return False
+    except (OSError, CheckpointError):
+        return True
+
+
+def _content(path: str) -> bytes | None:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        return file.read()
+    return None
 
 
 def delete(directory: str, name: str) -> None:
@@ -144,10 +189,14 @@ def delete(directory: str, name: str) -> None:
     Args:
         directory: of the checkpoints.
         name: the checkpoint, which exists.
+
+    Raises:
+        CheckpointError: its manifest is damaged, or a part's folder is a link.
+        OSError: a file cannot be deleted.
     """
     manifest = read_manifest(directory, name)
     os.remove(manifest_path(directory, name))
-    _sync(directory)
+    sync(directory)
     for part in manifest.parts:
         delete_part(directory, part.prefix)
 
@@ -158,36 +207,25 @@ def delete_part(directory: str, prefix: str) -> None:
     Args:
         directory: of the checkpoints.
         prefix: of the part's files, relative to the directory.
+
+    Raises:
+        CheckpointError: the part's folder is a link.
+        OSError: a file cannot be deleted.
     """
     parent, _, base = prefix.rpartition("/")
-    folder = os.path.join(directory, parent)
+    folder = _place(directory, parent)
     with contextlib.suppress(FileNotFoundError):
         for file in os.listdir(folder):
             if file.startswith(f"{base}."):
                 os.remove(os.path.join(folder, file))
 
 
-def clean(directory: str, name: str) -> None:
-    """Delete what saves that were not completed have left.
-
-    Nothing is deleted while a manifest cannot be read: its parts would look like left-overs.
-
-    Args:
-        directory: of the checkpoints.
-        name: common name of the checkpoints, such as "ckpt"; those of other names are left alone.
-    """
-    found = listing(directory, name)
-    if found.damaged:
-        return
-    ours = re.compile(rf"({re.escape(name)}-\d+-[0-9a-f]{{8}}(?:-\d+)?)\.(index|data-)")
-    for folder in sorted(filter(_PART_FOLDER.match, os.listdir(directory))):
-        for file in sorted(os.listdir(os.path.join(directory, folder))):
-            match = ours.match(file)
-            if match and f"{folder}/{match[1]}" not in found.parts:
-                os.remove(os.path.join(directory, folder, file))
-    for file in os.listdir(directory):
-        if re.fullmatch(rf"{re.escape(name)}-\d+\.json\.writing", file):
-            os.remove(os.path.join(directory, file))
+def _place(directory: str, name: str) -> str:
+    """Where a file of the checkpoints is that is to be written or deleted."""
+    try:
+        return contained_path.within(directory, name)
+    except contained_path.PathError as error:
+        raise CheckpointError(f"The path of a checkpoint's files {error}") from None
 
 
 def listing(directory: str, name: str) -> Listing:
@@ -203,7 +241,7 @@ def listing(directory: str, name: str) -> Listing:
         files = []
     found, damaged = [], []
     for file in files:
-        if not re.fullmatch(rf"{re.escape(name)}-\d+\.json", file):
+        if not re.fullmatch(rf"{re.escape(name)}-[0-9]+\.json", file):
             continue
         try:
             found.append(read_manifest(directory, file.removesuffix(".json")))
@@ -225,9 +263,11 @@ def read_manifest(directory: str, name: str) -> Manifest:
         CheckpointError: the manifest is damaged, or of a later version of smp_tf.
     """
     path = manifest_path(directory, name)
-    with open(path, "rb") as file:
-        data = file.read()
-    return decoded(data, path)
+    try:
+        text = read_text(path, _MOST_MANIFEST)
+    except UnreadableError as error:
+        raise damaged(path, str(error)) from None
+    return decoded(text, path)
 
 
 def check_files(directory: str, manifest: Manifest) -> None:
@@ -240,20 +280,24 @@ def check_files(directory: str, manifest: Manifest) -> None:
     Raises:
         CheckpointError: a file is missing, truncated or damaged; the message names it.
     """
+    _require_sizes(directory, manifest)
     for part in manifest.parts:
-        for name, size in part.sizes.items():
-            path = os.path.join(directory, *name.split("/"))
-            try:
-                found = os.path.getsize(path)
-            except OSError as error:
-                raise CheckpointError(f"Checkpoint {manifest.name} lacks its file {path}: {error.strerror}.") from None
-            if found != size:
-                raise CheckpointError(
-                    f"The file {path} of checkpoint {manifest.name} has {found} bytes, but was written with {size}."
-                )
         index = os.path.join(directory, *f"{part.prefix}.index".split("/"))
         if _hash_of(index) != part.index_hash:
             raise CheckpointError(f"The file {index} of checkpoint {manifest.name} is damaged: its hash is another.")
+
+
+def _require_sizes(directory: str, manifest: Manifest) -> None:
+    for name, size in [item for part in manifest.parts for item in part.sizes.items()]:
+        path = os.path.join(directory, *name.split("/"))
+        try:
+            found = os.path.getsize(path)
+        except OSError as error:
+            raise CheckpointError(f"Checkpoint {manifest.name} lacks its file {path}: {error.strerror}.") from None
+        if found != size:
+            raise CheckpointError(
+                f"The file {path} of checkpoint {manifest.name} has {found} bytes, but was written with {size}."
+            )
 
 
 def read_tensors(directory: str, manifest: Manifest, keys: Iterable[str]) -> Iterator[tuple[str, tf.Tensor]]:
@@ -374,12 +418,3 @@ def _hash_of(path: str) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _sync(path: str) -> None:
-    """Wait until the disk has a file's content, or a folder's entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

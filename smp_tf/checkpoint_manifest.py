@@ -4,6 +4,9 @@
     its slot of 100 rows    in slices    part 0 has rows 0 to 48, part 1 has rows 49 to 99
 
 The text is JSON, with a hash of itself; `checkpoint_files` tells where it is, and when it is put there.
+
+The hash tells damage, not who wrote it: a folder may come from elsewhere. So a manifest is taken only if each of its
+fields is of its kind, and if the files it names are such as a save of its own name writes.
 """
 
 from __future__ import annotations
@@ -11,10 +14,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from smp_tf.errors import CheckpointError
+import tensorflow as tf
+
+from smp_tf import contained_path
+from smp_tf.errors import CheckpointError, PlacementError
+from smp_tf.partition.json_record import record_from
 
 #: The latest version of the format that is read. The first one knows no slices, and a manifest without them is still
 #: written in it, so that an earlier smp_tf reads what it can.
@@ -105,32 +113,107 @@ def encoded(manifest: Manifest) -> bytes:
     return json.dumps(written, indent=1).encode()
 
 
-def decoded(data: bytes, path: str) -> Manifest:
+def decoded(text: str, path: str) -> Manifest:
     """The manifest that a file holds.
 
     Args:
-        data: the file's content.
-        path: of the file, for messages.
+        text: what stands in the file.
+        path: of the file.
 
     Raises:
-        CheckpointError: it is damaged, or of a later version of smp_tf.
+        CheckpointError: it is damaged, names files that are not its own, or is of a later version of smp_tf.
     """
     try:
-        written = json.loads(data)
+        written = json.loads(text)
         version, content = written["version"], written["checkpoint"]
         whole = isinstance(version, int) and (version > VERSION or written["sha256"] == _content_hash(content))
-        if whole and version <= VERSION:
-            return _manifest_from(content, hashlib.sha256(data).hexdigest())
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = False
-    if whole:
+    if not whole:
+        raise damaged(path, "is damaged or truncated")
+    if version > VERSION:
         raise CheckpointError(
             f"{path} was written by a later smp_tf, in version {version} of the format; this one reads up to {VERSION}."
         )
-    raise CheckpointError(
-        f"The checkpoint's manifest {path} is damaged or truncated. Restore another checkpoint by its name, such as "
+    try:
+        manifest = _manifest_from(content, hashlib.sha256(text.encode()).hexdigest())
+        name = path.rpartition("/")[2].removesuffix(".json")
+        if manifest.name != name:
+            raise CheckpointError(f"It is of {manifest.name!r}, and its file's name must be that.")
+        require_own_files(manifest)
+    except (PlacementError, CheckpointError) as error:
+        raise damaged(path, f"is not one that smp_tf has written there. {error}") from None
+    return manifest
+
+
+def damaged(path: str, what: str) -> CheckpointError:
+    """The error that a manifest cannot be used.
+
+    Args:
+        path: of its file.
+        what: is wrong with it, without the last full stop.
+    """
+    return CheckpointError(
+        f"The checkpoint's manifest {path} {what.removesuffix('.')}. Restore another checkpoint by its name, such as "
         f'manager.restore("ckpt-1"), or delete this file.'
     )
+
+
+def require_own_files(manifest: Manifest) -> None:
+    """Raise unless a manifest names such files only as a save of its own name writes, within the checkpoints' folder.
+
+    Args:
+        manifest: one that was read, or that is made of what other ranks have said.
+
+    Raises:
+        CheckpointError: it names another file, or its tensors do not lie in its parts.
+    """
+    for part in manifest.parts:
+        require_own_part(part, manifest.name)
+    for key, stored in manifest.tensors.items():
+        _require_in_parts(key, stored, len(manifest.parts))
+
+
+def require_own_part(part: Part, name: str) -> None:
+    """Raise unless a part's files are such as a save writes.
+
+    Args:
+        part: what was read, or said by another rank.
+        name: of the checkpoint.
+
+    Raises:
+        CheckpointError: they are others.
+    """
+    try:
+        contained_path.relative(part.prefix, "the checkpoints' folder")
+    except contained_path.PathError as error:
+        raise CheckpointError(f"The prefix of a part {error}") from None
+    if not re.fullmatch(rf"mp_rank_[0-9]+/{re.escape(name)}-[0-9a-f]{{8}}(-[0-9]+)?", part.prefix):
+        raise CheckpointError(
+            f"The prefix of a part of {name!r} is 'mp_rank_<stage>/{name}-<8 digits>'. Received: {part.prefix!r}"
+        )
+    files = re.compile(rf"{re.escape(part.prefix)}\.(index|data-[0-9]{{5}}-of-[0-9]{{5}})")
+    other = [file for file in part.sizes if not files.fullmatch(file)]
+    if other:
+        raise CheckpointError(f"The part {part.prefix!r} has files of its own name. Received: {other[0]!r}")
+    if f"{part.prefix}.index" not in part.sizes:
+        raise CheckpointError(f"The part {part.prefix!r} must have an index. Received: {sorted(part.sizes)}")
+
+
+def _require_in_parts(key: str, stored: StoredTensor, parts: int) -> None:
+    """Raise unless a tensor lies in parts that there are, each of its rows once."""
+    end, is_right = 0, all(extent >= 0 for extent in stored.shape)
+    for part, start, stop in stored.slices:
+        is_right = is_right and 0 <= part < parts and start == end < stop
+        end = stop
+    if stored.slices:
+        is_right = is_right and bool(stored.shape) and end == stored.shape[0]
+    if not is_right or not 0 <= stored.part < parts:
+        raise CheckpointError(f"{key!r} must lie in the {parts} parts, each of its rows once. Received: {stored}")
+    try:
+        tf.as_dtype(stored.dtype)
+    except TypeError:
+        raise CheckpointError(f"{key!r} is of a dtype that there is not. Received: {stored.dtype!r}") from None
 
 
 def _described(stored: StoredTensor) -> dict[str, Any]:
@@ -140,20 +223,23 @@ def _described(stored: StoredTensor) -> dict[str, Any]:
     return described
 
 
-def _manifest_from(content: dict[str, Any], digest: str) -> Manifest:
-    return Manifest(
-        **{
-            **content,
-            "parts": tuple(Part(**part) for part in content["parts"]),
-            "tensors": {key: _stored_from(stored) for key, stored in content["tensors"].items()},
-            "digest": digest,
-        }
-    )
+def _manifest_from(content: Any, digest: str) -> Manifest:
+    if isinstance(content, dict) and isinstance(content.get("tensors"), dict):
+        tensors = content["tensors"].items()
+        with_slices = {key: {"slices": [], **stored} if isinstance(stored, dict) else stored for key, stored in tensors}
+        content = {**content, "tensors": with_slices, "digest": digest}
+    manifest: Manifest = record_from(Manifest, content, "the manifest")
+    if manifest.random:
+        record_from(_Random, manifest.random, "'random' of the manifest")
+    return manifest
 
 
-def _stored_from(described: dict[str, Any]) -> StoredTensor:
-    slices = tuple((part, start, stop) for part, start, stop in described.get("slices", ()))
-    return StoredTensor(**{**described, "shape": tuple(described["shape"]), "slices": slices})
+@dataclasses.dataclass(frozen=True)
+class _Random:
+    """What `step_random.state` gives."""
+
+    seed: int
+    steps: Mapping[str, int]
 
 
 def _content_hash(content: Any) -> str:

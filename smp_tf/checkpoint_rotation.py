@@ -9,9 +9,13 @@ directory was made:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 
-from smp_tf.checkpoint_files import clean, commit, delete, listing
+from smp_tf import folder_lock
+from smp_tf.checkpoint_files import commit, delete, listing
+from smp_tf.errors import CheckpointError
 
 _HOUR = 3600.0
 
@@ -31,19 +35,55 @@ class Rotation:
     begun: float
 
     def apply(self, directory: str, series: str) -> None:
-        """Delete what is too many, and what saves that were not completed have left.
+        """Delete what is too many.
 
         Args:
             directory: of the checkpoints.
             series: common name of the checkpoints, such as "ckpt".
+
+        Raises:
+            OSError: a file cannot be deleted.
+            CheckpointError: a part's folder is a link.
         """
-        if self.max_to_keep is not None:
-            manifests = listing(directory, series).manifests
-            last = max((m.saved_at if m.is_kept else m.begun for m in manifests), default=self.begun)
-            for manifest in [m for m in manifests if not m.is_kept][: -self.max_to_keep]:
+        if self.max_to_keep is None:
+            return
+        manifests = listing(directory, series).manifests
+        last = max((m.saved_at if m.is_kept else m.begun for m in manifests), default=self.begun)
+        failed: list[OSError | CheckpointError] = []
+        for manifest in [m for m in manifests if not m.is_kept][: -self.max_to_keep]:
+            try:
                 if self.keep_hours is not None and manifest.saved_at >= last + self.keep_hours * _HOUR:
                     commit(directory, dataclasses.replace(manifest, is_kept=True))
                     last = manifest.saved_at
                 else:
                     delete(directory, manifest.name)
-        clean(directory, series)
+            except (OSError, CheckpointError) as error:
+                # The others go all the same: else they would fill the disk.
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+
+def delete_series(directory: str, series: str) -> None:
+    """Delete all checkpoints of a series, and the folders that nothing else is in.
+
+    Args:
+        directory: of the checkpoints; it need not exist.
+        series: common name of the checkpoints, such as "backup"; those of other names stay.
+
+    Raises:
+        CheckpointError: another live job saves such checkpoints there, or a part's folder is a link.
+        OSError: a file cannot be deleted.
+    """
+    if not os.path.isdir(directory):
+        return
+    if folder_lock.current(directory, series) is None:
+        folder_lock.take(directory, series)
+    for name in listing(directory, series).names:
+        delete(directory, name)
+    folder_lock.give_up(directory, series)
+    for folder in (*sorted(os.listdir(directory)), ""):
+        if not folder or folder.startswith("mp_rank_"):
+            # One that something is in stays.
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.join(directory, folder))

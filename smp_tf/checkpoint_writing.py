@@ -1,4 +1,8 @@
-"""One save of a checkpoint, from the moment all ranks have come: parts, then the manifest, then the rotation."""
+"""One save of a checkpoint, from the moment all ranks have come: parts, then the manifest, then the rotation.
+
+Rank 0 holds the folder for its job (`folder_lock`) from the first save on. Of a save that fails each rank deletes its
+own part.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,20 @@ import dataclasses
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import checkpoint_files, control, runtime, step_random
+from smp_tf import checkpoint_files, checkpoint_leftovers, control, folder_lock, runtime, step_random
 from smp_tf.agreement import require_agreement
+from smp_tf.announce import tell
 from smp_tf.checkpoint_keys import Item, Kind, Survey, state_of
-from smp_tf.checkpoint_manifest import Manifest, Part, StoredTensor
+from smp_tf.checkpoint_manifest import Manifest, Part, StoredTensor, require_own_part
 from smp_tf.checkpoint_rotation import Rotation
-from smp_tf.errors import CheckpointError
+from smp_tf.durable_files import make_folder
+from smp_tf.errors import CheckpointError, PlacementError
+from smp_tf.partition.json_record import record_from
 from smp_tf.topology import CommGroup
 
 
@@ -28,6 +35,10 @@ class Writing:
         series: common name of the checkpoints, such as "ckpt".
         name: of this one.
         found: what this rank has.
+
+    Raises:
+        CheckpointError: on all ranks, when another job holds the folder, or rank 0 cannot take it.
+        RankMismatchError: the ranks do not save the same.
     """
 
     def __init__(self, directory: str, series: str, name: str, found: Survey) -> None:
@@ -45,6 +56,7 @@ class Writing:
             "has": [item.key for item in found.items.values() if not _is_owned(item)],
             "built": found.optimizers,
             "nonce": secrets.token_hex(4),
+            "problem": self._take_folder() if topology.rank == 0 else "",
         }
         said = control.allgather_json(mine, name=f"saving checkpoint {name!r}")
         require_agreement(
@@ -53,6 +65,7 @@ class Writing:
             topology.describe,
             "Save the same objects under the same number on every rank.",
         )
+        self._raise_errors([words["problem"] for words in said], "be written")
         self._stem = f"{name}-{said[0]['nonce']}"
         self._built = {
             path: any(words["built"].get(path, False) for words in said) for words in said for path in words["built"]
@@ -71,21 +84,25 @@ class Writing:
             CheckpointError: some rank could not write.
         """
         told: dict[str, Any] = {"error": "", "part": None, "tensors": {}}
-        prefix = f"mp_rank_{self._topology.mp_rank}/{self._stem}"
-        if self._topology.dp_rank:
-            prefix += f"-{self._topology.dp_rank}"
+        prefix = self._prefix(self._topology.rank)
         mine = [i for i in self._found.items.values() if i.is_here and self._is_written_here(i)]
         try:
             if mine:
                 tensors = {item.key: _value(item) for item in mine}
                 rows = {item.key: (*item.rows, item.extent) for item in mine if item.rows is not None}
                 part = checkpoint_files.write_part(self._directory, prefix, tensors, rows)
-                told["part"] = [part.prefix, dict(part.sizes), part.index_hash]
+                told["part"] = dataclasses.asdict(part)
                 told["tensors"] = {item.key: self._described(item, tensors[item.key]) for item in mine}
-        except (OSError, tf.errors.OpError) as error:
+        except (OSError, CheckpointError, tf.errors.OpError) as error:
             told["error"] = f"{type(error).__name__}: {error}"
+        except BaseException:
+            self._delete_own_part()
+            raise
         self._told = control.allgather_json(told, name=f"the parts of checkpoint {self._name!r} being written")
-        self._raise_errors([words["error"] for words in self._told], "be written")
+        errors = [words["error"] for words in self._told]
+        if any(errors):
+            self._delete_own_part()
+        self._raise_errors(errors, "be written")
 
     def commit(self, rotation: Rotation) -> None:
         """Make the parts a checkpoint, on rank 0, and delete what is too many.
@@ -96,17 +113,68 @@ class Writing:
         Raises:
             CheckpointError: rank 0 could not.
         """
-        problem = ""
+        problem, is_committed = "", False
         if self._topology.rank == 0:
             try:
-                self._commit(rotation.begun)
-                rotation.apply(self._directory, self._series)
+                replaced = self._commit(rotation.begun)
             except (OSError, CheckpointError) as error:
                 problem = f"{type(error).__name__}: {error}"
-        said = control.allgather_json(problem, name=f"the end of saving checkpoint {self._name!r}")
-        self._raise_errors(said, "be committed")
+                own = [self._prefix(rank) for rank in self._order]
+                is_committed = checkpoint_files.is_committed(self._directory, self._name, own)
+            else:
+                self._rotate(rotation, replaced)
+        words = [problem, is_committed]
+        said = control.allgather_json(words, name=f"the end of saving checkpoint {self._name!r}")
+        if any(problem for problem, _ in said) and not any(is_committed for _, is_committed in said):
+            self._delete_own_part()
+        self._raise_errors([problem for problem, _ in said], "be committed")
 
-    def _commit(self, begun: float) -> None:
+    def _take_folder(self) -> str:
+        """Hold the folder for this job, on rank 0; what is in the way of that, in words."""
+        try:
+            if folder_lock.current(self._directory, self._series) is None:
+                make_folder(self._directory)
+                folder_lock.take(self._directory, self._series)
+                self._clean()
+        except (OSError, CheckpointError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _rotate(self, rotation: Rotation, replaced: Sequence[str]) -> None:
+        """Delete what is too many, and replaced parts. Where that fails, the checkpoint is saved all the same."""
+        try:
+            for prefix in replaced:
+                checkpoint_files.delete_part(self._directory, prefix)
+            rotation.apply(self._directory, self._series)
+            self._clean()
+        except (OSError, CheckpointError) as error:
+            tell(
+                f"smp_tf: checkpoint {self._name!r} is saved, but of what it replaces in {self._directory} not all "
+                f"could be deleted, which later saves try again. {type(error).__name__}: {error}"
+            )
+
+    def _clean(self) -> None:
+        hold = folder_lock.current(self._directory, self._series)
+        if hold is not None and hold.is_locked:
+            # Ranks that wait for each other longer than this end, and then a save goes on nowhere.
+            before = hold.now() - runtime.current().config.stall_timeout
+            checkpoint_leftovers.clean(self._directory, self._series, before)
+
+    def _prefix(self, rank: int) -> str:
+        """Of the files that a rank writes."""
+        place = self._topology.grid.coordinates(rank)
+        replica = f"-{place['D']}" if place["D"] else ""
+        return f"mp_rank_{place['P']}/{self._stem}{replica}"
+
+    def _delete_own_part(self) -> None:
+        """Delete what this rank has written in a save that failed. Where that fails, it is a left-over."""
+        prefix = self._prefix(self._topology.rank)
+        try:
+            checkpoint_files.delete_part(self._directory, prefix)
+        except (OSError, CheckpointError) as error:
+            tell(f"smp_tf: {prefix}.* in {self._directory}, of a save that failed, could not be deleted: {error}")
+
+    def _commit(self, begun: float) -> tuple[str, ...]:
         parts: list[Part] = []
         #: By key: the parts that have it, or rows of it, and what it is.
         written: dict[str, list[tuple[int, list[Any]]]] = {}
@@ -114,13 +182,12 @@ class Writing:
             words = self._told[rank]
             if words["part"] is None:
                 continue
-            prefix, sizes, index_hash = words["part"]
-            self._require_seen(rank, sizes)
+            part = self._part_of(rank, words["part"])
+            self._require_seen(rank, part.sizes)
             for key, described in words["tensors"].items():
                 written.setdefault(key, []).append((len(parts), described))
-            parts.append(Part(prefix, sizes, index_hash))
+            parts.append(part)
         tensors = {key: _put_together(key, found) for key, found in written.items()}
-        os.makedirs(self._directory, exist_ok=True)
         before = checkpoint_files.listing(self._directory, self._series)
         manifest = Manifest(
             name=self._name,
@@ -134,9 +201,25 @@ class Writing:
             saved_at=time.time(),
             begun=before.manifests[-1].begun if before.manifests else begun,
         )
-        checkpoint_files.commit(self._directory, manifest)
+        return checkpoint_files.commit(self._directory, manifest)
 
-    def _require_seen(self, rank: int, sizes: dict[str, int]) -> None:
+    def _part_of(self, rank: int, said: Any) -> Part:
+        """What a rank has written, by its own words: it may be confused, so the files must be those it was to write."""
+        try:
+            part: Part = record_from(Part, said, "its part")
+        except PlacementError as error:
+            raise CheckpointError(
+                f"{self._topology.describe(rank)} wrote something else than a part. {error}"
+            ) from None
+        if part.prefix != self._prefix(rank):
+            raise CheckpointError(
+                f"{self._topology.describe(rank)} must write {self._prefix(rank)!r}, and no other files. Received: "
+                f"{part.prefix!r}"
+            )
+        require_own_part(part, self._name)
+        return part
+
+    def _require_seen(self, rank: int, sizes: Mapping[str, int]) -> None:
         for file, size in sizes.items():
             path = os.path.join(self._directory, *file.split("/"))
             if not os.path.isfile(path) or os.path.getsize(path) != size:

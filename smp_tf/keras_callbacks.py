@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,10 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import control, runtime, tf_internals
+from smp_tf.announce import tell
 from smp_tf.checkpoint import CheckpointManager
+from smp_tf.checkpoint_rotation import delete_series
+from smp_tf.errors import CheckpointError
 from smp_tf.gather import WRITER, write_with_all_weights
 
 #: Callbacks that only show or write the logs.
@@ -30,6 +32,8 @@ _OF_ONE_RANK = (
     tf_keras.callbacks.CSVLogger,
     tf_keras.callbacks.RemoteMonitor,
 )
+#: What the checkpoints of a backup are called before their number.
+_BACKUP = "backup"
 
 
 def adapt(callbacks: Any, model: Any) -> Any:
@@ -169,7 +173,7 @@ class Backup(tf_keras.callbacks.Callback):
         checkpoint = tf.train.Checkpoint(
             model=self.model, epoch=self._epoch, batch=self._batch, train_counter=self.model._train_counter
         )
-        self._manager = CheckpointManager(checkpoint, self._directory, max_to_keep=1, checkpoint_name="backup")
+        self._manager = CheckpointManager(checkpoint, self._directory, max_to_keep=1, checkpoint_name=_BACKUP)
         if self._manager.latest_checkpoint is not None:
             self._manager.restore()
         self.model._training_state = self
@@ -206,11 +210,14 @@ class Backup(tf_keras.callbacks.Callback):
             self._manager.save()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Delete the backup, once all ranks are here."""
+        """Delete the backup, once all ranks are here, and its folder if nothing else is in it."""
         del self.model._training_state
         if not self._delete:
             return
         control.barrier(name="the end of the training that is backed up")
         if runtime.current().topology.rank == WRITER:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            try:
+                delete_series(self._directory, _BACKUP)
+            except (OSError, CheckpointError) as error:
+                tell(f"smp_tf: the backup in {self._directory} could not be deleted. {type(error).__name__}: {error}")
         control.barrier(name="the deletion of the backup")

@@ -9,13 +9,13 @@ else         rank 0 writes all plans made so far, to a file beside it that then 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from smp_tf import planning, proposal, runtime
 from smp_tf.announce import announce
 from smp_tf.config import Config
+from smp_tf.durable_files import write_file
 from smp_tf.errors import ConfigError, PlacementError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.fingerprint import fingerprint
@@ -169,20 +169,9 @@ def keep(step: str, plan: Plan, graph: OpGraph) -> None:
         return
     _made.append(new)
     try:
-        _replace(Path(path), PlanFile(plan.stages, tuple(_made)).to_json())
+        write_file(path, PlanFile(plan.stages, tuple(_made)).to_json())
     except OSError as error:
         raise ConfigError(f"partition_file {path} cannot be written: {error.strerror}.") from error
-
-
-def _replace(file: Path, text: str) -> None:
-    """Put a file in place, at once: whoever reads it finds the old one or the new one, whole."""
-    building = file.with_name(f"{file.name}.writing")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(building, "w", encoding="utf-8") as open_file:
-        open_file.write(text)
-        open_file.flush()
-        os.fsync(open_file.fileno())
-    os.replace(building, file)
 
 
 def recompute_for(given: StoredPlan, asked: bool) -> bool:

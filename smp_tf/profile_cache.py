@@ -16,12 +16,12 @@ import json
 import math
 import os
 import platform
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import tensorflow as tf
 
+from smp_tf.durable_files import write_file
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.fingerprint import fingerprint, form
 from smp_tf.partition.json_record import record_from
@@ -230,12 +230,7 @@ class ProfileCache:
         if path is None:
             return None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=path.parent, suffix=".part", encoding="utf-8", delete=False
-            ) as file:
-                json.dump(dataclasses.asdict(profile), file, indent=1)
-            os.replace(file.name, path)
+            write_file(path, json.dumps(dataclasses.asdict(profile), indent=1))
         except OSError as error:
             self.trouble = f"The profile cannot be kept in {path.parent}: {error.strerror}."
             return None

@@ -11,6 +11,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from smp_tf.durable_files import write_file
 from smp_tf.errors import TimelineError
 from smp_tf.pipeline.errors import ProgramError, TaskTextError
 from smp_tf.pipeline.recorded import Message, ProgramRecord, RankRecord, RecordedStep, TaskRun, rows_of, waits_of
@@ -43,10 +44,7 @@ def write(path: Path, records: Sequence[RankRecord]) -> None:
         path: of the file, replaced in one piece if it is there.
         records: of the ranks, on one clock.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(json.dumps(trace(records), separators=(",", ":")), encoding="utf-8")
-    unfinished.replace(path)
+    write_file(path, json.dumps(trace(records), separators=(",", ":")))
 
 
 def read(paths: Iterable[Path]) -> list[RankRecord]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smp_tf import tf_internals
+from smp_tf.durable_files import write_file
 from smp_tf.pipeline.recorded import RankRecord, rows_of, waits_of
 
 #: The plane that the trace viewer takes the threads of a host from.
@@ -30,13 +31,11 @@ def write(path: Path, record: RankRecord) -> Path:
         The file.
     """
     file = path / "plugins" / "profile" / "timeline" / f"rank_{record.rank}.xplane.pb"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, space_of(record).SerializeToString())
     # What the plugin has made of an earlier one.
     for stale in file.parent.glob(f"rank_{record.rank}.*"):
-        stale.unlink(missing_ok=True)
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    unfinished.write_bytes(space_of(record).SerializeToString())
-    unfinished.replace(file)
+        if stale.name != file.name:
+            stale.unlink(missing_ok=True)
     return file
 
 

@@ -101,7 +101,10 @@ class Ranks:
                 pids=tuple(100 + other for other in range(size)),
             )
             channel = ControlChannel(rank, transport, stall_timeout)  # type: ignore[arg-type]
-            self._runtimes.append(SimpleNamespace(topology=topology, transport=transport, control=channel))
+            config = SimpleNamespace(stall_timeout=stall_timeout)
+            self._runtimes.append(
+                SimpleNamespace(topology=topology, transport=transport, control=channel, config=config)
+            )
         self._here = threading.local()
         for module in (control, messaging):
             monkeypatch.setattr(module, "current", self.current)

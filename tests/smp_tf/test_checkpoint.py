@@ -175,12 +175,13 @@ class TestManager:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(checkpoint_files, "_sync", full)
+            patched.setattr(checkpoint_files, "sync", full)
             with pytest.raises(CheckpointError) as raised:
                 manager.save()
         assert "Checkpoint 'ckpt-2' could not be written:\nrank 0 (host " in str(raised.value)
         assert "OSError: [Errno 28] No space left on device" in str(raised.value)
         assert names(manager.checkpoints) == ["ckpt-1"]
+        assert len(list((tmp_path / "mp_rank_0").iterdir())) == 2
         manager.save()
         assert len(list((tmp_path / "mp_rank_0").iterdir())) == 4
 

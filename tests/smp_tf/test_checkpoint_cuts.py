@@ -13,8 +13,8 @@ written is half there, or empty. `test_checkpoint_kill.py` kills real processes;
 
 from __future__ import annotations
 
-import builtins
 import itertools
+import math
 import os
 import shutil
 import threading
@@ -26,7 +26,7 @@ import pytest
 import tensorflow as tf
 
 from smp_tf import checkpoint_files as files
-from smp_tf import checkpoint_writing, runtime, step_random
+from smp_tf import checkpoint_leftovers, checkpoint_writing, runtime, step_random
 from smp_tf.checkpoint_keys import Item, Kind, Survey
 from smp_tf.checkpoint_rotation import Rotation
 from tests.smp_tf.rank_threads import Ranks
@@ -86,7 +86,7 @@ def _rename(source: str, target: str) -> Change:
 def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
     """Notes what is done to tmp_path / "saved"."""
     made = Journal(tmp_path / "saved")
-    makedirs, replace, remove, save = os.makedirs, os.replace, os.remove, tf.raw_ops.SaveV2
+    makedirs, replace, remove, fdopen, save = os.makedirs, os.replace, os.remove, os.fdopen, tf.raw_ops.SaveV2
     allgather = checkpoint_writing.control.allgather_json
 
     def noted_makedirs(path: Any, *args: Any, **kwargs: Any) -> None:
@@ -101,16 +101,14 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
         remove(path)
         made.note(lambda folder: (folder / made.relative(path)).unlink())
 
-    def noted_open(path: Any, mode: str = "r") -> Any:
-        file = builtins.open(path, mode)  # noqa: SIM115
-        if mode != "wb":
-            return file
+    def noted_fdopen(descriptor: int, mode: str) -> Any:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        file = fdopen(descriptor, mode)
         close = file.close
 
         def noted_close() -> None:
-            if not file.closed:
-                close()
-                made.note_file(made.relative(path))
+            close()
+            made.note_file(made.relative(path))
 
         return _Closing(file, noted_close)
 
@@ -127,7 +125,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
     monkeypatch.setattr(os, "makedirs", noted_makedirs)
     monkeypatch.setattr(os, "replace", noted_replace)
     monkeypatch.setattr(os, "remove", noted_remove)
-    monkeypatch.setattr(files, "open", noted_open, raising=False)
+    monkeypatch.setattr(os, "fdopen", noted_fdopen)
     monkeypatch.setattr(tf.raw_ops, "SaveV2", noted_save)
     monkeypatch.setattr(checkpoint_writing.control, "allgather_json", waiting)
     yield made
@@ -176,10 +174,10 @@ def check(directory: Path) -> int:
         read = {key: set(value.numpy().ravel()) for key, value in tensors}
         assert read == {key: {manifest.sequence} for key in ("model/0", "model/1", "number")}
     # What was interrupted goes with the next save, and nothing else.
-    files.clean(str(directory), "ckpt")
+    checkpoint_leftovers.clean(str(directory), "ckpt", math.inf)
     left = {path.relative_to(directory).as_posix().partition(".")[0] for path in directory.glob("mp_rank_*/*")}
     assert left == found.parts
-    assert not list(directory.glob("*.writing"))
+    assert not list(directory.glob(".writing-*"))
     return int(manifest.sequence)
 
 

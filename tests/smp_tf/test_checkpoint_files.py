@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from smp_tf import checkpoint_files as files
-from smp_tf import checkpoint_manifest
+from smp_tf import checkpoint_leftovers, checkpoint_manifest
 from smp_tf.checkpoint_manifest import Manifest, StoredTensor
 from smp_tf.errors import CheckpointError
 
@@ -260,21 +261,45 @@ class TestDeletion:
     def test_of_left_overs_keeps_what_a_manifest_names(self, tmp_path: Path) -> None:
         save(tmp_path)
         kept = [*names(tmp_path), "mp_rank_0/other-1-0123abcd.index", "mp_rank_0/ckpt-1-notes.index", "notes.json"]
+        kept += ["ckpt-2.writing", ".writing-0123456789abcdef-other-2.json", ".writing-0123456789abcdef-trained"]
         left = [
             "mp_rank_0/ckpt-1-11111111.index",
             "mp_rank_1/ckpt-2-22222222.data-00000-of-00001.tempstate123",
             "ckpt-2.json.writing",
+            ".writing-0123456789abcdef-ckpt-2.json",
         ]
-        for name in (*kept[-3:], *left):
+        for name in (*kept[-6:], *left):
             (tmp_path / name).touch()
-        files.clean(str(tmp_path), "ckpt")
+        checkpoint_leftovers.clean(str(tmp_path), "ckpt", math.inf)
         assert names(tmp_path) == sorted(kept)
+
+    def test_of_left_overs_waits_until_nobody_has_written_to_the_save_for_long(self, tmp_path: Path) -> None:
+        old = ["mp_rank_0/ckpt-1-11111111.index", ".writing-0123456789abcdef-ckpt-1.json"]
+        # The second rank still writes.
+        young = ["mp_rank_0/ckpt-2-22222222.index", "mp_rank_1/ckpt-2-22222222-1.data-00000-of-00001.tempstate123"]
+        for number in range(2):
+            (tmp_path / f"mp_rank_{number}").mkdir()
+        for name in (*old, *young):
+            (tmp_path / name).touch()
+            os.utime(tmp_path / name, (100.0, 200.0 if name == young[1] else 100.0))
+        checkpoint_leftovers.clean(str(tmp_path), "ckpt", 100.0)
+        assert len(names(tmp_path)) == 4
+        checkpoint_leftovers.clean(str(tmp_path), "ckpt", 200.0)
+        assert names(tmp_path) == sorted(young)
+
+    def test_of_left_overs_goes_through_no_link(self, tmp_path: Path) -> None:
+        (tmp_path / "outside").mkdir()
+        (tmp_path / "outside" / "ckpt-1-11111111.index").touch()
+        (tmp_path / "saved").mkdir()
+        (tmp_path / "saved" / "mp_rank_0").symlink_to(tmp_path / "outside")
+        checkpoint_leftovers.clean(str(tmp_path / "saved"), "ckpt", math.inf)
+        assert names(tmp_path / "outside") == ["ckpt-1-11111111.index"]
 
     def test_of_left_overs_waits_while_a_manifest_is_damaged(self, tmp_path: Path) -> None:
         save(tmp_path)
         (tmp_path / "ckpt-1.json").write_text("{")
         before = names(tmp_path)
-        files.clean(str(tmp_path), "ckpt")
+        checkpoint_leftovers.clean(str(tmp_path), "ckpt", math.inf)
         assert names(tmp_path) == before
 
     def test_of_one_part(self, tmp_path: Path) -> None:
@@ -291,7 +316,7 @@ def test_the_same_number_again_replaces_the_manifest_and_touches_no_file_of_the_
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     manifest = files.read_manifest(str(tmp_path), "ckpt-1")
     assert dict(files.read_tensors(str(tmp_path), manifest, ["b/c"]))["b/c"].numpy() == 8
-    files.clean(str(tmp_path), "ckpt")
+    checkpoint_leftovers.clean(str(tmp_path), "ckpt", math.inf)
     assert not set(before) & set(names(tmp_path))
 
 
