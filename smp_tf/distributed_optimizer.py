@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from smp_tf import recorded_apply, sharded_slots
 from smp_tf.errors import StepError
+from smp_tf.optimizer_methods import OWN_APPLY, REPLACED_APPLY
 from smp_tf.replica_averages import average_gradients
 
 _Optimizer = TypeVar("_Optimizer")
@@ -44,7 +45,7 @@ def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
             f"smp.DistributedOptimizer takes an optimizer of tf_keras, such as tf.keras.optimizers.Adam(1e-3). "
             f"Received: {optimizer!r}"
         )
-    if hasattr(optimizer, sharded_slots.OWN_APPLY):
+    if hasattr(optimizer, OWN_APPLY):
         return optimizer
 
     @functools.wraps(apply)
@@ -62,8 +63,10 @@ def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
             averaged = average_gradients([pairs[place][0] for place in todo])
             for place, gradient in zip(todo, averaged, strict=True):
                 pairs[place] = gradient, pairs[place][1]
-        return apply(pairs, *args, **kwargs)
+        # Looked up anew: distributed models may have been made since.
+        return getattr(optimizer, REPLACED_APPLY)(pairs, *args, **kwargs)
 
-    setattr(optimizer, sharded_slots.OWN_APPLY, apply_gradients)
+    setattr(optimizer, REPLACED_APPLY, apply)
+    setattr(optimizer, OWN_APPLY, apply_gradients)
     optimizer.apply_gradients = apply_gradients  # type: ignore[attr-defined]
     return optimizer

@@ -24,11 +24,13 @@ from smp_tf import (
 from smp_tf.errors import StepError
 from smp_tf.host_offload import are_slots_on_host, are_updates_offloaded, update_on_host
 from smp_tf.keras_adapter import Patch
+from smp_tf.optimizer_methods import OWN_APPLY, REPLACED_APPLY, Wrapper, met, note
 from smp_tf.optimizer_state import is_on_trial
 from smp_tf.spread_apply import (
     are_of_models,
     filtered_apply,
     is_divided,
+    recorded,
     spread,
     stored_here,
     unjoined,
@@ -43,24 +45,21 @@ class OptimizerPatch(Patch):
     made for them and no warning is printed; the iteration counter advances all the same. What an optimizer decides by
     all gradients, the norm to clip by and whether they are finite, is reduced over the stages. Where replicas share the
     slots, pairs of other shares are dropped too, and the new weights are gathered. With optimizer_offload slots are
-    made, and updates computed, on the host.
+    made, and updates computed, on the host. The script's own methods are met where they are looked up, also those that
+    are defined later: `optimizer_methods.py`.
     """
 
     def _replace(self) -> None:
-        for name, wrapper in (
-            ("build", _filtered_build),
-            ("apply_gradients", filtered_apply),
-            ("aggregate_gradients", unjoined),
-            ("_aggregate_gradients", unjoined),
-            ("finalize_variable_values", _filtered_finalize),
-            # Called where Keras has put what is made now beside the weight.
-            ("_update_step", _updated_on_host),
-            ("add_variable_from_reference", _made_on_host),
-        ):
+        for name, wrapper in _WRAPPERS.items():
             for optimizer in optimizers_defining(name):
-                self._wrap(optimizer, name, wrapper)
-        # The legacy optimizers have no `build`; this is where they make their slots.
-        self._wrap(tf_keras.optimizers.legacy.Optimizer, "_create_all_weights", _reported_weights)
+                if optimizer.__module__.startswith("tf_keras."):
+                    self._wrap(optimizer, name, wrapper)
+                    note(optimizer.__dict__[name], self._originals[-1][2])
+        for optimizer in optimizers_defining("__getattribute__"):
+            self._wrap(optimizer, "__getattribute__", _meeting)
+        # The legacy ones define it themselves.
+        base = tf_keras.optimizers.Optimizer
+        self._add(base, "__getattribute__", _meeting(super(base, base).__getattribute__))
         self._wrap(tf_internals.loss_scaling(), "_is_all_finite", _all_finite_over_stages)
 
 
@@ -80,6 +79,17 @@ def optimizers_defining(method: str) -> list[type]:
         if issubclass(optimizer, bases):
             stack.extend(optimizer.__subclasses__())
     return found
+
+
+def _meeting(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    def __getattribute__(optimizer: Any, name: str) -> Any:  # noqa: N807
+        found = original(optimizer, name)
+        if name not in _WRAPPERS:
+            return found
+        averages_first = name == "apply_gradients" and OWN_APPLY in vars(optimizer)
+        return met(optimizer, name, found, recorded if averages_first else _WRAPPERS[name])
+
+    return __getattribute__
 
 
 def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -215,3 +225,19 @@ def _all_finite_over_stages(original: Callable[..., Any]) -> Callable[..., Any]:
         return norms.all_finite(here) if spread.wrapped else here
 
     return is_all_finite
+
+
+#: What stands in place of which method.
+_WRAPPERS: dict[str, Wrapper] = {
+    "build": _filtered_build,
+    # The legacy optimizers have no `build`; this is where they make their slots.
+    "_create_all_weights": _reported_weights,
+    "apply_gradients": filtered_apply,
+    REPLACED_APPLY: filtered_apply,
+    "aggregate_gradients": unjoined,
+    "_aggregate_gradients": unjoined,
+    "finalize_variable_values": _filtered_finalize,
+    # Called where Keras has put what is made now beside the weight.
+    "_update_step": _updated_on_host,
+    "add_variable_from_reference": _made_on_host,
+}

@@ -22,6 +22,7 @@ import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.one_bit_optimizer import OneBitOptimizer
+from smp_tf.optimizer_methods import has_own_apply
 
 _NEW = tf_keras.optimizers.Optimizer
 _LEGACY = tf_keras.optimizers.legacy.Optimizer
@@ -117,7 +118,7 @@ def updates_rows(optimizer: Any) -> bool:
     inner = innermost(optimizer)
     if inner not in _updates_rows:
         # Where the signs of gradients are all that counts, trying it out would not show that it clips.
-        if getattr(inner, "clipnorm", None) or not type(inner).apply_gradients.__module__.startswith("tf_keras."):
+        if getattr(inner, "clipnorm", None) or has_own_apply(inner):
             _updates_rows[inner] = False
             return False
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +27,15 @@ class Apply:
         optimizer: the optimizer.
         variables: the variables it was to change, in order.
         gradients: their gradients for the microbatch; None where there is none.
-        options: further keyword arguments of the call.
+        apply: given pairs of gradients and variables, does what was called: the same method, with the same further
+            arguments.
         position: number of operations that the graph had then.
     """
 
     optimizer: Any
     variables: tuple[Any, ...]
     gradients: tuple[Any, ...]
-    options: dict[str, Any]
+    apply: Callable[[Sequence[tuple[Any, Any]]], Any]
     position: int
 
 
@@ -73,13 +74,15 @@ class ApplyRecorder:
             _recording.current = before
         self._check_what_follows()
 
-    def record(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]], options: dict[str, Any]) -> tf.Operation:
+    def record(
+        self, optimizer: Any, pairs: Sequence[tuple[Any, Any]], apply: Callable[[Sequence[tuple[Any, Any]]], Any]
+    ) -> tf.Operation:
         """Note that gradients are to be applied.
 
         Args:
             optimizer: by which optimizer.
             pairs: gradients and variables.
-            options: further keyword arguments of `apply_gradients`.
+            apply: given such pairs, does what was called.
 
         Returns:
             An operation that does nothing.
@@ -95,7 +98,7 @@ class ApplyRecorder:
                 f"write a loop of your own over @smp.step."
             )
         gradients, variables = zip(*pairs, strict=True) if pairs else ((), ())
-        self.applies.append(Apply(optimizer, variables, gradients, options, len(self._graph.get_operations())))
+        self.applies.append(Apply(optimizer, variables, gradients, apply, len(self._graph.get_operations())))
         return tf.no_op()
 
     def _check_what_follows(self) -> None:

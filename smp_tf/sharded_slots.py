@@ -34,6 +34,7 @@ from smp_tf.control import allgather_json
 from smp_tf.data_parallel import IN_PARTS
 from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
+from smp_tf.optimizer_methods import has_own_apply
 from smp_tf.partition.op_graph import Tensor
 from smp_tf.partition.slot_shares import Sized, share_out
 from smp_tf.partition.split import Split
@@ -41,8 +42,6 @@ from smp_tf.pipeline.reduction import Gradients
 from smp_tf.sums_at_receivers import Receiver, Rows, Whole
 from smp_tf.topology import CommGroup
 
-#: Of an optimizer, what smp_tf has put in the place of its `apply_gradients`.
-OWN_APPLY = "_smp_tf_apply"
 #: Among how many replicas the slots of optimizers are shared, from when they were first built.
 _shares_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -262,20 +261,14 @@ def receivers(
         if applied is not None and position not in by_position:
             continue
         receiver: Receiver | None = None
-        if position in by_position and _looks_at_its_own(by_position[position].optimizer):
+        if position in by_position and not has_own_apply(by_position[position].optimizer):
+            # It needs a gradient only where it updates the weight.
             receiver = _receiver_of_applied(by_position[position], kind.shape)
         elif output.tensor in variable_of and output.tensor not in of_several and split.stage_of(output) == stage:
             receiver = _whole(variable_of[output.tensor])
         if receiver is not None:
             found[position] = receiver
     return found
-
-
-def _looks_at_its_own(optimizer: Any) -> bool:
-    """Whether an optimizer needs a gradient only where it updates the weight: no code of the script's is given it."""
-    replaced = vars(optimizer).get("apply_gradients")
-    is_ours = replaced is None or replaced is getattr(optimizer, OWN_APPLY, None)
-    return is_ours and type(optimizer).apply_gradients.__module__.startswith("tf_keras.")
 
 
 def _receiver_of_applied(applied: Applied, shape: tuple[int | None, ...] | None) -> Receiver | None:

@@ -32,6 +32,7 @@ from smp_tf.gradient_marks import computed
 from smp_tf.host_offload import are_updates_offloaded, uncompiled, update_on_host
 from smp_tf.one_bit_optimizer import OneBitOptimizer
 from smp_tf.optimizer_agreement import require_equal_optimizers
+from smp_tf.optimizer_methods import has_own_apply, is_of_keras
 from smp_tf.optimizer_state import is_on_trial
 from smp_tf.unaveraged_gradients import require_fit
 
@@ -126,7 +127,7 @@ def _is_spread(pairs: Iterable[Any]) -> bool:
 
 def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     """An optimizer's `apply_gradients` that leaves out what this rank does not update; see `OptimizerPatch`."""
-    is_users = not _is_of_keras(original)
+    is_users = not is_of_keras(original)
 
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
@@ -135,8 +136,7 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         momentum_product.begin_step(optimizer)
         recorder = recorded_apply.recorder()
         if recorder is not None:
-            options = dict(zip(("name",), args, strict=False)) | kwargs
-            return recorder.record(optimizer, pairs, options)
+            return recorder.record(optimizer, pairs, lambda given: apply_gradients(optimizer, given, *args, **kwargs))
         stands_in = any(_is_stand_in(variable) for _, variable in pairs)
         stored = [(g, variable) for g, variable in pairs if stored_here(variable) and not stands_in]
         sharded_slots.require_rows_as_before(optimizer, [variable for _, variable in stored])
@@ -175,6 +175,23 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     return apply_gradients
 
 
+def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The `apply_gradients` of `smp.DistributedOptimizer`, and what the script puts in its place.
+
+    It compares what replicas have, so it is given all gradients, and leaves out itself what this rank does not update.
+    """
+
+    def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        recorder = recorded_apply.recorder()
+        if recorder is None:
+            return original(optimizer, grads_and_vars, *args, **kwargs)
+        return recorder.record(
+            optimizer, list(grads_and_vars), lambda given: original(optimizer, given, *args, **kwargs)
+        )
+
+    return apply_gradients
+
+
 def unjoined(original: Callable[..., Any]) -> Callable[..., Any]:
     """Keras's sum over the replicas of a strategy of TensorFlow's, left out where there is none.
 
@@ -187,17 +204,12 @@ def unjoined(original: Callable[..., Any]) -> Callable[..., Any]:
         is_ours = running is not None and is_split(running) and are_of_models(variable for _, variable in pairs)
         # The older ones take a function that makes something else of gradients.
         usual = tf_internals.usual_gradient_aggregator()
-        is_usual = _is_of_keras(original) and getattr(optimizer, "gradient_aggregator", usual) is usual
+        is_usual = is_of_keras(original) and getattr(optimizer, "gradient_aggregator", usual) is usual
         if is_ours and is_usual and not tf.distribute.has_strategy():
             return pairs
         return original(optimizer, pairs)
 
     return aggregate_gradients
-
-
-def _is_of_keras(method: Callable[..., Any]) -> bool:
-    """Whether a method is Keras's own; one of the script's may clip by the norm of what it is given, for one."""
-    return method.__module__.startswith("tf_keras.")
 
 
 @functools.cache
@@ -275,7 +287,7 @@ def _skip_scaled(optimizer: Any) -> Any:
     """The same for one that scales losses: with the others it decides whether gradients are applied."""
     wanted = tf_internals.update_loss_scale(optimizer)
     inner = optimizer.inner_optimizer
-    if spread.wrapped and not _is_of_keras(type(inner).apply_gradients):
+    if spread.wrapped and has_own_apply(inner):
 
         def apply_nothing() -> tf.Tensor:
             inner.apply_gradients([(tf.zeros([0]), _stand_in())])

@@ -179,7 +179,7 @@ class BatchFunction:
     def _finish(self, found: Mapping[str, Any]) -> Any:
         for apply, gradients in zip(self._traced[found["traced"]][0], found["gradients"], strict=True):
             average = [None if g is None else g.accumulate() for g in gradients]
-            apply.optimizer.apply_gradients(zip(average, apply.variables, strict=True), **apply.options)
+            apply.apply(list(zip(average, apply.variables, strict=True)))
         self._count.assign_add(1)
         if isinstance(found["results"], dict):
             self._of_metrics[found["traced"]] = frozenset(

@@ -1,0 +1,95 @@
+"""The methods of an optimizer that its callers get: Keras's or the script's, and our own in place of either.
+
+Our own stand in Keras's classes. What the script defines is met where it is looked up, on the optimizer:
+
+class Half(SGD): def apply_gradients ...                 before or after the first distributed model
+class Half(Mixin, SGD)                                   Mixin is no optimizer
+optimizer.apply_gradients = function                     for one optimizer alone
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+#: Makes our method of the one that stands there; both take the optimizer first.
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+#: The attributes of an optimizer in which `smp.DistributedOptimizer` keeps what it puts in place of `apply_gradients`,
+#: and what stood there.
+OWN_APPLY, REPLACED_APPLY = "_smp_tf_apply", "_smp_tf_replaced_apply"
+
+#: Our functions, and whether they stand in place of Keras's own.
+_ours: weakref.WeakKeyDictionary[Callable[..., Any], bool] = weakref.WeakKeyDictionary()
+
+
+def note(ours: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Remember that a function of ours stands in place of another one."""
+    _ours[ours] = is_of_keras(original)
+
+
+def is_ours(method: Any) -> bool:
+    """Whether a method, bound or not, is one of ours."""
+    function = getattr(method, "__func__", method)
+    return isinstance(function, types.FunctionType) and function in _ours
+
+
+def is_of_keras(method: Any) -> bool:
+    """Whether a method is Keras's own, also where ours stands in its place.
+
+    One of the script's may clip by the norm of what it is given, for one, or send something.
+    """
+    function = getattr(method, "__func__", method)
+    if is_ours(function):
+        return _ours[function]
+    # Not by `__module__`: `functools.wraps` copies it, and a wrapper of the script's would pass for Keras's.
+    return str(getattr(function, "__globals__", {}).get("__name__", "")).startswith(("tf_keras.", "tensorflow."))
+
+
+def has_own_apply(optimizer: Any) -> bool:
+    """Whether code of the script's is given the gradients that an optimizer applies, or one that it wraps."""
+    held = vars(optimizer)
+    apply = held.get("apply_gradients", type(optimizer).apply_gradients)
+    if not is_of_keras(held[REPLACED_APPLY] if apply is held.get(OWN_APPLY) else apply):
+        return True
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return inner is not None and has_own_apply(inner)
+
+
+def met(optimizer: Any, name: str, found: Any, wrapper: Wrapper) -> Any:
+    """A method that was looked up on an optimizer, or ours in its place where the script defines it.
+
+    Args:
+        optimizer: the optimizer.
+        name: name of the method.
+        found: the method, bound.
+        wrapper: makes ours.
+    """
+    if not callable(found) or is_ours(found):
+        return found
+    if name in ("apply_gradients", REPLACED_APPLY):
+        found = _as_its_caller(found)
+
+    def unbound(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        return found(*args, **kwargs)
+
+    note(unbound, found)
+    ours = wrapper(unbound)
+    # Not the name of its module, by which AutoGraph would take it for the script's.
+    for copied in ("__name__", "__doc__"):
+        setattr(ours, copied, getattr(found, copied, None))
+    note(ours, found)
+    return types.MethodType(ours, optimizer)
+
+
+def _as_its_caller(found: Callable[..., Any]) -> Callable[..., Any]:
+    """A method as AutoGraph makes it for a caller that it has converted."""
+    context = tf.__internal__.autograph.control_status_ctx()
+    if context.status.name != "ENABLED":
+        return found
+    converted: Callable[..., Any] = tf.__internal__.autograph.tf_convert(found, context)
+    return converted
