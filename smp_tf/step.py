@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import (
+    collectives_in_steps,
     equal_start,
     memory_forecast,
     partition_file,
@@ -218,6 +219,10 @@ class Step:
             traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
         models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
+        collectives_in_steps.refuse_what_hangs(graph, self.name, stages, running.topology.dp_size)
+        words = collectives_in_steps.words_on_synchronized(models, microbatches, running.topology.dp_size)
+        if words is not None:
+            announce(words, running.topology.rank)
         if xla and config.gradient_offload and graph.gradients:
             raise StepError(
                 f"Step {self.name!r} has jit_compile=True, and gradient_offload adds gradients up on the host: XLA "
