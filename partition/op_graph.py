@@ -228,6 +228,12 @@ class OpGraph:
         """Node number by name."""
         return {node.name: number for number, node in enumerate(self.nodes)}
 
+    @cached_property
+    def used_variables(self) -> frozenset[int]:
+        """The variables that an op reads or writes, or that have a gradient."""
+        touched = {variable for node in self.nodes for variable in node.reads + node.writes}
+        return frozenset(touched | {gradient.variable for gradient in self.gradients})
+
     def ancestors(self, targets: Iterable[int]) -> set[int]:
         """Numbers of the given nodes and of every node they need, control edges included."""
         seen: set[int] = set()

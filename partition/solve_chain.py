@@ -179,8 +179,9 @@ def follow_owners(
             raise PlacementError(
                 f"An earlier step put the variables of {before!r} on stage {chunks.placement[first]} and those of "
                 f"{name!r} on stage {chunks.placement[second]}, where they stay. In this step data flows from "
-                f"{before!r} to {name!r}, and it cannot flow from a later stage to an earlier one. Run the "
-                f"step that uses all of these layers first: it then decides for the others."
+                f"{before!r} to {name!r}, and it cannot flow from a later stage to an earlier one. Let a step "
+                f"that uses all of these layers run first: it then decides for the others. One call of predict on the "
+                f"whole model, before the first fit, is enough."
             )
     chunk = pins[0][0] if pins else 0
     chunk_of = []

@@ -98,6 +98,9 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
         if is_on_trial(optimizer):
             return original(optimizer, wanted)
         _refuse_what_is_undecided(wanted)
+        if not spread.inside:
+            # The script builds it, on every rank: the slots are made where the variables are now.
+            variables.keep_for_good(wanted)
         _require_the_same_shares(optimizer, wanted)
         sharded_slots.require_rows_as_before(optimizer, wanted)
         # A class's `build` calls that of its base first, when not all slots are there.

@@ -233,6 +233,58 @@ def slots(optimizer: Any, variables: Iterable[tf.Variable]) -> Iterator[tuple[tf
                 continue
 
 
+def is_new(optimizer: Any) -> bool:
+    """Whether an optimizer is of the new kind, which keeps slots in lists."""
+    return isinstance(innermost(optimizer), _NEW)
+
+
+def add_slots(optimizer: Any, variable: Any) -> None:
+    """Make slots for one more variable, in an optimizer of the new kind that may have been built for others.
+
+    It is built anew for that variable alone; what it has then is put behind what it had, and all else is as before.
+
+    Args:
+        optimizer: any Keras optimizer of the new kind.
+        variable: the variable.
+    """
+    inner = innermost(optimizer)
+    if inner._var_key(variable) in (getattr(inner, "_index_dict", None) or {}):
+        return
+    before, lists = dict(vars(inner)), {name: list(values) for name, values in _slot_lists(inner).items()}
+    index = dict(getattr(inner, "_index_dict", None) or {})
+    inner._built = False
+    inner.build([variable])
+    if not index:
+        return
+    made = {name: list(values) for name, values in _slot_lists(inner).items()}
+    for name, value in before.items():
+        if name in lists:
+            setattr(inner, name, lists[name] + made[name])
+        elif name not in (*_NOT_STATE, "_built") and vars(inner).get(name) is not value:
+            setattr(inner, name, value)
+    inner._index_dict = {**index, inner._var_key(variable): len(index)}
+
+
+def drop_slots(optimizer: Any, variable: Any) -> None:
+    """Forget the slots of one variable, in an optimizer of the new kind.
+
+    Args:
+        optimizer: any Keras optimizer of the new kind.
+        variable: the variable.
+    """
+    inner = innermost(optimizer)
+    index = dict(getattr(inner, "_index_dict", None) or {})
+    place = index.pop(inner._var_key(variable), None)
+    if place is None:
+        return
+    dropped = set()
+    for name, values in _slot_lists(inner).items():
+        dropped.add(id(values[place]))
+        setattr(inner, name, [value for number, value in enumerate(values) if number != place])
+    inner._index_dict = {key: number - (number > place) for key, number in index.items()}
+    inner._variables = [value for value in inner._variables if id(value) not in dropped]
+
+
 def count_of_variables(optimizer: Any) -> int | None:
     """For how many variables an optimizer has slots; None where it does not say."""
     inner = innermost(optimizer)

@@ -81,12 +81,14 @@ def _read(path: str) -> dict[str, str]:
         return {"error": f"partition_file {path} {error}."}
 
 
-def given_for(step: str, graph: OpGraph) -> StoredPlan | None:
+def given_for(step: str, graph: OpGraph, *, is_first: bool = True) -> StoredPlan | None:
     """The plan that was loaded for a step; None where plans are made and not loaded.
 
     Args:
         step: name of the step function, one that decides about variables.
         graph: its pruned op graph.
+        is_first: whether no earlier step has placed a layer of its models. One that only adds layers may be of a run
+            other than that which wrote the file: where the file has no plan for it, it goes by the earlier steps.
 
     Raises:
         PlacementError: the plans were made for other models.
@@ -97,6 +99,13 @@ def given_for(step: str, graph: OpGraph) -> StoredPlan | None:
     try:
         return running.plan_file.plan_for(step, graph, planning.units_of(graph), fingerprint(graph))
     except PlacementError as error:
+        if not is_first:
+            announce(
+                f"partition_file {running.config.partition_file} has no plan for step {step!r}, which uses layers that "
+                f"no earlier step has used. They are placed by a plan that is made now, around the others.",
+                running.topology.rank,
+            )
+            return None
         raise PlacementError(
             f"partition_file {running.config.partition_file} cannot be used. {error} Make it anew: run once without "
             f"load_partition."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from smp_tf import proposal, runtime, variables
 from smp_tf.announce import announce
@@ -17,19 +17,41 @@ from smp_tf.partition.plan import Plan
 _first_placement: list[tuple[int, ...]] = []
 
 
-def chunks_of(lowered: Lowered) -> dict[int, int]:
-    """Chunks of variables that an earlier step has placed, by index in the graph."""
-    return {index: state.chunk for index, state in _states(lowered) if state.chunk is not None}
+def chunks_of(lowered: Lowered, used: Collection[int]) -> dict[int, int]:
+    """Chunks of the variables by which the placement of a step goes, by index in the graph.
+
+    These are the ones that an earlier step has placed. Where there are none, they are those that are kept until a step
+    uses them: they stay beside the rest of their models.
+
+    Args:
+        lowered: the graph.
+        used: the variables that an op of the step uses, by index.
+    """
+    return {index: state.chunk for index, state in _placed(lowered, used) if state.chunk is not None}
 
 
-def placement(lowered: Lowered) -> tuple[int, ...] | None:
+def are_decided(lowered: Lowered, used: Collection[int]) -> bool:
+    """Whether earlier steps have decided who stores all variables that a step uses.
+
+    Args:
+        lowered: the graph.
+        used: the variables that an op of the step uses, by index.
+    """
+    return all(state.is_decided for index, state in _states(lowered) if index in used)
+
+
+def placement(lowered: Lowered, used: Collection[int]) -> tuple[int, ...] | None:
     """The stage of every chunk in the plan by which an earlier step has placed variables of this one; None before it.
+
+    Args:
+        lowered: the graph.
+        used: the variables that an op of the step uses, by index.
 
     Raises:
         StepError: they were placed by plans with other chunks.
     """
     decided: dict[tuple[int, ...], str] = {}
-    for _, state in _states(lowered):
+    for _, state in _placed(lowered, used):
         if state.placement.chunks is not None:
             decided.setdefault(state.placement.chunks, state.name)
     if len(decided) > 1:
@@ -59,6 +81,12 @@ def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
                 f"on partitions {list(plan.placement)}. Let the training step run first to have them placed for it.",
                 runtime.current().topology.rank,
             )
+
+
+def _placed(lowered: Lowered, used: Collection[int]) -> list[tuple[int, variables.VariableState]]:
+    """What is known of the variables by which the placement of a step goes."""
+    found = [(index, state) for index, state in _states(lowered) if index in used and state.owner is not None]
+    return [(index, state) for index, state in found if state.is_decided] or found
 
 
 def _states(lowered: Lowered) -> Iterator[tuple[int, variables.VariableState]]:

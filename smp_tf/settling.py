@@ -1,13 +1,23 @@
-"""Gives the variables of models to the stages, and their slots to the replicas, once a plan says where they are."""
+"""Gives the variables of models to the stages, and their slots to the replicas, once a plan says where they are.
+
+A variable that the step does not use is kept by one stage, and no later step has to go by that:
+
+    fit of one head        head_a ─▶ stage 1      head_b is kept there, too
+    predict of both        head_b ─▶ stage 0      its value travels once; stage 1 frees it
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from smp_tf import pending_restore, sharded_slots, variables
+import tensorflow as tf
+
+from smp_tf import gather, moved_slots, pending_restore, runtime, sharded_slots, variables
+from smp_tf.control import tag_of
 from smp_tf.model import DistributedModel
 from smp_tf.partition.lower import Lowered
+from smp_tf.topology import CommGroup
 
 
 def settle(
@@ -23,8 +33,20 @@ def settle(
 
     This rank's get their initial values now.
 
+    Args:
+        models: those that the step uses.
+        lowered: its graph.
+        owners: chunk of each of the graph's variables; None for what no model has, and for what no op uses.
+        chunks: the stage of every chunk.
+        stage: that of this rank.
+        seed: for random initial values where TensorFlow has no global seed.
+        trained: the graph's variables that have a gradient.
+
     Returns:
         The variables of which that was decided now, each with the stage that stores it.
+
+    Raises:
+        StepError: an optimizer's slots cannot follow a variable to another rank.
     """
     by_handle = {id(v.handle): owners[index] for index, v in enumerate(lowered.variables)}
     to_place: list[tuple[variables.VariableStore, dict[int, int]]] = []
@@ -37,12 +59,53 @@ def settle(
             if owner is not None and state is not None:
                 by_position[state.position] = owner
         to_place.append((store, by_position))
-    placed = [pair for store, owned in to_place for pair in store.to_settle(owned, chunks)]
-    known = [(v, state.owner) for store, _ in to_place for v in store if (state := store.state(v)) is not None]
+    new: dict[int, tuple[Any, int]] = {}
+    for store, owned in to_place:
+        for variable, to in store.to_settle(owned, chunks):
+            # Two models may share it; the first one decides.
+            new.setdefault(id(variable.handle), (variable, to))
+    placed = list(new.values())
+    states = [(v, state) for store, _ in to_place for v in store if (state := store.state(v)) is not None]
+    first = [(v, to) for v, to in placed if variables.stage_of(v) is None]
+    keepers = [(v, variables.stage_of(v), to) for v, to in placed]
+    moved = [(v, keeper, to) for v, keeper, to in keepers if keeper not in (None, to)]
+    known = [(v, state.owner) for v, state in states if state.is_decided]
     handles = {id(lowered.variables[index].handle) for index in trained}
     sharded_slots.share(v for v, owner in [*known, *placed] if owner == stage and id(v.handle) in handles)
-    restored = pending_restore.values_for(placed)
+    restored = pending_restore.values_for(first)
     for store, by_position in to_place:
-        store.settle(by_position, stage, seed, restored, chunks)
+        store.settle(by_position, stage, seed, restored, chunks, _moved)
+    _move_slots(moved)
     pending_restore.take_what_exists()
     return placed
+
+
+_KEPT = tag_of("kept weight")
+
+
+def _moved(variable: Any, keeper: int, owner: int) -> tf.Tensor | None:
+    """Bring the value of a variable from the stage that has kept it to its owner, which gets it; None elsewhere."""
+    topology = runtime.current().topology
+    ranks = topology.members(CommGroup.PP_GROUP)
+    with tf.init_scope():
+        if topology.mp_rank == keeper:
+            gather.transport().send_bytes(ranks[owner], _KEPT, gather.as_bytes(variable))
+        elif topology.mp_rank == owner:
+            return gather.as_tensor(gather.transport().recv_bytes(ranks[keeper], _KEPT), variable)
+    return None
+
+
+def _move_slots(moved: Iterable[tuple[Any, int, int]]) -> None:
+    """Let optimizers' slots follow variables that were moved.
+
+    Args:
+        moved: variables, each with the stage that has kept it and the one that stores it now.
+    """
+    topology = runtime.current().topology
+    ranks = topology.members(CommGroup.PP_GROUP)
+    with tf.init_scope():
+        for variable, keeper, owner in moved:
+            if topology.mp_rank == keeper:
+                moved_slots.send(variable, ranks[owner])
+            elif topology.mp_rank == owner:
+                moved_slots.receive(variable, ranks[keeper])

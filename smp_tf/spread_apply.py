@@ -15,6 +15,7 @@ import tf_keras
 from smp_tf import (
     gathered_shares,
     momentum_product,
+    moved_slots,
     norms,
     pending_restore,
     recorded_apply,
@@ -142,6 +143,8 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         sharded_slots.require_rows_as_before(optimizer, [variable for _, variable in stored])
         kept = row_blocks.pairs_in_place(optimizer, [pair for pair in stored if updated_here(pair[1], optimizer)])
         is_spread = stands_in or _is_spread(pairs)
+        if are_of_models(variable for _, variable in pairs):
+            moved_slots.note_use(optimizer)
         if not spread.inside:
             require_fit(optimizer, stored, isinstance(optimizer, OneBitOptimizer))
             require_averages(stored)

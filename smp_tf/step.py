@@ -231,8 +231,9 @@ class Step:
         for model in models:
             model._smp_store.require_cut(stages, running.topology.mp_rank)
         samples = max(sizes, default=1)
-        owners = placed_before.chunks_of(lowered)
-        decides = any(variable.in_model and variable.index not in owners for variable in graph.variables)
+        used = graph.used_variables
+        decides = not placed_before.are_decided(lowered, used)
+        owners = placed_before.chunks_of(lowered, used)
         slots = known_slots(models)
         local_outputs = local_outputs_of(lowered.results, self._options.local_outputs)
         request = request_for(self.name, traced, microbatches, samples, slots, local_outputs, decides=decides)
@@ -270,12 +271,13 @@ class Step:
             placed_before.remember(self.name, plan, graph, config)
         stage = running.topology.mp_rank
         trained = {gradient.variable for gradient in graph.gradients}
-        placed = settle(models, lowered, cut.assignment.owners, plan.placement, stage, running.seed, trained)
+        of_used = [owner if index in used else None for index, owner in enumerate(cut.assignment.owners)]
+        placed = settle(models, lowered, of_used, plan.placement, stage, running.seed, trained)
         ranks = running.topology.members(CommGroup.PP_GROUP)
         mine = {
             index: variable
             for index, variable in enumerate(lowered.variables)
-            if cut.stage_of_variable(index) in (None, stage)
+            if cut.stage_of_variable(index) is None or (index in used and cut.stage_of_variable(index) == stage)
         }
         applied = list(self._applied(lowered.results)) if self._applied is not None else None
         receivers = self._receivers_in(cut, lowered, applied)

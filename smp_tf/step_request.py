@@ -59,8 +59,9 @@ def request_for(
         for model in traced.models
         for name, (forward, backward) in model._smp_store.measured.items()
     }
-    given = partition_file.given_for(step, graph) if decides else None
-    schedule, placement = _schedule_for(graph, config.pipeline), placed_before.placement(lowered)
+    placement = placed_before.placement(lowered, graph.used_variables)
+    given = partition_file.given_for(step, graph, is_first=placement is None) if decides else None
+    schedule = _schedule_for(graph, config.pipeline)
     recompute = config.recompute
     if given is not None:
         schedule = partition_file.schedule_for(given, schedule, placement)

@@ -120,6 +120,12 @@ def destroy_storage(variable: tf.Variable) -> None:
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
 
 
+def make_storage(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Give a variable whose memory was freed a value; an assignment would compare its shape with the empty tensor's."""
+    with tf.init_scope():
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
 def not_an_override(method: Any) -> Any:
     """Mark a model's method as one of Keras's own, so that Keras does not act as if the user had written it.
 

@@ -33,6 +33,8 @@ class Placement:
         owner: its stage; None before the plan.
         chunk: the chunk of that stage that it belongs to.
         chunks: the stage of every chunk, in the plan that has decided this.
+        is_kept: whether no step has used the variable so far: its owner only keeps it, until a step that uses it
+            decides who stores it.
         is_local: whether this rank stores it; meaningful once owner is known.
         is_filled: whether it has a value here.
         replica: the replica that keeps the optimizer's slots for it, where this rank's stage stores it and replicas
@@ -47,6 +49,7 @@ class Placement:
     owner: int | None = None
     chunk: int | None = None
     chunks: tuple[int, ...] | None = None
+    is_kept: bool = False
     is_local: bool = False
     is_filled: bool = False
     replica: int | None = None
@@ -84,6 +87,11 @@ class VariableState:
     def chunk(self) -> int | None:
         """The chunk that it belongs to; None before the plan."""
         return self.placement.chunk
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether a step that uses the variable has decided who stores it."""
+        return self.owner is not None and not self.placement.is_kept
 
     @property
     def is_local(self) -> bool:
@@ -401,11 +409,27 @@ class VariableStore:
 
         Args:
             owners: as for `settle`.
-            chunks: see there.
+            chunks: as for `settle`.
         """
-        states = ((variable, self._states[id(variable.handle)]) for variable in self)
-        placed = ((variable, owners.get(state.position, 0)) for variable, state in states if state.owner is None)
-        return [(variable, chunk if chunks is None else chunks[chunk]) for variable, chunk in placed]
+        return [(variable, chunk if chunks is None else chunks[chunk]) for variable, _, chunk in self._to_place(owners)]
+
+    def _to_place(self, owners: dict[int, int]) -> list[tuple[tf.Variable, VariableState, int]]:
+        """The variables that a step decides about, or that nobody keeps yet, each with its chunk.
+
+        A variable that the step does not use is kept where the one that was made before it is: a layer behind the
+        others then is where data reaches it.
+        """
+        found, chunk = [], 0
+        for variable in self:
+            state = self._states[id(variable.handle)]
+            if not state.is_decided and state.position in owners:
+                chunk = owners[state.position]
+                found.append((variable, state, chunk))
+            elif state.owner is None:
+                found.append((variable, state, chunk))
+            elif state.is_decided and state.chunk is not None:
+                chunk = state.chunk
+        return found
 
     def settle(
         self,
@@ -414,29 +438,36 @@ class VariableStore:
         seed: int,
         restored: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None,
         chunks: Sequence[int] | None = None,
+        move: Callable[[tf.Variable, int, int], tf.Tensor | None] = lambda variable, giver, taker: None,
     ) -> None:
         """Decide who stores what: fill the variables of this stage, free what was built and belongs elsewhere.
 
         Args:
-            owners: chunk of each variable, by position in creation order; variables not in it go to chunk 0.
+            owners: chunk of each variable that the step uses, by position in creation order. Somebody keeps the others
+                until a step that uses them decides.
             stage: the stage of this rank.
             seed: for random ops in initial values where TensorFlow has no global seed.
             restored: gives the value that a variable of this stage is to have instead of its initial one, or None.
             chunks: the stage of every chunk; None where each is a stage of its own.
+            move: brings the value of a variable from the stage that has kept it to the one that is to store it, where
+                it gives the value.
         """
         with tf.init_scope():
             while self._before_settling:
                 self._before_settling.pop(0)()
-        for variable in self:
-            state = self._states[id(variable.handle)]
-            if state.owner is not None:
-                continue
-            placement = state.placement
-            placement.chunk = owners.get(state.position, 0)
+        for variable, state, chunk in self._to_place(owners):
+            placement, keeper = state.placement, state.owner
+            placement.chunk = chunk
             placement.chunks = None if chunks is None else tuple(chunks)
-            placement.owner = placement.chunk if chunks is None else chunks[placement.chunk]
+            placement.owner = chunk if chunks is None else chunks[chunk]
+            placement.is_kept = state.position not in owners
             placement.is_local = placement.owner == stage
-            value = restored(variable) if state.is_local else None
+            if keeper is not None and keeper != placement.owner:
+                given = move(variable, keeper, placement.owner)
+                if given is not None:
+                    placement.is_filled = True
+                    tf_internals.make_storage(variable, given)
+            value = restored(variable) if keeper is None and state.is_local else None
             if value is not None:
                 placement.is_filled = True
                 with tf.init_scope():
@@ -530,6 +561,26 @@ def set_initial_value(variable: Any, value: Callable[[], Any]) -> bool:
     state.initial_value, state.op_seeds = value, ()
     last_given.note(variable)
     return True
+
+
+def stage_of(variable: Any) -> int | None:
+    """The stage that stores a variable of a distributed model, or keeps it; None before a plan, and for any other."""
+    store = store_of(variable)
+    state = store.state(variable) if store is not None else None
+    return None if state is None else state.owner
+
+
+def keep_for_good(variables: Iterable[Any]) -> None:
+    """Decide that variables which no step has used stay where they are kept; all ranks do it together.
+
+    Args:
+        variables: any variables.
+    """
+    for variable in variables:
+        store = store_of(variable)
+        state = store.state(variable) if store is not None else None
+        if state is not None and state.owner is not None:
+            state.placement.is_kept = False
 
 
 def is_remote(variable: Any) -> bool:

@@ -99,3 +99,25 @@ def test_pretrained_models_are_loaded_where_a_model_is_made(launched: LaunchedCa
             assert (before, after) == (0, local)
             assert 0 < local < of_all
     assert [sum(rank["read"][".h5"][at] for rank in ranks) for at in (2, 3)] == [20, 40]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("launched", [launched(2, "unused"), launched(4, "unused", pytest.mark.full)])
+def test_layers_that_the_training_does_not_use_are_placed_when_a_step_uses_them(
+    launched: LaunchedCase, case_result: CaseResult
+) -> None:
+    """Bug: a head without a loss was on stage 0 for good, and the first predict after a training was refused."""
+    ranks = case_result.values()
+    predicted, weights, more = ranks[0]["plain"]
+    for rank in ranks:
+        before, after = ({name: rest for name, *rest in rank[when]} for when in ("before", "after"))
+        assert before["early"] == [0, False]
+        assert before["late"] == [1, False]
+        assert before["main"] == after["main"] == [1, True]
+        assert after["early"] == after["late"] == [1, True]
+        assert all(map(close, rank["weights"], weights))
+        assert all(map(close, rank["more"], more))
+        for name, wanted in predicted.items():
+            assert close(rank["predicted"][name], wanted), name
+            assert close(rank["restored"][name], wanted), name
+            assert close(ranks[0]["read"][name], wanted), name

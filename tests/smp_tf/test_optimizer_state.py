@@ -230,6 +230,33 @@ def test_slots_are_found_whatever_the_order_the_optimizer_was_built_in() -> None
     assert optimizer_state.count_of_variables(optimizer) == 2
 
 
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if "legacy" not in name])
+def test_slots_are_added_and_dropped_as_if_the_optimizer_had_been_built_so(name: str) -> None:
+    made: dict[str, list[tf.Variable]] = {}
+
+    def update(optimizer: Any, variables: list[tf.Variable]) -> None:
+        optimizer.apply_gradients([(tf.ones_like(v) * 4.0, v) for v in variables])
+
+    def trained(kind: str) -> list[tf.Variable]:
+        first, second = made[kind] = [tf.Variable([1.0, 2.0], name="first"), tf.Variable([3.0], name="second")]
+        optimizer = OPTIMIZERS[name]()
+        optimizer.build(made[kind] if kind == "at once" else [first] if kind == "added" else [second, first])
+        update(optimizer, [first])
+        if kind == "added":
+            optimizer_state.add_slots(optimizer, second)
+        if kind == "dropped":
+            optimizer_state.drop_slots(optimizer, second)
+            assert {id(v) for v, _, _ in optimizer_state.slots(optimizer, made[kind])} <= {id(first)}
+        update(optimizer, [first] if kind == "dropped" else made[kind])
+        assert optimizer_state.count_of_variables(optimizer) == (1 if kind == "dropped" else 2)
+        return made[kind]
+
+    wanted, added, dropped = trained("at once"), trained("added"), trained("dropped")
+    for found, other in zip(added, wanted, strict=True):
+        np.testing.assert_array_equal(found.numpy(), other.numpy())
+    np.testing.assert_array_equal(dropped[0].numpy(), wanted[0].numpy())
+
+
 def test_slots_of_a_legacy_optimizer_are_those_of_the_variables_that_were_updated() -> None:
     a, b = tf.Variable([1.0], name="a"), tf.Variable([1.0], name="b")
     optimizer = legacy.RMSprop(momentum=0.5)

@@ -53,7 +53,7 @@ def test_new_units_follow_their_neighbours_where_no_other_cut_is_left() -> None:
 def test_owners_against_the_flow_of_data_are_an_error_that_names_the_earlier_step() -> None:
     words = (
         r"An earlier step put the variables of 'net/dense_0' on stage 1 and those of 'net/dense_1' on stage 0.*"
-        r"Run the step that uses all of these layers first"
+        r"Let a step that uses all of these layers run first: it then decides for the others\. One call of predict"
     )
     with pytest.raises(PlacementError, match=words):
         propose(chain_of_dense(2), TWO, {0: 1, 1: 0})

@@ -20,6 +20,7 @@ from smp_tf.variables import (
     FreedVariable,
     VariableStore,
     is_remote,
+    keep_for_good,
     made_at_once,
     make_script_variable,
     store_of,
@@ -74,12 +75,6 @@ class TestStorage:
         assert (is_remote(first), is_remote(second)) == (True, False)
         assert [store.state(v).owner for v in store] == [0, 1]
 
-    def test_a_variable_that_no_op_uses_goes_to_the_first_stage(self) -> None:
-        store, (first, second) = deferred(two_weights)
-        store.settle({0: 1}, stage=0, seed=SEED)
-        assert [store.state(v).owner for v in (first, second)] == [1, 0]
-        assert second.numpy().tolist() == [3.0, 4.0, 5.0]
-
     def test_a_second_decision_changes_nothing(self) -> None:
         store, (first, _) = deferred(two_weights)
         store.settle({0: 0, 1: 0}, stage=0, seed=SEED)
@@ -107,6 +102,76 @@ class TestStorage:
         store.adopt(weight)
         store.adopt(weight)
         assert len(store) == 1
+
+
+class TestUnused:
+    """Bug: what the first step did not use was on stage 0 for good, and later steps were refused for it."""
+
+    def test_a_variable_that_no_op_uses_is_kept_where_the_one_before_it_is(self) -> None:
+        store, (first, second) = deferred(two_weights)
+        store.settle({0: 1}, stage=1, seed=SEED)
+        assert [store.state(v).owner for v in (first, second)] == [1, 1]
+        assert [store.state(v).is_decided for v in (first, second)] == [True, False]
+        assert second.numpy().tolist() == [3.0, 4.0, 5.0]
+        assert not store.is_new
+
+    def test_one_that_comes_before_all_others_is_kept_by_the_first_stage(self) -> None:
+        store, (first, second) = deferred(two_weights)
+        store.settle({1: 1}, stage=0, seed=SEED)
+        assert [store.state(v).owner for v in (first, second)] == [0, 1]
+        assert first.numpy().tolist() == [1.0, 2.0]
+
+    @pytest.mark.parametrize("is_built", [False, True])
+    def test_the_step_that_uses_it_decides_who_stores_it(self, is_built: bool) -> None:
+        sent: dict[int, tf.Tensor] = {}
+
+        def on(stage: int) -> tuple[VariableStore, tf.Variable]:
+            if is_built:
+                store, made = VariableStore("net"), [tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0, 5.0])]
+                for variable in made:
+                    store.adopt(variable)
+            else:
+                store, made = deferred(two_weights)
+
+            def move(variable: tf.Variable, keeper: int, owner: int) -> tf.Tensor | None:
+                assert variable is made[1]
+                if keeper == stage:
+                    sent[owner] = variable.read_value()
+                return sent[owner] if owner == stage else None
+
+            store.settle({0: 1}, stage=stage, seed=SEED)
+            if stage == 1:
+                made[1].assign([7.0, 8.0, 9.0])
+            assert [v for v, _ in store.to_settle({0: 1, 1: 0})] == [made[1]]
+            store.settle({0: 1, 1: 0}, stage=stage, seed=SEED, move=move)
+            assert store.to_settle({0: 0, 1: 1}) == []
+            return store, made[1]
+
+        store, left = on(1)
+        assert (store.state(left).owner, store.state(left).is_decided) == (0, True)
+        assert is_remote(left)
+        assert stored_bytes(left) == 0
+        store, taken = on(0)
+        assert taken.numpy().tolist() == [7.0, 8.0, 9.0]
+        taken.assign_add([1.0, 1.0, 1.0])
+        assert taken.numpy().tolist() == [8.0, 9.0, 10.0]
+
+    def test_it_stays_where_it_is_if_that_is_decided(self) -> None:
+        store, (first, second) = deferred(two_weights)
+        store.settle({0: 1}, stage=1, seed=SEED)
+        keep_for_good([second])
+        assert store.to_settle({0: 0, 1: 0}) == []
+        assert store.state(second).is_decided
+        assert not store.state(first).placement.is_kept
+
+    def test_two_models_keep_what_they_share_in_one_place(self) -> None:
+        one, (_first, second) = deferred(two_weights)
+        other = VariableStore("other")
+        other.adopt(second)
+        one.settle({0: 1}, stage=0, seed=SEED)
+        other.settle({}, stage=0, seed=SEED)
+        assert [one.state(second).owner, other.state(second).owner] == [1, 1]
+        assert other.to_settle({0: 0}) == [(second, 0)]
 
 
 # What a script may do with a variable, and in which words it is refused.

@@ -264,3 +264,69 @@ def pretrained() -> dict[str, Any]:
             found["given"][end] = predict(X).concat().numpy()
         found["read"][end] = [before, len(read), len(model.local_variables), len(model.variables)]
     return found
+
+
+def heads_of(base: Any) -> Any:
+    """A model of which a training with a loss for one output leaves two layers out."""
+
+    class Heads(base):
+        def __init__(self) -> None:
+            super().__init__(name="heads")
+            # Made before the layers that it needs, it is kept where they cannot reach it.
+            self.early = layers.Dense(2, name="early")
+            self.early.build((None, 4))
+            self.hidden = layers.Dense(4, activation="tanh", name="hidden")
+            self.middle = layers.Dense(4, activation="tanh", name="middle")
+            self.main = layers.Dense(2, name="main")
+            self.late = layers.Dense(1, name="late")
+
+        def call(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+            found = self.middle(self.hidden(x))
+            main = self.main(found)
+            return {"main": main, "early": self.early(found), "late": self.late(main)}
+
+    model = Heads()
+    model.build((None, 3))
+    drawn = np.random.default_rng(7)
+    model.set_weights([drawn.normal(size=v.shape).astype(np.float32) for v in model.weights])
+    model.compile(tf_keras.optimizers.Adam(0.01), loss={"main": "mse"})
+    return model
+
+
+def unused() -> dict[str, Any]:
+    """Layers that the training does not use are saved and restored meanwhile, and predict as in plain Keras."""
+    folder = Path(smp.allgather(tempfile.mkdtemp() if smp.rank() == 0 else None)[0])
+    y = {"main": X[:, :2] * 0.5, "early": X[:, 1:]}
+
+    def trained(base: Any) -> Any:
+        model = heads_of(base)
+        model.fit(X, {"main": y["main"]}, batch_size=8, epochs=2, verbose=0)
+        return model
+
+    def trained_more(model: Any) -> list[np.ndarray]:
+        model.compile(model.optimizer, loss={"main": "mse", "early": "mse"})
+        model.fit(X, y, batch_size=8, epochs=2, verbose=0)
+        return list(model.get_weights())
+
+    def stages() -> list[tuple[str, int, bool]]:
+        states = {layer.name: model._smp_store.state(layer.kernel) for layer in model.layers}
+        return [(name, state.owner, state.is_decided) for name, state in states.items()]
+
+    model = trained(smp.DistributedModel)
+    found: dict[str, Any] = {"before": stages(), "weights": list(model.get_weights())}
+    smp.CheckpointManager(tf.train.Checkpoint(model=model), folder).save()
+    model.save_weights(folder / "w.h5")
+    found["predicted"] = model.predict(X, verbose=0)
+    found["after"] = stages()
+    found["more"] = trained_more(model)
+    other = trained(smp.DistributedModel)
+    other.set_weights([np.zeros(v.shape, np.float32) for v in other.weights])
+    smp.CheckpointManager(tf.train.Checkpoint(model=other), folder).restore()
+    found["restored"] = other.predict(X, verbose=0)
+    if smp.rank() == 0:
+        plain = trained(tf_keras.Model)
+        found["plain"] = plain.predict(X, verbose=0), plain.get_weights(), trained_more(plain)
+        read = heads_of(tf_keras.Model)
+        read.load_weights(folder / "w.h5")
+        found["read"] = read.predict(X, verbose=0)
+    return found
