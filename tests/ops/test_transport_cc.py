@@ -14,11 +14,12 @@ SOURCES = Path(__file__).resolve().parent / "cc"
 
 
 @pytest.mark.parametrize(
-    "name", ["codes_test", "huge_pages_test", "peer_memory_test", "timeline_test", "transport_test"]
+    "name", ["codes_test", "endings_test", "huge_pages_test", "peer_memory_test", "timeline_test", "transport_test"]
 )
 def test_cc(name: str, tmp_path: Path) -> None:
     own = {
         "codes_test": ["json.cc", "message.cc", "plain_text.cc", "sha256.cc"],
+        "endings_test": [],
         "peer_memory_test": ["address.cc", "peer_memory.cc", "second_reader.cc", "sha256.cc"],
         "huge_pages_test": ["huge_pages.cc"],
         "timeline_test": [],

@@ -287,7 +287,8 @@ void smp_transport_shutdown(smp_transport* t) {
     if (current == t) current = nullptr;
   }
   t->transport.activity().StopAwaiting();
-  t->transport.Shutdown();
+  // One that a thread is still inside of is kept for good.
+  if (!t->transport.Shutdown()) t->references.fetch_add(1);
 }
 
 void smp_transport_destroy(smp_transport* t) {

@@ -64,10 +64,11 @@ void Transport::SendWithCode(MessageHead head, const std::vector<int64_t>& dims,
 // Waits until the tasks queued so far have run and UCX has sent what they had to say.
 bool Transport::WaitControlSent(double timeout_s) {
   auto queued = std::make_shared<bool>(true);
-  Enqueue([this, queued] {
+  const bool is_open = Enqueue([this, queued] {
     *queued = false;
     changed_.notify_all();
   });
+  if (!is_open) return false;
   std::unique_lock<std::mutex> lock(mutex_);
   const auto deadline = Clock::now() + std::chrono::microseconds(int64_t(timeout_s * 1e6));
   return changed_.wait_until(lock, deadline, [&] { return !*queued && controls_.empty(); });

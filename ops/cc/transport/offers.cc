@@ -128,6 +128,14 @@ void Transport::OnCopied(const Copy& copy, const ReadResult& result) {
   }
 }
 
+// What was to be copied when the transport ends is not copied any more.
+void Transport::DropCopies() {
+  for (const Copy& copy : std::exchange(copies_, {})) {
+    Answer(operations_.at(copy.operation)->peer, copy.offer, "it has ended");
+    OnComplete(copy.operation, UCS_ERR_CANCELED);
+  }
+}
+
 // A receive whose sender took the tensor back ends with the sender's reason, which may be on its
 // way, or without one.
 void Transport::SettleTakenBack() {

@@ -169,6 +169,7 @@ bool Transport::Refuse(const std::string& why, uint32_t claimed_source) {
 
 bool Transport::OnMessage(const void* header, size_t header_bytes, void* data, size_t bytes,
                           bool rendezvous) {
+  if (worker_ == nullptr) return false;  // UCX is being closed, and says what it still had
   MessageView view;
   if (!DecodeMessage(header, header_bytes, &view)) {
     return Refuse("it is no message of this version of smp_tf", size_);

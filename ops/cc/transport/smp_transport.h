@@ -259,7 +259,9 @@ SMP_API size_t smp_transport_stats(smp_transport*, char* out, size_t bytes);
 SMP_API size_t smp_transport_lanes(smp_transport*, uint32_t peer, char* out, size_t bytes);
 
 /* Ends all operations and threads. What is called afterwards, or meanwhile by other threads, does
- * nothing or fails. */
+ * nothing or fails: an operation ends with an error, inside the call that brings it. Waits for a
+ * copy, or a `done` or `release`, that a thread of the transport is in: for stall_timeout at most;
+ * it says so when that is over, and nothing is ever freed then. */
 SMP_API void smp_transport_shutdown(smp_transport*);
 
 /* The same, and frees the transport once nobody holds it. */

@@ -105,8 +105,7 @@ void Transport::Start(std::unique_ptr<Operation> operation) {
     return End(op, cause_code_, Describe(*op) + " ended: " + cause_message_);
   }
   if (left_ || shut_down_) {
-    return End(op, SMP_FAILED_PRECONDITION,
-               Describe(*op) + " comes after this rank has left the job");
+    return End(op, SMP_FAILED_PRECONDITION, Describe(*op) + kTooLate);
   }
   if (!peers_[op->peer].verified || !peers_[op->peer].ready) {
     return End(op, SMP_FAILED_PRECONDITION,
@@ -169,7 +168,7 @@ void Transport::StartReceive(Operation* op) {
 }
 
 bool Transport::OnData(const MessageView& view, void* data, size_t bytes, bool rendezvous) {
-  if (failed_ || left_) return false;
+  if (failed_ || left_ || shut_down_) return false;
   const MatchKey key{view.head.source, view.head.key};
   const uint64_t waiting = table_.TakeWaiting(key);
   if (waiting != 0) return Deliver(operations_.at(waiting).get(), view, data, bytes, rendezvous);
@@ -255,11 +254,7 @@ void Transport::OnComplete(uint64_t operation, ucs_status_t status) {
   if (found == operations_.end()) return;
   Operation* op = found->second.get();
   op->in_use = false;
-  if (op->ended) {
-    if (op->release != nullptr) endings_.push_back({nullptr, op->release, op->arg, SMP_OK, ""});
-    operations_.erase(found);
-    return;
-  }
+  if (op->ended) return Release(op);
   if (status == UCS_OK) {
     CountEnded(*op, op->buffer.bytes);
     return End(op, SMP_OK, "");
@@ -295,8 +290,13 @@ void Transport::End(Operation* op, int code, const std::string& message) {
     const uint64_t waiting = table_.TakeWaiting(key);
     if (waiting != 0 && waiting != op->id) table_.AddWaiting(key, waiting);
   }
-  endings_.push_back({op->done, op->in_use ? nullptr : op->release, op->arg, code, message});
-  if (!op->in_use) operations_.erase(op->id);
+  op->done_due = op->in_use;
+  if (op->in_use) {
+    endings_.push_back({op->done, nullptr, op->arg, code, message, op->id});
+  } else {
+    endings_.push_back({op->done, op->release, op->arg, code, message, 0});
+    operations_.erase(op->id);
+  }
 }
 
 void Transport::EndAll(int code, const std::string& message) {

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
@@ -20,6 +21,9 @@ constexpr uint64_t kUcxToken = kWakeToken - 1;  // smaller tokens are ranks
 
 // While operations wait, the stall watch looks after them this often.
 constexpr auto kCheckInterval = std::chrono::milliseconds(500);
+
+// Some years: a time that may be added to the clock.
+constexpr double kLongestWait = 1e8;
 
 // Rounds of progress after which the lock is offered to others.
 constexpr int kRoundsPerStep = 64;
@@ -83,13 +87,14 @@ Transport::~Transport() {
   if (wake_fd_ >= 0) close(wake_fd_);
 }
 
-void Transport::Shutdown() {
+bool Transport::Shutdown() {
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (shut_down_) return;
+    if (shut_down_) return true;
     shut_down_ = true;
     RunSubmissions();
     EndAll(SMP_CANCELLED, "the transport of rank " + std::to_string(rank_) + " was shut down");
+    DropCopies();
     RefuseArrived();
     changed_.notify_all();
     RunEndings(&lock);
@@ -97,19 +102,40 @@ void Transport::Shutdown() {
   guardian_->Stop();
   stopping_ = true;
   Wake();
-  thread_.join();
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return copying_ == 0; });
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
+                         std::min(options_.stall_timeout_s, kLongestWait)));
+  const bool all_ended =
+      changed_.wait_until(lock, deadline, [this] { return thread_ended_ && copying_ == 0; });
+  if (!all_ended) {
+    thread_.detach();
+    Close();
+    RunSubmissions();
+    RunEndings(&lock);
+    guardian_->Say(RankInWords(local_) +
+                   " leaves its transport open: a thread of it has not come back from what it "
+                   "called, an end of an operation or a copy, within stall_timeout.");
+    return false;
+  }
+  lock.unlock();
+  thread_.join();
+  Close();
+  lock.lock();
+  RunSubmissions();
   RefuseArrived();
   if (readers_allowed_) DisallowReaders();
   worker_.reset();
   // UCX is gone: nobody touches a buffer any more.
-  for (auto& [id, op] : operations_) {
+  std::vector<Operation*> left;
+  for (const auto& [id, op] : operations_) left.push_back(op.get());
+  for (Operation* op : left) {
     op->guard = 0;
-    if (op->release != nullptr) endings_.push_back({nullptr, op->release, op->arg, SMP_OK, ""});
+    op->in_use = false;
+    Release(op);
   }
-  operations_.clear();
   RunEndings(&lock);
+  return true;
 }
 
 void Transport::Watch(int fd, uint64_t token) {
@@ -127,19 +153,34 @@ void Transport::Wake() {
   }
 }
 
-void Transport::Enqueue(Task task) {
-  {
-    std::lock_guard<std::mutex> lock(queue_mutex_);
-    queue_.push_back({nullptr, std::move(task)});
-  }
+bool Transport::Queue(Submission* submission) {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  if (closed_) return false;
+  queue_.push_back(std::move(*submission));
+  return true;
+}
+
+bool Transport::Enqueue(Task task) {
+  Submission submission{nullptr, std::move(task)};
+  if (!Queue(&submission)) return false;
   Wake();
+  return true;
+}
+
+// What was queued before has somebody who takes it, and what is not is ended by who brings it.
+void Transport::Close() {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  closed_ = true;
+}
+
+void Transport::EndUnstarted(const Operation& op) const {
+  const std::string message = Describe(op) + kTooLate;
+  if (op.done != nullptr) op.done(op.arg, SMP_FAILED_PRECONDITION, message.c_str());
+  if (op.release != nullptr) op.release(op.arg);
 }
 
 void Transport::Submit(Submission submission) {
-  {
-    std::lock_guard<std::mutex> lock(queue_mutex_);
-    queue_.push_back(std::move(submission));
-  }
+  if (!Queue(&submission)) return EndUnstarted(*submission.operation);
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) {
     Wake();
@@ -169,18 +210,35 @@ bool Transport::RunSubmissions() {
   return !taken.empty();
 }
 
-// Endings run without the lock: what they call may come back with the next operation.
+// Endings run without the lock: what they call may come back with the next operation. Where the
+// buffer was in use when the operation ended, another thread may see it come free meanwhile: the
+// release waits here for the done that this thread still has to call.
 bool Transport::RunEndings(std::unique_lock<std::mutex>* lock) {
   if (endings_.empty()) return false;
-  std::vector<Ending> endings;
-  endings.swap(endings_);
-  lock->unlock();
-  for (const Ending& ending : endings) {
-    if (ending.done != nullptr) ending.done(ending.arg, ending.code, ending.message.c_str());
-    if (ending.release != nullptr) ending.release(ending.arg);
+  while (!endings_.empty()) {
+    std::vector<Ending> endings;
+    endings.swap(endings_);
+    lock->unlock();
+    for (const Ending& ending : endings) {
+      if (ending.done != nullptr) ending.done(ending.arg, ending.code, ending.message.c_str());
+      if (ending.release != nullptr) ending.release(ending.arg);
+    }
+    lock->lock();
+    for (const Ending& ending : endings) {
+      if (ending.kept == 0) continue;
+      Operation* op = operations_.at(ending.kept).get();
+      op->done_due = false;
+      Release(op);
+    }
   }
-  lock->lock();
   return true;
+}
+
+// Lets an ended operation go, once its done was called and nobody has a hand on its buffer.
+void Transport::Release(Operation* op) {
+  if (op->done_due || op->in_use) return;
+  if (op->release != nullptr) endings_.push_back({nullptr, op->release, op->arg, SMP_OK, "", 0});
+  operations_.erase(op->id);
 }
 
 bool Transport::Step(std::unique_lock<std::mutex>* lock) {
@@ -222,6 +280,9 @@ void Transport::Run() {
     }
     Sleep();
   }
+  std::lock_guard<std::mutex> lock(mutex_);
+  thread_ended_ = true;
+  changed_.notify_all();
 }
 
 void Transport::Sleep() {

@@ -43,6 +43,9 @@ namespace smp {
 
 using Clock = std::chrono::steady_clock;
 
+// Why an operation ends that comes behind "send of ..." when the transport is through.
+constexpr char kTooLate[] = " comes after this rank has left the job";
+
 // A send or a receive from its submission until its buffer is free.
 struct Operation {
   uint64_t id = 0;
@@ -54,8 +57,9 @@ struct Operation {
   smp_release_fn release = nullptr;
   void* arg = nullptr;
   Clock::time_point posted;
-  bool ended = false;   // done is called or about to be
-  bool in_use = false;  // UCX, a copy or the receiver may touch the buffer
+  bool ended = false;     // done is called or about to be
+  bool done_due = false;  // and some thread is on its way to call it, for whoever releases
+  bool in_use = false;    // UCX, a copy or the receiver may touch the buffer
 
   // Of a send.
   int32_t dtype = 0;
@@ -133,8 +137,9 @@ class Transport : public UcxEvents {
   std::string Lanes(uint32_t peer);
 
   // Ends all operations and threads. What is called afterwards, or meanwhile, does nothing or
-  // fails.
-  void Shutdown();
+  // fails. False if the progress thread is still in something that it called: then nothing may be
+  // freed, ever.
+  bool Shutdown();
 
  private:
   // --- transport.cc: submissions and the progress thread
@@ -149,12 +154,17 @@ class Transport : public UcxEvents {
     void* arg;
     int code;
     std::string message;
+    uint64_t kept;  // the operation that is still here because its buffer is in use, or 0
   };
   void Submit(Submission submission);
-  void Enqueue(Task task);  // like Submit, always left to the progress thread
+  bool Queue(Submission* submission);  // false once nobody is left to take it
+  bool Enqueue(Task task);             // like Submit, always left to the progress thread
+  void EndUnstarted(const Operation& op) const;
+  void Close();
   void Wake();
   bool RunSubmissions();
   bool RunEndings(std::unique_lock<std::mutex>* lock);
+  void Release(Operation* op);
   void Run();
   bool Step(std::unique_lock<std::mutex>* lock);
   void Sleep();
@@ -188,6 +198,7 @@ class Transport : public UcxEvents {
   void Answer(uint32_t sender, const Offer& offer, const std::string& words);
   bool RunCopy(std::unique_lock<std::mutex>* lock);
   void OnCopied(const Copy& copy, const ReadResult& result);
+  void DropCopies();
   void SettleTakenBack();
   void OnTaken(uint32_t peer, uint64_t operation, const std::string& words);
   void WithdrawOffers(uint32_t peer);
@@ -245,6 +256,7 @@ class Transport : public UcxEvents {
 
   std::mutex queue_mutex_;
   std::vector<Submission> queue_;
+  bool closed_ = false;  // what is submitted from here on ends at once
   std::atomic<bool> wake_pending_{false};
   std::atomic<uint64_t> next_id_{1};
 
@@ -261,7 +273,7 @@ class Transport : public UcxEvents {
   std::deque<std::pair<Clock::time_point, uint64_t>> taken_back_;  // receives that wait for a cause
   bool readers_allowed_ = false;
   std::unordered_map<uint64_t, std::string> controls_;  // payloads UCX still needs
-  std::condition_variable changed_;                     // peers became ready, controls were sent
+  std::condition_variable changed_;  // peers became ready, controls were sent, a thread ended
   std::unordered_map<int64_t, std::string> questions_;  // asked, with the answer once it is there
   bool gone_pending_ = false;
   bool needs_progress_ = false;  // something was started that did not complete at once
@@ -288,6 +300,7 @@ class Transport : public UcxEvents {
   std::optional<OwnDescriptors> own_descriptors_;
   std::atomic<bool> stopping_{false};
   bool shut_down_ = false;
+  bool thread_ended_ = false;
   std::unique_ptr<Guardian> guardian_;
   std::thread thread_;
 };
