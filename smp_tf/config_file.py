@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from smp_tf.text_file import UnreadableError, read_text
 
 #: No file of keys is larger.
 _MOST_BYTES = 2**20
+#: Python itself refuses to read such numbers.
+_TOO_LARGE = "holds a whole number of thousands of digits, which no value is"
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
@@ -66,6 +69,10 @@ def parse_json(text: str, source: str) -> Mapping[str, Any]:
         parsed = json.loads(text, object_pairs_hook=refuse_twins)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from None
+    except ConfigError:
+        raise
+    except ValueError:
+        raise ConfigError(f"{source} {_TOO_LARGE}.") from None
     except RecursionError:
         raise ConfigError(f"{source} is nested too deeply.") from None
     return _require_mapping(parsed, source)
@@ -83,7 +90,8 @@ def _parse_yaml(text: str, source: str) -> Mapping[str, Any]:
         raise ConfigError(f"{source} is not YAML: {' '.join(str(error).split())}.") from None
     except ValueError as error:
         # Such as a date that there is not.
-        raise ConfigError(f"{source} is not YAML: {error}.") from None
+        what = _TOO_LARGE if "integer string conversion" in str(error) else f"is not YAML: {error}"
+        raise ConfigError(f"{source} {what}.") from None
     except RecursionError:
         raise ConfigError(f"{source} is nested too deeply.") from None
     try:
@@ -121,6 +129,6 @@ def _refuse_twins_in(node: yaml.Node | None, source: str, seen: set[int]) -> Non
 
 
 def _refuse_twins(names: list[str], source: str) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{name!r} is given {names.count(name)} times in {source}.")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(f"{name!r} is given {count} times in {source}.")

@@ -139,7 +139,7 @@ def building(path: str | os.PathLike[str]) -> Iterator[str]:
     try:
         yield os.path.join(own, name)
     finally:
-        _remove(own)
+        remove(own)
 
 
 def put_in_place(built: str, path: str | os.PathLike[str]) -> None:
@@ -182,7 +182,7 @@ def _replace_folder(built: str, path: str) -> None:
         if os.path.lexists(old):
             _bring_back(old, path, built, error)
         raise
-    _remove(old)
+    remove(old)
 
 
 def _bring_back(old: str, path: str, built: str, error: BaseException) -> None:
@@ -208,8 +208,8 @@ def _exchange(first: str, second: str) -> bool:
     raise OSError(code, os.strerror(code), first, None, second)
 
 
-def _remove(path: str) -> None:
-    """Deletes what this process has made, or has replaced; what stays is told."""
+def remove(path: str) -> None:
+    """Deletes a file or folder that this process has made, or has replaced; that it cannot be deleted is only told."""
     try:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

@@ -17,6 +17,7 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from smp_tf.announce import announce
@@ -139,6 +140,29 @@ def take(directory: str, series: str) -> Hold:
     return hold
 
 
+def require_unused(directory: str, series: str, ours: Collection[tuple[str, int]]) -> None:
+    """Raise where another live job holds a folder; it is not held by this call.
+
+    Args:
+        directory: of the checkpoints.
+        series: common name of the checkpoints.
+        ours: host and number of the processes of this job, which may hold it.
+
+    Raises:
+        CheckpointError: another job holds it; the message names its host and process.
+    """
+    try:
+        descriptor = os.open(_path(directory, series), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        holder = _holder(descriptor)
+        if holder is None or (holder.host, holder.pid) not in ours:
+            _lock(descriptor, directory, series, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
 def give_up(directory: str, series: str) -> None:
     """Delete the lock's file of a folder that this process holds, and with it the hold.
 
@@ -172,10 +196,10 @@ def _opened(path: str) -> int:
     )
 
 
-def _lock(descriptor: int, directory: str, series: str) -> bool:
+def _lock(descriptor: int, directory: str, series: str, kind: int = fcntl.LOCK_EX) -> bool:
     """Lock the file; False where its file system knows no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         return True
     except OSError as error:
         if error.errno in _BUSY:

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf import tf_internals
+from smp_tf.noted_files import NotedFiles
 
 
 class _InForce(threading.local):
@@ -67,6 +68,8 @@ def leaves_out() -> bool:
 def later(value: Any, dtype: tf.DType) -> Callable[[], Any]:
     """A function that gives a value when it is wanted, without holding what can be read from its file again.
 
+    It raises a `CheckpointError` where that file is another one by then.
+
     Args:
         value: a tensor, an array, or a dataset of an HDF5 file that may be closed by then.
         dtype: what a value that is neither becomes.
@@ -77,13 +80,15 @@ def later(value: Any, dtype: tf.DType) -> Callable[[], Any]:
         return lambda: kept
     name, archive = value.name, tf_internals.archive_of(value)
     if archive is not None:
-        return lambda: _from_archive(archive, name)
+        noted = NotedFiles(archive)
+        return lambda: noted.read(lambda: _from_archive(archive, name))
     path = os.path.abspath(value.file.filename)
     if not os.path.isfile(path):
         # HDF5 in memory, or in a stream: it may be gone by then.
         read = np.asarray(value)
         return lambda: read
-    return lambda: _from_file(path, name)
+    noted = NotedFiles(path)
+    return lambda: noted.read(lambda: _from_file(path, name))
 
 
 def as_array(value: Any) -> Any:

@@ -14,6 +14,7 @@ import tf_keras
 from smp_tf import foreign_values, last_given, runtime, tf_checkpoint, tf_internals
 from smp_tf.announce import announce
 from smp_tf.model import DistributedModel
+from smp_tf.noted_files import NotedFiles
 from smp_tf.wrapped_model import keras_model_of
 
 
@@ -50,7 +51,10 @@ def load_weights(
     if target.built:
         return _load(target, path, prefix, skip_mismatch, by_name)
     # A model that makes its variables when it is first called has none yet.
-    model._smp_store.before_settling(lambda: _load(target, path, prefix, skip_mismatch, by_name) and None)
+    noted = NotedFiles(*(tf_checkpoint.files_of(prefix) if prefix is not None else [path]))
+    model._smp_store.before_settling(
+        lambda: noted.read(lambda: _load(target, path, prefix, skip_mismatch, by_name)) and None
+    )
     announce(
         f"The weights in {path!r} will be loaded when the first step has made the variables of model {model.name!r}.",
         runtime.current().topology.rank,

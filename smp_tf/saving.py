@@ -7,22 +7,19 @@
 | `.weights.h5`   | the weights alone              | load_weights of the same class with tf_keras.Model as |
 |                 |                                | its base, or of the model that was wrapped            |
 
-Whatever it is, it is written under another name and put in place when it is complete.
+Whatever it is, it is written in a folder of its own beside its place, and put there when it is complete and on disk:
+what was there before is whole until then.
 """
 
 from __future__ import annotations
 
-import glob
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import tensorflow as tf
 import tf_keras
 
-from smp_tf import tf_checkpoint, tf_internals
+from smp_tf import durable_files, tf_checkpoint, tf_internals
 from smp_tf.errors import StepError
 from smp_tf.gather import write_with_all_weights
 from smp_tf.model import DistributedModel
@@ -30,14 +27,6 @@ from smp_tf.model_context import save_structure
 from smp_tf.wrapped_model import WrappedModel, keras_model_of
 
 _HDF5 = (".h5", ".hdf5")
-
-
-def _put_in_place(building: str, path: str) -> None:
-    old = f"{building}.old"
-    if os.path.isdir(path):
-        os.rename(path, old)
-    os.replace(building, path)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
@@ -130,7 +119,7 @@ def save_weights(
             tf_keras.Model.save_weights(keras_model_of(model), building, save_format="h5")
 
     def write_checkpoint(building: str) -> None:
-        tf_checkpoint.write(model, building)
+        tf_checkpoint.write(model, building, os.path.abspath(path))
 
     if not overwrite and os.path.exists(path if as_hdf5 else f"{path}.index"):
         raise StepError(f"There are weights in {path!r} already, and overwrite=False was given.")
@@ -138,7 +127,7 @@ def save_weights(
     if as_hdf5:
         _write(model, path, doing, write_hdf5)
     else:
-        _write(model, path, doing, write_checkpoint, _put_prefix_in_place)
+        _write(model, path, doing, write_checkpoint, tf_checkpoint.put_in_place)
 
 
 def _is_hdf5(path: str, save_format: str | None) -> bool:
@@ -158,22 +147,17 @@ def _write(
     path: str,
     doing: str,
     write: Callable[[str], None],
-    put_in_place: Callable[[str, str], None] = _put_in_place,
+    put_in_place: Callable[[str, str], None] = durable_files.put_in_place,
 ) -> None:
     """Have rank 0 write to another path, which replaces the wanted one when all is written."""
     if not model.built:
         raise StepError(f"Model {model.name!r} has not run a step yet, so there is nothing to save.")
-    folder, name = os.path.split(os.path.abspath(path))
-    # The end of the name, which says what kind of file it is, stays.
-    building = os.path.join(folder, f".writing-{secrets.token_hex(4)}-{name}")
+    place = os.path.abspath(path)
 
     def safely() -> None:
-        os.makedirs(folder, exist_ok=True)
-        try:
+        with durable_files.building(place) as building:
             write(building)
-            put_in_place(building, os.path.join(folder, name))
-        finally:
-            _remove(building)
+            put_in_place(building, place)
 
     write_with_all_weights(model, doing, safely)
 
@@ -191,27 +175,3 @@ def _saved_model(model: DistributedModel, path: str) -> None:
         tf_keras.models.save_model(keras_model_of(model), path, save_format="tf", include_optimizer=False)
     prefix = os.path.join(path, "variables", "variables")
     tf_checkpoint.replace_values(prefix, keras_model_of(model), list(model.variables))
-
-
-def _put_prefix_in_place(building: str, path: str) -> None:
-    """The same for the files of a checkpoint, the index last: without it there is none."""
-    names = {file: path + file.removeprefix(building) for file in tf_checkpoint.files_of(building)}
-    stale = [file for file in tf_checkpoint.files_of(path) if file not in names.values()]
-    for file, name in names.items():
-        os.replace(file, name)
-    for file in stale:
-        os.remove(file)
-    # TensorFlow's own way of writing this file, which names the latest checkpoint of a folder, is deprecated.
-    folder, name = os.path.split(path)
-    latest = tf.compat.v1.train.generate_checkpoint_state_proto(folder, name)
-    with open(f"{building}.latest", "w", encoding="utf-8") as state:
-        state.write(str(latest))
-    os.replace(f"{building}.latest", os.path.join(folder, "checkpoint"))
-
-
-def _remove(building: str) -> None:
-    for path in glob.glob(f"{glob.escape(building)}*"):
-        if os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.remove(path)

@@ -8,24 +8,30 @@ What a checkpoint holds is found as TensorFlow does it, by walking the model and
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from smp_tf import variables
+from smp_tf import durable_files, variables
 from smp_tf.errors import StepError
 from smp_tf.model_context import save_structure
+from smp_tf.noted_files import NotedFiles
 from smp_tf.wrapped_model import keras_model_of
 
 if TYPE_CHECKING:
     from smp_tf.model import DistributedModel
 
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+#: The key of a tensor, and what makes its value.
+_Tensor = tuple[str, Callable[[], Any]]
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ def read(root: Any, prefix: str) -> LoadStatus:
     Raises:
         ValueError: a value has another shape than its variable, or there is a value for no variable of the model.
     """
+    noted = NotedFiles(*files_of(prefix))
     reader = tf.train.load_checkpoint(prefix)
     shapes = reader.get_variable_to_shape_map()
     keys = {id(variable.handle): key for variable, key in _matched(root, reader.get_tensor(_GRAPH_KEY))}
@@ -100,7 +107,7 @@ def read(root: Any, prefix: str) -> LoadStatus:
             )
     for variable, key in found:
         if not variables.is_remote(variable):
-            _give(variable, reader, key)
+            _give(variable, reader, key, noted)
     names = {id(variable.handle): variable.name for variable in root.variables}
     missing = [name for handle, name in names.items() if handle not in keys]
     if not found:
@@ -108,31 +115,37 @@ def read(root: Any, prefix: str) -> LoadStatus:
     return LoadStatus(prefix, tuple(variable.name for variable, _ in found), tuple(missing))
 
 
-def _give(variable: Any, reader: Any, key: str) -> None:
-    if not variables.set_initial_value(variable, lambda: reader.get_tensor(key)):
+def _give(variable: Any, reader: Any, key: str, noted: NotedFiles) -> None:
+    # The reader opens the files of values when it first needs them.
+    if not variables.set_initial_value(variable, lambda: noted.read(lambda: reader.get_tensor(key))):
         variable.assign(reader.get_tensor(key))
 
 
-def write(model: DistributedModel, prefix: str) -> None:
+def write(model: DistributedModel, prefix: str, place: str) -> None:
     """Write the weights of a model as `tf_keras.Model.save_weights` does; variables of other ranks must be readable.
 
     Args:
         model: a distributed model that has run a step.
         prefix: of the files to write.
+        place: the prefix that `put_in_place` will give them; no file has the name of one that is there.
     """
     root = keras_model_of(model)
     with save_structure():
         tf.train.Checkpoint(root=root).write(prefix)
-    replace_values(prefix, root, list(model.variables))
+    replace_values(prefix, root, list(model.variables), place)
 
 
-def replace_values(prefix: str, root: Any, weights: Sequence[Any]) -> None:
+def replace_values(prefix: str, root: Any, weights: Sequence[Any], place: str = "") -> None:
     """Put the values of now into a checkpoint that was written without some, never holding two foreign ones.
 
     Args:
         prefix: of the checkpoint's files.
         root: what was saved.
         weights: its variables.
+        place: the prefix that its files will be given: none takes the name of one that is there. "": these.
+
+    Raises:
+        StepError: the object graph lacks a variable, or every number of files is taken.
     """
     written = tf.train.load_checkpoint(prefix)
     graph = written.get_tensor(_GRAPH_KEY)
@@ -143,14 +156,23 @@ def replace_values(prefix: str, root: Any, weights: Sequence[Any]) -> None:
     if missing:
         raise StepError(f"TensorFlow's object graph of the model lacks {', '.join(missing)}; it cannot be saved so.")
     own = [v for v in weights if not variables.is_remote(v)]
-    shards = [f"{prefix}-part-own"]
-    tf.raw_ops.SaveV2(
-        prefix=shards[0],
-        tensor_names=[_GRAPH_KEY, *others, *(keys[id(v.handle)] for v in own)],
-        shape_and_slices=[""] * (1 + len(others) + len(own)),
-        tensors=[tf.constant(graph), *map(written.get_tensor, others), *map(tf.convert_to_tensor, own)],
-    )
-    for number, variable in enumerate(v for v in weights if variables.is_remote(v)):
+    remote = [v for v in weights if variables.is_remote(v)]
+    here: list[_Tensor] = [
+        (_GRAPH_KEY, lambda: tf.constant(graph)),
+        *((key, functools.partial(written.get_tensor, key)) for key in others),
+        *((keys[id(v.handle)], functools.partial(tf.convert_to_tensor, v)) for v in own),
+    ]
+    first = _cut(here, len(remote), place)
+    shards: list[str] = []
+    for number, tensors in enumerate(first):
+        shards.append(f"{prefix}-part-own-{number}")
+        tf.raw_ops.SaveV2(
+            prefix=shards[-1],
+            tensor_names=[key for key, _ in tensors],
+            shape_and_slices=[""] * len(tensors),
+            tensors=[value() for _, value in tensors],
+        )
+    for number, variable in enumerate(remote):
         shards.append(f"{prefix}-part-{number}")
         tf.raw_ops.SaveV2(
             prefix=shards[-1],
@@ -163,10 +185,84 @@ def replace_values(prefix: str, root: Any, weights: Sequence[Any]) -> None:
     tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=shards, destination_prefix=prefix, delete_old_dirs=False)
 
 
+def _cut(tensors: list[_Tensor], others: int, place: str) -> list[list[_Tensor]]:
+    """Tensors in as few files as make, with others, a number that none of the files in their place is of.
+
+    Args:
+        tensors: those that may share files.
+        others: how many more files there will be.
+        place: the prefix that the files will be given; "" where it is that of none.
+    """
+    taken = (
+        {int(name.rpartition("-of-")[2]) for name in files_of(place) if not name.endswith(".index")} if place else ()
+    )
+    for count in range(1, len(tensors) + 1):
+        if count + others not in taken:
+            return [*([tensor] for tensor in tensors[: count - 1]), tensors[count - 1 :]]
+    raise StepError(
+        f"Saves that were killed have left files with values under every name that a new one could take beside "
+        f"{place!r}. Save the weights under another name."
+    )
+
+
+def put_in_place(built: str, place: str) -> None:
+    """Give the files of a checkpoint their names for good; those of an earlier one are deleted after that.
+
+    The index, which is renamed, decides: the earlier one has files of other names, since there is another number of
+    them, and is whole until then. Where this fails it is there as it was.
+
+    Args:
+        built: the prefix that they have, in a folder of this process.
+        place: the prefix that they are to have.
+
+    Raises:
+        OSError: they cannot be synced or renamed.
+    """
+    folder = os.path.dirname(os.path.abspath(place))
+    *values, index = [(file, place + file.removeprefix(built)) for file in files_of(built)]
+    stale = [file for file in files_of(place) if file != index[1]]
+    for file, _ in (*values, index):
+        durable_files.sync(file)
+    earlier = _content(index[1])
+    try:
+        for file, name in values:
+            os.rename(file, name)
+        durable_files.sync(folder)
+        os.replace(*index)
+        durable_files.sync(folder)
+        # TensorFlow's own way of writing this file, which names the latest checkpoint of a folder, is deprecated.
+        latest = tf.compat.v1.train.generate_checkpoint_state_proto(folder, os.path.basename(place))
+        durable_files.write_file(os.path.join(folder, "checkpoint"), str(latest))
+    except BaseException:
+        _take_back(index, values, earlier)
+        raise
+    for file in stale:
+        durable_files.remove(file)
+
+
+def _take_back(index: tuple[str, str], values: Sequence[tuple[str, str]], earlier: bytes | None) -> None:
+    """Put the earlier index in place again, and delete the files with values that go with the other one."""
+    if not os.path.exists(index[0]):
+        if earlier is None:
+            os.remove(index[1])
+        else:
+            durable_files.write_file(index[1], earlier)
+    for file, name in values:
+        if not os.path.exists(file):
+            durable_files.remove(name)
+
+
+def _content(path: str) -> bytes | None:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        return file.read()
+    return None
+
+
 def files_of(prefix: str) -> list[str]:
     """The files of a checkpoint, its index last."""
     folder, name = os.path.split(prefix)
-    found = [f for f in os.listdir(folder or ".") if f == f"{name}.index" or f.startswith(f"{name}.data-")]
+    named = re.compile(rf"{re.escape(name)}\.(index|data-[0-9]+-of-[0-9]+)")
+    found = filter(named.fullmatch, os.listdir(folder or "."))
     return [os.path.join(folder, f) for f in sorted(found)]
 
 

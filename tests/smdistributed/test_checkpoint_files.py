@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import socket
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,8 @@ import pytest
 import smp_tf
 from smdistributed.modelparallel.tensorflow import checkpoint_files
 from smdistributed.modelparallel.tensorflow.utils import receive_checkpoint_files, send_checkpoint_files
-from smp_tf.errors import MessageError
+from smp_tf import folder_lock, runtime
+from smp_tf.errors import CheckpointError, MessageError
 
 
 @pytest.fixture
@@ -54,12 +58,23 @@ def test_chunks_are_small(wire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sent == [{"path": "file", "bytes": 10}, b"0123", b"4567", b"89", {"sha256": digest}, {"files": 1}]
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../up", "a/../../up", "", ".", None, "a\0b", ".receiving-x/a"])
+@pytest.mark.parametrize("path", ["/etc/passwd", "../up", "a/../../up", "", ".", None, "a\0b"])
 def test_a_path_that_leaves_the_folder_is_refused(wire: Any, tmp_path: Path, path: Any) -> None:
     wire.put({"path": path, "bytes": 1})
     with pytest.raises(MessageError, match=r"must stay within .*Received: " + re.escape(repr(path))):
         receive_checkpoint_files(tmp_path / "target", 0)
     assert list((tmp_path / "target").iterdir()) == []
+
+
+@pytest.mark.parametrize("path", [".writing-x/a", "a/.replaced-x", ".ckpt.in-use"])
+def test_what_is_being_written_neither_comes_nor_goes(wire: Any, tmp_path: Path, path: str) -> None:
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).touch()
+    send_checkpoint_files(tmp_path, 1)
+    assert wire.get_nowait() == {"files": 0}
+    wire.put({"path": path, "bytes": 1})
+    with pytest.raises(MessageError, match=r"must be that of a file's own name. Received: " + re.escape(repr(path))):
+        receive_checkpoint_files(tmp_path / "target", 0)
 
 
 @pytest.mark.parametrize("path", ["link", "link/file"])
@@ -87,6 +102,75 @@ def test_a_damaged_file_changes_nothing(wire: Any, tmp_path: Path) -> None:
     with pytest.raises(MessageError, match="'file' from rank 0 arrived damaged"):
         receive_checkpoint_files(tmp_path, 0)
     assert files_in(tmp_path) == {"file": b"good"}
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync"])
+@pytest.mark.parametrize("number", range(1, 7))
+@pytest.mark.parametrize("can_link", [True, False])
+def test_an_error_while_renaming_changes_nothing(
+    call: str, number: int, can_link: bool, wire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for folder, names in ((source, ["ckpt-1.json", "ckpt-2.json", "mp_rank_0/a"]), (target, ["ckpt-1.json", "notes"])):
+        (folder / "mp_rank_0").mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text(f"{folder.name} {name}")
+    before = files_in(target)
+    send_checkpoint_files(source, 1)
+    original, calls = getattr(os, call), iter(range(1, 100))
+
+    def failing(*args: Any, **kwargs: Any) -> None:
+        if next(calls) == number:
+            raise OSError(28, "No space left on device")
+        original(*args, **kwargs)
+
+    def no_links(*args: Any) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, failing)
+        if not can_link:
+            patched.setattr(os, "link", no_links)
+        try:
+            receive_checkpoint_files(target, 0)
+        except OSError:
+            assert files_in(target) == before
+        else:
+            assert files_in(target) == {**files_in(source), "notes": b"target notes"}
+    assert sorted(path.name for path in target.iterdir() if path.name.startswith(".")) == []
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(wire: Any, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "source" / name).write_text("new")
+    (tmp_path / "target" / "b").mkdir(parents=True)
+    (tmp_path / "target" / "b" / "file").write_text("stays")
+    send_checkpoint_files(tmp_path / "source", 1)
+    with pytest.raises(MessageError, match=r"A file 'b' was received, and '.*/target/b' is a folder."):
+        receive_checkpoint_files(tmp_path / "target", 0)
+    assert files_in(tmp_path / "target") == {"b/file": b"stays"}
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_folder_that_another_job_uses_is_left_alone(
+    is_ours: bool, wire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "ckpt-1.json").write_text("{}")
+    (tmp_path / "target").mkdir()
+    folder_lock.take(str(tmp_path / "target"), "ckpt")
+    if is_ours:
+        topology = SimpleNamespace(hosts=("other", socket.gethostname()), pids=(1, os.getpid()))
+        monkeypatch.setattr(runtime, "current_or_none", lambda: SimpleNamespace(topology=topology))
+    send_checkpoint_files(tmp_path / "source", 1)
+    if is_ours:
+        receive_checkpoint_files(tmp_path / "target", 0)
+    else:
+        with pytest.raises(CheckpointError, match=rf"is in use: the job of host .* \(process {os.getpid()}, since"):
+            receive_checkpoint_files(tmp_path / "target", 0)
+    folder_lock.give_up(str(tmp_path / "target"), "ckpt")
+    assert files_in(tmp_path / "target") == ({"ckpt-1.json": b"{}"} if is_ours else {})
 
 
 @pytest.mark.parametrize("message", ["hello", {"epoch": 3}])

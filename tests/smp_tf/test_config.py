@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from smp_tf import config_file
 from smp_tf.config import ENVIRONMENT_VARIABLE, KEYS, Config, load_config
 from smp_tf.config_file import read_mapping
 from smp_tf.errors import ConfigError
@@ -416,6 +417,8 @@ def test_a_schedule_that_cannot_be_run_is_told(tmp_path: Path, text: str | None,
         ("a.yaml", "hosts: [{count: 2, ranks: 1, count: 3}]", "'count' is given 2 times in the file "),
         ("a.yaml", "one: &x {a: 1}\ntwo: *x\nthree: {b: [{c: 1, c: 2}]}", "'c' is given 2 times in the file "),
         ("a.json", '{"hosts": [{"count": 2, "count": 3}]}', "'count' is given 2 times in the file "),
+        ("a.json", '{"partitions": 1' + "0" * 5000 + "}", "holds a whole number of thousands of digits, which no"),
+        ("a.yaml", "partitions: 1" + "0" * 5000, "holds a whole number of thousands of digits, which no value is."),
         ("a.yaml", "#" * (2**20 + 1), "is larger than 1048576 bytes, which no such file is."),
     ],
 )
@@ -423,6 +426,18 @@ def test_keys_given_twice_at_any_depth_and_files_without_end_are_refused(tmp_pat
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=re.escape(words)):
         read_mapping(tmp_path / name)
+
+
+def test_many_keys_are_counted_once():
+    counted = []
+
+    class Noted(list):
+        def count(self, name):
+            counted.append(name)
+            return super().count(name)
+
+    config_file._refuse_twins(Noted(map(str, range(10))), "the file a.json")
+    assert counted == []
 
 
 def test_a_pipe_and_a_device_are_not_waited_for(tmp_path):

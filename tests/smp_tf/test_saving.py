@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import control, gather, runtime, tf_checkpoint
+from smp_tf import control, durable_files, gather, runtime, tf_checkpoint
 from smp_tf.control import ControlChannel
 from smp_tf.deadlock import DeadlockWatch
 from smp_tf.errors import RankMismatchError, StepError
@@ -161,6 +162,29 @@ def test_an_error_while_saving_leaves_the_earlier_model_and_nothing_else(
     assert tf_keras.models.load_model(tmp_path / "saved")(X).numpy() == pytest.approx(before, abs=1e-6)
     with pytest.raises(StepError, match="called outside a step"):
         model(X)
+
+
+def test_an_error_while_a_saved_model_takes_its_place_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = smp.DistributedModel(sequential)
+    before = prediction_of(model)
+    model.save_model(tmp_path / "saved")
+    train(model)
+    monkeypatch.setattr(durable_files, "_exchange", lambda first, second: False)
+    rename = os.rename
+
+    def failing(source: str, target: str) -> None:
+        if ".writing-" in source:
+            raise OSError(5, "Input/output error")
+        rename(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            model.save_model(tmp_path / "saved")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    assert tf_keras.models.load_model(tmp_path / "saved")(X).numpy() == pytest.approx(before, abs=1e-6)
 
 
 def test_weights_of_other_types_and_shapes_keep_their_bits(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf.errors import OwnershipError, StepError
+from smp_tf.errors import CheckpointError, OwnershipError, StepError
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10.0
 
@@ -100,14 +100,15 @@ def test_nothing_but_the_files_is_left(tmp_path: Path) -> None:
     predictions(model)
     for file in FILES:
         model.save_weights(tmp_path / file)
-        model.save_weights(tmp_path / file)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "checkpoint",
-        "w.data-00000-of-00001",
-        "w.h5",
-        "w.index",
-        "w.weights.h5",
-    ]
+    others = ["checkpoint", "w.h5", "w.index", "w.weights.h5"]
+    # No save takes the name of a file with values that the index in place needs.
+    for values in (["00000-of-00002", "00001-of-00002"], ["00000-of-00001"], ["00000-of-00002", "00001-of-00002"]):
+        model.save_weights(tmp_path / "w")
+        found = sorted(path.name for path in tmp_path.iterdir())
+        assert found == sorted([*others, *(f"w.data-{number}" for number in values)])
+        plain = scrambled(KINDS["subclass"][1]())
+        plain.load_weights(tmp_path / "w")
+        assert plain(X).numpy() == pytest.approx(predictions(model), abs=1e-6)
     assert tf.train.latest_checkpoint(tmp_path) == str(tmp_path / "w")
 
 
@@ -123,6 +124,32 @@ def test_weights_in_a_model_file_and_in_a_saved_model_load(kind: str, tmp_path: 
         predictions(late)
         late.load_weights(tmp_path / file)
         assert predictions(late) == pytest.approx(source(X).numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"), [("builder", "w"), ("builder", "w.h5"), ("builder", "m.keras"), ("subclass", "w.h5")]
+)
+def test_another_file_of_the_same_name_is_not_taken_for_it(kind: str, file: str, tmp_path: Path) -> None:
+    """Before the first step a value is only noted; what is read then is what was named."""
+    model, source = KINDS[kind][0](), scrambled(KINDS[kind][1]())
+    save = source.save if file.startswith("m") else source.save_weights
+    save(tmp_path / file)
+    model.load_weights(tmp_path / file)
+    source.set_weights([weight + 1.0 for weight in source.get_weights()])
+    save(tmp_path / file)
+    with pytest.raises(
+        CheckpointError, match=r"was replaced, changed or deleted between load_weights, .* after that step"
+    ):
+        predictions(model)
+
+
+def test_a_file_that_is_gone_at_the_first_step_is_told(tmp_path: Path) -> None:
+    model = smp.DistributedModel(functional)
+    scrambled(functional()).save_weights(tmp_path / "w.h5")
+    model.load_weights(tmp_path / "w.h5")
+    (tmp_path / "w.h5").unlink()
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/w\.h5 was replaced, changed or deleted"):
+        predictions(model)
 
 
 def test_a_file_may_be_gone_when_the_values_were_read(tmp_path: Path) -> None:

@@ -1,32 +1,34 @@
 """A folder of files from one rank to another, such as a checkpoint to a host that does not have it.
 
     sender                                    receiver
-    {"path": "mp_rank_0/a", "bytes": 9}  ──▶  opens <dst>/.receiving-*/mp_rank_0/a
+    {"path": "mp_rank_0/a", "bytes": 9}  ──▶  opens <dst>/.writing-*/received/mp_rank_0/a
     b"..." (4 MiB at most)               ──▶  writes
     ...
     {"sha256": "..."}                    ──▶  compares, syncs
-    {"files": 1}                         ──▶  renames every file into its place
+    {"files": 1}                         ──▶  renames every file into its place, manifests last
 
 Only regular files travel. Paths are relative, and the receiver makes sure of it: a path that is absolute, has "..", or
-leads through a symbolic link is refused before anything is written there. A transfer that ends early leaves the folder
-as it was.
+leads through a symbolic link is refused before anything is written there. A transfer that ends early or fails leaves
+the folder's files as they were. A receiver that is killed while it renames has perhaps some of the files, but no
+manifest of a checkpoint before the files that it names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import smp_tf
+from smp_tf import contained_path, durable_files, folder_lock, runtime
 from smp_tf.errors import MessageError
 
 _CHUNK = 4 << 20
-_PREFIX = ".receiving-"
+#: The manifest of a checkpoint; the name of its series is a group.
+_MANIFEST = re.compile(r"(.+)-[0-9]+\.json")
 
 
 def send_checkpoint_files(src_dir: str | os.PathLike[str], dest_rank: int) -> None:
@@ -57,9 +59,9 @@ def send_checkpoint_files(src_dir: str | os.PathLike[str], dest_rank: int) -> No
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """The files below a folder, in order of their paths; what another process is receiving there is left out."""
+    """The files below a folder, in order of their paths; what is being written there is left out, and who uses it."""
     for path in sorted(root.iterdir()):
-        if path.name.startswith(_PREFIX):
+        if _stays_here(path.name):
             continue
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             raise MessageError(
@@ -96,27 +98,78 @@ def receive_checkpoint_files(dst_dir: str | os.PathLike[str], src_rank: int) -> 
 
     Raises:
         MessageError: A path would leave the folder, a file arrived damaged, or the sender sent something else.
-        PeerError: The sender ended; the folder is as it was.
+        CheckpointError: Checkpoints are received, and another job that still runs saves such ones into the folder.
+        OSError: A file cannot be written or renamed.
+        PeerError: The sender ended.
+
+        Whichever it is, the folder's files are as they were.
     """
-    target = Path(dst_dir)
-    target.mkdir(parents=True, exist_ok=True)
+    target = Path(dst_dir).absolute()
     # Within the folder, so that renaming does not copy.
-    staging = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=target))
-    try:
+    with durable_files.building(target / "received") as staging:
         received: list[PurePosixPath] = []
         while "files" not in (header := _message(src_rank)):
             path = _checked(header.get("path"), target)
-            _receive_file(staging / path, header, src_rank)
+            _receive_file(Path(staging) / path, header, src_rank)
             received.append(path)
         if header["files"] != len(received):
             raise MessageError(f"Rank {src_rank} sent {len(received)} files and says it sent {header['files']}.")
-        for path in received:
-            (target / path).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(staging / path, target / path)
-        for folder in {(target / path).parent for path in received}:
-            _sync_folder(folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        _require_unused(target, received)
+        _put_in_place(Path(staging), target, received)
+
+
+def _stays_here(name: str) -> bool:
+    """Whether a file belongs to what is going on in a folder, and not to what is in it."""
+    return durable_files.is_temporary(name) or folder_lock.is_lock_file(name)
+
+
+def _require_unused(target: Path, received: Sequence[PurePosixPath]) -> None:
+    """Raise where a job that is not this one saves such checkpoints into the folder as were received."""
+    running = runtime.current_or_none()
+    ours = set(zip(running.topology.hosts, running.topology.pids, strict=True)) if running is not None else set()
+    series = {match[1] for path in received if len(path.parts) == 1 and (match := _MANIFEST.fullmatch(path.name))}
+    for name in sorted(series):
+        folder_lock.require_unused(str(target), name, ours)
+
+
+def _put_in_place(staging: Path, target: Path, received: Sequence[PurePosixPath]) -> None:
+    """Rename all files into their places, or none: what was replaced is kept until all have theirs."""
+    manifests = [path for path in received if len(path.parts) == 1 and path.suffix == ".json"]
+    others = [path for path in received if path not in manifests]
+    kept = staging.parent / "replaced"
+    begun: list[PurePosixPath] = []
+    try:
+        for paths in (others, manifests):
+            for path in paths:
+                place = Path(contained_path.within(target, path.as_posix()))
+                durable_files.make_folder(place.parent)
+                if place.is_dir():
+                    raise MessageError(f"A file {path.as_posix()!r} was received, and {str(place)!r} is a folder.")
+                begun.append(path)
+                if place.exists():
+                    _keep(place, kept / path)
+                os.replace(staging / path, place)
+            # A manifest counts from when it is there, so all else is on disk by then.
+            for folder in sorted({(target / path).parent for path in paths}):
+                durable_files.sync(folder)
+    except BaseException as error:
+        for path in reversed(begun):
+            if (kept / path).exists():
+                os.replace(kept / path, target / path)
+            elif not (staging / path).exists():
+                (target / path).unlink(missing_ok=True)
+        if isinstance(error, contained_path.PathError):
+            raise MessageError(f"A received path {error}") from None
+        raise
+
+
+def _keep(place: Path, earlier: Path) -> None:
+    """Give a file a second name, or another one where a file can have one name only."""
+    earlier.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(place, earlier)
+    except OSError:
+        os.rename(place, earlier)
 
 
 def _message(src_rank: int) -> dict[str, Any]:
@@ -131,17 +184,13 @@ def _message(src_rank: int) -> dict[str, Any]:
 
 def _checked(text: Any, target: Path) -> PurePosixPath:
     """A peer's path, which stays within the folder."""
-    path = PurePosixPath(text) if isinstance(text, str) and text and "\0" not in text else PurePosixPath("..")
-    if path.is_absolute() or ".." in path.parts or not path.parts or path.parts[0].startswith(_PREFIX):
-        raise MessageError(f"A received path must stay within {str(target)!r}. Received: {text!r}")
-    at = target
-    for part in path.parts:
-        at = at / part
-        if at.is_symlink():
-            raise MessageError(
-                f"The received path {text!r} leads through {str(at)!r}, a symbolic link, which may leave "
-                f"{str(target)!r}. Remove the link first."
-            )
+    try:
+        path = contained_path.relative(text, target)
+        contained_path.within(target, text)
+    except contained_path.PathError as error:
+        raise MessageError(f"A received path {error}") from None
+    if any(map(_stays_here, path.parts)):
+        raise MessageError(f"A received path must be that of a file's own name. Received: {text!r}")
     return path
 
 
@@ -160,11 +209,3 @@ def _receive_file(path: Path, header: dict[str, Any], src_rank: int) -> None:
         os.fsync(file.fileno())
     if _message(src_rank).get("sha256") != digest.hexdigest():
         raise MessageError(f"{header['path']!r} from rank {src_rank} arrived damaged. Send it again.")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
