@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from smp_tf.ops.plain_text import plain_text
+
 __all__ = [
     "LibraryError",
     "NotDifferentiableError",
@@ -18,6 +20,10 @@ class LibraryError(ImportError):
 
 class TransportError(RuntimeError):
     """The transport refused or failed an operation."""
+
+    def __str__(self) -> str:
+        """The message, which may repeat what other ranks have said."""
+        return plain_text(super().__str__())
 
 
 class PeerError(TransportError, ConnectionError):

@@ -7,7 +7,6 @@ from typing import Any
 
 from smp_tf.ops.errors import PeerError, TransportCancelledError, TransportError, TransportTimeoutError
 from smp_tf.ops.library import transport_library
-from smp_tf.ops.plain_text import plain_text
 
 #: How an operation ended, as `absl::StatusCode` numbers it.
 OK, CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED = 0, 1, 3, 4
@@ -49,8 +48,7 @@ def raise_for(code: int, message: bytes) -> None:
     """Raises what a code of the library stands for; nothing where it is `OK`."""
     if code == OK:
         return
-    # It may repeat what another rank has said.
-    text = plain_text(message.decode(errors="replace"))
+    text = message.decode(errors="replace")
     if code in (ABORTED, UNAVAILABLE):
         raise PeerError(text)
     if code == DEADLINE_EXCEEDED:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import sys
+import threading
+
+from smp_tf.ops.plain_text import plain_text
 
 _said: set[str] = set()
+# The longest that a thread which others rely upon waits for whoever reads standard error.
+_PRINTING_TIME = 1.0
 
 
 def announce(text: str, rank: int) -> None:
@@ -22,10 +30,38 @@ def announce(text: str, rank: int) -> None:
 def tell(text: str) -> None:
     """Writes lines to standard error, in one piece: what another thread writes comes before or after them.
 
-    `print` writes the end of the line by itself.
+    `print` writes the end of the line by itself. Where standard error is closed, or its disk is full, nothing is said.
 
     Args:
-        text: Lines, the last one without its end.
+        text: Lines, the last one without its end. Control characters in them come out in words.
     """
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    # A script may have closed it, or have none.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(f"{plain_text(text)}\n")
+        sys.stderr.flush()
+
+
+def tell_in_time(text: str) -> None:
+    """Does the same in a thread that others rely upon: it goes on after a second, also where nobody reads.
+
+    Args:
+        text: Lines, as `tell` takes them.
+    """
+    thread = threading.Thread(target=_write, args=(f"{plain_text(text)}\n",), name="smp_tf words", daemon=True)
+    thread.start()
+    thread.join(_PRINTING_TIME)
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        if sys.stderr is not sys.__stderr__:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            return
+        # Past Python's stream: Python ends in an error while a thread that is kept waiting has its lock.
+        descriptor, left = sys.stderr.fileno(), text.encode(errors="backslashreplace")
+        while left:
+            try:
+                left = left[os.write(descriptor, left) :]
+            except BlockingIOError:
+                select.select([], [descriptor], [])

@@ -259,11 +259,11 @@ class Arrivals:
         answer = self._ask("GET", start, rank, deadline)
         try:
             said = json.loads(answer) if answer else None
-            if said is not None and not said.keys() >= {"host", "machine", "pid", "ranks of its host"}:
-                raise _NoAnswerError
-        except (ValueError, AttributeError) as error:
-            # Another program has the port since, and says something else.
+        except (ValueError, RecursionError) as error:
             raise _NoAnswerError from error
+        if said is not None and not _is_process(said):
+            # Another program has the port since, and says something else.
+            raise _NoAnswerError
         return said
 
     def _ask(self, method: str, start: int, rank: int, deadline: float, body: bytes | None = None) -> bytes:
@@ -281,6 +281,24 @@ class Arrivals:
             raise _NoAnswerError from error
         finally:
             asking.close()
+
+
+def _is_process(said: Any) -> bool:
+    """Whether a rank may have left this about its process: all that is read of it is there, and of its type."""
+    if not isinstance(said, dict):
+        return False
+    host, machine, pid = (said.get(name) for name in ("host", "machine", "pid"))
+    ranks = said.get("ranks of its host")
+    return (
+        isinstance(host, str)
+        and host.isprintable()
+        and isinstance(machine, str)
+        and type(pid) is int
+        and pid > 0
+        and isinstance(ranks, list)
+        and len(ranks) == 2
+        and all(type(rank) is int for rank in ranks)
+    )
 
 
 class _NoAnswerError(Exception):

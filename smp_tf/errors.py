@@ -10,6 +10,7 @@ from smp_tf.ops.errors import (
     TransportError,
     TransportTimeoutError,
 )
+from smp_tf.ops.plain_text import plain_text
 from smp_tf.partition.errors import GraphError, MemoryLimitError, PartitionError, PlacementError, TraceError
 from smp_tf.pipeline.errors import ProgramError, ScheduleError, TaskTextError
 
@@ -65,6 +66,10 @@ class LauncherError(RuntimeError):
 
 class RankMismatchError(RuntimeError):
     """Ranks that must agree differ, or one of them did not answer."""
+
+    def __str__(self) -> str:
+        """The message, which may repeat what other ranks have said."""
+        return plain_text(super().__str__())
 
 
 class MessageError(RuntimeError):

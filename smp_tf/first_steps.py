@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smp_tf import runtime, tf_internals
-from smp_tf.announce import tell
+from smp_tf.announce import tell_in_time
 from smp_tf.control import tag_of
 from smp_tf.gather import WRITER
 from smp_tf.lifecycle import on_leaving
@@ -129,7 +129,7 @@ class _Report:
         except Exception as error:
             # A training does not end for want of a report, and one that has failed says why itself.
             if self._transport.cause is None:
-                tell(f"smp_tf: the memory of the first steps is not told: {error!r}")
+                tell_in_time(f"smp_tf: the memory of the first steps is not told: {error!r}")
 
     def _gather(self) -> None:
         if not self._transport.await_step(self._program, _CLOCK, ended=True):
@@ -143,7 +143,7 @@ class _Report:
             if rank != WRITER:
                 text = self._transport.recv_bytes(rank, _TAG, _ON_ITS_WAY)
                 found[rank] = Measured(**json.loads(bytes(text)))
-        tell(render(self._plan, found, seconds, self._expected))
+        tell_in_time(render(self._plan, found, seconds, self._expected))
 
 
 def render(

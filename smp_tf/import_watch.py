@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 # Imported already, and with it what finds the words: a handler may run in the midst of another import.
+from smp_tf.announce import tell_in_time
 from smp_tf.arrivals import Arrivals, this_host
 from smp_tf.environment import world_rank
 
@@ -102,8 +103,7 @@ class _ImportWatch:
             # A script may have kept it, to call it from a handler of its own.
             if _watch is self:
                 line = f"smp_tf: rank {self._rank} (host {this_host()}) was ended by SIGTERM before smp.init"
-                # Past Python's stream, in whose midst the handler may run.
-                os.write(2, f"{line}{self._arrivals.whose_end()}.\n".encode())
+                tell_in_time(f"{line}{self._arrivals.whose_end()}.")
         finally:
             # Whether there were words or not.
             os.kill(os.getpid(), number)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from smp_tf import arrivals, horovod_waits, hosts, runtime, step_watch
 from smp_tf.agreement import require_agreement
-from smp_tf.announce import announce, tell
+from smp_tf.announce import announce, tell_in_time
 from smp_tf.config import Config, load_config
 from smp_tf.control import ControlChannel
 from smp_tf.environment import make_horovod_wait, require_tensorflow, rest_horovod
@@ -131,7 +131,7 @@ def _leave(running: Runtime, others_time: float = 0.0) -> None:
 def _name_unclaimed(transport: Transport, topology: Topology) -> None:
     """Says, on the rank they were sent to, which messages of the script nobody has received."""
     for source, count in sorted(transport.unclaimed().items()):
-        tell(
+        tell_in_time(
             f"smp_tf: rank {topology.rank} ends without having received {count} message{'s' * (count > 1)} that rank "
             f"{source} sent. Each smp.send, and each smp.broadcast on every other rank of the group, needs one "
             f"smp.recv_from."

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from smp_tf.announce import tell
+from smp_tf.announce import tell_in_time
 from smp_tf.deadlock import SAME_STEPS, wait_in_words
 from smp_tf.errors import RankMismatchError
 
@@ -170,7 +170,7 @@ class ReplicaWatch:
             )
         if own["collective"] not in self._told:
             self._told.add(own["collective"])
-            tell(f"smp_tf: {self._here(own)}; {there}. The job goes on; it ends after {limit}.")
+            tell_in_time(f"smp_tf: {self._here(own)}; {there}. The job goes on; it ends after {limit}.")
 
     def _waits_long(self, status: dict[str, Any]) -> bool:
         return bool(status["collectives"]) and status["collective_seconds"] > self._patience

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from smp_tf import import_watch
-from smp_tf.announce import tell
+from smp_tf.announce import tell_in_time
 from smp_tf.arrivals import Arrivals, this_host
 from smp_tf.environment import world_rank, world_size
 from smp_tf.exception_hooks import ExceptionHooks, chain_of
@@ -98,7 +98,7 @@ class StartWatch:
             return
         if isinstance(error, PeerError) and self._left is None:
             # As above, and nobody hears it.
-            tell(f"smp_tf: rank {self._rank} (host {this_host()}) ends in smp.init: {error}")
+            tell_in_time(f"smp_tf: rank {self._rank} (host {this_host()}) ends in smp.init: {error}")
         self._leave()
 
     def _leave(self) -> None:
@@ -152,11 +152,11 @@ class StartWatch:
                 return
             if self._begun != begun:
                 continue
-            words = self._awaited()
+            words = self._words_for_those_awaited()
             if told_of != begun:
                 told_of = begun
                 if not self._over.is_set():
-                    tell(
+                    tell_in_time(
                         f"smp_tf: rank {self._rank} has waited {time.monotonic() - begun:.0f} s in smp.init for "
                         f"{words}. The job goes on; it ends after stall_timeout = {self._stall_timeout:g} s."
                     )
@@ -164,7 +164,7 @@ class StartWatch:
             with self._ending:
                 if self._over.is_set() or self._begun != begun:
                     continue
-                tell(
+                tell_in_time(
                     f"smp_tf: rank {self._rank} gave up in smp.init after stall_timeout = {self._stall_timeout:g} s: "
                     f"it waited for {words}. Every rank must call smp.init; a rank that only needs longer until then "
                     f"gets it with a larger stall_timeout."
@@ -181,9 +181,20 @@ class StartWatch:
                 # It goes on without one when all are connected.
                 self._over.wait(left)
             elif guard.wait(left):
-                guard.say(self.arrivals.whose_end())
+                try:
+                    words = self.arrivals.whose_end()
+                except Exception as error:
+                    words = f": whose end it is could not be found out ({error!r})"
+                guard.say(words)
                 return True
         return self._over.is_set()
+
+    def _words_for_those_awaited(self) -> str:
+        try:
+            return self._awaited()
+        except Exception as error:
+            # This thread is the only one that ends a start which never would.
+            return f"{_AWAITED}; which ones could not be found out ({error!r})"
 
 
 class _Unprinted:

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from smp_tf.announce import tell_in_time
 from smp_tf.deadlock import CAUGHT, OBJECT, SAME_MESSAGES, SAME_STEPS, STUCK, stuck_messages, stuck_waits, wait_in_words
 from smp_tf.errors import RankMismatchError
 
@@ -64,6 +65,7 @@ class StepWatch:
         self._interval = interval
         self._stuck = stuck
         self._suspect: tuple[Any, ...] | None = None
+        self._has_missed = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="smp_tf step watch", daemon=True)
 
@@ -77,14 +79,27 @@ class StepWatch:
         self._thread.join()
 
     def _run(self) -> None:
+        looks = [self.look] + ([self._beside] if self._beside is not None else [])
         while not self._ending.wait(self._interval):
-            try:
-                self.look()
-                if self._beside is not None:
-                    self._beside()
-            except RankMismatchError as error:
-                self._transport.abort(str(error), timeout=_TELL_TIME, type=type(error).__name__)
-                return
+            for look in looks:
+                try:
+                    look()
+                except RankMismatchError as error:
+                    self._transport.abort(str(error), timeout=_TELL_TIME, type=type(error).__name__)
+                    return
+                except Exception as error:
+                    if self._ending.is_set() or not self._transport.is_open:
+                        return
+                    self._miss_a_look(error)
+
+    def _miss_a_look(self, error: Exception) -> None:
+        """Says once that a look has failed: a training that goes well does not end for it, and the next may succeed."""
+        if not self._has_missed:
+            self._has_missed = True
+            tell_in_time(
+                f"smp_tf: {self._describe(self._transport.rank)} could not look whether ranks wait for each other: "
+                f"{error!r}. The job goes on; it looks again every {self._interval:g} s."
+            )
 
     def look(self) -> None:
         """Follow who waits for whom, from this rank on.

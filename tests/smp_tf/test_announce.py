@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from collections.abc import Callable
+from typing import TextIO
 
 import pytest
 
 from smp_tf import announce as announce_module
-from smp_tf.announce import announce, tell
+from smp_tf.announce import announce, tell, tell_in_time
+from tests.ops.rank_fleet import full_stderr
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +46,44 @@ def test_lines_of_one_thread_are_not_torn_by_those_of_another(monkeypatch: pytes
     monkeypatch.setattr(sys, "stderr", Stream())
     tell("A table\nof two lines.")
     assert pieces == ["A table\nof two lines.\n"]
+
+
+def test_control_characters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    tell("one\n\ttwo\x1b[2J\r\x9b\x7f, Größe")
+    assert capsys.readouterr().err == "one\n\ttwo\\x1b[2J\\x0d\\x9b\\x7f, Größe\n"
+
+
+def closed() -> TextIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+def on_a_full_disk() -> TextIO:
+    return os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+
+
+@pytest.mark.parametrize("stream", [lambda: None, closed, on_a_full_disk], ids=["none", "closed", "on a full disk"])
+def test_a_standard_error_that_takes_nothing_is_no_error(
+    stream: Callable[[], TextIO | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`smp.init` failed with an AttributeError where a script was started without one."""
+    monkeypatch.setattr(sys, "stderr", stream())
+    tell("One thing.")
+    tell_in_time("Another.")
+
+
+@pytest.mark.parametrize("kind", ["blocking", "nonblocking"])
+def test_who_must_go_on_does_not_wait_for_a_reader(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announce_module, "_PRINTING_TIME", 0.05)
+    reading, writing = full_stderr(kind)
+    stream = os.fdopen(writing, "w", closefd=False)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(sys, "__stderr__", stream)
+    tell_in_time("One thing.")
+    # Who reads late still reads it.
+    with os.fdopen(reading, "rb") as pipe:
+        while (line := pipe.readline()) == b"\n":
+            pass
+    assert line == b"One thing.\n"
+    os.close(writing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,3 +139,24 @@ def test_those_who_have_met_are_known_without_a_launcher() -> None:
     met = Arrivals({"OMPI_COMM_WORLD_SIZE": "2"})
     met.met([here, {**here, "host": "b", "pid": 12}])
     assert met.in_words(1) == "rank 1 (host b, pid 12)"
+
+
+WHOLE = {"host": "b", "machine": "b", "pid": 7, "ranks of its host": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *({**WHOLE, name: value} for name, value in [("ranks of its host", 5), ("ranks of its host", ["1", 2])]),
+        *({**WHOLE, name: value} for name, value in [("host", 3), ("host", "b\x1b[2J"), ("pid", "7"), ("pid", True)]),
+        ["host", "machine", "pid", "ranks of its host"],
+        {"host": "b"},
+    ],
+)
+def test_what_no_rank_has_left_is_no_answer(launcher: Rendezvous, said: object) -> None:
+    """Its ranks were unpacked in the thread that ends a start which takes too long."""
+    first = elsewhere(launcher.environment(0, 3, 0, 1))
+    launcher.kept["/smp_tf.1/1"] = json.dumps(said).encode()
+    assert (first.missing(), first.missing_in_words(), first.in_words(1)) == (None, "", "rank 1")
+    launcher.kept["/smp_tf.1/1"] = json.dumps(WHOLE).encode()
+    assert (first.missing(), first.in_words(1)) == ([2], "rank 1 (host b, pid 7)")

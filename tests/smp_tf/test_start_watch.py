@@ -97,6 +97,15 @@ def test_a_launcher_that_does_not_answer_is_waited_for_without_a_name(capfd: pyt
     assert "it waited for other ranks. Every rank must" in capfd.readouterr().err
 
 
+def test_a_start_is_ended_also_where_no_words_are_found_for_whom_it_waits(capfd: pytest.CaptureFixture[str]) -> None:
+    """The thread that ends it ended itself, and smp.init waited for ever."""
+    ended = threading.Event()
+    with StartWatch(0.1, NOBODY, end=lambda _: ended.set()) as watch:
+        watch.await_others(lambda: str(1 // 0))
+        assert ended.wait(20.0)
+    assert "it waited for other ranks; which ones could not be found out (ZeroDivisionError" in capfd.readouterr().err
+
+
 def test_where_no_signal_is_heard_the_end_of_another_rank_is_told_before_python_prints_it(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +51,7 @@ class World:
         self.rank = 0
         self.statuses = list(statuses)
         self.told: list[str] = []
+        self.is_open = True
 
     def ask(self, rank: int, timeout: float = 1.0) -> Any:
         return copy.deepcopy(self.statuses[rank])
@@ -202,3 +204,26 @@ def test_the_thread_looks_beside_at_what_no_message_shows() -> None:
     looking._thread.join(20)
     assert world.told == ["replicas are in different steps"]
     looking.stop()
+
+
+def test_a_look_that_fails_is_said_once_and_the_job_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """It ended the job, as any exception of a thread does that nobody catches."""
+    looks: list[None] = []
+    third = threading.Event()
+
+    def beside() -> None:
+        looks.append(None)
+        if len(looks) == 3:
+            third.set()
+        raise KeyError("step_seconds\x1b[2J")
+
+    world = World({"rank": 0})
+    looking = StepWatch(world, "rank {}".format, interval=0.01, beside=beside)  # type: ignore[arg-type]
+    looking.start()
+    assert third.wait(20)
+    looking.stop()
+    assert world.told == []
+    assert capsys.readouterr().err == (
+        "smp_tf: rank 0 could not look whether ranks wait for each other: KeyError('in_step'). The job goes on; it "
+        "looks again every 0.01 s.\n"
+    )

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "transport/json.h"
+#include "transport/plain_text.h"
 #include "transport/transport.h"
 
 namespace smp {
@@ -93,6 +94,8 @@ void Transport::FailHere(const std::string& kind, const std::string& what, int e
 bool Transport::SetCause(const std::string& json, int exit_code, int code, bool tell_others) {
   std::string message = JsonField(json, "message");
   if (message.empty()) message = json;
+  // Another rank may have said it.
+  message = PlainText(message);
   {
     std::lock_guard<std::mutex> lock(cause_mutex_);
     if (failed_) return false;

@@ -294,6 +294,8 @@ struct Guardian::State {
       }
       std::vector<pollfd> fds = {{wake[0], POLLIN, 0}, {signals[0], POLLIN, 0}};
       for (const Watched& watched : launchers) fds.push_back({watched.pidfd, POLLIN, 0});
+      // waits without a deadline: only while there is nothing to do; whoever has something wakes
+      // it.
       if (poll(fds.data(), fds.size(), wait_ms) <= 0) continue;
       unsigned char bytes[64];
       if (fds[0].revents != 0 && read(wake[0], bytes, sizeof(bytes)) < 0) {

@@ -76,6 +76,7 @@ HugePages::~HugePages() {
     stopping_ = true;
   }
   changed_.notify_all();
+  // waits without a deadline: the thread is in one call of the kernel's, or idle and woken.
   if (thread_.joinable()) thread_.join();
 }
 
@@ -123,6 +124,8 @@ void HugePages::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   int without_room = 0;
   while (!gave_up_) {
+    // waits without a deadline: it has nothing to do; who asks wakes it, and so does the
+    // destructor.
     changed_.wait(lock, [this] { return stopping_ || !asked_.empty(); });
     if (stopping_) return;
     const uintptr_t at = asked_.front();

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "transport/plain_text.h"
 #include "transport/transport.h"
 
 namespace smp {
@@ -167,7 +168,7 @@ void Transport::OnTaken(uint32_t peer, uint64_t operation, const std::string& wo
   op->in_use = false;
   End(op, SMP_ABORTED,
       peers_[peer].departed ? FailFor(*op)
-                            : Describe(*op) + " was refused by the receiver: " + words);
+                            : Describe(*op) + " was refused by the receiver: " + PlainText(words));
 }
 
 // What was offered to a rank that is gone is taken by nobody.

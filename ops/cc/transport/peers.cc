@@ -16,13 +16,14 @@
 #include <utility>
 
 #include "transport/pair_codes.h"
+#include "transport/plain_text.h"
 #include "transport/transport.h"
 
 namespace smp {
 
 std::string Transport::RankInWords(const Address& address) {
-  return "rank " + std::to_string(address.rank) + " (host " + address.hostname + ", process " +
-         std::to_string(address.pid) + ")";
+  return "rank " + std::to_string(address.rank) + " (host " + PlainText(address.hostname) +
+         ", process " + std::to_string(address.pid) + ")";
 }
 
 std::string Transport::PeerInWords(uint32_t peer) const {

@@ -1,5 +1,6 @@
 #include "transport/plain_text.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 
@@ -26,18 +27,18 @@ size_t CharacterAt(const std::string& text, size_t at, uint32_t* code) {
   return *code >= kLeast[bytes] ? bytes : 0;
 }
 
-bool IsControl(uint32_t code) { return code < 0x20 || (code >= 0x7f && code < 0xa0); }
+bool IsControl(uint32_t code) {
+  return (code < 0x20 && code != '\n' && code != '\t') || (code >= 0x7f && code < 0xa0);
+}
 
 }  // namespace
 
-std::string InOneLine(const std::string& text) {
+std::string PlainText(const std::string& text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
     uint32_t code = 0;
     const size_t bytes = CharacterAt(text, at, &code);
-    if (code == '\n' && bytes == 1) {
-      out += ' ';
-    } else if (bytes > 0 && !IsControl(code)) {
+    if (bytes > 0 && !IsControl(code)) {
       out.append(text, at, bytes);
     } else {
       char words[8];
@@ -48,6 +49,12 @@ std::string InOneLine(const std::string& text) {
     at += bytes > 0 ? bytes : 1;
   }
   return out;
+}
+
+std::string InOneLine(const std::string& text) {
+  std::string line = PlainText(text);
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return line;
 }
 
 }  // namespace smp

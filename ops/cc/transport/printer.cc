@@ -28,6 +28,7 @@ constexpr int kLookAgainMs = 1000;
 void FlushUnlocked() {
   for (FILE* stream : {stdout, stderr}) {
     if (ftrylockfile(stream) == 0) {
+      // prints: this is called by the printer's own thread.
       fflush_unlocked(stream);
       funlockfile(stream);
     }

@@ -48,6 +48,7 @@ SecondReader::~SecondReader() {
     stopping_ = true;
   }
   changed_.notify_all();
+  // waits without a deadline: the thread copies one chunk, or is idle and woken.
   if (thread_.joinable()) thread_.join();
 }
 
@@ -80,6 +81,7 @@ int SecondReader::Read(int32_t pid, uint64_t address, void* to, size_t bytes) {
   std::unique_lock<std::mutex> lock(mutex_);
   // Whoever is not awake yet is not needed any more.
   if (state_ == State::kAsked) state_ = State::kIdle;
+  // waits without a deadline: the other thread copies one chunk, into memory that must stay.
   changed_.wait(lock, [this] { return state_ == State::kIdle; });
   return error_;
 }
@@ -119,6 +121,8 @@ bool SecondReader::ReadChunk() {
 void SecondReader::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
+    // waits without a deadline: it has nothing to do; who asks wakes it, and so does the
+    // destructor.
     changed_.wait(lock, [this] { return stopping_ || state_ == State::kAsked; });
     if (stopping_) return;
     state_ = State::kReading;

@@ -119,6 +119,7 @@ bool Transport::Shutdown() {
     return false;
   }
   lock.unlock();
+  // waits without a deadline: the thread has ended.
   thread_.join();
   Close();
   lock.lock();
@@ -300,6 +301,7 @@ void Transport::Sleep() {
       waiting ? static_cast<int>(
                     std::chrono::duration_cast<std::chrono::milliseconds>(kCheckInterval).count())
               : -1;
+  // waits without a deadline: only while no operation waits; whoever has something to do wakes it.
   const int count = epoll_wait(epoll_, events, 32, timeout_ms);
   for (int i = 0; i < count; ++i) {
     const uint64_t token = events[i].data.u64;

@@ -105,6 +105,7 @@ void TestJson() {
 
 void TestPlainText() {
   CHECK(InOneLine("Größe → 3 µs, 日本 😀~") == "Größe → 3 µs, 日本 😀~");
+  CHECK(PlainText("two\n\tlines\r") == "two\n\tlines\\x0d");
   CHECK(InOneLine("two\nlines") == "two lines");
   CHECK(InOneLine("\x1b[2J\x1b]0;title\x07\rover") == "\\x1b[2J\\x1b]0;title\\x07\\x0dover");
   CHECK(InOneLine(std::string("a\0b\x7f", 4)) == "a\\x00b\\x7f");
