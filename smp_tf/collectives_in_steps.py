@@ -58,11 +58,11 @@ def refuse_what_hangs(graph: OpGraph, step: str, partitions: int, replicas: int)
         op = _collective_of(node, containing)
         if op is None:
             continue
-        layer_class = graph.calls[node.call].class_name
+        way_out = _way_out(graph.calls[node.call].class_name)
         if partitions > 1:
             raise StepError(
                 f"{_place(graph, node, op, step)}. In it a process waits for others, and in a model of {partitions} "
-                f"partitions only the ranks of this layer's stage run it: the others never come to it. {_way_out(layer_class)}"
+                f"partitions only the ranks of this layer's stage run it: the others never come to it. {way_out}"
             )
         if op in _UNLIKE_GRADIENTS and number in differentiated:
             raise StepError(

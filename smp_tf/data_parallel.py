@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import runtime, variables
+from smp_tf import runtime, variables, wire_types
 from smp_tf.config import ONE_BIT
 from smp_tf.equal_parts import Exchange, sums_in_parts
 from smp_tf.horovod_waits import under_a_name_of_its_own
@@ -26,12 +26,6 @@ from smp_tf.wire_compression import COMPRESSED
 
 #: Bytes of Horovod's buffer, where its environment variable does not say it.
 _FUSION_BUFFER = 128 << 20
-#: Horovod reduces no bfloat16; such sums travel as float32.
-_WIRE_TYPE = {tf.bfloat16: tf.float32}
-#: What it sends: numbers and truth values, neither complex ones nor texts.
-SENT_BY_HOROVOD = (
-    tf.float16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.bool,
-)  # fmt: skip
 #: With more elements together, tensors are not put in a row: they are counted as int32 there.
 _MOST_ELEMENTS = 1 << 30
 #: Of one gradient a replica receives at most so many bytes from all others together.
@@ -55,11 +49,6 @@ def averaging_bytes(replicas: int) -> int:
         return 0
     given = os.environ.get("HOROVOD_FUSION_THRESHOLD", "")
     return int(given) if given.isdecimal() else _FUSION_BUFFER
-
-
-def sent_as(dtype: tf.DType) -> tf.DType:
-    """The type in which Horovod sends tensors of a type that are not compressed."""
-    return _WIRE_TYPE.get(dtype, dtype)
 
 
 def reduction_name(known_as: str) -> str:
@@ -252,7 +241,7 @@ def _sums(tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any] = ()) 
     """The sums of tensors that are sent as they are."""
     import horovod.tensorflow as hvd
 
-    sent = [tf.cast(t, sent_as(t.dtype)) for t in tensors]
+    sent = [wire_types.summed(t, f"tensor {number} of {name!r}") for number, t in enumerate(tensors)]
     sums: dict[int, tf.Tensor] = {}
     # Horovod's op takes tensors of one dtype.
     for dtype in sorted({t.dtype for t in sent}, key=lambda dtype: dtype.name):
@@ -268,7 +257,7 @@ def _sums(tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any] = ()) 
             ignore_name_scope=True,
         )
         sums.update(zip(of_type, reduced, strict=True))
-    return [tf.cast(sums[index], t.dtype) for index, t in enumerate(tensors)]
+    return [wire_types.from_summed(sums[index], t.dtype) for index, t in enumerate(tensors)]
 
 
 def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: str) -> None:
@@ -282,15 +271,35 @@ def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: s
     running = runtime.current()
     if running.topology.group_size(CommGroup.DP_GROUP) == 1:
         return
-    import horovod.tensorflow as hvd
-
+    for variable in variables:
+        if variable.dtype != tf.string:
+            wire_types.moved_as(variable.dtype, f"variable {variable.name!r}")
     for number, variable in enumerate(variables):
         value = variable.read_value()
-        sent = tf.cast(value, sent_as(value.dtype))
-        received = collective(
-            hvd.broadcast, sent, root_rank=root, name=f"{name}_{number}", process_set=running.process_sets.dp
-        )
-        variable.assign(tf.cast(received, value.dtype))
+        variable.assign((_text_of if value.dtype == tf.string else _value_of)(value, root, f"{name}_{number}"))
+
+
+def _value_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
+    """What another replica has in place of a tensor, eagerly."""
+    import horovod.tensorflow as hvd
+
+    received = collective(
+        hvd.broadcast,
+        wire_types.moved(value, name),
+        root_rank=root,
+        name=name,
+        process_set=runtime.current().process_sets.dp,
+    )
+    return wire_types.from_moved(received, value.dtype)
+
+
+def _text_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
+    """The same of texts, which may have other lengths there."""
+    own = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
+    length = _value_of(tf.size(own), root, f"{name}_length")
+    if runtime.current().topology.rank != root:
+        own = tf.zeros([length], tf.uint8)
+    return tf.io.parse_tensor(_value_of(own, root, name).numpy().tobytes(), tf.string)
 
 
 def collective(

@@ -17,7 +17,7 @@ import tensorflow as tf
 from smp_tf import control, runtime
 from smp_tf.announce import tell
 from smp_tf.content_hash import content_hash
-from smp_tf.data_parallel import SENT_BY_HOROVOD, broadcast_over_replicas, sent_as
+from smp_tf.data_parallel import broadcast_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.topology import CommGroup, Topology
@@ -48,7 +48,7 @@ def take_those_of_one(placed: Iterable[tuple[Any, int]]) -> None:
         placed: variables of models, each with the stage that stores it, the same in the same order on all ranks.
     """
     topology = runtime.current().topology
-    wanted = {id(v.handle): (v, stage) for v, stage in placed if sent_as(v.dtype) in SENT_BY_HOROVOD}
+    wanted = {id(v.handle): (v, stage) for v, stage in placed}
     if topology.dp_size == 1 or not wanted:
         return
     stored = [variable for variable, stage in wanted.values() if stage == topology.mp_rank]

@@ -21,13 +21,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import data_parallel, runtime
+from smp_tf import data_parallel, runtime, wire_types
 from smp_tf.config import ONE_BIT
 from smp_tf.pipeline.host import HOST, has_device
 from smp_tf.wire_compression import COMPRESSED
 
 #: Bytes of an element of what is compressed, as all but one bit an element are.
 _COMPRESSED_SIZE = 2
+#: Says of a row whether it was touched.
+_TOUCHED = tf.int32
 
 
 def sum_of_slices(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = ()) -> tf.IndexedSlices:
@@ -65,9 +67,9 @@ def _is_table_less(slices: tf.IndexedSlices, total: tf.Tensor) -> tf.Tensor:
     """Whether less is sent where the table is added up, given how many slices all replicas have together."""
     dtype = slices.values.dtype
     width = tf.cast(tf.reduce_prod(tf.shape(slices.values)[1:]), tf.int64)
-    slice_bytes = width * data_parallel.sent_as(dtype).size + slices.indices.dtype.size
-    # A column more than the table has, which says what rows were touched.
-    row_bytes = (width + 1) * _size_in_sum(_summed_as(dtype))
+    slice_bytes = width * dtype.size + slices.indices.dtype.size
+    # And a number that says whether the row was touched.
+    row_bytes = width * _size_in_sum(_summed_as(dtype)) + _TOUCHED.size
     return 2 * tf.cast(slices.dense_shape[0], tf.int64) * row_bytes < total * slice_bytes
 
 
@@ -87,10 +89,12 @@ def _added_up(slices: tf.IndexedSlices, name: str, handles: Sequence[Any]) -> tf
     dtype, rows = slices.values.dtype, slices.dense_shape[0]
     values = tf.cast(slices.values, _summed_as(dtype))
     table = tf.math.unsorted_segment_sum(values, slices.indices, rows)
-    touched = tf.math.unsorted_segment_max(tf.ones_like(slices.indices), slices.indices, rows)
-    # The largest of no elements is the least number there is.
-    sent = [table, tf.cast(tf.maximum(touched, 0), table.dtype)]
-    total, anywhere = data_parallel.sum_gradients(sent, f"{name}_table", handles=handles)
+    touched = tf.math.unsorted_segment_max(tf.ones_like(slices.indices, _TOUCHED), slices.indices, rows)
+    # The largest of no elements is the least number there is. Apart from the table, whose values have a scale of their
+    # own where they are compressed.
+    touched = tf.maximum(touched, 0)
+    [total] = data_parallel.sum_gradients([table], f"{name}_table", handles=handles)
+    [anywhere] = data_parallel.sum_over_replicas([touched], f"{name}_touched", handles=handles)
     indices = tf.reshape(tf.where(anywhere > 0), [-1])
     rows_there = tf.cast(tf.gather(total, indices), dtype)
     return tf.IndexedSlices(rows_there, tf.cast(indices, slices.indices.dtype), slices.dense_shape)
@@ -101,8 +105,9 @@ def _gathered(slices: tf.IndexedSlices, name: str, handles: Sequence[Any]) -> tf
 
     dtype, group = slices.values.dtype, runtime.current().process_sets.dp
     options: dict[str, Any] = {"handles": handles, "process_set": group, "ignore_name_scope": True}
-    sent = tf.cast(slices.values, data_parallel.sent_as(dtype))
-    values = tf.cast(data_parallel.collective(hvd.allgather, sent, name=f"{name}_values", **options), dtype)
+    sent = wire_types.moved(slices.values, f"the slices of {name!r}")
+    received = data_parallel.collective(hvd.allgather, sent, name=f"{name}_values", **options)
+    values = wire_types.from_moved(received, dtype)
     indices = data_parallel.collective(hvd.allgather, slices.indices, name=f"{name}_indices", **options)
     found = tf.IndexedSlices(values, indices, slices.dense_shape)
     return _once_a_row(found) if has_device() else found

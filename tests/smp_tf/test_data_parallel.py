@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from smp_tf import data_parallel
 from smp_tf.data_parallel import sum_over_replicas
+from smp_tf.errors import StepError
 from smp_tf.sparse_gradients import weighted_sum
 from smp_tf.sums_at_receivers import Rows, Whole
 
@@ -47,6 +48,32 @@ def test_other_types_travel_as_they_are(reduced: list[dict[str, Any]], dtype: tf
     assert total.dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("dtype", "wire", "values", "total"),
+    [
+        (tf.complex64, tf.float32, [1 - 2j], [3 - 6j]),
+        (tf.complex128, tf.float64, [1 - 2j], [3 - 6j]),
+        (tf.uint32, tf.int32, [2**31 - 1, 7], [2**32 + 2**31 - 3 - 2**32, 21]),
+        (tf.uint64, tf.int64, [2**62, 7], [3 * 2**62, 21]),
+        (tf.int16, tf.int32, [-3], [-9]),
+        (tf.uint16, tf.int32, [20000], [60000]),
+    ],
+)
+def test_types_that_horovod_does_not_add_up(
+    reduced: list[dict[str, Any]], dtype: tf.DType, wire: tf.DType, values: list[Any], total: list[Any]
+) -> None:
+    """A complex gradient of replicas was an error of Horovod's at the first step."""
+    (found,) = sum_over_replicas([tf.constant(values, dtype)], "gradients")
+    assert reduced[0]["types"] == [wire]
+    assert (found.dtype, found.numpy().tolist()) == (dtype, total)
+
+
+def test_what_cannot_be_added_up_is_refused_in_words(reduced: list[dict[str, Any]]) -> None:
+    with pytest.raises(StepError, match=r"add up numbers\. Received: tensor 1 of 'g', of type bool\. Cast it to"):
+        sum_over_replicas([tf.constant(1.0), tf.constant(True)], "g")
+    assert reduced == []
+
+
 def test_too_many_elements_for_equal_parts_are_summed_by_horovod(
     reduced: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +108,7 @@ def test_sparse_gradients_of_all_microbatches_and_replicas_are_gathered(
     common = {"process_set": "the set of this stage", "ignore_name_scope": True}
     assert reduced[0]["name"] == "gradients_7_2_rows_int64"
     assert reduced[1:] == [
-        {"gathered": tf.float32, "name": "gradients_7_2_values", **common},
+        {"gathered": tf.uint16, "name": "gradients_7_2_values", **common},
         {"gathered": tf.int32, "name": "gradients_7_2_indices", **common},
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -56,7 +57,7 @@ def test_beside_a_gpu_gathered_slices_of_a_row_are_added_up_on_the_host(
 def test_many_slices_are_added_up_and_rows_that_nobody_touched_stay_out(reduced: list[dict[str, Any]]) -> None:
     """An optimizer that leaves rows alone of which there are no slices would change them otherwise."""
     total = sum_of_slices(slices(7, 3, 3, 2, 2, 2, 0), "g")
-    assert names(reduced) == ["g_rows_int64", "g_table_float32"]
+    assert names(reduced) == ["g_rows_int64", "g_table_float32", "g_touched_int32"]
     assert total.indices.numpy().tolist() == [0, 2, 3, 7]
     assert total.values.numpy().tolist() == [[0.0, 3.0], [18.0, 9.0], [18.0, 6.0], [21.0, 3.0]]
     assert (total.indices.dtype, total.dense_shape.numpy().tolist()) == (tf.int32, [10, 2])
@@ -81,14 +82,16 @@ def test_a_function_chooses_as_it_runs_and_knows_what_shapes_come(reduced: list[
 @pytest.mark.parametrize(
     ("kind", "dtype", "count", "way"),
     [
-        # Sent in two bytes, twice a row and its mark take 12, as one slice does.
-        ("bf16", tf.float32, 4, ["g_table_bf16_parts", "g_table_bf16_sums"]),
-        ("bf16", tf.float32, 3, ["g_values", "g_indices"]),
-        # Slices of half precision are sent in two bytes or, by Horovod, in four, and added up in four.
+        # Sent in two bytes, twice a row and its mark take 16, and one slice 12.
+        ("bf16", tf.float32, 5, ["g_table_bf16_parts", "g_table_bf16_sums", "g_touched_int32"]),
+        ("bf16", tf.float32, 4, ["g_values", "g_indices"]),
+        # Slices of half precision are sent in two bytes, and added up in four.
         (None, tf.float16, 10, ["g_values", "g_indices"]),
-        (None, tf.float16, 11, ["g_table_float32"]),
-        (None, tf.bfloat16, 7, ["g_table_float32"]),
-        (None, tf.bfloat16, 6, ["g_values", "g_indices"]),
+        (None, tf.float16, 11, ["g_table_float32", "g_touched_int32"]),
+        (None, tf.bfloat16, 11, ["g_table_float32", "g_touched_int32"]),
+        (None, tf.bfloat16, 10, ["g_values", "g_indices"]),
+        (None, tf.complex64, 7, ["g_table_float32", "g_touched_int32"]),
+        (None, tf.complex64, 6, ["g_values", "g_indices"]),
     ],
 )
 def test_what_is_less_depends_on_how_it_is_sent(
@@ -110,6 +113,29 @@ def test_what_is_less_depends_on_how_it_is_sent(
     total = sum_of_slices(slices(*[5] * count, dtype=dtype), "g")
     assert names(reduced)[1:] == way
     assert total.values.dtype == dtype
+
+
+def test_rows_that_were_touched_have_no_scale_in_common_with_their_values(
+    reduced: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rows of small gradients once lost their digits to the ones that travelled in one part with them."""
+    import horovod.tensorflow as hvd
+
+    monkeypatch.setattr(hvd, "alltoall", lambda rows, **kwargs: tf.concat([rows[-1:]] * 3, 0))
+    monkeypatch.setattr(data_parallel.runtime.current().config, "gradient_compression", "fp16")
+    small = tf.IndexedSlices(tf.fill([30, 2], 1e-11), tf.constant([9] * 30), tf.constant([10, 2]))
+    total = sum_of_slices(small, "g")
+    assert total.indices.numpy().tolist() == [9]
+    np.testing.assert_allclose(total.values.numpy(), [[9e-10, 9e-10]], rtol=2.0**-10)
+
+
+@pytest.mark.parametrize("count", [2, 8], ids=["gathered", "added up"])
+def test_slices_of_a_type_that_horovod_does_not_send(reduced: list[dict[str, Any]], count: int) -> None:
+    """A complex table was an error of Horovod's at the first step."""
+    given = tf.IndexedSlices(tf.fill([count, 2], tf.complex(1.0, -2.0)), tf.constant([4] * count), tf.constant([10, 2]))
+    total = sum_of_slices(given, "g")
+    assert names(reduced)[1] == ("g_values" if count == 2 else "g_table_float32")
+    assert tf.reduce_sum(total.values, 0).numpy().tolist() == [complex(3 * count, -6 * count)] * 2
 
 
 def test_slices_of_a_tensor_of_unknown_shape_are_gathered(reduced: list[dict[str, Any]]) -> None:

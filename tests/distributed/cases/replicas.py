@@ -9,7 +9,7 @@ from unittest import mock
 import tensorflow as tf
 
 import smp_tf as smp
-from smp_tf import equal_start, runtime
+from smp_tf import data_parallel, equal_start, runtime
 from tests.distributed.cases.equality import make_model, own_variables
 from tests.distributed.cases.training import training_step
 from tests.distributed.models import MODELS, STEPS
@@ -307,3 +307,56 @@ def loaded_by_one(root: int) -> dict[str, Any]:
         "said": [call.args[0] for call in tell.mock_calls],
         "place": [smp.mp_rank(), smp.dp_rank()],
     }
+
+
+class Odd(tf.keras.layers.Layer):
+    """A layer with state of types that Horovod does not send."""
+
+    def build(self, shape: Any) -> None:
+        """Make the state, with values of this replica's own."""
+        own = smp.dp_rank()
+
+        def state(name: str, dtype: str, value: Any, trainable: bool = False) -> Any:
+            return self.add_weight(
+                name, (2,), dtype=dtype, trainable=trainable, initializer=lambda *_, **__: tf.constant(value, dtype)
+            )
+
+        self.w = state("w", "complex64", [1 + 2j * (own + 1), 3 - 1j], trainable=True)
+        self.states = [
+            state("wide", "complex128", [1j * own, 2.0]),
+            state("few", "uint32", [2**32 - 1 - own, 3]),
+            state("many", "uint64", [2**63 + own, 3]),
+            state("text", "string", [f"on replica {own}", "alike"]),
+        ]
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        """Use the state."""
+        z = tf.cast(x, tf.complex64) * self.w
+        first = [tf.cast(v[1], x.dtype) for v in self.states[:3]]
+        return tf.math.real(z) + tf.math.imag(z) + tf.add_n(first) + float(len(self.states))
+
+
+def odd_types() -> dict[str, Any]:
+    """What replicas make of state and gradients of types that Horovod does not send."""
+    model = smp.DistributedModel(lambda: tf.keras.Sequential([Odd()]))
+
+    @smp.step
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        return tape.gradient(loss, model.trainable_variables)
+
+    [gradient] = step(tf.fill([4, 2], 1.0 + smp.dp_rank()))
+    average = gradient.accumulate()
+    tf.keras.optimizers.SGD(1.0).apply_gradients([(average, model.trainable_variables[0])])
+    begun = {v.name: v.numpy() for v in model.local_variables if v.dtype != tf.string}
+    # What one replica changes later.
+    [text] = [v for v in model.local_variables if v.dtype == tf.string]
+    texts = [_decoded(text)]
+    text.assign(["longer on replica 1" if smp.dp_rank() else "short", ""])
+    data_parallel.broadcast_over_replicas(model.local_variables, 1, "odd_types")
+    return {"begun": begun, "average": average.numpy(), "texts": [*texts, _decoded(text)]}
+
+
+def _decoded(text: Any) -> list[str]:
+    return [one.decode() for one in text.numpy()]

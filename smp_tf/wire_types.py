@@ -1,0 +1,136 @@
+"""The types in which tensors travel between replicas: one rule for all that send.
+
+moved      a broadcast, a gather    Horovod's own types as they are, of others the bytes, as whole numbers
+added up   a sum                    in a type that Horovod adds up and that holds the sum, or wraps around alike
+
+complex64, complex128    moved as their bytes, added up as pairs of float32, float64
+uint32, uint64           moved and added up as int32, int64, which have the same bits
+bfloat16                 moved as its bytes, added up as float32
+float8                   moved as float16, which has all its values, added up as float32
+int16, uint16            moved as they are, added up as int32
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.errors import StepError
+
+#: What Horovod broadcasts and gathers, and what it adds up.
+_MOVED = frozenset(
+    {
+        tf.bool, tf.float16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16,
+    }
+)  # fmt: skip
+_SUMMED = frozenset({tf.float16, tf.float32, tf.float64, tf.int8, tf.int32, tf.int64, tf.uint8})
+#: Whole numbers by their bytes; of 16 bytes, two of 8.
+_WHOLE = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
+#: Types whose bits are taken for others when they are added up: their sums have the same bits.
+_SAME_SUMS = {tf.complex64: tf.float32, tf.complex128: tf.float64, tf.uint32: tf.int32, tf.uint64: tf.int64}
+
+
+def moved_as(dtype: tf.DType, what: str) -> tf.DType:
+    """Gives the type in which tensors of a type are broadcast and gathered.
+
+    Args:
+        dtype: The type.
+        what: Names what is sent, for the message.
+
+    Raises:
+        StepError: Values of this type have no bytes that could be sent.
+    """
+    if dtype in _MOVED:
+        return dtype
+    if _is_float8(dtype):
+        return tf.float16
+    has_bytes = dtype.is_floating or dtype.is_complex or dtype.is_integer
+    # Of integers of four bits and fewer TensorFlow does not take the bits for others.
+    if has_bytes and not dtype.is_quantized and not dtype.name.endswith(("int2", "int4")):
+        return _WHOLE[dtype.size]
+    raise StepError(
+        f"Replicas send each other numbers and truth values. Received: {what}, of type {dtype.name}. Keep it out of "
+        f"the model's variables, or train with one replica."
+    )
+
+
+def moved(tensor: tf.Tensor, what: str) -> tf.Tensor:
+    """Gives a tensor as it is broadcast or gathered; `from_moved` gives it back, to the last bit.
+
+    Args:
+        tensor: Of any type that has bytes.
+        what: Names what is sent, for the message.
+
+    Raises:
+        StepError: It is of another type.
+    """
+    wire = moved_as(tensor.dtype, what)
+    if wire == tensor.dtype:
+        return tensor
+    return tf.cast(tensor, wire) if _is_float8(tensor.dtype) else tf.bitcast(tensor, wire)
+
+
+def from_moved(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Gives what `moved` was given, of what came of it.
+
+    Args:
+        tensor: As it came.
+        dtype: The type that the sender has.
+    """
+    if tensor.dtype == dtype:
+        return tensor
+    return tf.cast(tensor, dtype) if _is_float8(dtype) else tf.bitcast(tensor, dtype)
+
+
+def _is_float8(dtype: tf.DType) -> bool:
+    """Whether a type is one whose bits TensorFlow does not take for others."""
+    return bool(dtype.is_floating) and dtype.size == 1
+
+
+def summed_as(dtype: tf.DType, what: str) -> tf.DType:
+    """Gives the type in which tensors of a type are added up over replicas.
+
+    Args:
+        dtype: The type.
+        what: Names what is sent, for the message.
+
+    Raises:
+        StepError: Values of this type have no sum, or none that Horovod could make.
+    """
+    if dtype in _SUMMED:
+        return dtype
+    if dtype in _SAME_SUMS:
+        return _SAME_SUMS[dtype]
+    if dtype.is_floating:
+        return tf.float32
+    if dtype in (tf.int16, tf.uint16):
+        return tf.int32
+    raise StepError(
+        f"Replicas add up numbers. Received: {what}, of type {dtype.name}. Cast it to a type of numbers that "
+        f"TensorFlow adds up, such as float32 or int64."
+    )
+
+
+def summed(tensor: tf.Tensor, what: str) -> tf.Tensor:
+    """Gives a tensor as it is added up; `from_summed` makes the sum of what came.
+
+    Args:
+        tensor: Of a type of numbers.
+        what: Names what is sent, for the message.
+
+    Raises:
+        StepError: It is of another type.
+    """
+    wire = summed_as(tensor.dtype, what)
+    return tf.bitcast(tensor, wire) if tensor.dtype in _SAME_SUMS else tf.cast(tensor, wire)
+
+
+def from_summed(total: tf.Tensor, dtype: tf.DType) -> Any:
+    """Gives the sum of tensors that were sent as `summed` gives them.
+
+    Args:
+        total: As it came.
+        dtype: The type of the tensors.
+    """
+    return tf.bitcast(total, dtype) if dtype in _SAME_SUMS else tf.cast(total, dtype)
