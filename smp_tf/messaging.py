@@ -6,9 +6,12 @@ secret. Between two ranks messages arrive in the order in which they were sent.
 A large array in an object is not copied into its pickle (PEP 574): it follows as a message of its own, from
 the array's memory into memory that the received array then uses.
 
-    header: number and sizes of parts, and the pickle if it is small ──▶
-    the pickle, if it is large                                       ──▶
-    large buffer 1, large buffer 2, ...                              ──▶
+    header: the object's number, number and sizes of parts, and the pickle if it is small ──▶
+    the pickle, if it is large                                                            ──▶
+    large buffer 1, large buffer 2, ...                                                   ──▶
+
+Threads of a rank may send and receive at the same time: an object goes whole. What does not fit its header is an error,
+and nothing of it is unpickled.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import contextlib
 import pickle
 import struct
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +38,10 @@ _OBJECTS = control.tag_of("objects")
 
 # Bytes from which a part of an object is a message of its own.
 _LARGE = 1 << 16
-_COUNT = struct.Struct("<Q")
+# What a header begins with: a mark, how many parts follow, how many objects came before. The sizes of the parts follow.
+_HEADER = struct.Struct("<8sQQ")
+_MARK = b"smpobj\x01\n"
+_SIZE = struct.Struct("<Q")
 
 # What pickling gives: the pickle, then the large buffers that it refers to.
 _Parts = list[Any]
@@ -236,23 +243,106 @@ def _doing(what: str) -> Iterator[None]:
         transport.set_activity("")
 
 
+class _Stream:
+    """The objects of one tag that go one way between this rank and another: one after the other."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+
+
+class _Streams:
+    """The streams of one transport."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._streams: dict[tuple[int, int, bool], _Stream] = {}
+
+    def find(self, other: int, tag: int, *, is_send: bool) -> _Stream:
+        """Finds the stream to or from another rank; it begins when it is first asked for."""
+        with self._lock:
+            return self._streams.setdefault((other, tag, is_send), _Stream())
+
+
+# They end with their transport, whose job the numbers count in.
+_streams: weakref.WeakKeyDictionary[Transport, _Streams] = weakref.WeakKeyDictionary()
+_streams_lock = threading.Lock()
+
+
+def _stream(transport: Transport, other: int, tag: int, *, is_send: bool) -> _Stream:
+    with _streams_lock:
+        streams = _streams.setdefault(transport, _Streams())
+    return streams.find(other, tag, is_send=is_send)
+
+
 def _send_parts(to: int, tag: int, parts: _Parts) -> None:
     transport = _transport()
     text, *buffers = parts
     apart = [*([text] if len(text) >= _LARGE else []), *buffers]
     inline = b"" if len(text) >= _LARGE else text
-    transport.send_bytes(to, tag, _COUNT.pack(len(apart)) + inline, label=OBJECT)
-    for part in apart:
-        transport.send_bytes(to, tag, part, label=OBJECT)
+    sizes = b"".join(_SIZE.pack(len(part)) for part in apart)
+    stream = _stream(transport, to, tag, is_send=True)
+    with stream.lock:
+        header = _HEADER.pack(_MARK, len(apart), stream.count)
+        stream.count += 1
+        transport.send_bytes(to, tag, header + sizes + inline, label=OBJECT)
+        for part in apart:
+            transport.send_bytes(to, tag, part, label=OBJECT)
 
 
 def _receive_parts(source: int, tag: int) -> _Parts:
     transport = _transport()
-    header = transport.recv_bytes(source, tag, label=OBJECT)
-    (count,) = _COUNT.unpack(header[: _COUNT.size])
-    inline = header[_COUNT.size :]
-    apart = [transport.recv_bytes(source, tag, label=OBJECT) for _ in range(count)]
+    stream = _stream(transport, source, tag, is_send=False)
+    with stream.lock:
+        header = transport.recv_bytes(source, tag, label=OBJECT)
+        sizes, inline = _sizes_in(header, stream.count, source)
+        stream.count += 1
+        apart = []
+        for number, size in enumerate(sizes):
+            part = transport.recv_bytes(source, tag, label=OBJECT)
+            if len(part) != size:
+                raise MessageError(
+                    f"{_BROKEN.format(source)} part {number + 1} of {len(sizes)} of object {stream.count} has "
+                    f"{len(part)} bytes, and its header says {size}. {_NEVER}"
+                )
+            apart.append(part)
     return [inline, *apart] if len(inline) else apart
+
+
+_BROKEN = "Objects that rank {} sends do not come whole:"
+_NEVER = (
+    "An object was given up half-way, by an exception in smp.send or smp.recv_from that the script has caught. Nothing "
+    "was unpickled; let such an exception end the script."
+)
+
+
+def _sizes_in(header: memoryview, number: int, source: int) -> tuple[list[int], memoryview]:
+    """The sizes of the parts that follow a header, and what stands behind them in it.
+
+    Args:
+        header: as it came.
+        number: of the object that is due.
+        source: the rank that sent it.
+
+    Raises:
+        MessageError: it is no header, or that of another object.
+    """
+    begin = _HEADER.size
+    found = _HEADER.unpack(header[:begin]) if len(header) >= begin else None
+    if found is None or found[0] != _MARK:
+        raise MessageError(
+            f"{_BROKEN.format(source)} {len(header)} bytes came where object {number + 1} was due. {_NEVER}"
+        )
+    _, count, sent = found
+    if sent != number:
+        raise MessageError(f"{_BROKEN.format(source)} object {sent + 1} came where {number + 1} was due. {_NEVER}")
+    end = begin + count * _SIZE.size
+    if end > len(header):
+        raise MessageError(
+            f"{_BROKEN.format(source)} the header of object {number + 1} says {count} parts, and has no room for their "
+            f"sizes. {_NEVER}"
+        )
+    return [size for (size,) in _SIZE.iter_unpack(header[begin:end])], header[end:]
 
 
 def _pickle(obj: Any) -> _Parts:

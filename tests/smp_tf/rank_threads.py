@@ -113,11 +113,15 @@ class Ranks:
         """The runtime of the rank whose thread this is."""
         return self._here.runtime
 
+    def in_thread_of(self, rank: int) -> None:
+        """Make the thread that calls it one more of a rank."""
+        self._here.runtime = self._runtimes[rank]
+
     def run(self, function: Callable[[int], Any]) -> list[Any]:
         """What the function gives on each rank, or the error it raises there."""
 
         def on(rank: int) -> Any:
-            self._here.runtime = self._runtimes[rank]
+            self.in_thread_of(rank)
             try:
                 return function(rank)
             except Exception as error:

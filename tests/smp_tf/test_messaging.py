@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,14 @@ import numpy as np
 import pytest
 
 import smp_tf as smp
+from smp_tf import messaging
 from smp_tf.errors import MessageError, NotInitializedError
 from tests.smp_tf.rank_threads import DEADLINE, Ranks
+
+
+def header(*sizes: int, parts: int = 0, number: int = 0) -> bytes:
+    """What an object begins with."""
+    return messaging._HEADER.pack(messaging._MARK, parts, number) + b"".join(map(messaging._SIZE.pack, sizes))
 
 
 @pytest.fixture
@@ -173,7 +180,7 @@ class TestLargeObjects:
 
         found = world.run(talk)[1]
         header, pickled, buffer = sent
-        assert (len(header), len(pickled) > 100_000) == (8, True)
+        assert (len(header), len(pickled) > 100_000) == (24 + 2 * 8, True)
         assert np.shares_memory(np.frombuffer(buffer, np.float64), array)
         assert (found["words"] == words, found["small"].tolist()) == (True, [0, 1, 2])
         np.testing.assert_array_equal(found["array"], array)
@@ -182,3 +189,96 @@ class TestLargeObjects:
     def test_all_ranks_gather_them(self, ranks: Callable[..., Ranks], rank: int) -> None:
         found = ranks(3).run(lambda mine: smp.allgather([np.full(20_000, mine), mine]))[rank]
         assert [(array[0], len(array), said) for array, said in found] == [(r, 20_000, r) for r in range(3)]
+
+
+class TestWholeObjects:
+    """Parts of two objects were once taken for each other's, and raw arrays for headers and pickles."""
+
+    def test_threads_of_a_rank_send_and_receive_at_the_same_time(self, ranks: Callable[..., Ranks]) -> None:
+        world = ranks(2)
+        count = 150
+        interval = sys.getswitchinterval()
+
+        def talk(rank: int) -> Any:
+            found: list[Any] = []
+
+            def send(value: int) -> None:
+                world.in_thread_of(rank)
+                for number in range(count):
+                    smp.send((value, number, np.full(10_000, value, np.float64)), 1)
+
+            def receive(value: int) -> None:
+                world.in_thread_of(rank)
+                for _ in range(count):
+                    found.append(smp.recv_from(0))
+
+            threads = [threading.Thread(target=receive if rank else send, args=(value,)) for value in (1, 2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(DEADLINE)
+            return found
+
+        sys.setswitchinterval(1e-6)
+        try:
+            _, found = world.run(talk)
+        finally:
+            sys.setswitchinterval(interval)
+        assert len(found) == 2 * count
+        assert all((array == value).all() for value, _, array in found)
+        for value in (1, 2):
+            assert sorted(number for sent, number, _ in found if sent == value) == list(range(count))
+
+    @pytest.mark.parametrize(
+        ("messages", "words"),
+        [
+            ([b"1234567"], "7 bytes came where object 1 was due"),
+            ([np.ones(9).tobytes()], "72 bytes came where object 1 was due"),
+            ([header(parts=2**62)], "says 4611686018427387904 parts, and has no room for their sizes"),
+            ([header(number=3)], "object 4 came where 1 was due"),
+            ([header(3, parts=1), b"four"], "part 1 of 1 of object 1 has 4 bytes, and its header says 3"),
+        ],
+        ids=["short", "an array", "too many parts", "another object", "another part"],
+    )
+    def test_what_is_no_object_is_an_error_and_not_unpickled(
+        self, ranks: Callable[..., Ranks], messages: list[bytes], words: str
+    ) -> None:
+        world = ranks(2)
+
+        def talk(rank: int) -> Any:
+            if rank == 1:
+                return smp.recv_from(0)
+            for message in messages:
+                world.transports[0].send_bytes(1, messaging._OBJECTS, message)
+            return None
+
+        _, found = world.run(talk)
+        assert isinstance(found, MessageError)
+        assert str(found).startswith("Objects that rank 0 sends do not come whole: ")
+        assert words in str(found)
+        assert str(found).endswith("Nothing was unpickled; let such an exception end the script.")
+
+    def test_an_object_that_was_given_up_half_way_is_noticed(self, ranks: Callable[..., Ranks]) -> None:
+        world = ranks(2)
+        send_bytes = world.transports[0].send_bytes
+        interrupted = threading.Event()
+
+        def once(dest: int, tag: int, data: Any, timeout: float | None = None, label: str = "") -> None:
+            if len(data) == 80_000 and not interrupted.is_set():
+                interrupted.set()
+                raise KeyboardInterrupt
+            send_bytes(dest, tag, data, timeout, label)
+
+        world.transports[0].send_bytes = once  # type: ignore[method-assign]
+
+        def talk(rank: int) -> Any:
+            if rank == 1:
+                return smp.recv_from(0)
+            with pytest.raises(KeyboardInterrupt):
+                smp.send(np.ones(10_000), 1)
+            smp.send(np.zeros(10_000), 1)
+            return None
+
+        _, found = world.run(talk)
+        assert isinstance(found, MessageError)
+        assert "part 1 of 1 of object 1 has" in str(found)
