@@ -12,6 +12,7 @@ fields is of its kind, and if the files it names are such as a save of its own n
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -113,6 +114,8 @@ def encoded(manifest: Manifest) -> bytes:
     return json.dumps(written, indent=1).encode()
 
 
+# A save looks through the folder several times, and to check what stands in a large manifest takes its time.
+@functools.lru_cache(maxsize=4)
 def decoded(text: str, path: str) -> Manifest:
     """The manifest that a file holds.
 

@@ -1,6 +1,6 @@
 """A folder of checkpoints is written to by one job at a time: which one, and what is known where locks are not seen.
 
-    <directory>/.ckpt.in-use       locked by rank 0 (flock) from its first save until smp.shutdown; tells host and pid
+    <directory>/.ckpt.in-use       locked by rank 0 (flock) from its first save until it ends; tells host and pid
 
 The kernel frees the lock when the process ends, however that is. Whoever finds the folder locked is told by whom, and
 does not wait. Where a file system knows no such locks, or shows them to one host only, the file's content is what is
@@ -9,6 +9,8 @@ known: it is emptied when a job ends in good order. Reading a checkpoint takes n
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -79,10 +81,10 @@ class Hold:
 
     def release(self) -> None:
         """Give the folder back, and say so to those who do not see locks."""
-        try:
+        # Where that fails, the next job says that this one has not told of its end.
+        with contextlib.suppress(OSError):
             os.ftruncate(self.descriptor, 0)
-        finally:
-            os.close(self.descriptor)
+        os.close(self.descriptor)
 
 
 _held: dict[str, Hold] = {}
@@ -105,7 +107,7 @@ def current(directory: str, series: str) -> Hold | None:
 
 
 def take(directory: str, series: str) -> Hold:
-    """Hold a folder until `smp.shutdown`, which this process does not hold yet.
+    """Hold a folder, which this process does not hold yet, until `smp.shutdown` or the end.
 
     Args:
         directory: of the checkpoints, which is there.
@@ -305,3 +307,5 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+# Many scripts end without smp.shutdown.
+atexit.register(_release_all)

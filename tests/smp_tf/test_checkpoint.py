@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,11 @@ def names(paths: list[str]) -> list[str]:
 
 
 class TestManager:
+    @pytest.mark.parametrize("name", ["a/b", "", "..", "/a"])
+    def test_a_name_that_is_a_path_is_refused(self, name: str, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"are called before their number, and no path\. Received: "):
+            smp.CheckpointManager(tf.train.Checkpoint(), tmp_path, checkpoint_name=name)
+
     def test_is_tensorflows(self, tmp_path: Path) -> None:
         training = Training()
         manager = manager_of(training, tmp_path / "a" / "b")
@@ -195,6 +201,25 @@ class TestRestore:
         training = Training(eager=eager)
         assert manager_of(training, tmp_path).restore() == str(tmp_path / "ckpt-1")
         assert training.losses(2, 3) == expected
+
+    def test_takes_nothing_so_the_folder_may_be_read_only(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        expected = saved(tmp_path)
+        new_process()
+        (tmp_path / ".ckpt.in-use").unlink()
+        before = sorted(tmp_path.rglob("*"))
+
+        def refused(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            assert not (flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and str(path).startswith(str(tmp_path)))
+            return original(path, flags, *args, **kwargs)
+
+        original = os.open
+        monkeypatch.setattr(os, "open", refused)
+        training = Training()
+        manager_of(training, tmp_path).restore()
+        assert training.losses(2, 3) == expected
+        assert sorted(tmp_path.rglob("*")) == before
 
     def test_with_one_microbatch_runs_as_keras_would(self, tmp_path: Path) -> None:
         smp.shutdown()

@@ -206,6 +206,7 @@ class TestVersions:
     ) -> None:
         save_rows(tmp_path, 0, 4, 10)
         monkeypatch.setattr(checkpoint_manifest, "VERSION", 1)
+        checkpoint_manifest.decoded.cache_clear()
         with pytest.raises(CheckpointError, match=r"by a later smp_tf, in version 2 of the format"):
             files.read_manifest(str(tmp_path), "ckpt-1")
 

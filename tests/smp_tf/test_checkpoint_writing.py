@@ -152,6 +152,26 @@ def test_a_job_that_comes_second_is_refused_before_it_writes(saved: Save, tmp_pa
     assert saved("ckpt-2") == ["", ""]
 
 
+@pytest.mark.parametrize("locks", [True, False])
+def test_what_killed_jobs_have_left_goes_when_it_is_old(
+    locks: bool, saved: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not locks:
+        monkeypatch.setattr(folder_lock, "_lock", lambda *args: False)
+    (tmp_path / "mp_rank_0").mkdir()
+    old, young = (tmp_path / "mp_rank_0" / f"ckpt-{number}-0123abcd.index" for number in (1, 2))
+    for path in (old, young):
+        path.touch()
+    # Ranks of these tests wait for each other for 20 s.
+    os.utime(old, (old.stat().st_mtime - 21,) * 2)
+    assert saved("ckpt-3") == ["", ""]
+    assert (old.exists(), young.exists()) == (not locks, True)
+    os.utime(young, (young.stat().st_mtime - 21,) * 2)
+    assert saved("ckpt-4") == ["", ""]
+    assert (old.exists(), young.exists()) == (not locks, not locks)
+    assert latest(tmp_path) == "ckpt-4"
+
+
 def test_a_job_whose_parts_are_gone_commits_nothing(
     saved: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

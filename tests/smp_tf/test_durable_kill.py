@@ -57,17 +57,21 @@ def killed_at(deadly: int, change: Callable[[], None]) -> bool:
 
 
 def at_every_moment(
-    tmp_path: Path, prepare: Callable[[Path], Callable[[], None]], look: Callable[[Path], list[float]]
+    tmp_path: Path,
+    prepare: Callable[[Path], None],
+    change: Callable[[Path], None],
+    look: Callable[[Path], list[float]],
 ) -> None:
     """Kill a child at every moment of a change; what is found after it is the old, and from some moment on the new."""
+    prepare(tmp_path / "prepared")
     seen: list[list[float]] = []
     is_killed, deadly = True, 0
     while is_killed:
         deadly += 1
         assert deadly < 200
-        folder = tmp_path / str(deadly)
-        change = prepare(folder)
-        is_killed = killed_at(deadly, change)
+        folder = tmp_path / "tried"
+        shutil.copytree(tmp_path / "prepared", folder)
+        is_killed = killed_at(deadly, lambda: change(tmp_path / "tried"))
         seen.append(look(folder))
         shutil.rmtree(folder)
     assert seen == [OLD] * seen.count(OLD) + [NEW] * seen.count(NEW)
@@ -83,11 +87,15 @@ def values_in(path: Path) -> list[float]:
 
 
 def test_a_file(tmp_path: Path) -> None:
-    def prepare(folder: Path) -> Callable[[], None]:
-        durable_files.write_file(folder / "file", text(OLD))
-        return lambda: durable_files.write_file(folder / "file", text(NEW))
+    def write(folder: Path, values: list[float]) -> None:
+        durable_files.write_file(folder / "file", text(values))
 
-    at_every_moment(tmp_path, prepare, lambda folder: values_in(folder / "file"))
+    at_every_moment(
+        tmp_path,
+        lambda folder: write(folder, OLD),
+        lambda folder: write(folder, NEW),
+        lambda folder: values_in(folder / "file"),
+    )
 
 
 @pytest.mark.parametrize("way", ["exchanged", "renamed"])
@@ -102,10 +110,6 @@ def test_a_folder(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 Path(built, name).write_text(text(values))
             durable_files.put_in_place(built, folder / "model")
 
-    def prepare(folder: Path) -> Callable[[], None]:
-        write(folder, OLD)
-        return lambda: write(folder, NEW)
-
     def look(folder: Path) -> list[float]:
         places = [folder / "model"]
         if way == "renamed" and not places[0].exists():
@@ -116,7 +120,7 @@ def test_a_folder(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert first == second
         return first
 
-    at_every_moment(tmp_path, prepare, look)
+    at_every_moment(tmp_path, lambda folder: write(folder, OLD), lambda folder: write(folder, NEW), look)
 
 
 def test_weights_in_tensorflows_files(tmp_path: Path) -> None:
@@ -130,11 +134,13 @@ def test_weights_in_tensorflows_files(tmp_path: Path) -> None:
             )
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=str(prefix))
 
-    def prepare(folder: Path) -> Callable[[], None]:
+    def prepare(folder: Path) -> None:
         write(folder / "old" / "w", OLD, 1)
         tf_checkpoint.put_in_place(str(folder / "old" / "w"), str(folder / "w"))
         write(folder / "new" / "w", NEW, 2)
-        return lambda: tf_checkpoint.put_in_place(str(folder / "new" / "w"), str(folder / "w"))
+
+    def change(folder: Path) -> None:
+        tf_checkpoint.put_in_place(str(folder / "new" / "w"), str(folder / "w"))
 
     def look(folder: Path) -> list[float]:
         reader = tf.train.load_checkpoint(str(folder / "w"))
@@ -142,7 +148,7 @@ def test_weights_in_tensorflows_files(tmp_path: Path) -> None:
         assert found in ([OLD], [NEW, NEW])
         return found[0]
 
-    at_every_moment(tmp_path, prepare, look)
+    at_every_moment(tmp_path, prepare, change, look)
 
 
 def test_checkpoints_that_are_received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,15 +158,17 @@ def test_checkpoints_that_are_received(tmp_path: Path, monkeypatch: pytest.Monke
         tensors = {"v": StoredTensor(0, "float32", (len(values),), "script")}
         checkpoint_files.commit(str(folder), Manifest(f"ckpt-{number}", number, 1, 1, (part,), tensors))
 
-    def prepare(folder: Path) -> Callable[[], None]:
+    def prepare(folder: Path) -> None:
         save(folder / "source", 1, NEW)
         save(folder / "source", 2, NEW)
         save(folder / "target", 1, OLD)
+
+    def change(folder: Path) -> None:
         queue: SimpleQueue[Any] = SimpleQueue()
         monkeypatch.setattr(smp_tf, "send", lambda obj, dest_rank: queue.put(obj))
         monkeypatch.setattr(smp_tf, "recv_from", lambda src_rank: queue.get_nowait())
         send_checkpoint_files(folder / "source", 1)
-        return lambda: receive_checkpoint_files(folder / "target", 0)
+        receive_checkpoint_files(folder / "target", 0)
 
     def look(folder: Path) -> list[float]:
         found = checkpoint_files.listing(str(folder / "target"), "ckpt")
@@ -170,4 +178,4 @@ def test_checkpoints_that_are_received(tmp_path: Path, monkeypatch: pytest.Monke
         [(_, value)] = checkpoint_files.read_tensors(str(folder / "target"), latest, ["v"])
         return [float(number) for number in value.numpy()]
 
-    at_every_moment(tmp_path, prepare, look)
+    at_every_moment(tmp_path, prepare, change, look)
