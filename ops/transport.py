@@ -138,7 +138,11 @@ class Transport:
         error = ctypes.create_string_buffer(1024)
         handle = library.smp_transport_create(rank, size, ctypes.byref(c_options), error, len(error))
         if not handle:
-            raise TransportError(f"rank {rank} could not open its transport: {error.value.decode(errors='replace')}")
+            why = error.value.decode(errors="replace")
+            # As UCX calls it that there is no room for its segments.
+            if any(words in why for words in ("Input/output error", "Out of memory", "Shared memory error")):
+                why += ". Is there room in /dev/shm? See: df -h /dev/shm; docker run --shm-size=1g makes more"
+            raise TransportError(f"rank {rank} could not open its transport: {why}")
         library.smp_transport_make_current(handle)
         transport = cls(handle, rank, size)
         _hook_forks()

@@ -35,8 +35,10 @@ _ASKING_TIME = 3.0
 _ENDING_TIME = 2.0
 # From the end of a process's connections to its own.
 _LOST_TIME = 0.5
-# In what a rank has left: that it is about to end, and that another is the cause.
-_FOLLOWS = "ends for another"
+# In what a rank has left: that it is about to end, and that another is the cause, or it itself.
+_FOLLOWS, _FAILS = "ends for another", "ends by itself"
+# Between two looks for whose processes have ended.
+_PAUSE = 0.02
 
 # What a process leaves when it imports smp_tf, before its first start.
 _IMPORT = 0
@@ -114,6 +116,11 @@ class Arrivals:
                 self._leave(deadline)
         return self._entered
 
+    def fail(self) -> None:
+        """Leaves there that this rank ends, for no other's sake; others may hear of it while its process lives."""
+        with contextlib.suppress(_NoAnswerError):
+            self._leave(time.monotonic() + _ASKING_TIME, **{_FAILS: True})
+
     def met(self, processes: Sequence[Mapping[str, Any]]) -> None:
         """All have: nobody need be asked any more who has come.
 
@@ -148,7 +155,7 @@ class Arrivals:
         return sorted(missing)
 
     def lost(self) -> list[str]:
-        """Ranks on this machine whose processes have ended, but not for another's sake, in words.
+        """Ranks on this machine whose processes have ended, or end, but not for another's sake, in words.
 
         One that is about to has a moment. Others learn that this rank is about to end for that.
         """
@@ -199,13 +206,17 @@ class Arrivals:
         here = {rank: process for rank, process in sorted(self._known.items()) if process["machine"] == machine}
         until = time.monotonic() + moment
         while True:
-            ended = [rank for rank, process in here.items() if _has_ended(process["pid"])]
+            ended = {rank for rank, process in here.items() if _has_ended(process["pid"])}
             for rank in ended:
                 shared_segments.remove_left_by(here[rank]["pid"])
-            found = [in_words(rank, here[rank]) for rank in ended if not self._follows(rank, deadline)]
+            found = [
+                in_words(rank, process)
+                for rank, process in here.items()
+                if (not self._follows(rank, deadline) if rank in ended else self._fails(rank, deadline))
+            ]
             if found or time.monotonic() >= until:
                 return found
-            time.sleep(0.01)
+            time.sleep(_PAUSE)
 
     def _silent(self, deadline: float) -> list[str]:
         """Ranks of other machines that have come and, when they had a moment to, not left that they end for another.
@@ -230,6 +241,15 @@ class Arrivals:
         except _NoAnswerError:
             return True
         return said is not None and _FOLLOWS in said
+
+    def _fails(self, rank: int, deadline: float) -> bool:
+        """Whether a rank that still runs has left that it ends by itself."""
+        if rank == self._rank:
+            return False
+        with contextlib.suppress(_NoAnswerError):
+            said = self._said(_IMPORT, rank, deadline)
+            return said is not None and _FAILS in said
+        return False
 
     def _has_come(self, rank: int, deadline: float) -> bool:
         if rank not in self._come:

@@ -91,6 +91,9 @@ class StartWatch:
         # A start that has come to its end is not ended any more.
         with self._ending:
             self._over.set()
+        if self._size > 1 and error is not None and not isinstance(error, PeerError):
+            # The others hear of the end of Horovod, and of no name, before this process has ended.
+            self.arrivals.fail()
         if isinstance(error, PeerError) and self._guard is not None:
             # The launcher's signal is on its way, and may come before Python has printed the error.
             self._guard.say(f": {str(error).removesuffix('.')}")

@@ -109,6 +109,19 @@ def test_a_process_that_ends_for_another_is_not_lost(launcher: Rendezvous, monke
     assert first.whose_end() == f": rank 2 (host {here['host']}, pid {pid}) had ended"
 
 
+def test_a_process_that_is_about_to_end_is_lost(launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes its time for a SystemExit, and Horovod has ended for the others before it."""
+    first = Arrivals(launcher.environment(0, 2, 0, 2))
+    first.enter()
+    second = Arrivals(launcher.environment(1, 2, 1, 2))
+    second.enter()
+    monkeypatch.setattr(arrivals, "_LOST_TIME", 0.0)
+    assert first.lost() == []
+    second.fail()
+    assert first.lost() == [first.in_words(1)]
+    assert first.whose_end() == f": {first.in_words(1)} had ended"
+
+
 def test_of_other_machines_those_are_named_that_do_not_say_that_they_end(
     launcher: Rendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
