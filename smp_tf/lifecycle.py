@@ -12,12 +12,11 @@ import faulthandler
 import functools
 import json
 import os
-import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from smp_tf import arrivals, horovod_waits, hosts, runtime, step_watch
+from smp_tf import arrivals, horovod_waits, hosts, job_secret, runtime, step_watch
 from smp_tf.agreement import require_agreement
 from smp_tf.announce import announce, tell_in_time
 from smp_tf.config import Config, load_config
@@ -36,8 +35,6 @@ from smp_tf.topology import CommGroup, Grid, Topology
 if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
 
-# The secret that proves to other ranks that this process belongs to the job.
-_SECRET_BYTES = 32
 _GOODBYE_TIME = 2.0
 # How long a rank that is done waits for the others; then it is taken that they wait for it.
 _OTHERS_TIME = 30.0
@@ -269,6 +266,9 @@ def _open_transport(
     note = hosts.note_on_network(single_host)
     if note is not None:
         announce(note, topology.rank)
+    given = job_secret.given()
+    if not single_host and not given:
+        announce(job_secret.NOTE, topology.rank)
     options = TransportOptions(
         single_host=single_host,
         local_size=topology.local_size,
@@ -283,13 +283,10 @@ def _open_transport(
     )
     transport = Transport.open(topology.rank, topology.size, options)
     try:
-        # Every rank draws a secret, and that of rank 0 is the job's.
-        mine = secrets.token_bytes(_SECRET_BYTES) + transport.address
-        said = exchange(mine, "smp_tf.addresses")
-        addresses = [text[_SECRET_BYTES:] for text in said]
+        secret, addresses = job_secret.agree(given, transport.address, exchange, topology.describe)
         transport.connect(
             addresses,
-            said[0][:_SECRET_BYTES],
+            secret,
             timeout=config.stall_timeout,
             while_waiting=lambda ranks: watch.await_others(lambda: ranks),
         )

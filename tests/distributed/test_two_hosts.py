@@ -53,13 +53,14 @@ class Told:
         return "\n".join(line for line in self.text.splitlines() if line.startswith(f"[{rank}]"))
 
 
-def run(hosts: TwoHosts, where: str, *arguments: str) -> Told:
+def run(hosts: TwoHosts, where: str, *arguments: str, secret: str | None = None) -> Told:
     """Runs the script with `-H where` to its end."""
     mark = uuid.uuid4().hex
     size = sum(int(slots) for slots in re.findall(r":(\d+)", where))
     words = [*LAUNCHER, "-np", str(size), "-H", where, sys.executable, str(ROOT / SCRIPT), *arguments]
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), left_behind.MARK: mark}
     environment |= {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "HOROVOD_CYCLE_TIME": "60"}
+    environment |= {} if secret is None else {"SMP_TF_SECRET": secret}
     job = subprocess.Popen(
         hosts.command(words), env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -83,7 +84,7 @@ def run(hosts: TwoHosts, where: str, *arguments: str) -> Told:
 @pytest.fixture(scope="module")
 def killed(hosts: TwoHosts) -> Told:
     """A job of three ranks on host-a and one on host-b, which is killed after some steps."""
-    return run(hosts, "host-a:3,host-b:1", "--kill", "3")
+    return run(hosts, "host-a:3,host-b:1", "--kill", "3", secret=uuid.uuid4().hex)
 
 
 def test_two_hosts_train_as_one(killed: Told) -> None:
@@ -97,6 +98,22 @@ def test_two_hosts_train_as_one(killed: Told) -> None:
     assert [rank["host"] for rank in killed.ranks] == ["host-a", "host-a", "host-a", "host-b"], killed.text
     assert [rank["replica"] for rank in killed.ranks] == [0, 0, 1, 1]
     assert [rank["losses"] for rank in killed.ranks] == [rank["losses"] for rank in expected]
+
+
+TRUSTED = "all that proves who they are was told over the network between these"
+
+
+def test_the_launcher_hands_the_secret_to_other_hosts(killed: Told) -> None:
+    """Else those ranks would have none, and smp.init would say so."""
+    assert len(killed.ranks) == 4, killed.text
+    assert TRUSTED not in killed.text
+
+
+@pytest.mark.full
+def test_without_a_secret_rank_0_says_what_the_network_must_be_trusted_for(hosts: TwoHosts) -> None:
+    told = run(hosts, "host-a:1,host-b:1", "--kill", "1")
+    assert told.text.count(TRUSTED) == 1, told.text
+    assert TRUSTED in told.said_by(0), told.text
 
 
 def test_shared_memory_within_a_host_and_only_the_launchers_interface_between_hosts(killed: Told) -> None:
