@@ -265,7 +265,15 @@ def _watch_import() -> None:
         import_watch.start()
 
 
+def _keep_standard_descriptors() -> None:
+    """Does so before libraries open files of theirs."""
+    from smp_tf.standard_descriptors import open_those_missing
+
+    open_those_missing()
+
+
 _find_rooms_beside_this_folder()
+_keep_standard_descriptors()
 _set_environment()
 _watch_import()
 _watch_horovod()

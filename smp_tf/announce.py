@@ -54,12 +54,13 @@ def tell_in_time(text: str) -> None:
 
 def _write(text: str) -> None:
     with contextlib.suppress(AttributeError, OSError, ValueError):
-        if sys.stderr is not sys.__stderr__:
+        stream = sys.__stderr__
+        if stream is None or sys.stderr is not stream:
             sys.stderr.write(text)
             sys.stderr.flush()
             return
         # Past Python's stream: Python ends in an error while a thread that is kept waiting has its lock.
-        descriptor, left = sys.stderr.fileno(), text.encode(errors="backslashreplace")
+        descriptor, left = stream.fileno(), text.encode(errors="backslashreplace")
         while left:
             try:
                 left = left[os.write(descriptor, left) :]
