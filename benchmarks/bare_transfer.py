@@ -18,7 +18,7 @@ SOURCE = HERE.parent / "tests" / "ops" / "cc" / "bare_transfer.cc"
 WAYS = ("polling", "sleeping", "transport")
 #: As the transport opens UCX on one host (`ops/cc/transport/ucx_worker.cc`).
 UCX = {
-    "UCX_TLS": "posix,sysv,cma,self",
+    "UCX_TLS": "posix,cma,self",
     "UCX_POSIX_ERROR_HANDLING": "y",
     "UCX_SYSV_ERROR_HANDLING": "y",
     "UCX_LOG_LEVEL": "error",

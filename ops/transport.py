@@ -352,7 +352,7 @@ class Transport:
         """Makes this the cause of the job's end, unless there is one, and tells all ranks.
 
         Args:
-            message: What happened, in one line; it is printed on every rank.
+            message: What happened, in one line; it is printed on every rank. One of more than some 4000 bytes is cut.
             exit_code: Of every process that does not end by itself.
             timeout: Seconds to wait until the ranks are told.
             **details: More fields of the cause, values that JSON knows.
@@ -361,10 +361,8 @@ class Transport:
             False if there was a cause already.
         """
         cause = {"kind": "exception", "rank": self.rank, **details, "message": message}
-        text = json.dumps(cause)
-        if len(text.encode()) > MAX_CONTROL_BYTES:
-            text = json.dumps({"kind": "exception", "rank": self.rank, "message": message[:500] + " ..."})
-        code = self._library.smp_transport_abort(self._open_handle(), text.encode(), exit_code, timeout)
+        text = json.dumps(cause).encode()
+        code = self._library.smp_transport_abort(self._open_handle(), text, exit_code, timeout)
         return bool(code == OK)
 
     def hold_words(self, seconds: float) -> None:

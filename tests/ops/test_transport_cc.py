@@ -14,7 +14,16 @@ SOURCES = Path(__file__).resolve().parent / "cc"
 
 
 @pytest.mark.parametrize(
-    "name", ["codes_test", "endings_test", "huge_pages_test", "peer_memory_test", "timeline_test", "transport_test"]
+    "name",
+    [
+        "codes_test",
+        "endings_test",
+        "huge_pages_test",
+        "peer_memory_test",
+        "refusals_test",
+        "timeline_test",
+        "transport_test",
+    ],
 )
 def test_cc(name: str, tmp_path: Path) -> None:
     own = {
@@ -22,6 +31,7 @@ def test_cc(name: str, tmp_path: Path) -> None:
         "endings_test": [],
         "peer_memory_test": ["address.cc", "peer_memory.cc", "second_reader.cc", "sha256.cc"],
         "huge_pages_test": ["huge_pages.cc"],
+        "refusals_test": [],
         "timeline_test": [],
         "transport_test": ["address.cc", "message.cc", "pair_codes.cc", "sha256.cc"],
     }[name]

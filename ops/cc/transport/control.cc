@@ -24,6 +24,36 @@ constexpr char kAsManyBatches[] =
     ". All ranks need as many batches: smp.shard_dataset gives every replica as many, and "
     "drop_remainder=True, take() or steps_per_epoch leave out what others do not have";
 
+// What a rank that is sent a message of this kind learns from it, and may wait for; null where it
+// asks again, or goes on without.
+const char* WhatItSays(MessageKind kind) {
+  switch (kind) {
+    case MessageKind::kProof:
+      return "that it is one of the job's ranks";
+    case MessageKind::kReady:
+      return "that it is ready";
+    case MessageKind::kGoodbye:
+      return "that it leaves in good order";
+    case MessageKind::kTaken:
+      return "what became of a tensor that it had offered";
+    default:
+      return nullptr;
+  }
+}
+
+bool IsLostConnection(ucs_status_t status) {
+  switch (status) {
+    case UCS_ERR_CANCELED:
+    case UCS_ERR_CONNECTION_RESET:
+    case UCS_ERR_ENDPOINT_TIMEOUT:
+    case UCS_ERR_NOT_CONNECTED:
+    case UCS_ERR_UNREACHABLE:
+      return true;
+    default:
+      return false;
+  }
+}
+
 std::string InSeconds(double seconds) {
   std::ostringstream text;
   text << seconds;
@@ -43,23 +73,42 @@ void Transport::SendControl(uint32_t peer, MessageKind kind, std::string payload
   head.destination = peer;
   head.sequence = keyed ? state.next_sequence++ : 0;
   head.argument = argument;
-  SendWithCode(head, {}, "", std::move(payload), keyed ? &state.send_key : nullptr);
+  SendWithCode(head, {}, "", std::move(payload), keyed ? &state.send_key : nullptr, 0);
 }
 
 // Sends a short message whose code covers its payload as well, which is kept until it is sent.
 void Transport::SendWithCode(MessageHead head, const std::vector<int64_t>& dims,
-                             const std::string& label, std::string payload, const SipKey* key) {
+                             const std::string& label, std::string payload, const SipKey* key,
+                             uint64_t operation) {
   head.bytes = payload.size();
   const uint64_t id = NewId();
-  std::string& kept = controls_[id] = std::move(payload);
+  Control& control = controls_[id];
+  control = {std::move(payload), head.destination, head.kind, operation};
+  const std::string& kept = control.payload;
   const std::string header = EncodeMessage(head, dims.data(), label, key, kept);
   const ucs_status_t status =
       worker_->Send(head.destination, header, kept.data(), kept.size(), true, id);
   if (status == UCS_INPROGRESS) {
     needs_progress_ = true;
   } else {
-    OnComplete(id, UCS_OK);
+    OnComplete(id, status);
   }
+}
+
+// UCX did not take a short message to a rank that is there. Where somebody would wait for what it
+// says, that wait ends: an offer by its send, the rest by the end of the job.
+void Transport::OnUnsent(const Control& control, ucs_status_t status) {
+  PeerState& peer = peers_[control.peer];
+  if (shut_down_ || peer.gone) return;
+  needs_progress_ = true;
+  if (IsLostConnection(status)) return OnPeerError(control.peer, ucs_status_string(status));
+  if (control.operation != 0) return OnUnsentOffer(control.operation, status);
+  const char* what = WhatItSays(control.kind);
+  if (what == nullptr || peer.departed) return;
+  Fail("lost",
+       RankInWords(local_) + " could not tell " + PeerInWords(control.peer) + " " + what +
+           ", which it may wait for: " + ucs_status_string(status) + ", says UCX",
+       1, SMP_UNAVAILABLE);
 }
 
 // Waits until the tasks queued so far have run and UCX has sent what they had to say.
@@ -91,7 +140,9 @@ void Transport::FailHere(const std::string& kind, const std::string& what, int e
        SMP_ABORTED);
 }
 
-bool Transport::SetCause(const std::string& json, int exit_code, int code, bool tell_others) {
+bool Transport::SetCause(const std::string& whole, int exit_code, int code, bool tell_others) {
+  // As all ranks hear it.
+  const std::string json = JsonWithin(whole, kMaxControlBytes);
   std::string message = JsonField(json, "message");
   if (message.empty()) message = json;
   // Another rank may have said it.
@@ -119,7 +170,7 @@ bool Transport::SetCause(const std::string& json, int exit_code, int code, bool 
 }
 
 bool Transport::Abort(const std::string& cause_json, int exit_code, double timeout_s) {
-  if (!SetCause(cause_json.substr(0, kMaxControlBytes), exit_code, SMP_ABORTED, true)) return false;
+  if (!SetCause(cause_json, exit_code, SMP_ABORTED, true)) return false;
   return WaitControlSent(timeout_s);
 }
 

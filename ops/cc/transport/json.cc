@@ -1,7 +1,10 @@
 #include "transport/json.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
+
+#include "transport/utf8.h"
 
 namespace smp {
 namespace {
@@ -87,6 +90,31 @@ std::string ReadString(std::string_view text, size_t* at) {
   return out;
 }
 
+// The value of the first string field of this name, and where its literal stands; *end is 0 if
+// there is none.
+std::string FindField(std::string_view object, std::string_view name, size_t* begin, size_t* end) {
+  for (size_t i = 0; i < object.size();) {
+    if (object[i] != '"') {
+      ++i;
+      continue;
+    }
+    const std::string word = ReadString(object, &i);
+    if (word != name) continue;
+    size_t j = i;
+    while (j < object.size() && (object[j] == ' ' || object[j] == '\n')) ++j;
+    if (j >= object.size() || object[j] != ':') continue;
+    ++j;
+    while (j < object.size() && (object[j] == ' ' || object[j] == '\n')) ++j;
+    if (j >= object.size() || object[j] != '"') continue;
+    *begin = j;
+    std::string value = ReadString(object, &j);
+    *end = std::min(j, object.size());
+    return value;
+  }
+  *end = 0;
+  return "";
+}
+
 }  // namespace
 
 std::string JsonString(std::string_view text) {
@@ -108,21 +136,32 @@ std::string JsonString(std::string_view text) {
 }
 
 std::string JsonField(std::string_view object, std::string_view name) {
-  for (size_t i = 0; i < object.size();) {
-    if (object[i] != '"') {
-      ++i;
-      continue;
-    }
-    const std::string word = ReadString(object, &i);
-    if (word != name) continue;
-    size_t j = i;
-    while (j < object.size() && (object[j] == ' ' || object[j] == '\n')) ++j;
-    if (j >= object.size() || object[j] != ':') continue;
-    ++j;
-    while (j < object.size() && (object[j] == ' ' || object[j] == '\n')) ++j;
-    if (j < object.size() && object[j] == '"') return ReadString(object, &j);
+  size_t begin = 0, end = 0;
+  return FindField(object, name, &begin, &end);
+}
+
+std::string JsonWithin(const std::string& object, size_t bytes) {
+  if (object.size() <= bytes) return object;
+  size_t begin = 0, end = 0;
+  std::string message = FindField(object, "message", &begin, &end);
+  std::string before = object.substr(0, begin), behind = object.substr(end);
+  constexpr size_t kLeastMessage = 50;  // bytes in which something can be said
+  if (end == 0 || before.size() + behind.size() + kLeastMessage > bytes) {
+    if (end == 0) message = object;
+    before = "{\"message\": ";
+    behind = "}";
   }
-  return "";
+  constexpr char kMore[] = " ...";
+  const size_t room = bytes - before.size() - behind.size() - sizeof("\"\"") - sizeof(kMore);
+  // An escaped byte takes up to six.
+  size_t taken = message.size();
+  std::string_view cut = message;
+  while (JsonString(cut).size() > room) {
+    taken = std::min(taken - 1, std::max(room / 6, taken * room / JsonString(cut).size()));
+    cut = Utf8Within(message, taken);
+  }
+  return before + JsonString(std::string(cut) + (cut.size() < message.size() ? kMore : "")) +
+         behind;
 }
 
 }  // namespace smp

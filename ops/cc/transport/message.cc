@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "transport/utf8.h"
+
 namespace smp {
 namespace {
 
@@ -22,7 +24,7 @@ uint64_t Code(const char* bytes, size_t size, const SipKey& key, std::string_vie
 
 std::string EncodeMessage(MessageHead head, const int64_t* dims, std::string_view label,
                           const SipKey* key, std::string_view covered) {
-  label = label.substr(0, kMaxLabelBytes);
+  label = Utf8Within(label, kMaxLabelBytes);
   head.magic = kMagic;
   head.version = kVersion;
   head.label_bytes = static_cast<uint8_t>(label.size());

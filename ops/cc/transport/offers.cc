@@ -42,7 +42,7 @@ void Transport::SendOffer(Operation* op, MessageHead head) {
                     reinterpret_cast<uint64_t>(&op->guard), op->guard, op->id};
   head.kind = MessageKind::kOffer;
   SendWithCode(head, op->dims, op->label, {reinterpret_cast<const char*>(&offer), sizeof(offer)},
-               &peers_[op->peer].send_key);
+               &peers_[op->peer].send_key, op->id);
 }
 
 void Transport::Answer(uint32_t sender, const Offer& offer, const std::string& words) {
@@ -186,6 +186,14 @@ void Transport::WithdrawOffers(uint32_t peer) {
       OnComplete(op->id, UCS_ERR_CONNECTION_RESET);
     }
   }
+}
+
+// Nobody takes an offer that was never made.
+void Transport::OnUnsentOffer(uint64_t operation, ucs_status_t status) {
+  const auto found = operations_.find(operation);
+  if (found == operations_.end() || found->second->guard == 0) return;
+  found->second->guard = 0;
+  OnComplete(operation, status);
 }
 
 // What has come and waits for its receive is not received any more: its senders hear of it.

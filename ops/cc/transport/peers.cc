@@ -5,6 +5,10 @@
 //     │ ◀── proof(secret, b→a, nonces) ──   │
 //     │ ── ready (keyed) ──▶                │  ready[a]: messages to a may be sent
 //
+// A proof that comes before the addresses are known can be anybody's: it is dropped. Whoever takes
+// another one's proof and has not heard that it is ready sends its own again, which is not too
+// early.
+//
 // The nonces travel with the addresses and serve as challenges; pair_codes.h says what a proof is.
 #include <sys/epoll.h>
 #include <sys/syscall.h>
@@ -99,7 +103,6 @@ void Transport::Meet() {
     }
     worker_->Connect(r, peer.address.worker, r == rank_);
     SendControl(r, MessageKind::kProof, std::string(AsText(peer.own_proof)), 0);
-    if (!peer.early_proof.empty()) CheckProof(r, peer.early_proof);
   }
 }
 
@@ -148,6 +151,8 @@ void Transport::CheckProof(uint32_t source, const std::string& proof) {
   if (peer.verified) return;
   peer.verified = true;
   peer.readable = CanRead(peer.address);
+  // Ours may have come before it knew us, and was dropped then.
+  if (!peer.ready) SendControl(source, MessageKind::kProof, std::string(AsText(peer.own_proof)), 0);
   SendControl(source, MessageKind::kReady, "", peer.readable ? 1 : 0);
   changed_.notify_all();
 }
@@ -192,11 +197,7 @@ bool Transport::OnMessage(const void* header, size_t header_bytes, void* data, s
                                  rendezvous ? 0 : bytes);
   const std::string payload(control ? covered : "");
   if (view.head.kind == MessageKind::kProof) {
-    if (met_) {
-      CheckProof(source, payload);
-    } else if (payload.size() == sizeof(Digest)) {
-      peer.early_proof = payload;
-    }
+    if (met_) CheckProof(source, payload);
     return false;
   }
   if (!peer.verified) return Refuse("its sender has not proved the job's secret", source);

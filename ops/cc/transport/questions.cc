@@ -8,6 +8,7 @@
 #include "transport/json.h"
 #include "transport/smp_timeline.h"
 #include "transport/transport.h"
+#include "transport/utf8.h"
 
 namespace smp {
 namespace {
@@ -42,7 +43,8 @@ std::string CollectivesJson(const Activity::Moment& now) {
   }
   json += std::string("], \"more_collectives\": ") +
           (names.size() > kMostCollectives ? "true" : "false");
-  const std::string first = names.empty() ? "" : names.front().substr(0, kMaxCollectiveName);
+  const std::string first =
+      names.empty() ? "" : std::string(Utf8Within(names.front(), kMaxCollectiveName));
   return json + ", \"collective\": " + JsonString(first) +
          ", \"collective_seconds\": " + Number(now.collective_seconds);
 }
@@ -71,7 +73,8 @@ bool Transport::Ask(uint32_t peer, double timeout_s, std::string* answer) {
 
 void Transport::OnAskStatus(uint32_t peer, int64_t question) {
   Enqueue([this, peer, question] {
-    const std::string answer = question == 0 ? StatusInWords().substr(0, 1000) : StatusJson(peer);
+    const std::string answer =
+        question == 0 ? std::string(Utf8Within(StatusInWords(), 1000)) : StatusJson(peer);
     SendControl(peer, MessageKind::kStatus, answer, question);
   });
 }
@@ -95,7 +98,7 @@ std::string Transport::StatusJson(uint32_t asker) const {
                      ", \"step\": " + std::to_string(now.step) +
                      ", \"step_seconds\": " + Number(now.step_seconds) +
                      ", \"averages\": " + std::to_string(activity_.averages()) +
-                     ", \"activity\": " + JsonString(now.text.substr(0, kMaxText)) +
+                     ", \"activity\": " + JsonString(Utf8Within(now.text, kMaxText)) +
                      ", \"activity_seconds\": " + Number(now.text_seconds) + CollectivesJson(now) +
                      ", \"waits\": [";
   std::map<uint32_t, const Operation*> oldest;
@@ -115,7 +118,7 @@ std::string Transport::StatusJson(uint32_t asker) const {
     const std::chrono::duration<double> age = Clock::now() - op->posted;
     json += std::string(separator) + "{\"peer\": " + std::to_string(op->peer) +
             ", \"is_send\": " + (op->is_send ? "true" : "false") +
-            ", \"label\": " + JsonString(op->label.substr(0, kMaxLabelBytes)) +
+            ", \"label\": " + JsonString(op->label) +
             ", \"program\": " + std::to_string(op->key.program) +
             ", \"step\": " + std::to_string(op->key.step) +
             ", \"microbatch\": " + std::to_string(op->key.microbatch) +

@@ -115,7 +115,7 @@ typedef struct smp_send_params {
   int32_t dtype;
   int32_t ndim;
   const int64_t* dims; /* copied */
-  const char* label;   /* copied */
+  const char* label;   /* copied, as much of it as 200 bytes hold */
   smp_buffer buffer;   /* must stay valid until release */
   smp_done_fn done;
   smp_release_fn release;
@@ -226,9 +226,10 @@ SMP_API int smp_transport_goodbye(smp_transport*, double timeout_s);
 SMP_API int smp_transport_await_goodbyes(smp_transport*, const uint32_t* ranks, size_t count,
                                          double timeout_s);
 
-/* Makes `cause_json` (an object with at least "message", up to 4 KiB) the cause, unless there is
- * one; tells all ranks; every process of the job that does not end by itself within the grace time
- * ends with `exit_code`. Waits up to `timeout_s` for the message to be sent. */
+/* Makes `cause_json` (an object with at least "message", which is cut where all of it is more than
+ * 4 KiB) the cause, unless there is one; tells all ranks; every process of the job that does not
+ * end by itself within the grace time ends with `exit_code`. Waits up to `timeout_s` for the
+ * message to be sent. */
 SMP_API int smp_transport_abort(smp_transport*, const char* cause_json, int exit_code,
                                 double timeout_s);
 

@@ -4,6 +4,7 @@
 
 #include "transport/smp_timeline.h"
 #include "transport/transport.h"
+#include "transport/utf8.h"
 
 namespace smp {
 namespace {
@@ -21,6 +22,11 @@ void Note(const Operation& op, bool is_end, uint64_t bytes) {
   point.event = op.is_send ? SMP_EVENT_SEND : SMP_EVENT_RECV;
   point.is_end = is_end ? 1 : 0;
   smp_timeline_note(&point);
+}
+
+// As much of a label as travels, and stands in messages.
+std::string_view ShortLabel(const char* label) {
+  return label == nullptr ? std::string_view() : Utf8Within(label, kMaxLabelBytes);
 }
 
 }  // namespace
@@ -53,7 +59,7 @@ void Transport::Send(const smp_send_params& params) {
   op->is_send = true;
   op->peer = params.destination;
   op->key = {params.key.program, params.key.step, params.key.edge, params.key.microbatch};
-  op->label = params.label == nullptr ? "" : params.label;
+  op->label = ShortLabel(params.label);
   op->done = params.done;
   op->release = params.release;
   op->arg = params.arg;
@@ -69,7 +75,7 @@ void Transport::Receive(const smp_recv_params& params) {
   op->id = params.id;
   op->peer = params.source;
   op->key = {params.key.program, params.key.step, params.key.edge, params.key.microbatch};
-  op->label = params.label == nullptr ? "" : params.label;
+  op->label = ShortLabel(params.label);
   op->done = params.done;
   op->release = params.release;
   op->arg = params.arg;
@@ -246,8 +252,9 @@ bool Transport::Deliver(Operation* op, const MessageView& view, void* data, size
 }
 
 void Transport::OnComplete(uint64_t operation, ucs_status_t status) {
-  if (controls_.erase(operation) > 0) {
+  if (const auto control = controls_.extract(operation)) {
     if (controls_.empty()) changed_.notify_all();
+    if (status != UCS_OK) OnUnsent(control.mapped(), status);
     return;
   }
   const auto found = operations_.find(operation);

@@ -84,13 +84,12 @@ struct PeerState {
   int pidfd = -1;
   SipKey send_key, receive_key;
   Digest own_proof{}, expected_proof{};
-  std::string early_proof;  // came before the addresses did
-  bool readable = false;    // this process may read its memory
-  bool reads_us = false;    // and it ours
-  bool verified = false;    // it proved the secret to us
-  bool ready = false;       // and we to it
-  bool departed = false;    // it said goodbye
-  bool gone = false;        // its process ended, or UCX lost it
+  bool readable = false;  // this process may read its memory
+  bool reads_us = false;  // and it ours
+  bool verified = false;  // it proved the secret to us
+  bool ready = false;     // and we to it
+  bool departed = false;  // it said goodbye
+  bool gone = false;      // its process ended, or UCX lost it
   std::string gone_reason;
   std::map<uint64_t, int64_t> steps_at_goodbye;
   int64_t averages_at_goodbye = 0;  // steps that average, of all programs
@@ -202,6 +201,7 @@ class Transport : public UcxEvents {
   void SettleTakenBack();
   void OnTaken(uint32_t peer, uint64_t operation, const std::string& words);
   void WithdrawOffers(uint32_t peer);
+  void OnUnsentOffer(uint64_t operation, ucs_status_t status);
   void RefuseArrived();
 
   // --- peers.cc: who they are, whether they are there
@@ -220,14 +220,21 @@ class Transport : public UcxEvents {
 
   // --- control.cc: causes, goodbyes, stalls
   void SendControl(uint32_t peer, MessageKind kind, std::string payload, int64_t argument);
+  struct Control {
+    std::string payload;
+    uint32_t peer;
+    MessageKind kind;
+    uint64_t operation;  // that is offered, or 0
+  };
   void SendWithCode(MessageHead head, const std::vector<int64_t>& dims, const std::string& label,
-                    std::string payload, const SipKey* key);
+                    std::string payload, const SipKey* key, uint64_t operation);
+  void OnUnsent(const Control& control, ucs_status_t status);
   bool WaitControlSent(double timeout_s);
   // Makes this the cause unless there is one.
   bool Fail(const std::string& kind, const std::string& message, int exit_code, int code);
   // The same for something that happened to this process.
   void FailHere(const std::string& kind, const std::string& what, int exit_code);
-  bool SetCause(const std::string& json, int exit_code, int code, bool tell_others);
+  bool SetCause(const std::string& whole, int exit_code, int code, bool tell_others);
   void OnAbort(const std::string& json, int exit_code);
   void OnGoodbye(uint32_t peer, const std::string& payload);
   bool LeftEarly(uint32_t peer, std::string* message) const;
@@ -272,7 +279,7 @@ class Transport : public UcxEvents {
   int copying_ = 0;                                                // copies that threads are making
   std::deque<std::pair<Clock::time_point, uint64_t>> taken_back_;  // receives that wait for a cause
   bool readers_allowed_ = false;
-  std::unordered_map<uint64_t, std::string> controls_;  // payloads UCX still needs
+  std::unordered_map<uint64_t, Control> controls_;  // what UCX still needs
   std::condition_variable changed_;  // peers became ready, controls were sent, a thread ended
   std::unordered_map<int64_t, std::string> questions_;  // asked, with the answer once it is there
   bool gone_pending_ = false;

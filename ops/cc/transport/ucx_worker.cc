@@ -40,13 +40,15 @@ UcxWorker::UcxWorker(uint32_t size, const UcxOptions& options, UcxEvents* events
   ucp_config_t* config = nullptr;
   Check(ucp_config_read(nullptr, nullptr, &config), "reading the UCX configuration");
   try {
-    // Peer error handling takes shared memory away unless it is told to cope with it.
+    // Peer error handling takes shared memory away unless it is told to cope with it; of System V's
+    // for who asks for that.
     Configure(config, "POSIX_ERROR_HANDLING", "y");
     Configure(config, "SYSV_ERROR_HANDLING", "y");
     Configure(config, "KEEPALIVE_INTERVAL", "2s");
-    if (options.single_host) {
-      Configure(config, "TLS", "posix,sysv,cma,self");
-    } else if (!options.network_devices.empty()) {
+    // Shared memory by files alone, which are this user's: segments of System V are made for all of
+    // the user's group to write to.
+    Configure(config, "TLS", options.single_host ? "posix,cma,self" : "^sysv");
+    if (!options.single_host && !options.network_devices.empty()) {
       Configure(config, "NET_DEVICES", options.network_devices);
     }
     ucp_params_t params{};

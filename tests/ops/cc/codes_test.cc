@@ -8,6 +8,7 @@
 #include "transport/plain_text.h"
 #include "transport/sha256.h"
 #include "transport/siphash.h"
+#include "transport/utf8.h"
 
 namespace smp {
 namespace {
@@ -103,6 +104,48 @@ void TestJson() {
   CHECK(JsonField("{\"message\": \"no end", "message") == "no end");
 }
 
+void TestJsonWithin() {
+  const std::string object =
+      R"({"kind": "lost", "message": ")" + std::string(5000, 'x') + R"(", "step": 3})";
+  CHECK(JsonWithin(object, object.size()) == object);
+  const std::string cut = JsonWithin(object, 4096);
+  CHECK(cut.size() <= 4096 && cut.size() > 4080);
+  CHECK(cut.substr(0, 31) == R"({"kind": "lost", "message": "xx)");
+  CHECK(cut.substr(cut.size() - 19) == R"(xx ...", "step": 3})");
+  // No character, and no escape, is cut in its middle; what escapes take counts.
+  for (const std::string unit :
+       {R"(\u00e9)", R"(\ud83d\ude00)", R"(\u0001)", "\xe6\x97\xa5", R"(\")"}) {
+    std::string text;
+    for (int i = 0; i < 5000; ++i) text += unit;
+    for (size_t bytes = 4089; bytes <= 4096; ++bytes) {
+      const std::string whole = JsonWithin(R"({"message": ")" + text + "\"}", bytes);
+      CHECK(whole.size() <= bytes && whole.size() > bytes / 2);
+      const std::string one = JsonField("{\"m\": \"" + unit + "\"}", "m");
+      std::string message = JsonField(whole, "message");
+      CHECK(message.substr(message.size() - 4) == " ...");
+      message.resize(message.size() - 4);
+      CHECK(message.size() % one.size() == 0);
+      for (size_t at = 0; at < message.size(); at += one.size()) {
+        CHECK(message.compare(at, one.size(), one) == 0);
+      }
+      CHECK(whole.substr(whole.size() - 6) == R"( ..."})");
+    }
+  }
+  // Other fields leave no room for it, or there is none.
+  const std::string long_kind = R"({"kind": ")" + std::string(5000, 'k') + R"(", "message": "m"})";
+  CHECK(JsonWithin(long_kind, 4096) == R"({"message": "m"})");
+  CHECK(JsonField(JsonWithin(std::string(5000, 'n'), 200), "message").substr(0, 9) == "nnnnnnnnn");
+}
+
+void TestUtf8Within() {
+  CHECK(Utf8Within("Größe", 7) == "Größe");
+  CHECK(Utf8Within("Größe", 5) == "Grö");
+  CHECK(Utf8Within("Größe", 3) == "Gr");
+  CHECK(Utf8Within("a\xf0\x9f\x98\x80", 4) == "a");
+  CHECK(Utf8Within("", 0).empty() && Utf8Within("ö", 0).empty());
+  CHECK(Utf8Within("\x80\x80\x80\x80\x80\x80", 5).size() == 5);
+}
+
 void TestPlainText() {
   CHECK(InOneLine("Größe → 3 µs, 日本 😀~") == "Größe → 3 µs, 日本 😀~");
   CHECK(PlainText("two\n\tlines\r") == "two\n\tlines\\x0d");
@@ -129,6 +172,8 @@ int main() {
   smp::TestMessage();
   smp::TestSequenceWindow();
   smp::TestJson();
+  smp::TestJsonWithin();
+  smp::TestUtf8Within();
   smp::TestPlainText();
   std::puts("codes_test: ok");
   return 0;

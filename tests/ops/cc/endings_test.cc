@@ -1,5 +1,6 @@
 // How operations end: first done, then release, whichever threads call them; with an error once the
-// transport is shut down; and a shutdown that does not wait for ever.
+// transport is shut down; with the cause of a failure, as all ranks hear it. And a shutdown that
+// does not wait for ever.
 #include <sys/wait.h>
 
 #include <atomic>
@@ -135,6 +136,41 @@ void TestStuckThread() {
   _exit(0);
 }
 
+std::string CauseOf(smp_transport* transport) {
+  std::string text(smp_transport_cause(transport, nullptr, 0), '\0');
+  smp_transport_cause(transport, &text[0], text.size());
+  return text.c_str();
+}
+
+// Once a rank's job has failed, both ranks say the same of it.
+void CheckCauses(Pair* pair, const std::string& begin, const std::string& end) {
+  const uint32_t other = 0;
+  CHECK(smp_transport_await_goodbyes(pair->ranks[1], &other, 1, 60) == SMP_OK);
+  const std::string cause = CauseOf(pair->ranks[1]);
+  CHECK(cause == CauseOf(pair->ranks[0]));
+  CHECK(cause.size() <= 4096 && cause.find(begin) != std::string::npos);
+  CHECK(cause.substr(cause.size() - end.size()) == end);
+  pair->Destroy();
+}
+
+// Of long words, the other ranks hear the begin: what is too long for a message was refused there.
+void TestLongWords() {
+  const std::string words(5000, 'w');
+  Pair aborted;
+  const std::string json = R"({"message": ")" + words + R"(", "kind": "exception"})";
+  CHECK(smp_transport_abort(aborted.ranks[0], json.c_str(), 1, 60) == SMP_OK);
+  CheckCauses(&aborted, R"({"message": "www)", R"(www ...", "kind": "exception"})");
+
+  smp_options options = Pair::Options();
+  options.stall_timeout_s = 0.1;
+  Pair stalled(options);
+  smp_operation* operation =
+      smp_operation_recv(stalled.ranks[0], 1, KeyOfStep(0), ("a layer/" + words).c_str());
+  CheckCauses(&stalled, "receive of 'a layer/www", R"("})");
+  CHECK(smp_operation_wait(operation, 60) == SMP_DEADLINE_EXCEEDED);
+  smp_operation_free(operation);
+}
+
 }  // namespace
 }  // namespace smp
 
@@ -143,6 +179,7 @@ int main() {
   smp::TestStuckThread();
   smp::TestDoneBeforeRelease();
   smp::TestAfterShutdown();
+  smp::TestLongWords();
   std::puts("endings_test: ok");
   return 0;
 }

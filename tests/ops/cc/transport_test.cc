@@ -1,17 +1,20 @@
 // The C interface between forked processes, once with and once without reading each other's memory:
-// many messages in any order, one of more than 2 GiB, an intruder, and an end that is told before
-// an exception that nobody catches ends the process.
+// many messages in any order, one of more than 2 GiB, an intruder, a stranger who is early, and an
+// end that is told before an exception that nobody catches ends the process.
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <ucp/api/ucp.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <random>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -280,12 +283,78 @@ std::string Stats(smp_transport* transport) {
   return text;
 }
 
+// Nobody but this user may write into the memory that the ranks of a host share.
+void CheckSharedMemory() {
+  std::ifstream segments("/proc/sysvipc/shm");
+  std::string line;
+  std::getline(segments, line);
+  while (std::getline(segments, line)) {
+    std::istringstream fields(line);
+    long key, id, mode, bytes, creator;
+    CHECK(fields >> key >> id >> std::oct >> mode >> std::dec >> bytes >> creator);
+    CHECK(creator != getpid() || (mode & 0077) == 0);
+  }
+  int files = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    char name[256] = "";
+    struct stat file{};
+    if (readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), name, sizeof(name) - 1) < 0 ||
+        std::strstr(name, "ucx_shm_posix") == nullptr || fstat(fd, &file) != 0) {
+      continue;
+    }
+    CHECK((file.st_mode & 0077) == 0);
+    ++files;
+  }
+  CHECK(files > 0);
+}
+
+// Before a rank knows the addresses, a stranger says that it is another rank, which has said so
+// before.
+void RunEarlyStranger() {
+  const auto start = [](smp_transport* rank, const std::vector<std::string>& addresses,
+                        const std::string& secret) {
+    const void* data[] = {addresses[0].data(), addresses[1].data()};
+    const size_t bytes[] = {addresses[0].size(), addresses[1].size()};
+    char error[1024] = "";
+    CHECK(smp_transport_connect(rank, data, bytes, 2, secret.data(), secret.size(), error,
+                                sizeof(error)) == SMP_OK);
+  };
+  const auto open = [](uint32_t rank) {
+    smp_options options;
+    smp_options_init(&options);
+    options.end_process = 0;
+    options.watch_signals = 0;
+    options.watch_launcher = 0;
+    char error[256] = "";
+    smp_transport* transport = smp_transport_create(rank, 2, &options, error, sizeof(error));
+    CHECK(transport != nullptr);
+    return transport;
+  };
+  for (int i = 0; i < 10; ++i) {
+    smp_transport* ranks[] = {open(0), open(1)};
+    smp_transport* stranger = open(1);
+    const std::vector<std::string> addresses = {AddressOf(ranks[0]), AddressOf(ranks[1])};
+    start(ranks[1], addresses, kSecret);
+    start(stranger, {addresses[0], AddressOf(stranger)}, "not the secret, but as long as it is");
+    CHECK(smp_transport_goodbye(stranger, 20) == SMP_OK);  // what it had to say is out
+    start(ranks[0], addresses, kSecret);
+    for (smp_transport* rank : ranks) {
+      char error[1024] = "";
+      const int code = smp_transport_wait_connected(rank, 20, error, sizeof(error));
+      if (code != SMP_OK) std::fprintf(stderr, "%s\n", error);
+      CHECK(code == SMP_OK);
+    }
+    for (smp_transport* rank : {ranks[0], ranks[1], stranger}) smp_transport_destroy(rank);
+  }
+}
+
 void RunRank(uint32_t rank, bool reads, const Line& line) {
   smp_transport* transport = Open(rank, reads);
   line.Put(AddressOf(transport));
   std::vector<std::string> addresses;
   for (uint32_t r = 0; r < kSize; ++r) addresses.push_back(line.Take());
   Connect(transport, addresses);
+  CheckSharedMemory();
   ManyMessages(transport, rank);
   MoreThan2GiB(transport, rank);
   const std::string does_not = reads ? "\"reads_memory\": false" : "\"reads_memory\": true";
@@ -337,9 +406,8 @@ void RunIntruder(const std::string& address, const std::string& claimed) {
   CHECK(smp::Address::Decode(claimed, &source));
   ucp_config_t* config;
   CHECK(ucp_config_read(nullptr, nullptr, &config) == UCS_OK);
-  CHECK(ucp_config_modify(config, "TLS", "posix,sysv,self") == UCS_OK);
+  CHECK(ucp_config_modify(config, "TLS", "posix,self") == UCS_OK);
   CHECK(ucp_config_modify(config, "POSIX_ERROR_HANDLING", "y") == UCS_OK);
-  CHECK(ucp_config_modify(config, "SYSV_ERROR_HANDLING", "y") == UCS_OK);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
@@ -467,6 +535,7 @@ void RunFleet(bool reads) {
 int main() {
   alarm(240);
   Join(Fork(RunUncaught), 7);
+  Join(Fork(RunEarlyStranger));
   int status = 0;
   CHECK(waitpid(Fork(RunUncaughtInStart), &status, 0) > 0);
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
