@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from smp_tf import assigned_values, control, runtime
 from smp_tf import callbacks as own_callbacks
-from smp_tf import control, runtime
 from smp_tf.errors import RankMismatchError
 from smp_tf.topology import CommGroup
 
@@ -149,8 +149,10 @@ class StopTogether(tf_keras.callbacks.Callback):
         self._agree(f"the end of epoch {epoch + 1}")
 
     def _agree(self, place: str) -> None:
-        wanted = control.allgather_json(bool(self.model.stop_training), name=f"the callbacks at {place}")
-        if any(wanted):
+        mine = [bool(self.model.stop_training), assigned_values.left_out()]
+        told = control.allgather_json(mine, name=f"the callbacks at {place}")
+        assigned_values.compare([left for _, left in told])
+        if any(wants for wants, _ in told):
             self.model.stop_training = True
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from smp_tf import foreign_values, runtime
-from smp_tf.control import allgather_json, barrier, tag_of
+from smp_tf import assigned_values, foreign_values, runtime
+from smp_tf.control import allgather_json, tag_of
 from smp_tf.errors import StepError
 from smp_tf.ops.transport import Transport
 from smp_tf.topology import CommGroup
@@ -46,7 +46,7 @@ def write_with_all_weights(model: DistributedModel, doing: str, write: Callable[
     holders = _holders(model, weights)
     rank = runtime.current().topology.rank
     # Nothing is written or sent before all have come: a rank that never comes may wait in a step for this one.
-    barrier(name=f"the beginning of {doing}")
+    assigned_values.compare(allgather_json(assigned_values.left_out(), name=f"the beginning of {doing}"))
     failure: Exception | None = None
     if rank == WRITER:
         try:
@@ -110,6 +110,28 @@ _REQUEST, _VALUE = tag_of("wanted weight"), tag_of("value of a weight")
 
 def _tell(holder: int, number: int | None) -> None:
     transport().send_bytes(holder, _REQUEST, json.dumps(number).encode())
+
+
+def told_by(owner: int, ranks: Sequence[int], like: Any, value: Callable[[], Any]) -> np.ndarray:
+    """A value that one rank has, on all ranks of a group, which all come here.
+
+    Args:
+        owner: the rank that has it.
+        ranks: the group.
+        like: of the value's shape and dtype.
+        value: gives it, on that rank.
+    """
+    rank = runtime.current().topology.rank
+    if rank != owner:
+        return as_array(transport().recv_bytes(owner, _TOLD), like)
+    own: np.ndarray = value()
+    for other in ranks:
+        if other != owner:
+            transport().send_bytes(other, _TOLD, as_bytes(own))
+    return own
+
+
+_TOLD = tag_of("weight told to all")
 
 
 def transport() -> Transport:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tf_keras
 
-from smp_tf import manual_placement, runtime, variables
+from smp_tf import guarded_variables, manual_placement, runtime, variables
 from smp_tf.partition.trace import Recorder
 
 
@@ -131,7 +131,7 @@ def _noted_construction(original: Callable[..., None]) -> Callable[..., None]:
 
 def _at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     def made(owner: Any, *args: Any, **kwargs: Any) -> Any:
-        with variables.made_at_once():
+        with guarded_variables.made_at_once():
             return original(owner, *args, **kwargs)
 
     return made
@@ -143,7 +143,7 @@ def _adapted(original: Callable[..., Any]) -> Callable[..., Any]:
             store = variables.store_of(variable)
             if store is not None:
                 store.fill(variable, runtime.current().seed)
-        with variables.made_at_once():
+        with guarded_variables.made_at_once():
             return original(layer, *args, **kwargs)
 
     return adapt

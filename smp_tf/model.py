@@ -14,12 +14,14 @@ import tf_keras
 
 from smp_tf import runtime, tf_internals
 from smp_tf.errors import StepError
+from smp_tf.guarded_variables import tracing_step
 from smp_tf.keras_adapter import state_patch
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.model_context import in_keras_loop, saving, step_being_traced
 from smp_tf.norms import NormPatch
 from smp_tf.optimizer_patch import optimizer_patch
-from smp_tf.variables import VariableStore, tracing_step
+from smp_tf.variables import VariableStore
+from smp_tf.weight_reads import read_patch
 
 #: In force from the first distributed model until `smp.shutdown`.
 norm_patch = NormPatch(lambda: step_being_traced() is not None)
@@ -27,7 +29,7 @@ norm_patch = NormPatch(lambda: step_being_traced() is not None)
 
 def patch_keras() -> None:
     """Make Keras and TensorFlow see all ranks, until `smp.shutdown`. Doing it twice is doing it once."""
-    for patch in (optimizer_patch, state_patch, norm_patch):
+    for patch in (optimizer_patch, state_patch, norm_patch, read_patch):
         if patch.install():
             on_shutdown(patch.remove)
 

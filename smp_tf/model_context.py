@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from smp_tf.variables import tracing_step
+from smp_tf.guarded_variables import tracing_step
 
 _in_thread = threading.local()
 

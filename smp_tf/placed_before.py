@@ -12,6 +12,7 @@ from smp_tf.lifecycle import on_shutdown
 from smp_tf.partition.lower import Lowered
 from smp_tf.partition.op_graph import OpGraph
 from smp_tf.partition.plan import Plan
+from smp_tf.variable_state import VariableState
 
 #: The stage of every chunk in the first plan of this job; none before it.
 _first_placement: list[tuple[int, ...]] = []
@@ -83,13 +84,13 @@ def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
             )
 
 
-def _placed(lowered: Lowered, used: Collection[int]) -> list[tuple[int, variables.VariableState]]:
+def _placed(lowered: Lowered, used: Collection[int]) -> list[tuple[int, VariableState]]:
     """What is known of the variables by which the placement of a step goes."""
     found = [(index, state) for index, state in _states(lowered) if index in used and state.owner is not None]
     return [(index, state) for index, state in found if state.is_decided] or found
 
 
-def _states(lowered: Lowered) -> Iterator[tuple[int, variables.VariableState]]:
+def _states(lowered: Lowered) -> Iterator[tuple[int, VariableState]]:
     """What is known of the variables of models, with their index in the graph."""
     for index, variable in enumerate(lowered.variables):
         store = variables.store_of(variable)

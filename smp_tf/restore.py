@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import control, last_given, runtime, sharded_slots, step_random, tf_internals, variables
+from smp_tf import assigned_values, control, last_given, runtime, sharded_slots, step_random, tf_internals, variables
 from smp_tf.announce import announce
 from smp_tf.checkpoint_files import check_files, read_rows, read_tensors
 from smp_tf.checkpoint_keys import Item, Kind, Survey, survey, variable_of_slot
@@ -169,12 +169,13 @@ class Restore:
         """Read and assign; objects get all parts of their state at once."""
         by_key = {item.key: item for item in items if item.key in self._manifest.tensors}
         objects: dict[int, tuple[Any, dict[str, tf.Tensor]]] = {}
-        for key, value in self._read({key: item.rows for key, item in by_key.items()}):
-            item = by_key[key]
-            if item.kind is Kind.STATE:
-                objects.setdefault(id(item.target), (item.target, {}))[1][item.part] = value
-            else:
-                item.target.assign(value, read_value=False)
+        with assigned_values.unnoted():
+            for key, value in self._read({key: item.rows for key, item in by_key.items()}):
+                item = by_key[key]
+                if item.kind is Kind.STATE:
+                    objects.setdefault(id(item.target), (item.target, {}))[1][item.part] = value
+                else:
+                    item.target.assign(value, read_value=False)
         for target, state in objects.values():
             tf_internals.set_object_state(target, state)
         self._done.update(item.key for item in items)

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import gather, moved_slots, pending_restore, runtime, sharded_slots, variables
+from smp_tf import assigned_values, gather, moved_slots, pending_restore, runtime, sharded_slots, variables
 from smp_tf.control import tag_of
 from smp_tf.model import DistributedModel
 from smp_tf.partition.lower import Lowered
@@ -73,10 +73,11 @@ def settle(
     handles = {id(lowered.variables[index].handle) for index in trained}
     sharded_slots.share(v for v, owner in [*known, *placed] if owner == stage and id(v.handle) in handles)
     restored = pending_restore.values_for(first)
-    for store, by_position in to_place:
-        store.settle(by_position, stage, seed, restored, chunks, _moved)
-    _move_slots(moved)
-    pending_restore.take_what_exists()
+    with assigned_values.unnoted():
+        for store, by_position in to_place:
+            store.settle(by_position, stage, seed, restored, chunks, _moved)
+        _move_slots(moved)
+        pending_restore.take_what_exists()
     return placed
 
 

@@ -41,6 +41,7 @@ from smp_tf.partition.split import Split
 from smp_tf.pipeline.reduction import Gradients
 from smp_tf.sums_at_receivers import Receiver, Rows, Whole
 from smp_tf.topology import CommGroup
+from smp_tf.variable_state import Placement
 
 #: Among how many replicas the slots of optimizers are shared, from when they were first built.
 _shares_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -365,7 +366,7 @@ def _nbytes(variable: Any) -> int:
     return count * int(variable.dtype.size)
 
 
-def _shared_placement(variable: Any) -> variables.Placement | None:
+def _shared_placement(variable: Any) -> Placement | None:
     """Who updates a variable that this rank stores; None where all replicas do."""
     if not are_shared() or variables.store_of(variable) is None:
         return None
@@ -373,7 +374,7 @@ def _shared_placement(variable: Any) -> variables.Placement | None:
     return placement if placement.replicas == count() and placement.replica is not None else None
 
 
-def placement_of(variable: Any) -> variables.Placement:
+def placement_of(variable: Any) -> Placement:
     """Who stores a variable of a distributed model, and who updates it."""
     store = variables.store_of(variable)
     state = store.state(variable) if store is not None else None

@@ -84,17 +84,10 @@ class ShardedWeights(Sequence[np.ndarray]):
         topology = runtime.current().topology
         ranks = topology.members(CommGroup.PP_GROUP)
         barrier(CommGroup.PP_GROUP, name=f"reading weight {shard.name!r} of a list of sharded weights")
-        owner = ranks[shard.owner]
-        if topology.rank != owner:
-            return gather.as_array(gather.transport().recv_bytes(owner, _FETCHED), shard)
-        assert shard.value is not None, "its owner has it"
-        for rank in ranks:
-            if rank != owner:
-                gather.transport().send_bytes(rank, _FETCHED, gather.as_bytes(shard.value))
-        return shard.value
+        return gather.told_by(ranks[shard.owner], ranks, shard, lambda: shard.value)
 
 
-_FETCHED, _MOVED = tag_of("fetched weight"), tag_of("moved weight")
+_MOVED = tag_of("moved weight")
 
 
 def get_weights(model: DistributedModel) -> ShardedWeights:

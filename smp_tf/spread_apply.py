@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import (
+    assigned_values,
     gathered_shares,
     momentum_product,
     moved_slots,
@@ -107,11 +108,12 @@ def _whole_apply(optimizer: Any, kept: Sequence[tuple[Any, Any]], stored: Sequen
         )
     spread.inside, spread.graph = True, graph
     try:
-        with applying(kept), few_at_once(kept):
+        with applying(kept), few_at_once(kept), assigned_values.unnoted():
             yield
     finally:
         spread.inside, spread.graph = False, None
-    gathered_shares.gather(optimizer, (variable for _, variable in stored))
+    with assigned_values.unnoted():
+        gathered_shares.gather(optimizer, (variable for _, variable in stored))
     if not tf.executing_eagerly():
         # Slots were made from them while this was traced.
         with tf.init_scope():

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import keras_adapter, planning, runtime, variables
+from smp_tf import guarded_variables, keras_adapter, planning, runtime, variables
 from smp_tf.announce import announce
 from smp_tf.errors import StepError
 from smp_tf.model import DistributedModel, model_with, patch_keras
@@ -128,7 +128,7 @@ def trace_step(
         before = set_step_being_traced(current)
         try:
             with (
-                variables.tracing_step(),
+                guarded_variables.tracing_step(),
                 tf.summary.record_if(no_summaries),
                 tf.variable_creator_scope(current.creator),
                 keras_adapter.tag_layer_calls(

@@ -24,6 +24,7 @@ from smp_tf import durable_files, variables
 from smp_tf.errors import StepError
 from smp_tf.model_context import save_structure
 from smp_tf.noted_files import NotedFiles
+from smp_tf.variable_state import set_initial_value
 from smp_tf.wrapped_model import keras_model_of
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def read(root: Any, prefix: str) -> LoadStatus:
 
 def _give(variable: Any, reader: Any, key: str, noted: NotedFiles) -> None:
     # The reader opens the files of values when it first needs them.
-    if not variables.set_initial_value(variable, lambda: noted.read(lambda: reader.get_tensor(key))):
+    if not set_initial_value(variable, lambda: noted.read(lambda: reader.get_tensor(key))):
         variable.assign(reader.get_tensor(key))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 from tensorflow.python.training.saving import saveable_object_util
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from tf_keras.src import backend
-from tf_keras.src.engine import compile_utils
+from tf_keras.src.engine import base_layer_utils, compile_utils
 from tf_keras.src.mixed_precision import loss_scale_optimizer
 from tf_keras.src.optimizers import utils as optimizer_utils
 from tf_keras.src.saving import saving_lib
@@ -112,6 +113,17 @@ def op_seeds_from(source: Callable[[int | None], OpSeeds]) -> Iterator[None]:
         yield
     finally:
         random_seed.get_seed = _get_seed
+
+
+def backend_modules() -> list[types.ModuleType]:
+    """The modules through which scripts, and Keras itself, come to the functions of `tf_keras.backend`."""
+    named = [module for name, module in list(sys.modules.items()) if name.startswith("tf_keras.")]
+    return [module for module in named if getattr(module, "batch_get_value", None) is backend.batch_get_value]
+
+
+def is_in_layer_call() -> bool:
+    """Whether a Keras layer or model is being called in this thread."""
+    return bool(base_layer_utils.call_context().in_call)
 
 
 def destroy_storage(variable: tf.Variable) -> None:

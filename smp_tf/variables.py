@@ -11,9 +11,7 @@ process, whoever fills which variable later.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,257 +19,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import foreign_values, last_given, tf_internals
+from smp_tf import guarded_variables, last_given, tf_internals
 from smp_tf.errors import OwnershipError
-
-
-@dataclasses.dataclass
-class Placement:
-    """Who stores a variable: one and the same for all models that use it.
-
-    Args:
-        owner: its stage; None before the plan.
-        chunk: the chunk of that stage that it belongs to.
-        chunks: the stage of every chunk, in the plan that has decided this.
-        is_kept: whether no step has used the variable so far: its owner only keeps it, until a step that uses it
-            decides who stores it.
-        is_local: whether this rank stores it; meaningful once owner is known.
-        is_filled: whether it has a value here.
-        replica: the replica that keeps the optimizer's slots for it, where this rank's stage stores it and replicas
-            share them; None where all keep them.
-        rows: where its slots may be cut: the borders of the rows that the replicas keep; see `slot_shares.Share`.
-        block: a variable that has this replica's rows, from when they were first updated; it counts as this one.
-        replicas: among how many that was decided.
-        number: the start of smp_tf in which that was decided, and of how many variables before.
-        goes_to_all: whether a step has given a gradient of it to other replicas than that one, too.
-    """
-
-    owner: int | None = None
-    chunk: int | None = None
-    chunks: tuple[int, ...] | None = None
-    is_kept: bool = False
-    is_local: bool = False
-    is_filled: bool = False
-    replica: int | None = None
-    rows: tuple[int, ...] | None = None
-    block: tf.Variable | None = None
-    replicas: int = 1
-    number: tuple[int, int] = (0, 0)
-    goes_to_all: bool = False
-
-
-@dataclasses.dataclass
-class VariableState:
-    """What smp_tf knows about one variable of a distributed model.
-
-    Args:
-        name: unique name within the model, such as "net/dense/kernel".
-        initial_value: makes the initial value; None for a variable that was built with its value.
-        op_seeds: the seeds that TensorFlow's random ops in the initial value have drawn, in the order of the ops.
-        position: how many variables of the model were created before it.
-        placement: who stores it; shared with the other models that use the variable.
-    """
-
-    name: str
-    initial_value: Callable[[], tf.Tensor] | None
-    op_seeds: tuple[tf_internals.OpSeeds, ...]
-    position: int
-    placement: Placement = dataclasses.field(default_factory=Placement)
-
-    @property
-    def owner(self) -> int | None:
-        """The stage that stores the variable; None before the plan."""
-        return self.placement.owner
-
-    @property
-    def chunk(self) -> int | None:
-        """The chunk that it belongs to; None before the plan."""
-        return self.placement.chunk
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether a step that uses the variable has decided who stores it."""
-        return self.owner is not None and not self.placement.is_kept
-
-    @property
-    def is_local(self) -> bool:
-        """Whether this rank stores it; meaningful once its owner is known."""
-        return self.placement.is_local
-
-    @property
-    def is_filled(self) -> bool:
-        """Whether it has a value here."""
-        return self.placement.is_filled
-
-
-class _Tracing(threading.local):
-    depth = 0
-    made_at_once = False
-
-
-_tracing = _Tracing()
-
-
-@contextlib.contextmanager
-def tracing_step() -> Iterator[None]:
-    """Within this context graphs may read variables without storage: nothing runs, a graph is being written."""
-    before = _tracing.depth
-    _tracing.depth = before + 1
-    try:
-        yield
-    finally:
-        _tracing.depth = before
-
-
-@contextlib.contextmanager
-def made_at_once() -> Iterator[None]:
-    """Within this context models make variables with their value, for code that uses them before there is a plan."""
-    before = _tracing.made_at_once
-    _tracing.made_at_once = True
-    try:
-        yield
-    finally:
-        _tracing.made_at_once = before
-
-
-def _check_readable(variable: Any, doing: str) -> None:
-    state: VariableState = variable.smp_state
-    if state.is_filled or (_tracing.depth and not tf.executing_eagerly()):
-        return
-    if state.owner is None:
-        raise OwnershipError(
-            f"Cannot {doing} variable {state.name!r} yet: which rank stores it is decided at the first call of a step, "
-            f"and it has no value before. Do this after the first step, or in a hook registered with "
-            f"smp.register_post_partition_hook."
-        )
-    raise OwnershipError(
-        f"Cannot {doing} variable {state.name!r} here: partition {state.owner} owns it and only its rank stores it. "
-        f"Use model.local_variables for the variables this rank stores."
-    )
-
-
-def _check_fits(variable: Any, value: Any) -> None:
-    shape = value.shape if hasattr(value, "shape") else tf.convert_to_tensor(value, variable.dtype).shape
-    if not variable.shape.is_compatible_with(shape):
-        raise ValueError(
-            f"Cannot assign a value of shape {tuple(shape)} to variable {variable.smp_state.name!r} of shape "
-            f"{tuple(variable.shape)}."
-        )
-
-
-def _check_saved(variable: Any) -> None:
-    # While the structure of a model is written its values are left out on purpose.
-    state: VariableState = variable.smp_state
-    if state.is_filled or _tracing.depth:
-        return
-    if state.owner is None:
-        _check_readable(variable, "save or restore")
-    raise OwnershipError(
-        f"Cannot save or restore variable {state.name!r} here: partition {state.owner} owns it and only its rank "
-        f"stores it, so a checkpoint of this rank would lack it. smp.CheckpointManager(checkpoint, directory), used on "
-        f"every rank, saves and restores the variables of all partitions."
-    )
-
-
-def _take_from_checkpoint(variable: Any, value: tf.Tensor) -> bool:
-    """Note what TensorFlow reads from a checkpoint for a variable that nobody stores yet: its initial value.
-
-    That is how Keras's `load_model` and `load_weights` give a model its values that is built by a function, or in the
-    constructor of a subclass.
-    """
-    if variable.smp_state.is_filled or variable.smp_state.owner is not None:
-        return False
-    _check_fits(variable, value)
-    return set_initial_value(variable, foreign_values.later(value, variable.dtype))
-
-
-_Checked: Any = tf_internals.checked_in_checkpoints(_check_saved, _take_from_checkpoint)
-
-
-class _Guarded(_Checked):
-    """What a variable of a distributed model does before it is read or written: check that this rank stores it."""
-
-    smp_state: VariableState
-
-    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
-        fetch = foreign_values.fetch()
-        if fetch is not None and not self.smp_state.is_filled and tf.executing_eagerly():
-            return fetch(self)
-        _check_readable(self, "read")
-        return super()._read_variable_op(*args, **kwargs)
-
-    def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.sparse_read`; an error on a rank that does not store the variable."""
-        _check_readable(self, "read")
-        return super().sparse_read(*args, **kwargs)
-
-    def gather_nd(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.gather_nd`; an error on a rank that does not store the variable."""
-        _check_readable(self, "read")
-        return super().gather_nd(*args, **kwargs)
-
-    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign`; an error on a rank that does not store the variable.
-
-        Before it is decided who stores it, the value takes the place of the initial one.
-        """
-        if not self.smp_state.is_filled and tf.executing_eagerly():
-            if self.smp_state.owner is None:
-                _check_fits(self, value)
-                set_initial_value(self, foreign_values.later(value, self.dtype))
-                return self
-            if foreign_values.leaves_out():
-                _check_fits(self, value)
-                return self
-        _check_readable(self, "assign to")
-        return super().assign(foreign_values.as_array(value), *args, **kwargs)
-
-    def assign_add(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign_add`; an error on a rank that does not store the variable."""
-        _check_readable(self, "assign to")
-        return super().assign_add(*args, **kwargs)
-
-    def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign_sub`; an error on a rank that does not store the variable."""
-        _check_readable(self, "assign to")
-        return super().assign_sub(*args, **kwargs)
-
-
-def _guard_scatters() -> None:
-    """Give `_Guarded` the many ways of writing parts of a variable, each checked before it runs."""
-
-    def guarded(name: str) -> Callable[..., Any]:
-        def write(self: Any, *args: Any, **kwargs: Any) -> Any:
-            _check_readable(self, "assign to")
-            return getattr(super(_Guarded, self), name)(*args, **kwargs)
-
-        write.__name__ = name
-        write.__doc__ = f"As `tf.Variable.{name}`; an error on a rank that does not store the variable."
-        return write
-
-    for name in dir(tf_internals.ResourceVariable):
-        if name.startswith(("scatter_", "batch_scatter_")):
-            setattr(_Guarded, name, guarded(name))
-
-
-_guard_scatters()
-
-
-class DeferredVariable(_Guarded, tf_internals.UninitializedVariable):
-    """A resource variable whose storage appears only on the rank that owns it.
-
-    Args:
-        state: what smp_tf knows about it.
-        kwargs: as `tf.Variable` takes them, without an initial value.
-    """
-
-    def __init__(self, state: VariableState, **kwargs: Any) -> None:
-        self.smp_state = state
-        super().__init__(**kwargs)
-
-
-class FreedVariable(_Guarded, tf_internals.ResourceVariable):
-    """A variable that was built with its value, on a rank that does not own it: freed once the plan existed."""
+from smp_tf.guarded_variables import BuiltVariable, DeferredVariable
+from smp_tf.variable_state import Placement, VariableState
 
 
 class VariableStore:
@@ -349,7 +100,7 @@ class VariableStore:
         if kwargs.get("initial_value") is None:
             return next_creator(**kwargs)
         initial_value = kwargs.pop("initial_value")
-        if not callable(initial_value) or _tracing.made_at_once:
+        if not callable(initial_value) or guarded_variables.is_made_at_once():
             return make_script_variable(initial_value=initial_value, **kwargs)
         shape, dtype, op_seeds = _draw_seeds(initial_value)
         wanted = kwargs.get("dtype")
@@ -477,10 +228,10 @@ class VariableStore:
             elif not state.is_local and state.is_filled:
                 tf_internals.destroy_storage(variable)
                 placement.is_filled = False
-                if type(variable) is tf_internals.ResourceVariable:
-                    # The script and Keras hold this very object; from now on it checks who reads it.
-                    variable.smp_state = state
-                    variable.__class__ = FreedVariable
+            if type(variable) is tf_internals.ResourceVariable and len({*(chunks or ()), placement.owner, stage}) > 1:
+                # The script and Keras hold this very object; from now on it checks who reads it, and notes who assigns.
+                variable.smp_state = state
+                variable.__class__ = BuiltVariable
             # It may hold a value that was assigned, of which other ranks need nothing.
             state.initial_value = None
 
@@ -543,24 +294,6 @@ def store_of(variable: Any) -> VariableStore | None:
         if store is not None and store.state(variable) is not None:
             return store
     return None
-
-
-def set_initial_value(variable: Any, value: Callable[[], Any]) -> bool:
-    """Replace what a variable will start with, if it is not decided yet who stores it.
-
-    Args:
-        variable: any variable.
-        value: gives the value; called on the rank that will store it.
-
-    Returns:
-        Whether that is so; a variable that has a value is to be assigned to.
-    """
-    state = getattr(variable, "smp_state", None)
-    if state is None or state.is_filled or state.owner is not None:
-        return False
-    state.initial_value, state.op_seeds = value, ()
-    last_given.note(variable)
-    return True
 
 
 def stage_of(variable: Any) -> int | None:

@@ -121,3 +121,20 @@ def test_layers_that_the_training_does_not_use_are_placed_when_a_step_uses_them(
             assert close(rank["predicted"][name], wanted), name
             assert close(rank["restored"][name], wanted), name
             assert close(ranks[0]["read"][name], wanted), name
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("launched", [launched(2, "used_by_all"), launched(4, "used_by_all", pytest.mark.full)])
+def test_scripts_set_and_read_weights_as_in_plain_keras(launched: LaunchedCase, case_result: CaseResult) -> None:
+    """Bug: what every rank set, or read, was refused where another rank stored it."""
+    ranks = case_result.values()
+    for number, rank in enumerate(ranks):
+        for way in ("weights", "by layer", "by plain model", "one"):
+            for found, wanted in zip(rank[way], ranks[0]["plain"], strict=True):
+                assert close(found, wanted), f"{way} on rank {number}"
+        assert close(rank["part"], ranks[0]["plain part"])
+        assert "tf.keras.backend.get_value(variable), layer.get_weights() and model.get_weights() tell" in rank["read"]
+        assert "Outside a tf.function every rank may assign the same value" in rank["graph"]
+        assert "wrap it in smp.DistributedModel and use its predict" in rank["called"]
+        assert "1 value on rank 0, nothing on rank 1, which stores it. Call assign, K.set_value" in rank["alone"]
+        assert "'head/bias': 1 value on rank 0, others on rank 1, which stores it" in rank["other"]

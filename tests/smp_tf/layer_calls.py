@@ -8,8 +8,8 @@ from typing import Any
 
 import smp_tf as smp
 from smp_tf import keras_adapter, tf_internals
+from smp_tf.guarded_variables import tracing_step
 from smp_tf.model_context import set_step_being_traced
-from smp_tf.variables import tracing_step
 
 
 class CallList:

@@ -16,7 +16,8 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf.errors import NotInitializedError, OwnershipError, StepError
-from smp_tf.variables import DeferredVariable, store_of
+from smp_tf.guarded_variables import DeferredVariable
+from smp_tf.variables import store_of
 
 SEED = 5
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 10.0

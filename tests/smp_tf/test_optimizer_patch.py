@@ -16,8 +16,9 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf import optimizer_patch as patched
 from smp_tf.errors import OwnershipError, StepError
+from smp_tf.guarded_variables import tracing_step
 from smp_tf.optimizer_patch import OptimizerPatch, optimizer_patch
-from smp_tf.variables import VariableStore, tracing_step
+from smp_tf.variables import VariableStore
 
 pytestmark = pytest.mark.usefixtures("keras_defaults")
 

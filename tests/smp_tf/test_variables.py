@@ -15,17 +15,8 @@ from tf_keras import layers
 
 from smp_tf import tf_internals
 from smp_tf.errors import OwnershipError
-from smp_tf.variables import (
-    DeferredVariable,
-    FreedVariable,
-    VariableStore,
-    is_remote,
-    keep_for_good,
-    made_at_once,
-    make_script_variable,
-    store_of,
-    tracing_step,
-)
+from smp_tf.guarded_variables import BuiltVariable, DeferredVariable, made_at_once, tracing_step
+from smp_tf.variables import VariableStore, is_remote, keep_for_good, make_script_variable, store_of
 
 pytestmark = pytest.mark.usefixtures("keras_defaults")
 
@@ -92,8 +83,8 @@ class TestStorage:
         store.settle({0: 0, 1: 1}, stage=0, seed=SEED)
         assert kept.numpy().tolist() == [1.0] * 1000
         assert stored_bytes(freed) == 0
-        assert isinstance(freed, FreedVariable)
-        assert not isinstance(kept, FreedVariable)
+        assert isinstance(freed, BuiltVariable)
+        assert not isinstance(kept, BuiltVariable)
         with pytest.raises(OwnershipError, match="variable 'freed' here: partition 1 owns it"):
             freed.numpy()
 
@@ -215,14 +206,16 @@ class TestUse:
             use(first)
         assert "smp.register_post_partition_hook" in str(raised.value)
 
-    def test_on_a_rank_that_does_not_own_it_is_an_error_that_names_the_owner(
+    def test_where_it_is_not_stored_reading_is_an_error_that_names_the_owner_and_assigning_is_left_out(
         self, doing: str, use: Callable[[Any], Any]
     ) -> None:
         store, (first, _) = deferred(two_weights)
         store.settle({0: 3, 1: 0}, stage=0, seed=SEED)
-        with pytest.raises(
-            OwnershipError, match=f"Cannot {doing} variable 'first' here: partition 3 owns it"
-        ) as raised:
+        if doing == "assign to":
+            assert use(first) is first
+            assert not has_storage(first)
+            return
+        with pytest.raises(OwnershipError, match="Cannot read variable 'first' here: partition 3 owns it") as raised:
             use(first)
         assert "model.local_variables" in str(raised.value)
 
@@ -236,6 +229,30 @@ class TestUse:
 
 def _as_array(value: Any) -> Any:
     return value.numpy() if hasattr(value, "numpy") else value
+
+
+def test_in_a_function_assigning_is_an_error_where_it_is_not_stored() -> None:
+    store, (first, _) = deferred(two_weights)
+    store.settle({0: 3, 1: 0}, stage=0, seed=SEED)
+    for use in (use for _, doing, use in USES if doing == "assign to"):
+        with pytest.raises(OwnershipError, match=r"assign to variable 'first' in a tf\.function here: partition 3"):
+            tf.function(lambda use=use: use(first))()
+
+
+def test_a_value_of_another_shape_is_refused_where_it_would_be_left_out() -> None:
+    store, (first, _) = deferred(two_weights)
+    store.settle({0: 3, 1: 0}, stage=0, seed=SEED)
+    for assign in (first.assign, first.assign_add, first.assign_sub):
+        with pytest.raises(ValueError, match=r"shape \(3,\) to variable 'first' of shape \(2,\)"):
+            assign([1.0, 2.0, 3.0])
+
+
+def test_a_plain_layer_called_over_a_weight_of_another_rank_is_told_to_be_wrapped() -> None:
+    layer = layers.Dense(2)
+    store, _ = deferred(lambda: (layer.build([None, 3]), layer.weights)[1])
+    store.settle({0: 3, 1: 0}, stage=0, seed=SEED)
+    with pytest.raises(OwnershipError, match=r"wrap it in smp\.DistributedModel and use its predict"):
+        layer(np.ones([1, 3], np.float32))
 
 
 def test_a_graph_of_a_step_may_read_what_has_no_storage() -> None:

@@ -16,7 +16,8 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf import saving
-from smp_tf.errors import OwnershipError, StepError
+from smp_tf.errors import OwnershipError, RankMismatchError, StepError
+from smp_tf.variables import is_remote
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3) / 10.0
 SUBCLASS_FILES = ["w.weights.h5", "w.h5", "w"]
@@ -329,4 +330,72 @@ def unused() -> dict[str, Any]:
         read = heads_of(tf_keras.Model)
         read.load_weights(folder / "w.h5")
         found["read"] = read.predict(X, verbose=0)
+    return found
+
+
+def used_by_all() -> dict[str, Any]:
+    """What scripts of Keras's set and read of a model, on every rank; and what only one rank sets."""
+    K = tf_keras.backend  # noqa: N806
+    y = X[:, :2] * 0.5
+
+    def said_by(doing: Callable[[], Any]) -> str:
+        try:
+            doing()
+        except (OwnershipError, RankMismatchError) as error:
+            return str(error)
+        return ""
+
+    class Changing(tf_keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            inner = getattr(self.model, "inner", self.model)
+            for name in ("hidden", "head"):
+                layer = inner.get_layer(name)
+                layer.set_weights([0.9 * w for w in layer.get_weights()])
+                K.set_value(layer.bias, K.get_value(layer.bias) + 0.25 * epoch)
+                layer.kernel.assign_add(np.full(layer.kernel.shape, 0.125, np.float32))
+                layer.kernel.assign_sub(np.full(layer.kernel.shape, 0.0625, np.float32))
+                layer.bias.scatter_nd_update([[0]], [0.5])
+            kernels = [inner.get_layer(name).kernel for name in ("hidden", "head")]
+            K.batch_set_value([(v, 0.5 * w) for v, w in zip(kernels, K.batch_get_value(kernels), strict=True)])
+
+    def trained(model: Any) -> Any:
+        model.compile(tf_keras.optimizers.SGD(0.1), loss="mse")
+        model.fit(X, y, batch_size=8, epochs=1, verbose=0)
+        model.fit(X, y, batch_size=8, initial_epoch=1, epochs=3, verbose=0, callbacks=[Changing()])
+        return model
+
+    inner = functional()
+    drawn = np.random.default_rng(5)
+    start = [drawn.uniform(0.1, 1.0, v.shape) for v in inner.weights]
+    inner.set_weights(start)
+    model = smp.DistributedModel(inner)
+    object.__setattr__(model, "inner", inner)
+    trained(model)
+    found: dict[str, Any] = {
+        "weights": list(model.get_weights()),
+        "by layer": [w for layer in inner.layers for w in layer.get_weights()],
+        "by plain model": inner.get_weights(),
+        "one": [K.get_value(v) for v in inner.weights],
+    }
+    foreign = next(v for v in inner.trainable_weights if is_remote(v))
+    found["read"] = said_by(foreign.numpy)
+    found["graph"] = said_by(lambda: tf.function(lambda: foreign.assign(tf.zeros(foreign.shape)))())
+    part = tf_keras.Model(inner.input, inner.get_layer("middle").output)
+    found["called"] = said_by(lambda: part(X))
+    found["part"] = smp.DistributedModel(part).predict(X, verbose=0)
+    # Each rank changes what it stores, and nobody minds.
+    for variable in model.local_trainable_variables:
+        variable.assign_add(tf.zeros(variable.shape))
+    folder = Path(smp.allgather(tempfile.mkdtemp() if smp.rank() == 0 else None)[0])
+    model.save_weights(folder / "w.h5")
+    if smp.rank() == 0:
+        foreign.assign(tf.zeros(foreign.shape))
+    found["alone"] = said_by(lambda: model.save_weights(folder / "w.h5"))
+    inner.get_layer("head").bias.assign([float(smp.rank()), 0.0])
+    found["other"] = said_by(lambda: model.save_weights(folder / "w.h5"))
+    if smp.rank() == 0:
+        plain = functional()
+        plain.set_weights(start)
+        found["plain"] = trained(plain).get_weights()
+        found["plain part"] = tf_keras.Model(plain.input, plain.get_layer("middle").output)(X).numpy()
     return found
