@@ -29,6 +29,8 @@ from smp_tf.partition.json_record import record_from
 #: written in it, so that an earlier smp_tf reads what it can.
 VERSION = 2
 _WITHOUT_SLICES = 1
+#: Of what is wrong with a manifest so many characters are told: names in it may have any length.
+_MOST_SAID = 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +147,7 @@ def decoded(text: str, path: str) -> Manifest:
             raise CheckpointError(f"It is of {manifest.name!r}, and its file's name must be that.")
         require_own_files(manifest)
     except (PlacementError, CheckpointError) as error:
-        raise damaged(path, f"is not one that smp_tf has written there. {error}") from None
+        raise damaged(path, f"is not one that smp_tf has written there. {str(error)[:_MOST_SAID]}") from None
     return manifest
 
 

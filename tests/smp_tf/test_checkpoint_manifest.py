@@ -63,6 +63,7 @@ def refused(folder: Path, name: str = "ckpt-1") -> str:
         "mp_rank_٣/ckpt-1-0123abcd",
         "ckpt-1-0123abcd",
         "mp_rank_0/ckpt-1-0123abcd\n",
+        "../" * 100,
         "",
     ],
 )
@@ -72,6 +73,11 @@ def test_a_prefix_of_other_files_is_refused(prefix: str, tmp_path: Path) -> None
     # Nor is one written that another rank has said.
     with pytest.raises(CheckpointError, match="The prefix of a part"):
         files.commit(str(tmp_path), manifest(part(prefix)))
+
+
+def test_a_long_name_is_not_told_whole(tmp_path: Path) -> None:
+    put(tmp_path, lambda content: {**content, "parts": [dataclasses.asdict(part("../" * 1000))]})
+    assert len(refused(tmp_path)) <= 501
 
 
 @pytest.mark.parametrize("file", ["../thesis.tex", f"{PREFIX}.index/..", f"{PREFIX}.json", f"{PREFIX}-1.index", "a"])
