@@ -186,7 +186,9 @@ def test_rotation_keeps_the_latest_saved(results: dict[str, CaseResult], folders
         ]
         assert rank["latest"] == "ckpt-4"
     files = [path.name for path in (folders / "rotation").rglob("*") if path.is_file()]
-    assert len(files) == 2 * (1 + 2 * 2), files
+    assert len(files) == 2 * (1 + 2 * 2) + 1, files
+    # Empty, since the job that saved has ended.
+    assert (folders / "rotation" / ".ckpt.in-use").read_text() == ""
 
 
 def test_restoring_from_nothing_does_nothing_and_says_so_once(results: dict[str, CaseResult]) -> None:

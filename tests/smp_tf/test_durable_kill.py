@@ -98,7 +98,7 @@ def test_a_file(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("way", ["exchanged", "renamed"])
+@pytest.mark.parametrize("way", ["exchanged", pytest.param("renamed", marks=pytest.mark.full)])
 def test_a_folder(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "renamed":
         monkeypatch.setattr(durable_files, "_exchange", lambda first, second: False)

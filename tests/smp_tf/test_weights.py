@@ -127,7 +127,13 @@ def test_weights_in_a_model_file_and_in_a_saved_model_load(kind: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "file"), [("builder", "w"), ("builder", "w.h5"), ("builder", "m.keras"), ("subclass", "w.h5")]
+    ("kind", "file"),
+    [
+        ("builder", "w"),
+        ("builder", "w.h5"),
+        pytest.param("builder", "m.keras", marks=pytest.mark.full),
+        ("subclass", "w.h5"),
+    ],
 )
 def test_another_file_of_the_same_name_is_not_taken_for_it(kind: str, file: str, tmp_path: Path) -> None:
     """Before the first step a value is only noted; what is read then is what was named."""
