@@ -1,4 +1,4 @@
-"""Says when Python has printed the traceback of an exception that nobody catches."""
+"""Says when Python has printed the traceback of an exception that nobody catches, or that nobody reads it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
+OnException = Callable[[BaseException, TracebackType | None], object]
+
+# A traceback that takes longer is written to somebody who does not read it: a pager, a terminal after Ctrl-S.
+_PRINTING_TIME = 3.0
+
 
 class ExceptionHooks:
     """Goes behind the hooks that print tracebacks, of the main thread and of others.
 
     Args:
         printed: is given an exception, and its traceback, once that is printed; not that which ends a thread in order.
+        unread: is given them in its place, in another thread, after seconds of printing; by default `printed` is.
     """
 
-    def __init__(self, printed: Callable[[BaseException, TracebackType | None], object]) -> None:
+    def __init__(self, printed: OnException, unread: OnException | None = None) -> None:
         self._printed = printed
+        self._unread = unread or printed
 
     def install(self) -> None:
         """Puts the hooks in front of those that are there, which they call first."""
@@ -34,20 +41,44 @@ class ExceptionHooks:
             threading.excepthook = self._previous_in_thread
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._previous(kind, error, trace)
-        self._tell(error, trace)
+        with self._telling(error, trace):
+            self._previous(kind, error, trace)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
-        self._previous_in_thread(args)
-        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-            self._tell(args.exc_value, args.exc_traceback)
+        if args.exc_value is None or isinstance(args.exc_value, SystemExit):
+            self._previous_in_thread(args)
+            return
+        with self._telling(args.exc_value, args.exc_traceback):
+            self._previous_in_thread(args)
 
-    def _tell(self, error: BaseException, trace: TracebackType | None) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            # A script may have closed it, or have none.
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                stream.flush()
-        self._printed(error, trace)
+    @contextlib.contextmanager
+    def _telling(self, error: BaseException, trace: TracebackType | None) -> Iterator[None]:
+        """Tells of an exception after what is printed within `with`, or once that takes too long."""
+        telling = threading.Lock()
+        is_told = False
+
+        def tell(hear: OnException) -> None:
+            nonlocal is_told
+            # Whoever comes second goes on when it is told.
+            with telling:
+                if not is_told:
+                    is_told = True
+                    hear(error, trace)
+
+        timer = threading.Timer(_PRINTING_TIME, tell, [self._unread])
+        timer.daemon = True
+        # When Python has nearly ended, it starts no threads.
+        with contextlib.suppress(RuntimeError):
+            timer.start()
+        try:
+            yield
+            for stream in (sys.stdout, sys.stderr):
+                # A script may have closed it, or have none.
+                with contextlib.suppress(AttributeError, OSError, ValueError):
+                    stream.flush()
+        finally:
+            timer.cancel()
+            tell(self._printed)
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:

@@ -94,6 +94,7 @@ class StartWatch:
         if self._size > 1 and error is not None and not isinstance(error, PeerError):
             # The others hear of the end of Horovod, and of no name, before this process has ended.
             self.arrivals.fail()
+            _end_if_unread(error, self._end)
         if isinstance(error, PeerError) and self._guard is not None:
             # The launcher's signal is on its way, and may come before Python has printed the error.
             self._guard.say(f": {str(error).removesuffix('.')}")
@@ -198,6 +199,21 @@ class StartWatch:
         except Exception as error:
             # This thread is the only one that ends a start which never would.
             return f"{_AWAITED}; which ones could not be found out ({error!r})"
+
+
+def _end_if_unread(failure: BaseException, end: Callable[[int], object]) -> None:
+    """Ends this process where nobody reads why its start has failed: the others wait for it, in Horovod.
+
+    Args:
+        failure: why; a script that catches it goes on.
+        end: ends the process, with an exit code.
+    """
+
+    def on_unread(error: BaseException, trace: TracebackType | None) -> None:
+        if any(seen is failure for seen in chain_of(error)):
+            end(1)
+
+    ExceptionHooks(lambda *_: None, on_unread).install()
 
 
 class _Unprinted:

@@ -65,6 +65,7 @@ def test_children_and_full_disks_leave_a_job_alone(tmp_path: Path) -> None:
 WORDS = {
     "interrupt": r"rank 1 \(host .*\) was ended by Ctrl-C$",
     "sys_exit": r"rank 1 \(host .*\) left the loop early after step \d",
+    "fail_unread": r"rank 1 \(host .*\) failed: ValueError: not read",
     "os_exit": r"rank 1 \(host .*\) was lost: its process ended without a word",
 }
 #: And in it, where ranks do not know each other yet.
@@ -75,13 +76,14 @@ IN_INIT = (
 
 @pytest.mark.full
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("way", ["interrupt", "sys_exit", "os_exit"])
+@pytest.mark.parametrize("way", ["interrupt", "sys_exit", "os_exit", "fail_unread"])
 def test_the_end_of_one_rank_ends_all_and_is_told(way: str, moment: str, tmp_path: Path) -> None:
     outcome = run(tmp_path, f"{way}@{moment}")
     assert outcome.returncode != 0, outcome.report()
     words = IN_INIT if moment == "init" else WORDS[way]
     assert re.search(words, outcome.output(0), re.M), outcome.report()
-    codes = {"interrupt": {130, None}, "sys_exit": {3}, "os_exit": {3}}
+    # The launcher may end it before, and does not always say how.
+    codes = {"interrupt": {130, None}, "sys_exit": {3}, "os_exit": {3}, "fail_unread": {1, 143, None}}
     assert outcome.exit_codes[1] in codes[way], outcome.report()
 
 

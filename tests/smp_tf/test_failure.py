@@ -9,6 +9,7 @@ import threading
 import pytest
 import tensorflow as tf
 
+from smp_tf import exception_hooks
 from smp_tf.errors import RankMismatchError
 from smp_tf.failure import FailureHooks, describe, follows_from_another
 
@@ -99,6 +100,32 @@ def test_an_exception_in_a_thread_is_told(hooks):
     thread.join()
     assert [str(error) for error in printed] == ["no space"]
     assert "failed: OSError: no space" in recorder.aborts[0][0]
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_an_exception_whose_traceback_nobody_reads_is_told(hooks, monkeypatch, in_thread):
+    """The other ranks waited for its rank until stall_timeout, and it never ended."""
+    monkeypatch.setattr(exception_hooks, "_PRINTING_TIME", 0.05)
+    read, told = threading.Event(), threading.Event()
+
+    def print_to_nobody(*_):
+        read.wait()
+
+    monkeypatch.setattr(threading if in_thread else sys, "excepthook", print_to_nobody)
+    _, recorder, _ = hooks()
+    abort = recorder.abort
+    recorder.abort = lambda *args, **details: (abort(*args, **details), told.set())
+    error = caught(ValueError("bad"))
+    given = ValueError, error, error.__traceback__
+    if in_thread:
+        given = (threading.ExceptHookArgs((*given, None)),)
+    raising = threading.Thread(target=threading.excepthook if in_thread else sys.excepthook, args=given)
+    raising.start()
+    assert told.wait(20)
+    read.set()
+    raising.join()
+    [(message, _)] = recorder.aborts
+    assert message.startswith("rank 1 (host a) failed: ValueError: bad (at ")
 
 
 def test_nothing_is_told_through_a_transport_that_is_closed(hooks):

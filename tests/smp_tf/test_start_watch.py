@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from smp_tf import arrivals
+from smp_tf import arrivals, exception_hooks
 from smp_tf.ops.errors import PeerError
 from smp_tf.start_watch import StartWatch
 from tests.smp_tf.rendezvous import Rendezvous, arrive, ended_process, running
@@ -104,6 +104,30 @@ def test_a_start_is_ended_also_where_no_words_are_found_for_whom_it_waits(capfd:
         watch.await_others(lambda: str(1 // 0))
         assert ended.wait(20.0)
     assert "it waited for other ranks; which ones could not be found out (ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_a_start_that_fails_unread_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others waited for it in Horovod until stall_timeout."""
+    monkeypatch.setattr(exception_hooks, "_PRINTING_TIME", 0.05)
+    codes: list[int] = []
+    ended = threading.Event()
+    # As if Python printed to a pipe that is full.
+    monkeypatch.setattr(sys, "excepthook", lambda *_: ended.wait(20.0))
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    with pytest.raises(ValueError, match="of a configuration") as caught, StartWatch(1800.0, NOBODY, end=end):
+        raise ValueError("of a configuration")
+    other = KeyError("of the script, which has caught the first")
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    ended.set()
+    sys.excepthook(KeyError, other, None)
+    assert codes == []
+    ended.clear()
+    sys.excepthook(ValueError, caught.value, None)
+    assert codes == [1]
 
 
 def test_where_no_signal_is_heard_the_end_of_another_rank_is_told_before_python_prints_it(

@@ -66,6 +66,12 @@ def block_stderr():
     wait_for_the_end()
 
 
+def fail_unread():
+    """Nobody reads the traceback either."""
+    os.dup2(full_stderr("blocking")[1], 2)
+    raise ValueError("not read")
+
+
 def close_stderr():
     os.close(2)
     say("nobody reads it")
