@@ -28,7 +28,6 @@ from typing import Any
 from smp_tf.ops.errors import TransportError, TransportTimeoutError
 from smp_tf.ops.plain_text import plain_text
 from smp_tf.ops.transport_functions import (
-    CANCELLED,
     DEADLINE_EXCEEDED,
     INVALID_ARGUMENT,
     OK,
@@ -44,6 +43,8 @@ __all__ = ["Transport", "TransportOptions"]
 SLICE_S = 0.1
 MESSAGE_PROGRAM = 0xFFFFFFFF00000000
 MAX_CONTROL_BYTES = 4096
+#: What the words of a receive end with that was withdrawn before its message came.
+_WITHDRAWN = b" was withdrawn"
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ class Transport:
         self._why_closed = ""
         self._lock = threading.Lock()
         self._sent: defaultdict[tuple[int, int], int] = defaultdict(int)
+        #: Receives that were given up, by rank, tag and turn: the message of one may be on its way into its memory.
+        self._on_their_way: dict[tuple[int, int, int], int] = {}
         self._received: defaultdict[tuple[int, int], int] = defaultdict(int)
         self.rank = rank
         self.size = size
@@ -235,7 +238,7 @@ class Transport:
             pointer,
             view.nbytes,
         )
-        self._finish(operation, timeout, keep, f"sending {view.nbytes} bytes to rank {dest}")
+        self._finish_send(operation, timeout, keep, f"sending {view.nbytes} bytes to rank {dest}")
 
     def recv_bytes(
         self,
@@ -266,18 +269,54 @@ class Transport:
         with self._lock:
             sequence = self._received[src, tag]
             self._received[src, tag] += 1
-        operation = self._library.smp_operation_recv(
-            self._open_handle(), src, self._message_key(tag, sequence), label.encode()
-        )
+            operation = self._on_their_way.pop((src, tag, sequence), None)
+        while True:
+            is_new = operation is None
+            if operation is None:
+                key = self._message_key(tag, sequence)
+                operation = self._library.smp_operation_recv(self._open_handle(), src, key, label.encode())
+            try:
+                code = self._await(operation, timeout, f"a message of rank {src}, tag {tag}", while_waiting)
+            except BaseException:
+                self._give_up(operation, src, tag, sequence)
+                raise
+            if is_new or not self._library.smp_operation_message(operation).endswith(_WITHDRAWN):
+                break
+            # It was given up before its message came.
+            self._library.smp_operation_free(operation)
+            operation = None
         try:
-            return self._finish(operation, timeout, None, f"a message of rank {src}, tag {tag}", while_waiting)
-        except BaseException as error:
-            if isinstance(error, TransportError) and not isinstance(error, TransportTimeoutError):
-                raise  # It has used the message up.
-            with self._lock:
-                if self._received[src, tag] == sequence + 1:
-                    self._received[src, tag] = sequence
-            raise
+            raise_for(code, self._library.smp_operation_message(operation))
+            count = ctypes.c_uint64()
+            data = self._library.smp_operation_take(operation, ctypes.byref(count))
+            return _own(data, count.value)
+        finally:
+            self._library.smp_operation_free(operation)
+
+    def _await(self, operation: int, timeout: float | None, what: str, while_waiting: Callable[[], None] | None) -> int:
+        """Waits for an operation; gives its status."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = SLICE_S if deadline is None else deadline - time.monotonic()
+            code = int(self._library.smp_operation_wait(operation, max(0.0, min(left, SLICE_S))))
+            if code >= 0:
+                return code
+            if left <= 0:
+                raise TransportTimeoutError(f"{what}: not done within {timeout} s")
+            if while_waiting is not None:
+                while_waiting()
+
+    def _give_up(self, operation: int, src: int, tag: int, sequence: int) -> None:
+        """Lets the next receive of a tag have what this one has waited for, also if it is on its way already."""
+        self._library.smp_operation_withdraw(operation)
+        with self._lock:
+            if self._received[src, tag] == sequence + 1 and not self._why_closed:
+                self._received[src, tag] = sequence
+                self._on_their_way[src, tag, sequence] = operation
+                return
+        # Another thread has received the next one meanwhile.
+        self._library.smp_operation_cancel(operation)
+        self._library.smp_operation_free(operation)
 
     def begin_step(self, program: int, step: int) -> None:
         """Says that this rank is inside a step, as the op SmpBegin does."""
@@ -451,6 +490,8 @@ class Transport:
             self._why_closed = f"the transport of rank {self.rank} is closed"
         atexit.unregister(self._leave_at_exit)
         self._library.smp_transport_shutdown(self._handle)
+        while self._on_their_way:
+            self._library.smp_operation_free(self._on_their_way.popitem()[1])
 
     @property
     def is_open(self) -> bool:
@@ -471,6 +512,7 @@ class Transport:
             f"its results back to its parent"
         )
         self._free.detach()
+        self._on_their_way.clear()
         # Another thread of the parent may have had it.
         self._lock = threading.Lock()
         atexit.unregister(self._leave_at_exit)
@@ -492,38 +534,13 @@ class Transport:
                 return out.value.decode(errors="replace")
             count = needed
 
-    def _finish(
-        self,
-        operation: int,
-        timeout: float | None,
-        keep: Any,
-        what: str,
-        while_waiting: Callable[[], None] | None = None,
-    ) -> memoryview:
-        """Waits for an operation and frees it; what it holds of ours is kept as long as it needs."""
-        library = self._library
-        deadline = None if timeout is None else time.monotonic() + timeout
-        code = -1
+    def _finish_send(self, operation: int, timeout: float | None, keep: Any, what: str) -> None:
+        """Waits for a send and frees it; what it holds of ours is kept as long as it needs."""
         try:
-            while code < 0:
-                left = SLICE_S if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    library.smp_operation_cancel(operation)
-                    # Cancelling may come too late, and then the operation ends well.
-                    while code < 0:
-                        code = library.smp_operation_wait(operation, SLICE_S)
-                    if code == CANCELLED:
-                        raise TransportTimeoutError(f"{what}: not done within {timeout} s")
-                    break
-                code = library.smp_operation_wait(operation, min(left, SLICE_S))
-                if code < 0 and while_waiting is not None:
-                    while_waiting()
-            raise_for(code, library.smp_operation_message(operation))
-            count = ctypes.c_uint64()
-            data = library.smp_operation_take(operation, ctypes.byref(count))
-            return _own(data, count.value)
+            code = self._await(operation, timeout, what, None)
+            raise_for(code, self._library.smp_operation_message(operation))
         except BaseException:
-            library.smp_operation_cancel(operation)
+            self._library.smp_operation_cancel(operation)
             raise
         finally:
             _free_when_released(operation, keep)

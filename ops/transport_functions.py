@@ -102,6 +102,7 @@ def functions() -> ctypes.CDLL:
         "smp_operation_recv": (handle, [handle, u32, Key, text]),
         "smp_operation_wait": (ctypes.c_int, [handle, real]),
         "smp_operation_cancel": (None, [handle]),
+        "smp_operation_withdraw": (None, [handle]),
         "smp_operation_message": (text, [handle]),
         "smp_operation_take": (handle, [handle, handle]),
         "smp_operation_released": (ctypes.c_int, [handle]),

@@ -276,6 +276,31 @@ def bytes_both_ways(rank: Rank) -> None:
     transport.close()
 
 
+def give_up_half_way(rank: Rank) -> None:
+    """Rank 0 gives up receives: one whose message has not come, and one whose sender stops while it is moved."""
+    transport = rank.transport
+    big = bytes(range(256)) * (16 << 10)
+    if rank.rank == 1:
+        rank.ask()
+        transport.send_bytes(0, 4, big)
+        transport.send_bytes(0, 4, b"the next one")
+        rank.tell("sent")
+        rank.ask()
+        return
+    rank.tell_error(lambda: transport.recv_bytes(1, 4, timeout=0.0))
+    rank.tell("gave up")
+    while transport.stats()["unmatched_messages"] == 0:
+        pass
+    rank.tell("there")
+    rank.ask()
+    for _ in range(2):
+        rank.tell_error(lambda: transport.recv_bytes(1, 4, timeout=0.2))
+    rank.tell("gave up again")
+    got = bytes(transport.recv_bytes(1, 4))
+    rank.tell("got", right=got == big, then=bytes(transport.recv_bytes(1, 4)).decode())
+    rank.ask()
+
+
 def offer(rank: Rank) -> None:
     """Rank 1 sends what rank 0 does not take yet, and then one of them ends in one way or another."""
     transport = rank.transport
@@ -427,6 +452,7 @@ PARTS: dict[str, Callable[[Rank], None]] = {
         hold_words,
         answer_while_stuck,
         bytes_both_ways,
+        give_up_half_way,
         fork_and_exit,
         leave_between_steps,
         leave_early,

@@ -175,6 +175,24 @@ def test_a_stopped_peer_is_reported_without_its_answer() -> None:
         assert ranks[0].process.poll() is None
 
 
+def test_a_message_that_is_on_its_way_when_a_receive_is_given_up_comes_to_the_next() -> None:
+    """It was once dropped, and every later one taken for the one before it."""
+    with RankFleet("give_up_half_way", 2, read_memory=False) as ranks:
+        assert "not done within 0.0 s" in ranks[0].expect("error")["message"]
+        ranks[0].expect("gave up")
+        ranks[1].command("send")
+        ranks[0].expect("there")
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, ranks[1].pid, os.WSTOPPED)
+        ranks[0].command("receive")
+        for _ in range(2):
+            assert ranks[0].expect("error")["type"] == "TransportTimeoutError"
+        ranks[0].expect("gave up again")
+        os.kill(ranks[1].pid, signal.SIGCONT)
+        got = ranks[0].expect("got")
+        assert (got["right"], got["then"]) == (True, "the next one")
+
+
 def test_a_rank_answers_what_it_does_while_its_main_thread_is_stuck() -> None:
     with RankFleet("answer_while_stuck", 2) as ranks:
         before = ranks[0].expect("before")["status"]

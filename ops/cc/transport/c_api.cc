@@ -362,6 +362,7 @@ int smp_operation_wait(smp_operation* op, double timeout_s) {
 }
 
 void smp_operation_cancel(smp_operation* op) { op->owner->transport.Cancel(op->id); }
+void smp_operation_withdraw(smp_operation* op) { op->owner->transport.Withdraw(op->id); }
 const char* smp_operation_message(smp_operation* op) { return op->message.c_str(); }
 
 void* smp_operation_take(smp_operation* op, uint64_t* bytes) {

@@ -283,6 +283,9 @@ SMP_API smp_operation* smp_operation_recv(smp_transport*, uint32_t source, smp_k
 /* -1 while it runs, else its status code. Blocks up to `timeout_s`. */
 SMP_API int smp_operation_wait(smp_operation*, double timeout_s);
 SMP_API void smp_operation_cancel(smp_operation*);
+/* Cancels a receive whose message has not come. One that is on its way goes on, and can be waited
+ * for later. */
+SMP_API void smp_operation_withdraw(smp_operation*);
 SMP_API const char* smp_operation_message(smp_operation*);
 /* The received bytes; the caller owns them and frees them with smp_bytes_free. */
 SMP_API void* smp_operation_take(smp_operation*, uint64_t* bytes);

@@ -92,6 +92,14 @@ void Transport::Cancel(uint64_t id) {
   });
 }
 
+void Transport::Withdraw(uint64_t id) {
+  Enqueue([this, id] {
+    const auto found = operations_.find(id);
+    if (found == operations_.end() || found->second->in_use) return;
+    End(found->second.get(), SMP_CANCELLED, Describe(*found->second) + " was withdrawn");
+  });
+}
+
 void Transport::CancelAll(const std::string& reason) {
   Enqueue([this, reason] { EndAll(SMP_CANCELLED, reason); });
 }

@@ -118,6 +118,8 @@ class Transport : public UcxEvents {
   void Send(const smp_send_params& params);
   void Receive(const smp_recv_params& params);
   void Cancel(uint64_t id);
+  // Cancels a receive, unless its message is on the way into its memory: that would be lost.
+  void Withdraw(uint64_t id);
   void CancelAll(const std::string& reason);
 
   Activity& activity() { return activity_; }
