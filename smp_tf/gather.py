@@ -19,6 +19,7 @@ import tensorflow as tf
 from smp_tf import assigned_values, foreign_values, runtime
 from smp_tf.control import allgather_json, tag_of
 from smp_tf.errors import StepError
+from smp_tf.layer_variables import variables_of
 from smp_tf.ops.transport import Transport
 from smp_tf.topology import CommGroup
 
@@ -42,7 +43,7 @@ def write_with_all_weights(model: DistributedModel, doing: str, write: Callable[
         StepError: the model has not run a step yet, or writing failed on rank 0.
         RankMismatchError: not every rank calls this.
     """
-    weights = list(model.variables)
+    weights = variables_of(model)
     holders = _holders(model, weights)
     rank = runtime.current().topology.rank
     # Nothing is written or sent before all have come: a rank that never comes may wait in a step for this one.

@@ -11,6 +11,7 @@ from typing import Any
 import tf_keras
 
 from smp_tf import guarded_variables, manual_placement, runtime, variables
+from smp_tf.layer_variables import Lookup, variables_of
 from smp_tf.partition.trace import Recorder
 
 
@@ -110,8 +111,9 @@ class StatePatch(Patch):
     def _replace(self) -> None:
         self._wrap(tf_keras.metrics.Metric, "add_weight", _at_once)
         self._wrap(tf_keras.layers.experimental.preprocessing.PreprocessingLayer, "adapt", _adapted)
-        # Reads what it has just made.
+        # They read what they have just made.
         self._wrap(tf_keras.layers.Normalization, "build", _at_once)
+        self._wrap(Lookup, "__init__", _at_once)
 
 
 #: In force from the first `smp.partition` until `smp.shutdown`.
@@ -139,7 +141,7 @@ def _at_once(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _adapted(original: Callable[..., Any]) -> Callable[..., Any]:
     def adapt(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        for variable in layer.variables:
+        for variable in variables_of(layer):
             store = variables.store_of(variable)
             if store is not None:
                 store.fill(variable, runtime.current().seed)

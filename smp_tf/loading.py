@@ -13,6 +13,7 @@ import tf_keras
 
 from smp_tf import foreign_values, last_given, runtime, tf_checkpoint, tf_internals
 from smp_tf.announce import announce
+from smp_tf.layer_variables import variables_of
 from smp_tf.model import DistributedModel
 from smp_tf.noted_files import NotedFiles
 from smp_tf.wrapped_model import keras_model_of
@@ -65,7 +66,7 @@ def load_weights(
 def _load(
     target: Any, path: str, prefix: str | None, skip_mismatch: bool, by_name: bool
 ) -> tf_checkpoint.LoadStatus | None:
-    noting = last_given.noting(target.variables)
+    noting = last_given.noting(variables_of(target))
     with foreign_values.left_out(), tf_internals.values_one_by_one(), noting:
         if prefix is not None:
             return tf_checkpoint.read(target, prefix)

@@ -16,6 +16,7 @@ from smp_tf import runtime, tf_internals
 from smp_tf.errors import StepError
 from smp_tf.guarded_variables import tracing_step
 from smp_tf.keras_adapter import state_patch
+from smp_tf.layer_variables import variables_of
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.model_context import in_keras_loop, saving, step_being_traced
 from smp_tf.norms import NormPatch
@@ -159,7 +160,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         Raises:
             StepError: no step has run yet, so it is not decided who stores what.
         """
-        return [v for v in self.variables if self._is_local(v)]
+        return [v for v in variables_of(self) if self._is_local(v)]
 
     @property
     def local_trainable_variables(self) -> list[Any]:

@@ -22,6 +22,7 @@ import tf_keras
 from smp_tf import durable_files, tf_checkpoint, tf_internals
 from smp_tf.errors import StepError
 from smp_tf.gather import write_with_all_weights
+from smp_tf.layer_variables import variables_of
 from smp_tf.model import DistributedModel
 from smp_tf.model_context import save_structure
 from smp_tf.wrapped_model import WrappedModel, keras_model_of
@@ -174,4 +175,4 @@ def _saved_model(model: DistributedModel, path: str) -> None:
     with save_structure():
         tf_keras.models.save_model(keras_model_of(model), path, save_format="tf", include_optimizer=False)
     prefix = os.path.join(path, "variables", "variables")
-    tf_checkpoint.replace_values(prefix, keras_model_of(model), list(model.variables))
+    tf_checkpoint.replace_values(prefix, keras_model_of(model), variables_of(model))

@@ -12,6 +12,7 @@ import tensorflow as tf
 from smp_tf import foreign_values, gather, last_given, runtime
 from smp_tf.control import barrier, tag_of
 from smp_tf.errors import StepError
+from smp_tf.layer_variables import is_variable, values_in_list
 from smp_tf.model import DistributedModel
 from smp_tf.topology import CommGroup
 from smp_tf.wrapped_model import keras_model_of
@@ -99,7 +100,14 @@ def get_weights(model: DistributedModel) -> ShardedWeights:
     Raises:
         StepError: the model has not run a step yet.
     """
-    return ShardedWeights([_shard(model, variable) for variable in model.weights])
+    return ShardedWeights([shard for weight in model.weights for shard in _shards(model, weight)])
+
+
+def _shards(model: DistributedModel, weight: Any) -> list[Shard]:
+    if is_variable(weight):
+        return [_shard(model, weight)]
+    name = type(weight).__name__
+    return [Shard(name, None, one.shape, one.dtype, np.array(one.numpy())) for one in weight.get_tensors()]
 
 
 def _shard(model: DistributedModel, variable: Any) -> Shard:
@@ -125,22 +133,27 @@ def set_weights(model: DistributedModel, weights: Sequence[Any]) -> None:
             f"Model {model.name!r} makes its weights when it is first called, so it has none to set yet. Call "
             f"model.build(input_shape) before, or set them after the first step."
         )
-    targets = model.weights
-    if len(targets) != len(weights):
-        raise ValueError(
-            f"Model {model.name!r} has {len(targets)} weights. Received: a list of {len(weights)} weights."
-        )
-    if isinstance(weights, ShardedWeights):
-        for number, (variable, shard) in enumerate(zip(targets, weights.shards, strict=True)):
-            _require_shape(number, variable, shard.shape)
-        for variable, shard in zip(targets, weights.shards, strict=True):
-            _take(model, variable, shard)
+    count = sum(map(values_in_list, model.weights))
+    if count != len(weights):
+        raise ValueError(f"Model {model.name!r} has {count} weights. Received: a list of {len(weights)} weights.")
+    shards = weights.shards if isinstance(weights, ShardedWeights) else None
+    targets, handlers, number = {}, [], 0
+    for weight in model.weights:
+        if is_variable(weight):
+            targets[number] = weight
+            _require_shape(number, weight, shards[number].shape if shards else np.shape(weights[number]))
+        else:
+            handlers.append((weight, weights[number : number + values_in_list(weight)]))
+        number += values_in_list(weight)
+    for handler, values in handlers:
+        handler.set_weights(values)
+    if shards is not None:
+        for number, variable in targets.items():
+            _take(model, variable, shards[number])
         return
-    for number, (variable, value) in enumerate(zip(targets, weights, strict=True)):
-        _require_shape(number, variable, np.shape(value))
-    with foreign_values.left_out(), last_given.noting(targets):
-        for variable, value in zip(targets, weights, strict=True):
-            variable.assign(value)
+    with foreign_values.left_out(), last_given.noting(targets.values()):
+        for number, variable in targets.items():
+            variable.assign(weights[number])
 
 
 def _require_shape(number: int, variable: Any, shape: Any) -> None:

@@ -34,7 +34,7 @@ from smp_tf.gradient_marks import computed
 from smp_tf.host_offload import are_updates_offloaded, uncompiled, update_on_host
 from smp_tf.one_bit_optimizer import OneBitOptimizer
 from smp_tf.optimizer_agreement import require_equal_optimizers
-from smp_tf.optimizer_methods import has_own_apply, is_of_keras
+from smp_tf.optimizer_methods import OWN_APPLY, has_own_apply, is_of_keras
 from smp_tf.optimizer_state import is_on_trial
 from smp_tf.unaveraged_gradients import require_fit
 
@@ -184,15 +184,21 @@ def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
     """The `apply_gradients` of `smp.DistributedOptimizer`, and what the script puts in its place.
 
     It compares what replicas have, so it is given all gradients, and leaves out itself what this rank does not update.
+    What the script puts in its place is given those of this stage.
     """
 
     def apply_gradients(optimizer: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
         recorder = recorded_apply.recorder()
-        if recorder is None:
-            return original(optimizer, grads_and_vars, *args, **kwargs)
-        return recorder.record(
-            optimizer, list(grads_and_vars), lambda given: original(optimizer, given, *args, **kwargs)
-        )
+        if recorder is not None:
+            return recorder.record(optimizer, pairs, lambda given: apply_gradients(optimizer, given, *args, **kwargs))
+        held = vars(optimizer)
+        if held.get("apply_gradients") is held[OWN_APPLY] or any(_is_stand_in(variable) for _, variable in pairs):
+            return original(optimizer, pairs, *args, **kwargs)
+        stored = [pair for pair in pairs if stored_here(pair[1])]
+        if pairs and not stored:
+            stored = [(tf.zeros([0]), _stand_in())]
+        return original(optimizer, stored, *args, **kwargs)
 
     return apply_gradients
 

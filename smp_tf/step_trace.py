@@ -12,6 +12,7 @@ import tensorflow as tf
 from smp_tf import guarded_variables, keras_adapter, planning, runtime, variables
 from smp_tf.announce import announce
 from smp_tf.errors import StepError
+from smp_tf.layer_variables import variables_of, variables_of_script
 from smp_tf.model import DistributedModel, model_with, patch_keras
 from smp_tf.model_context import set_step_being_traced
 from smp_tf.partition.lower import Lowered, lower
@@ -148,10 +149,10 @@ def trace_step(
         )
     for model in models:
         # Metrics that a model holds are updated on every rank, like any other of the script.
-        model._smp_store.leave_to_script(v for metric in model.metrics for v in metric.variables)
+        model._smp_store.leave_to_script(variables_of_script(model))
         # Also where the step called its layers or methods only, or, of a wrapped model, the model inside.
         model.built = True
-        for variable in model.variables:
+        for variable in variables_of(model):
             model._smp_store.adopt(variable)
     lowered = lower(traced, _describe)
     graph = make_stateless(lowered.graph, lambda note: announce(note, runtime.current().topology.rank))

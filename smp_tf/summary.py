@@ -9,6 +9,7 @@ import tf_keras
 
 from smp_tf import runtime
 from smp_tf.gather import WRITER
+from smp_tf.layer_variables import variables_of
 from smp_tf.model import DistributedModel
 from smp_tf.topology import CommGroup
 from smp_tf.wrapped_model import keras_model_of
@@ -81,7 +82,7 @@ def _ranks(model: DistributedModel, layer: Any) -> str:
     """The ranks that store a layer's weights, over all replicas; "?" before that is decided."""
     grid = runtime.current().topology.grid
     stages = set()
-    for variable in layer.variables:
+    for variable in variables_of(layer):
         if model._smp_store.leaves_to_script(variable):
             continue
         state = model._smp_store.state(variable)

@@ -22,6 +22,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from smp_tf import durable_files, variables
 from smp_tf.errors import StepError
+from smp_tf.layer_variables import variables_of
 from smp_tf.model_context import save_structure
 from smp_tf.noted_files import NotedFiles
 from smp_tf.variable_state import set_initial_value
@@ -99,7 +100,7 @@ def read(root: Any, prefix: str) -> LoadStatus:
     reader = tf.train.load_checkpoint(prefix)
     shapes = reader.get_variable_to_shape_map()
     keys = {id(variable.handle): key for variable, key in _matched(root, reader.get_tensor(_GRAPH_KEY))}
-    found = [(variable, keys[id(variable.handle)]) for variable in root.variables if id(variable.handle) in keys]
+    found = [(variable, keys[id(variable.handle)]) for variable in variables_of(root) if id(variable.handle) in keys]
     for variable, key in found:
         if not variable.shape.is_compatible_with(shapes[key]):
             raise ValueError(
@@ -109,7 +110,7 @@ def read(root: Any, prefix: str) -> LoadStatus:
     for variable, key in found:
         if not variables.is_remote(variable):
             _give(variable, reader, key, noted)
-    names = {id(variable.handle): variable.name for variable in root.variables}
+    names = {id(variable.handle): variable.name for variable in variables_of(root)}
     missing = [name for handle, name in names.items() if handle not in keys]
     if not found:
         raise ValueError(f"{prefix!r} has no value for any variable of the model. Its weights were another model's.")
@@ -133,7 +134,7 @@ def write(model: DistributedModel, prefix: str, place: str) -> None:
     root = keras_model_of(model)
     with save_structure():
         tf.train.Checkpoint(root=root).write(prefix)
-    replace_values(prefix, root, list(model.variables), place)
+    replace_values(prefix, root, variables_of(model), place)
 
 
 def replace_values(prefix: str, root: Any, weights: Sequence[Any], place: str = "") -> None:
