@@ -185,7 +185,9 @@ class _Assigner:
                 raise PlacementError(
                     f"Op {node.name!r} inside the model uses {names[0]!r}, a variable of the script that the step "
                     f"assigns. Such a variable lives on every rank, the model's ops on one. Make it a weight of the "
-                    f"model (add_weight or an attribute set in the model's __init__)."
+                    f"model (add_weight or an attribute set in the model's __init__). Of a layer of Keras's that keeps "
+                    f"state, such as a recurrent one with stateful=True, leave the state out; what draws from a "
+                    f"tf.random.Generator, such as RandomFlip, belongs in the data set."
                 )
             return Place(Role.REPLICATED, None, 0)
         if number in self.weight_derived:

@@ -46,6 +46,7 @@ def plan_arguments(
     specs: Sequence[tf.TypeSpec],
     non_split: frozenset[str],
     axes: Mapping[str, int],
+    of_keras: bool = False,
 ) -> tuple[SplitArgument, ...]:
     """Decide for every tensor argument along which axis it is cut.
 
@@ -55,6 +56,7 @@ def plan_arguments(
         specs: type of each tensor, composite ones whole.
         non_split: parameters passed whole.
         axes: the axis of parameters that are not cut along axis 0.
+        of_keras: whether Keras's loops are given them: then there is no option to name.
 
     Returns:
         One entry per tensor.
@@ -74,7 +76,8 @@ def plan_arguments(
         if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)):
             raise StepError(
                 f"Step argument {name!r} is of type {spec.value_type.__name__}, which cannot be cut into microbatches. "
-                f"Tensors, ragged and sparse tensors can. Pass it whole with @smp.step(non_split_inputs=[{root!r}])."
+                f"Tensors, ragged and sparse tensors can. "
+                + ("Give one of these." if of_keras else f"Pass it whole with @smp.step(non_split_inputs=[{root!r}]).")
             )
         rank = spec.shape.rank
         if isinstance(spec, tf.RaggedTensorSpec) and axis != 0:
@@ -84,8 +87,12 @@ def plan_arguments(
             )
         if rank == 0:
             raise StepError(
-                f"Step argument {name!r} is a scalar and cannot be cut into microbatches. Name it in "
-                f"@smp.step(non_split_inputs=[{root!r}]) to pass it whole to every microbatch."
+                f"Step argument {name!r} is a scalar and cannot be cut into microbatches. "
+                + (
+                    "Batch the data, so that it has one value for each sample, or keep the number in the model."
+                    if of_keras
+                    else f"Name it in @smp.step(non_split_inputs=[{root!r}]) to pass it whole to every microbatch."
+                )
             )
         if rank is not None and not -rank <= axis < rank:
             raise StepError(
@@ -109,12 +116,13 @@ def with_pieces(arguments: Sequence[SplitArgument], microbatches: int) -> tuple[
     )
 
 
-def static_batch_size(arguments: Sequence[SplitArgument], of_objects: int = 1) -> int | None:
+def static_batch_size(arguments: Sequence[SplitArgument], of_objects: int = 1, of_keras: bool = False) -> int | None:
     """The number of samples in a batch, where every cut argument's shape says so.
 
     Args:
         arguments: the planned arguments. Objects with a method of their own do not say how many samples they have.
         of_objects: the number where only such objects are cut: one for each microbatch, which then weigh alike.
+        of_keras: as in `plan_arguments`.
 
     Returns:
         The number; None where it is known only when the step runs. 1 where nothing is cut.
@@ -132,7 +140,11 @@ def static_batch_size(arguments: Sequence[SplitArgument], of_objects: int = 1) -
         listed = ", ".join(f"{name!r} has {size}" for name, size in known.items())
         raise StepError(
             f"All arguments of a step that are cut into microbatches need the same number of samples: {listed}. "
-            f"Arguments that are not batches belong in non_split_inputs."
+            + (
+                "Give inputs, targets and sample weights of as many samples."
+                if of_keras
+                else "Arguments that are not batches belong in non_split_inputs."
+            )
         )
     if len(known) < len(sizes):
         return None

@@ -21,6 +21,7 @@ from smp_tf.lifecycle import on_shutdown
 from smp_tf.model_context import in_keras_loop, saving, step_being_traced
 from smp_tf.norms import NormPatch
 from smp_tf.optimizer_patch import optimizer_patch
+from smp_tf.strategy_scope import refuse_strategy
 from smp_tf.variables import VariableStore
 from smp_tf.weight_reads import read_patch
 
@@ -41,6 +42,7 @@ class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         runtime.current()  # an error that says so where smp.init was forgotten
         patch_keras()
+        refuse_strategy(f"A {cls.__name__} was made")
         if cls is DistributedModel:
             from smp_tf.wrapped_model import wrap
 
@@ -170,6 +172,12 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             StepError: no step has run yet, so it is not decided who stores what.
         """
         return [v for v in self.trainable_variables if self._is_local(v)]
+
+    @tf_internals.not_an_override
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Choose optimizer, losses and metrics; see `tf_keras.Model.compile`."""
+        refuse_strategy(f"Model {self.name!r} was compiled")
+        super().compile(*args, **kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train the model, as `tf_keras.Model.fit` does; every rank calls it with the same arguments.

@@ -14,7 +14,8 @@ from smp_tf.data_parallel import reduction_name, sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import Computed
 from smp_tf.input_check import add_input_check
-from smp_tf.microbatching import Slicer, SplitArgument
+from smp_tf.microbatch_errors import tell_of_microbatches
+from smp_tf.microbatching import Slicer, SplitArgument, sizes_of
 from smp_tf.op_by_op import op_by_op
 from smp_tf.partition.lower import Lowered, OutputSlot
 from smp_tf.partition.plan import Plan
@@ -123,7 +124,12 @@ class SplitProgram:
         if self._eager is None:
             signature = [argument.spec for argument in self.arguments]
             self._eager = tf.function(self._named_emitter(), autograph=False, input_signature=signature)
-        flat = self._eager(*tensors)
+        try:
+            flat = self._eager(*tensors)
+        except tf.errors.InvalidArgumentError as error:
+            if self.microbatches > 1:
+                tell_of_microbatches(error, f"Step {self.name!r} runs on", self._sizes(tensors))
+            raise
         if self.then is not None:
             return flat
         assert self._layout is not None
@@ -131,6 +137,13 @@ class SplitProgram:
 
     def __repr__(self) -> str:
         return f"<SplitProgram of step {self.name!r}>"
+
+    def _sizes(self, tensors: Sequence[Any]) -> tuple[int, ...]:
+        """Number of samples in each microbatch; nothing where the arguments do not say it."""
+        for argument, tensor in zip(self.arguments, tensors, strict=True):
+            if argument.axis is not None and isinstance(tensor, tf.Tensor):
+                return sizes_of(int(tensor.shape[argument.axis]), self.microbatches)
+        return ()
 
     def _finish(self, flat: _Flat) -> Any:
         results = self._results(flat)

@@ -6,6 +6,7 @@ rank's program (trace, lower, place, cut, build), and `SplitProgram` writes the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ from smp_tf.gather import WRITER
 from smp_tf.host_memory import memory_of_host, require_host_memory
 from smp_tf.host_offload import device_of_gradients
 from smp_tf.lifecycle import on_shutdown
+from smp_tf.microbatch_errors import told_of_microbatches
 from smp_tf.microbatching import (
     SplitArgument,
     microbatch_spec,
@@ -62,6 +64,7 @@ from smp_tf.step_options import StepOptions
 from smp_tf.step_request import expected_of, known_slots, request_for
 from smp_tf.step_signatures import OWN_SIZES, Signatures
 from smp_tf.step_trace import StepTrace, trace_step
+from smp_tf.strategy_scope import refuse_strategy
 from smp_tf.sums_at_receivers import Receiver
 from smp_tf.tf_internals import tape_is_recording
 from smp_tf.topology import CommGroup
@@ -136,6 +139,7 @@ class Step:
             **kwargs: its keyword arguments.
         """
         runtime.current()
+        refuse_strategy(f"Step {self.name!r} was called")
         if tape_is_recording():
             raise StepError(
                 f"Step {self.name!r} was called under a tf.GradientTape. Gradients cannot be taken through a step "
@@ -150,7 +154,10 @@ class Step:
                 self._known_as = step_random.name_step(self.name)
                 rank = runtime.current().topology.rank
                 self._signatures = Signatures(
-                    self.name, lambda text: announce(text, rank), 0 if self._options.reduce_retracing else OWN_SIZES
+                    self.name,
+                    lambda text: announce(text, rank),
+                    0 if self._options.reduce_retracing else OWN_SIZES,
+                    of_keras=self._options.of_keras,
                 )
             self._programs[key] = self._program_for(arguments)
         return self._programs[key], arguments.tensors
@@ -170,20 +177,25 @@ class Step:
             return arguments
         # What the signature leaves open is known here, and a smaller batch than that takes another program.
         own = arguments.with_own_types()
-        batch = static_batch_size(self._planned(own))
+        batch = static_batch_size(self._planned(own), of_keras=self._options.of_keras)
         wanted = runtime.current().config.microbatches
         return own if batch is not None and batch < wanted else arguments
 
     def _planned(self, arguments: Arguments) -> tuple[SplitArgument, ...]:
         return plan_arguments(
-            arguments.names, arguments.roots, arguments.specs, self._options.non_split, self._options.axes
+            arguments.names,
+            arguments.roots,
+            arguments.specs,
+            self._options.non_split,
+            self._options.axes,
+            of_keras=self._options.of_keras,
         )
 
     def _program_for(self, arguments: Arguments) -> SplitProgram | UnsplitProgram:
         """The program for a call of a new kind: a new one, or one that takes any batch size."""
         wanted = runtime.current().config.microbatches
         planned = self._planned(arguments)
-        batch = static_batch_size(planned, wanted)
+        batch = static_batch_size(planned, wanted, self._options.of_keras)
         if batch is not None and batch < wanted:
             batch = None
         settled = self._signatures.settle(arguments, planned, batch)
@@ -208,7 +220,7 @@ class Step:
         stages = config.partitions or 1
         xla = config.xla if self._options.jit_compile is None else self._options.jit_compile
         planned = self._planned(arguments)
-        batch = static_batch_size(planned, config.microbatches)
+        batch = static_batch_size(planned, config.microbatches, self._options.of_keras)
         is_cut = any(argument.axis is not None for argument in planned)
         microbatches = self._microbatches(batch, config.microbatches) if is_cut else 1
         planned = with_pieces(planned, microbatches)
@@ -216,7 +228,8 @@ class Step:
         size = sizes[0] if len(set(sizes)) == 1 else None
 
         if traced is None:
-            traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
+            with told_of_microbatches(self.name, sizes) if microbatches > 1 else contextlib.nullcontext():
+                traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
         models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
         collectives_in_steps.refuse_what_hangs(graph, self.name, stages, running.topology.dp_size)
@@ -376,8 +389,12 @@ class Step:
                 if variable.trainable and variable.in_model:
                     raise StepError(
                         f"Step {self.name!r} assigns the trainable weight {variable.name!r} (op {node.name!r}). "
-                        f"Within a step, later microbatches would see other weights than earlier ones. Return the "
-                        f"gradients and apply them after the step."
+                        f"Within a step, later microbatches would see other weights than earlier ones. "
+                        + (
+                            "Leave it to the optimizer, or assign between batches, in a callback."
+                            if self._options.of_keras
+                            else "Return the gradients and apply them after the step."
+                        )
                     )
         effects = [n for n, node in enumerate(graph.nodes) if node.writes or (node.stateful and not node.reads)]
         wanted = graph.ancestors([*(t.node for t in graph.outputs), *effects])

@@ -24,6 +24,8 @@ class StepOptions:
     jit_compile: bool | None = None
     #: Whether the first batch may have fewer samples than there are microbatches, as any other may.
     small_first_batch: bool = False
+    #: Whether it is a step of Keras's loops, which is given a batch and no options.
+    of_keras: bool = False
 
     def check(self, signature: inspect.Signature, name: str) -> None:
         """Raise where an option names a parameter the step does not have."""

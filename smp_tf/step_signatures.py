@@ -29,10 +29,14 @@ class Signatures:
         step: name of the step function.
         say: tells the user something, once.
         own_sizes: batch sizes that get a program of their own shapes.
+        of_keras: whether it is a step of Keras's loops, which has no options to name.
     """
 
-    def __init__(self, step: str, say: Callable[[str], None], own_sizes: int = OWN_SIZES) -> None:
+    def __init__(
+        self, step: str, say: Callable[[str], None], own_sizes: int = OWN_SIZES, of_keras: bool = False
+    ) -> None:
         self._step = step
+        self._of_keras = of_keras
         self._own_sizes = own_sizes
         self._say = say
         self._sizes: dict[Any, list[int]] = {}
@@ -94,9 +98,13 @@ class Signatures:
             if len(alike) == _MANY:
                 self._say(
                     f"Step {self._step!r} was traced and planned {_MANY} times, since Python values among its "
-                    f"arguments change: {_changing(alike)}. Each value is a program of its own. Pass such a value as a "
-                    f"tensor, such as tf.constant(0.1), in a parameter named in non_split_inputs; then one program "
-                    f"takes all."
+                    f"arguments change: {_changing(alike)}. Each value is a program of its own. "
+                    + (
+                        "Batch such values as tensors, one for each sample; then one program takes all."
+                        if self._of_keras
+                        else "Pass such a value as a tensor, such as tf.constant(0.1), in a parameter named in "
+                        "non_split_inputs; then one program takes all."
+                    )
                 )
         shapes = self._shapes.setdefault(key_of(arguments.structure), [])
         if any_size not in shapes:
@@ -104,8 +112,12 @@ class Signatures:
             if len(shapes) == _MANY:
                 self._say(
                     f"Step {self._step!r} was traced and planned for {_MANY} shapes or types of its tensors, beside "
-                    f"the batch size. Each is a program of its own. Pad the tensors to a few shapes, or give "
-                    f"@smp.step(input_signature=[...]) with None for the dimensions that change."
+                    f"the batch size. Each is a program of its own. Pad the tensors to a few shapes"
+                    + (
+                        "."
+                        if self._of_keras
+                        else ", or give @smp.step(input_signature=[...]) with None for the dimensions that change."
+                    )
                 )
 
 

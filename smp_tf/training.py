@@ -37,6 +37,7 @@ from smp_tf.split_program import SplitProgram
 from smp_tf.step import Step
 from smp_tf.step_options import StepOptions
 from smp_tf.step_output import StepOutput
+from smp_tf.strategy_scope import refuse_strategy
 from smp_tf.topology import CommGroup
 
 
@@ -71,7 +72,9 @@ class BatchFunction:
             _named(lambda data: one_microbatch(data), method),
             # A training whose first batch is cut into fewer microbatches than it was asked for is a mistake; a single
             # prediction is none.
-            StepOptions(jit_compile=True if model.jit_compile else None, small_first_batch=method != "train_step"),
+            StepOptions(
+                jit_compile=True if model.jit_compile else None, small_first_batch=method != "train_step", of_keras=True
+            ),
             self._finish,
             self._applied,
         )
@@ -203,6 +206,7 @@ def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: 
     Returns:
         What the loop returns.
     """
+    refuse_strategy(f"{loop.__name__} of model {model.name!r} was called")
     if model.autotune_steps_per_execution:
         # Keras would go by each rank's clock; and a loop over batches in one graph is nothing that it could make here.
         model.autotune_steps_per_execution = False

@@ -10,6 +10,7 @@ import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.model import DistributedModel
+from smp_tf.strategy_scope import refuse_strategy
 
 
 class WrappedModel(DistributedModel):
@@ -51,6 +52,7 @@ class WrappedModel(DistributedModel):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the wrapped model, whose `train_step` is what `fit` runs; see `tf_keras.Model.compile`."""
+        refuse_strategy(f"Model {self.name!r} was compiled")
         before = dict(vars(self.wrapped))
         self.wrapped.compile(*args, **kwargs)
         changed = {name: value for name, value in vars(self.wrapped).items() if before.get(name, self) is not value}
