@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import checkpoint_files, control, pending_restore, runtime
+from smp_tf import checkpoint_files, control, folder_lock, pending_restore, runtime
 from smp_tf.agreement import require_agreement
 from smp_tf.announce import announce
 from smp_tf.checkpoint_keys import Survey, survey
@@ -224,6 +224,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         )
         if problem:
             raise CheckpointError(problem)
+        if running.topology.rank == 0:
+            self._tell_of_another_job()
         if manifest is None:
             what = f"checkpoint {name!r}" if name else "checkpoint"
             announce(f"there is no {what} in {directory!r}; nothing is restored.", running.topology.rank)
@@ -266,6 +268,13 @@ class CheckpointManager(tf.train.CheckpointManager):
             return True
         self._last_checkpoint_step = step
         return False
+
+    def _tell_of_another_job(self) -> None:
+        """Say at the start what would end this job at its first save."""
+        try:
+            folder_lock.require_unused(self.directory, self._name)
+        except CheckpointError as error:
+            announce(f"manager.save() will fail while this is so: {error}", rank=0)
 
     def _asked(self, restore_prefix: str | os.PathLike[str] | None) -> tuple[str, str]:
         """Folder and name of what is to be restored; an empty name for the latest."""

@@ -19,9 +19,9 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Collection
 from pathlib import Path
 
+from smp_tf import runtime
 from smp_tf.announce import announce
 from smp_tf.errors import CheckpointError, PlacementError
 from smp_tf.lifecycle import on_shutdown
@@ -32,6 +32,8 @@ _BUSY = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MOST_BYTES = 4096
+#: Seconds after which a lock that somebody has is told: who only looks whether there is one has it for a moment.
+_PATIENCE, _PAUSE = 1.0, 0.05
 _END = ".in-use"
 
 
@@ -142,27 +144,39 @@ def take(directory: str, series: str) -> Hold:
     return hold
 
 
-def require_unused(directory: str, series: str, ours: Collection[tuple[str, int]]) -> None:
+def require_unused(directory: str, series: str) -> None:
     """Raise where another live job holds a folder; it is not held by this call.
 
     Args:
-        directory: of the checkpoints.
+        directory: of the checkpoints; it need not exist.
         series: common name of the checkpoints.
-        ours: host and number of the processes of this job, which may hold it.
 
     Raises:
         CheckpointError: another job holds it; the message names its host and process.
     """
+    if current(directory, series) is not None:
+        return
     try:
         descriptor = os.open(_path(directory, series), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return
     try:
         holder = _holder(descriptor)
-        if holder is None or (holder.host, holder.pid) not in ours:
-            _lock(descriptor, directory, series, fcntl.LOCK_SH)
+        if holder is None or _is_of_this_job(holder):
+            return
+        if holder.system == _myself().system and _is_alive(holder):
+            raise _in_use(holder, directory, series)
+        # Of another host the lock tells, where it is seen.
+        _lock(descriptor, directory, series, fcntl.LOCK_SH, patience=0.0)
     finally:
         os.close(descriptor)
+
+
+def _is_of_this_job(holder: Holder) -> bool:
+    running = runtime.current_or_none()
+    return running is not None and (holder.host, holder.pid) in zip(
+        running.topology.hosts, running.topology.pids, strict=True
+    )
 
 
 def give_up(directory: str, series: str) -> None:
@@ -198,17 +212,23 @@ def _opened(path: str) -> int:
     )
 
 
-def _lock(descriptor: int, directory: str, series: str, kind: int = fcntl.LOCK_EX) -> bool:
+def _lock(
+    descriptor: int, directory: str, series: str, kind: int = fcntl.LOCK_EX, patience: float | None = None
+) -> bool:
     """Lock the file; False where its file system knows no locks."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        return True
-    except OSError as error:
-        if error.errno in _BUSY:
-            raise _in_use(_holder(descriptor), directory, series) from None
-        if error.errno not in _NO_LOCKS:
-            raise
-    return False
+    deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            if error.errno not in _BUSY:
+                raise
+            if time.monotonic() >= deadline:
+                raise _in_use(_holder(descriptor), directory, series) from None
+        time.sleep(_PAUSE)
 
 
 def _look_at_last(last: Holder | None, is_locked: bool, directory: str, series: str) -> None:

@@ -17,7 +17,7 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf import announce as announcing
 from smp_tf import checkpoint as checkpointing
-from smp_tf import checkpoint_files, checkpoint_writing, restore
+from smp_tf import checkpoint_files, checkpoint_writing, folder_lock, restore
 from smp_tf.errors import CheckpointError, RankMismatchError
 
 pytestmark = pytest.mark.large
@@ -220,6 +220,20 @@ class TestRestore:
         manager_of(training, tmp_path).restore()
         assert training.losses(2, 3) == expected
         assert sorted(tmp_path.rglob("*")) == before
+
+    def test_tells_of_another_job_that_saves_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        manager = smp.CheckpointManager(tf.train.Checkpoint(value=tf.Variable(1)), tmp_path)
+
+        def in_use(directory: str, series: str) -> None:
+            raise CheckpointError(f"The folder {directory!r} is in use")
+
+        monkeypatch.setattr(folder_lock, "require_unused", in_use)
+        assert manager.restore() is None
+        assert (
+            f"smp_tf: manager.save() will fail while this is so: The folder '{tmp_path}' is" in capsys.readouterr().err
+        )
 
     def test_with_one_microbatch_runs_as_keras_would(self, tmp_path: Path) -> None:
         smp.shutdown()

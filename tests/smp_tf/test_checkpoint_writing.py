@@ -32,6 +32,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Save]:
     ranks = Ranks(monkeypatch, RANKS, RANKS)
     monkeypatch.setattr(runtime, "current", ranks.current)
     monkeypatch.setattr(step_random, "state", dict)
+    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)
 
     def run(name: str, value: int = 0) -> list[str]:
         raised = ranks.run(lambda rank: save(tmp_path, name, rank, value))

@@ -19,7 +19,8 @@ from smp_tf.errors import CheckpointError
 
 
 @pytest.fixture(autouse=True)
-def _released() -> Iterator[None]:
+def _released(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)
     yield
     folder_lock._release_all()
 
@@ -83,6 +84,37 @@ def test_another_job_is_named(tmp_path: Path) -> None:
     )
     # Its process has ended, and with it the lock.
     folder_lock.take(str(tmp_path), "ckpt")
+
+
+def test_who_only_looks_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = write(tmp_path, locked=True)
+    monkeypatch.setattr(folder_lock, "_PATIENCE", 20.0)
+    monkeypatch.setattr(folder_lock.time, "sleep", lambda seconds: fcntl.flock(other, fcntl.LOCK_UN))
+    folder_lock.take(str(tmp_path), "ckpt")
+    os.close(other)
+
+
+class TestLooking:
+    def test_finds_a_live_job_and_holds_nothing(self, tmp_path: Path) -> None:
+        folder_lock.require_unused(str(tmp_path / "none"), "ckpt")
+        folder_lock.require_unused(str(tmp_path), "ckpt")
+        assert list(tmp_path.iterdir()) == []
+        other = write(tmp_path, pid=os.getppid(), began=folder_lock._began(os.getppid()))
+        with pytest.raises(CheckpointError, match=rf"the job of host .* \(process {os.getppid()}, since "):
+            folder_lock.require_unused(str(tmp_path), "ckpt")
+        os.close(other)
+
+    def test_goes_by_the_lock_of_another_host(self, tmp_path: Path) -> None:
+        other = write(tmp_path, locked=True, host="node-7", pid=123, system="another one")
+        with pytest.raises(CheckpointError, match=r"the job of host node-7 \(process 123, since "):
+            folder_lock.require_unused(str(tmp_path), "ckpt")
+        os.close(other)
+        folder_lock.require_unused(str(tmp_path), "ckpt")
+        folder_lock.take(str(tmp_path), "ckpt")
+
+    def test_finds_no_job_where_this_one_holds_the_folder(self, tmp_path: Path) -> None:
+        folder_lock.take(str(tmp_path), "ckpt")
+        folder_lock.require_unused(str(tmp_path), "ckpt")
 
 
 def test_a_child_of_a_job_that_ended_is_told_from_it(tmp_path: Path) -> None:

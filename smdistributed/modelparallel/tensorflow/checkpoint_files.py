@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import smp_tf
-from smp_tf import contained_path, durable_files, folder_lock, runtime
+from smp_tf import contained_path, durable_files, folder_lock
 from smp_tf.errors import MessageError
 
 _CHUNK = 4 << 20
@@ -125,11 +125,9 @@ def _stays_here(name: str) -> bool:
 
 def _require_unused(target: Path, received: Sequence[PurePosixPath]) -> None:
     """Raise where a job that is not this one saves such checkpoints into the folder as were received."""
-    running = runtime.current_or_none()
-    ours = set(zip(running.topology.hosts, running.topology.pids, strict=True)) if running is not None else set()
     series = {match[1] for path in received if len(path.parts) == 1 and (match := _MANIFEST.fullmatch(path.name))}
     for name in sorted(series):
-        folder_lock.require_unused(str(target), name, ours)
+        folder_lock.require_unused(str(target), name)
 
 
 def _put_in_place(staging: Path, target: Path, received: Sequence[PurePosixPath]) -> None:
