@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from smp_tf.partition.plan import Plan, StageForecast, as_bytes
 from smp_tf.partition.units import AFTER_MODEL
@@ -69,6 +70,8 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
     console.print(table)
+    if plan.shared:
+        console.print(shared_table(plan))
     for line in remarks(plan):
         console.print(line, markup=False, highlight=False, soft_wrap=False)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
@@ -85,8 +88,40 @@ def sent(row: StageForecast) -> str:
     return "\n".join(lines) or "-"
 
 
+def shared_table(plan: Plan) -> Table:
+    """The weights that several layers use, a row each: where they are stored, and where copies of them are.
+
+    Args:
+        plan: the plan.
+    """
+    table = Table(title="shared weights", title_justify="left")
+    table.add_column("weight", overflow="fold")
+    for name in ("size", "stage", "copies on"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, size, stage, copies in shared_rows(plan):
+        table.add_row(Text(name), size, stage, copies)
+    return table
+
+
+def shared_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
+    """Of every weight that several layers use: its name, its size, its stage, and the stages that have copies of it.
+
+    Args:
+        plan: the plan.
+    """
+    return [
+        (
+            shared.name,
+            as_bytes(shared.nbytes),
+            str(shared.owner),
+            ", ".join(map(str, shared.copies)) or "-",
+        )
+        for shared in plan.shared
+    ]
+
+
 def remarks(plan: Plan) -> list[str]:
-    """What the table has no column for: shared weights, what is on the host, why it is so, and what is proved of it.
+    """What the tables have no column for: copies, what is on the host, why it is so, and what is proved of it.
 
     Args:
         plan: the plan, with its forecast.
@@ -95,17 +130,8 @@ def remarks(plan: Plan) -> list[str]:
         Sentences, each with a word for what it is about.
     """
     lines = []
-    for shared in plan.shared:
-        size = as_bytes(shared.nbytes)
-        if shared.copies:
-            where = " and ".join(map(str, shared.copies))
-            have = f"stage {where} has a copy" if len(shared.copies) == 1 else f"stages {where} have copies"
-            lines.append(
-                f"shared: {shared.name} ({size}) is stored on stage {shared.owner}; {have} of it, with the value sent "
-                f"there and the gradient sent back once per step"
-            )
-        else:
-            lines.append(f"shared: all uses of {shared.name} ({size}) are on stage {shared.owner}")
+    if any(shared.copies for shared in plan.shared):
+        lines.append("shared: once per step a copy is sent the value, and its gradient is sent back")
     lines.extend(f"on the host: {line}" for line in on_host(plan))
     lines.extend(f"why: {reason}" for reason in reasons(plan))
     lines.extend(f"proved: {line}" for line in proved(plan))

@@ -16,7 +16,7 @@ from smp_tf.in_words import in_flops, in_seconds
 from smp_tf.offline_plan import OfflinePlan, memory_over_time
 from smp_tf.partition.cost import UnitCost
 from smp_tf.partition.plan import as_bytes
-from smp_tf.partition.report import heading, layer_names, remarks, sent
+from smp_tf.partition.report import heading, layer_names, remarks, sent, shared_rows
 from smp_tf.plan_text import forecast
 
 #: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
@@ -49,6 +49,7 @@ def page(made: OfflinePlan, name: str) -> str:
         items([*remarks(plan), forecast(made)]),
         "<h2>Stages</h2>",
         f'<div class="wide">{_stages(made)}</div>',
+        *([f"<h2>Shared weights</h2>{_shared(made)}"] if plan.shared else []),
         "<h2>Layers</h2>",
         "<p>A column per stage; lines are what one microbatch sends forward, dashed ones what it sends back.</p>",
         f'<div class="wide">{_layers(made)}</div>',
@@ -95,6 +96,11 @@ def _stages(made: OfflinePlan) -> str:
         shares = (f"{row.time_share:.0%}", waits, sent(row).replace(" ", "\u00a0").replace("\n", ", "))
         rows.append((numbered, escape(names[stage]), f"{row.parameters:,}", *sizes, *shares))
     return table(heads, rows, names_at=1)
+
+
+def _shared(made: OfflinePlan) -> str:
+    rows = [(escape(name), *rest) for name, *rest in shared_rows(made.plan)]
+    return table(("weight", "size", "stage", "copies on"), rows, names_at=0)
 
 
 def _layers(made: OfflinePlan) -> str:

@@ -107,9 +107,14 @@ def test_shared_weights_reasons_and_guesses_are_said_below() -> None:
         width=200,
     )
     assert below(text) == [
-        "shared: net/table (1.0 MiB) is stored on stage 0; stages 1 and 2 have copies of it, with the value sent there "
-        "and the gradient sent back once per step",
-        "shared: all uses of net/scale (4 B) are on stage 1",
+        "shared weights",
+        "┏━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━┳━━━━━━━━━━━┓",
+        "┃ weight    ┃    size ┃ stage ┃ copies on ┃",
+        "┡━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━╇━━━━━━━━━━━┩",
+        "│ net/table │ 1.0 MiB │     0 │      1, 2 │",
+        "│ net/scale │     4 B │     1 │         - │",
+        "└───────────┴─────────┴───────┴───────────┘",
+        "shared: once per step a copy is sent the value, and its gradient is sent back",
         "why: stage 0 stores the most, 0 B",
         "why: because",
         "why: and [so] on",  # brackets are no markup
