@@ -33,7 +33,7 @@ exit $$failed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs pictures test test-quick test-all test-oldest bazel lint format clean
+.PHONY: help setup demo docs pictures test test-quick test-all test-oldest sanitize bazel lint format clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -80,6 +80,9 @@ test-oldest: ## Run the tests on the oldest supported TensorFlow (in .venv-oldes
 		| tar -xf - -C $(OLDEST)
 	@$(PYTHON) $(OLDEST)/tools/setup_env.py --tensorflow=oldest --venv=$(VENV)
 	cd $(OLDEST) || exit; $(call all_parts)
+
+sanitize: setup ## Run the transport's C++ tests under sanitizers: memory, undefined behaviour, races
+	$(IN_VENV) python -m tests.ops.sanitize $(ARGS)
 
 # As checked with Debian's bazel-bootstrap. That is Bazel 4, which has the rules built in and asks for
 # these repositories only to find the same rules in them; this way it downloads nothing. For another

@@ -69,9 +69,15 @@ Transport::Transport(uint32_t rank, uint32_t size, const smp_options& options)
   guard.watch_signals = options.watch_signals != 0;
   guard.end_process = options.end_process != 0;
   guard.grace_s = options.grace_s;
-  guardian_ =
-      std::make_unique<Guardian>(guard, [this](const std::string& kind, const std::string& what,
-                                               int exit_code) { FailHere(kind, what, exit_code); });
+  {
+    // It may have something to tell at once, as of a launcher that is gone: that waits until it is
+    // here, since whoever tells a cause takes this lock first.
+    std::lock_guard<std::mutex> lock(cause_mutex_);
+    guardian_ = std::make_unique<Guardian>(
+        guard, [this](const std::string& kind, const std::string& what, int exit_code) {
+          FailHere(kind, what, exit_code);
+        });
+  }
 
   last_moved_ = next_check_ = Clock::now();
   thread_ = StartOwnThread("smp_progress", [this] { Run(); });
