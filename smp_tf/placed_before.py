@@ -18,7 +18,7 @@ from smp_tf.variable_state import VariableState
 _first_placement: list[tuple[int, ...]] = []
 
 
-def chunks_of(lowered: Lowered, used: Collection[int]) -> dict[int, int]:
+def chunks_of(lowered: Lowered, used: Collection[int], *, decided_only: bool = False) -> dict[int, int]:
     """Chunks of the variables by which the placement of a step goes, by index in the graph.
 
     These are the ones that an earlier step has placed. Where there are none, they are those that are kept until a step
@@ -27,8 +27,10 @@ def chunks_of(lowered: Lowered, used: Collection[int]) -> dict[int, int]:
     Args:
         lowered: the graph.
         used: the variables that an op of the step uses, by index.
+        decided_only: whether a step with a plan of its own leaves aside where variables are kept.
     """
-    return {index: state.chunk for index, state in _placed(lowered, used) if state.chunk is not None}
+    placed = [(index, state) for index, state in _placed(lowered, used) if state.is_decided or not decided_only]
+    return {index: state.chunk for index, state in placed if state.chunk is not None}
 
 
 def are_decided(lowered: Lowered, used: Collection[int]) -> bool:

@@ -246,10 +246,10 @@ class Step:
         samples = max(sizes, default=1)
         used = graph.used_variables
         decides = not placed_before.are_decided(lowered, used)
-        owners = placed_before.chunks_of(lowered, used)
         slots = known_slots(models)
         local_outputs = local_outputs_of(lowered.results, self._options.local_outputs)
         request = request_for(self.name, traced, microbatches, samples, slots, local_outputs, decides=decides)
+        owners = placed_before.chunks_of(lowered, used, decided_only=request.given is not None)
 
         def propose(owners: Mapping[int, int], like: Plan | None = None) -> Plan:
             wanted = request if like is None else request.like(like)

@@ -284,6 +284,15 @@ class TestGiven:
         ):
             propose(graph, request, {0: 1})
 
+    def test_a_later_step_with_more_layers_than_the_file_knows_goes_by_the_earlier_ones(
+        self, running: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        running(tmp_path / "plan.json", PlanFile.from_json(text()))
+        assert partition_file.given_for("predict", chain_of_dense(3), is_first=False) is None
+        assert (
+            "has no plan for step 'predict', which uses layers that no earlier step has used" in capsys.readouterr().err
+        )
+
     def test_a_plan_of_another_model_names_the_file(self, running: Callable[..., None], tmp_path: Path) -> None:
         running(tmp_path / "plan.json", PlanFile.from_json(text()))
         with pytest.raises(PlacementError) as raised:
