@@ -59,7 +59,7 @@ class OptimizerPatch(Patch):
             self._wrap(optimizer, "__getattribute__", _meeting)
         # The legacy ones define it themselves.
         base = tf_keras.optimizers.Optimizer
-        self._add(base, "__getattribute__", _meeting(super(base, base).__getattribute__))
+        self._add(base, "__getattribute__", _meeting(object.__getattribute__))
         self._wrap(tf_internals.loss_scaling(), "_is_all_finite", _all_finite_over_stages)
 
 
