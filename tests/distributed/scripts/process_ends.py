@@ -113,6 +113,7 @@ def before(owner, name, moment):
 
     def call(*args, **kwargs):
         setattr(owner, name, original)
+        say(f"has come to {moment}")
         happen(moment, beside=moment == "save")
         return original(*args, **kwargs)
 
