@@ -391,7 +391,8 @@ class Step:
                         f"Step {self.name!r} assigns the trainable weight {variable.name!r} (op {node.name!r}). "
                         f"Within a step, later microbatches would see other weights than earlier ones. "
                         + (
-                            "Leave it to the optimizer, or assign between batches, in a callback."
+                            "Leave it to an optimizer of tf.keras.optimizers (those of tf.compat.v1.train assign at "
+                            "once), or assign between batches, in a callback."
                             if self._options.of_keras
                             else "Return the gradients and apply them after the step."
                         )

@@ -71,3 +71,13 @@ def test_hints_under_fit_name_no_option_of_a_step(init: Callable[..., None]) -> 
     scalars = tf.data.Dataset.from_tensors((X, Y, 1.0))
     with pytest.raises(ValueError, match=r"is a scalar and cannot be cut into microbatches. Batch the data"):
         model.fit(scalars, verbose=0)
+
+
+def test_an_optimizer_of_tensorflow_1_is_refused_in_words(init: Callable[..., None]) -> None:
+    init(microbatches=2)
+    model = smp.DistributedModel(tf_keras.Sequential([layers.Dense(1, input_shape=(4,))]))
+    model.compile(tf.compat.v1.train.GradientDescentOptimizer(0.1), "mse")
+    with pytest.raises(
+        ValueError, match=r"assigns the trainable weight .*those of tf\.compat\.v1\.train assign at once"
+    ):
+        model.fit(X, Y, verbose=0)
