@@ -19,7 +19,17 @@ __all__ = ["tf_ops_library", "transport_library"]
 
 HERE = Path(__file__).resolve().parent
 TRANSPORT_ABI = 5
-OPS = ("smp_begin", "smp_end", "smp_send", "smp_recv", "smp_mark", "smp_call", "smp_at_run_time")
+OPS = (
+    "smp_begin",
+    "smp_end",
+    "smp_send",
+    "smp_recv",
+    "smp_mark",
+    "smp_call",
+    "smp_at_run_time",
+    "smp_keep",
+    "smp_take_kept",
+)
 REBUILD = "Build them again: python ops/build.py (in a checkout), or reinstall smp_tf."
 
 # Read by UCX once, when it is loaded. A crash is left to Python's faulthandler, and a lost peer is

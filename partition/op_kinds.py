@@ -5,12 +5,13 @@ from __future__ import annotations
 from smp_tf.partition.op_graph import SOURCES
 
 
-def _named(names: str) -> frozenset[str]:
+def named(names: str) -> frozenset[str]:
+    """The op types in a text."""
     return frozenset(names.split())
 
 
 #: Products and convolutions: what the time of most models is spent in.
-MATRIX_OPS = _named(
+MATRIX_OPS = named(
     """
     MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum SparseMatMul SparseTensorDenseMatMul
     Conv2D Conv2DBackpropInput Conv2DBackpropFilter Conv3D Conv3DBackpropInputV2
@@ -20,12 +21,23 @@ MATRIX_OPS = _named(
 )
 
 #: Ops that call functions of the library: one over and over, one once, or one of several.
-LOOP_OPS = _named("While StatelessWhile")
-CALL_OPS = _named("PartitionedCall StatefulPartitionedCall")
-FUNCTION_OPS = LOOP_OPS | CALL_OPS | _named("If StatelessIf Case StatelessCase")
+LOOP_OPS = named("While StatelessWhile")
+CALL_OPS = named("PartitionedCall StatefulPartitionedCall")
+FUNCTION_OPS = LOOP_OPS | CALL_OPS | named("If StatelessIf Case StatelessCase")
+
+#: Ops that draw random numbers.
+RANDOM_OPS = named(
+    """
+    RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt RandomShuffle RandomGamma RandomPoisson
+    RandomPoissonV2 ParameterizedTruncatedNormal Multinomial StatelessRandomUniform StatelessRandomUniformV2
+    StatelessRandomUniformInt StatelessRandomUniformIntV2 StatelessRandomUniformFullInt
+    StatelessRandomUniformFullIntV2 StatelessRandomNormal StatelessRandomNormalV2 StatelessTruncatedNormal
+    StatelessTruncatedNormalV2 StatelessMultinomial
+    """
+)
 
 #: Ops that only rename, or say something about, a tensor: no data moves.
-FREE_OPS = SOURCES | _named(
+FREE_OPS = SOURCES | named(
     """
     Const Identity IdentityN NoOp Reshape Shape ShapeN Size Rank Squeeze ExpandDims StopGradient
     PreventGradient Placeholder PlaceholderWithDefault ReadVariableOp VariableShape VarHandleOp
@@ -37,17 +49,17 @@ FREE_OPS = SOURCES | _named(
 )
 
 #: Ops whose outputs are other names for the memory of their inputs, each of the input in its place.
-SAME_MEMORY_OPS = _named(
+SAME_MEMORY_OPS = named(
     """
     Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient Bitcast CheckNumerics
     """
 )
 
 #: Ops whose output lies in memory that is there anyway: of a variable, or of the graph itself.
-NO_MEMORY_OPS = _named("Const ReadVariableOp")
+NO_MEMORY_OPS = named("Const ReadVariableOp")
 
 #: Ops that copy what they give, and compute nothing.
-MOVING_OPS = _named(
+MOVING_OPS = named(
     """
     Gather GatherV2 GatherNd ResourceGather ResourceGatherNd Concat ConcatV2 Slice StridedSlice
     StridedSliceGrad Transpose ConjugateTranspose Pad PadV2 MirrorPad MirrorPadGrad Tile OneHot Pack
@@ -95,7 +107,7 @@ PER_OUTPUT = {
 }
 
 #: Ops that write their output into the memory of an input of its size, where nobody else reads that.
-IN_PLACE_OPS = _named(
+IN_PLACE_OPS = named(
     """
     Add AddV2 AddN Sub Mul Div RealDiv DivNoNan MulNoNan Maximum Minimum Neg Abs Sign Square Relu Relu6 ReluGrad
     Relu6Grad LeakyRelu LeakyReluGrad BiasAdd BiasAddV1 Floor Ceil Round Rint FloorDiv FloorMod Mod TruncateDiv
@@ -128,21 +140,21 @@ PER_INPUT = {
 }
 
 #: Ops that look at a window around each element of the output.
-POOLING_OPS = _named(
+POOLING_OPS = named(
     """
     MaxPool AvgPool MaxPool3D AvgPool3D MaxPoolV2 MaxPoolWithArgmax
     """
 )
 
 #: Their gradients, which look at one around each element of the last input.
-POOLING_GRADIENTS = _named(
+POOLING_GRADIENTS = named(
     """
     MaxPoolGrad AvgPoolGrad MaxPool3DGrad AvgPool3DGrad MaxPoolGradWithArgmax
     """
 )
 
 #: Ops whose work grows with the third power of a matrix's side.
-FACTORISATIONS = _named(
+FACTORISATIONS = named(
     """
     Cholesky MatrixInverse MatrixSolve MatrixTriangularSolve Qr Svd SelfAdjointEigV2
     """

@@ -15,6 +15,7 @@ from smp_tf.config_file import nearest, parse_json, read_mapping
 from smp_tf.config_values import (
     RefusedError,
     boolean,
+    boolean_or,
     byte_count,
     integer,
     kind_of,
@@ -155,6 +156,13 @@ KEYS: dict[str, Key] = {
         "compare the trainable weights of the replicas before the second step and every 100th (with "
         "shard_optimizer_state before the first, too), and optimizers when they are first used",
     ),
+    "check_losses": Key(
+        True,
+        boolean_or("warn"),
+        'true, false or "warn"',
+        "hold the losses and metrics of fit, on the first batch of every structure, against those of the whole batch, "
+        'and look for nonlinear uses of gradients: a difference is an error, or said with "warn"',
+    ),
     "gradient_compression": Key(
         None,
         optional(one_of("bf16", "fp16", ONE_BIT)),
@@ -242,6 +250,7 @@ class Config:
     stall_timeout: float = 1800.0
     check_inputs: bool = True
     check_replicas: bool = True
+    check_losses: bool | str = True
     gradient_compression: str | None = None
     shard_optimizer_state: bool = False
     gradient_offload: bool = False

@@ -65,6 +65,11 @@ def boolean(value: Any) -> bool:
     return value
 
 
+def boolean_or(*words: str) -> Callable[[Any], bool | str]:
+    """True, False, or one of some words."""
+    return lambda value: one_of(*words)(value) if isinstance(value, str) else boolean(value)
+
+
 def one_of(*choices: str) -> Callable[[Any], str]:
     """One of some words."""
 

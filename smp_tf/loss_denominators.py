@@ -7,6 +7,9 @@ whole batch where L_i is a mean over samples. A compiled loss may be something e
     masked: mean over d_i valid elements      S_i / d_i                     d_i N / (n_i D)     sum of S_i / D
     reduction SUM                             S_i                           N / n_i             sum of S_i
 
+A metric that averages numbers, and is given one number for a batch, such as the loss, counts a batch once. With
+microbatches each number counts by its share n_i / N of the samples, so all of a batch's count once together.
+
 D is the number of valid elements of the whole batch, over all replicas, and would be known only after the last
 microbatch. But a mask comes from the inputs, not from weights: its part of the traced graph is run ahead, on every
 rank, for every microbatch (`Totals`), and its sum handed to the step in a variable.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
@@ -51,18 +55,20 @@ class Denominators:
         self.shapes: dict[tf.Operation, list[int]] = {}
 
     @contextlib.contextmanager
-    def collecting(self, samples_in_microbatch: tf.Tensor) -> Iterator[None]:
-        """Within this context compiled losses are scaled.
+    def collecting(self, samples_in_microbatch: tf.Tensor, metrics: Sequence[Any] = ()) -> Iterator[None]:
+        """Within this context compiled losses are scaled, and numbers that metrics average are weighed.
 
         Args:
             samples_in_microbatch: n_i, an integer scalar.
+            metrics: those of the model, made before or after it.
         """
         if _patch.install():
             on_shutdown(_patch.remove)
         self._in_microbatch = samples_in_microbatch
         before, _scope.denominators = _scope.denominators, self
         try:
-            yield
+            with _weighed(metrics):
+                yield
         finally:
             _scope.denominators = before
 
@@ -102,6 +108,11 @@ class Denominators:
         self.ratios.append(ratio)
         with tf.control_dependencies([check for check in agree if check is not None]):
             return tf.cast(ratio, dtype) / tf.cast(self._in_microbatch, dtype)
+
+    def share(self, dtype: tf.DType) -> tf.Tensor:
+        """The microbatch's share of the samples of the whole batch: n_i / N."""
+        self.uses_samples = True
+        return tf.cast(self._in_microbatch, dtype) / tf.cast(self._samples, dtype)
 
     def sum_factor(self, dtype: tf.DType) -> tf.Tensor:
         """What a summed loss is multiplied by: N / n_i."""
@@ -258,6 +269,7 @@ class _LossPatch(Patch):
         self._wrap(container, "__call__", _within_compiled)
         self._wrap(functions, "apply_valid_mask", _masked)
         self._wrap(functions, "compute_weighted_loss", _reduced)
+        self._wrap(tf_internals.reducing_metric()[0], "update_state", _weighted_by_samples)
 
 
 _patch = _LossPatch()
@@ -288,6 +300,47 @@ def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(losses, weights, kept, tf_keras.losses.Reduction.NONE)
 
     return apply_valid_mask
+
+
+def _weighted_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A metric's `update_state`, or a function of such a class, which weighs a number by the microbatch's samples."""
+
+    def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+        collecting, (_, averages) = _scope.denominators, tf_internals.reducing_metric()
+        if (
+            collecting is None
+            or sample_weight is not None
+            or metric.reduction not in averages
+            or not _is_scalar(values)
+        ):
+            return original(metric, values, sample_weight)
+        return original(metric, values, collecting.share(metric._dtype))
+
+    return update_state
+
+
+@contextlib.contextmanager
+def _weighed(metrics: Sequence[Any]) -> Iterator[None]:
+    """Within this context metrics weigh numbers by samples that were made before the patch: each keeps its method."""
+    kind: Any = tf_internals.reducing_metric()[0]
+    made = [metric for metric in metrics if getattr(type(metric), "update_state", None) is kind.update_state]
+    own = [metric for metric in made if "update_state" in metric.__dict__]
+    originals = [metric.__dict__["update_state"] for metric in own]
+
+    def replaced(original: Any) -> Any:
+        return _weighted_by_samples(lambda _, values, weight: original(values, weight))
+
+    for metric, original in zip(own, originals, strict=True):
+        metric.__dict__["update_state"] = types.MethodType(replaced(original), metric)
+    try:
+        yield
+    finally:
+        for metric, original in zip(own, originals, strict=True):
+            metric.__dict__["update_state"] = original
+
+
+def _is_scalar(values: Any) -> bool:
+    return isinstance(values, (int, float)) or (isinstance(values, tf.Tensor) and values.shape.rank == 0)
 
 
 def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -63,7 +63,7 @@ from smp_tf.step_arguments import Arguments, sort_arguments
 from smp_tf.step_options import StepOptions
 from smp_tf.step_request import expected_of, known_slots, request_for
 from smp_tf.step_signatures import OWN_SIZES, Signatures
-from smp_tf.step_trace import StepTrace, trace_step
+from smp_tf.step_trace import Handed, Retrace, StepTrace, trace_step, with_outputs
 from smp_tf.strategy_scope import refuse_strategy
 from smp_tf.sums_at_receivers import Receiver
 from smp_tf.tf_internals import tape_is_recording
@@ -85,6 +85,7 @@ class Step:
             gives the results.
         applied: which gradients among the results `then` gives to an optimizer and to nobody else, given their
             structure with an `OutputSlot` in place of every tensor.
+        examine: looks at each trace of the step, and says what else the step is to hand out.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Step:
         options: StepOptions,
         then: Callable[[Any], Any] | None = None,
         applied: Callable[[Any], Iterable[sharded_slots.Applied]] | None = None,
+        examine: Callable[[StepTrace, Retrace], Handed | None] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.name: str = getattr(getattr(function, "func", function), "__name__", "step")
@@ -100,6 +102,7 @@ class Step:
         self._options = options
         self._then = then
         self._applied = applied
+        self._examine = examine
         self._signature = inspect.signature(function)
         self._programs: dict[Any, SplitProgram | UnsplitProgram] = {}
         self._known_as = ""
@@ -115,7 +118,7 @@ class Step:
         kept = f"_smp_step_{self.name}"
         if kept not in instance.__dict__:
             function = functools.partial(self._function, instance)
-            instance.__dict__[kept] = Step(function, self._options, self._then, self._applied)
+            instance.__dict__[kept] = Step(function, self._options, self._then, self._applied, self._examine)
         return instance.__dict__[kept]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -230,6 +233,9 @@ class Step:
         if traced is None:
             with told_of_microbatches(self.name, sizes) if microbatches > 1 else contextlib.nullcontext():
                 traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
+        handed = self._handed(traced, arguments, planned)
+        if handed is not None:
+            traced = with_outputs(traced, handed)
         models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
         collectives_in_steps.refuse_what_hangs(graph, self.name, stages, running.topology.dp_size)
@@ -247,7 +253,8 @@ class Step:
         used = graph.used_variables
         decides = not placed_before.are_decided(lowered, used)
         slots = known_slots(models)
-        local_outputs = local_outputs_of(lowered.results, self._options.local_outputs)
+        names = self._options.local_outputs + ((handed.name,) if handed is not None else ())
+        local_outputs = local_outputs_of(lowered.results, names)
         request = request_for(self.name, traced, microbatches, samples, slots, local_outputs, decides=decides)
         owners = placed_before.chunks_of(lowered, used, decided_only=request.given is not None)
 
@@ -347,9 +354,24 @@ class Step:
         arguments = self._sort(args, kwargs)
         return self._trace(arguments, [tf.type_spec_from_value(tensor) for tensor in arguments.tensors])
 
-    def _trace(self, arguments: Arguments, specs: Sequence[tf.TypeSpec]) -> StepTrace:
+    def _handed(self, traced: StepTrace, arguments: Arguments, planned: Sequence[SplitArgument]) -> Handed | None:
+        """What else the step is to hand out; nothing where nobody looks at its trace."""
+        if self._examine is None:
+            return None
+
+        def retrace(function: Callable[..., Any], samples: int) -> StepTrace:
+            if any(argument.is_object for argument in planned):
+                raise StepError("arguments that are cut by a method of their own have no whole batch")
+            specs = [microbatch_spec(argument, samples) for argument in planned]
+            return self._trace(arguments, specs, function)
+
+        return self._examine(traced, retrace)
+
+    def _trace(
+        self, arguments: Arguments, specs: Sequence[tf.TypeSpec], function: Callable[..., Any] | None = None
+    ) -> StepTrace:
         return trace_step(
-            self._function,
+            function or self._function,
             specs,
             lambda body, tensors: self._call(body, arguments.structure, tensors),
             autograph=self._options.autograph,

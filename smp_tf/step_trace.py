@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,9 @@ from smp_tf.errors import StepError
 from smp_tf.layer_variables import variables_of, variables_of_script
 from smp_tf.model import DistributedModel, model_with, patch_keras
 from smp_tf.model_context import set_step_being_traced
-from smp_tf.partition.lower import Lowered, lower
+from smp_tf.partition.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.measurements import leave_the_model
-from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.op_graph import OpGraph, Tensor
 from smp_tf.partition.randomness import make_stateless
 from smp_tf.partition.trace import Recorder, Trace, trace
 
@@ -84,6 +85,41 @@ class StepTrace:
     models: list[DistributedModel]
     graph: OpGraph
     is_random: bool
+
+
+#: Traces a step once more: given another function with its parameters, and how many samples to trace it for.
+Retrace = Callable[[Callable[..., Any], int], StepTrace]
+
+
+@dataclass(frozen=True)
+class Handed:
+    """Tensors that a step is to hand out besides what it returns, each on the stage that makes it.
+
+    Args:
+        name: under which the step then returns them, in a list.
+        tensors: tensors of the op graph as it was traced.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+
+
+def with_outputs(traced: StepTrace, handed: Handed) -> StepTrace:
+    """The trace of a step that returns some of its tensors besides what it returns, which is a dictionary.
+
+    Args:
+        traced: the trace.
+        handed: the tensors.
+    """
+    lowered = traced.lowered
+    first = len(lowered.graph.outputs)
+    slots = [OutputSlot((first + number,)) for number in range(len(handed.tensors))]
+    more = dataclasses.replace(
+        lowered,
+        graph=dataclasses.replace(lowered.graph, outputs=lowered.graph.outputs + handed.tensors),
+        results={**lowered.results, handed.name: slots},
+    )
+    return _prepared(traced.trace, more, traced.models)
 
 
 def trace_step(
@@ -154,7 +190,11 @@ def trace_step(
         model.built = True
         for variable in variables_of(model):
             model._smp_store.adopt(variable)
-    lowered = lower(traced, _describe)
+    return _prepared(traced, lower(traced, _describe), models)
+
+
+def _prepared(traced: Trace, lowered: Lowered, models: list[DistributedModel]) -> StepTrace:
+    """A trace with its op graph made ready to be placed."""
     graph = make_stateless(lowered.graph, lambda note: announce(note, runtime.current().topology.rank))
     pruned = leave_the_model(planning.prune(graph))
     return StepTrace(traced, lowered, models, pruned, is_random=graph is not lowered.graph)

@@ -27,11 +27,12 @@ from tensorflow.python.training.saving import saveable_object_util
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from tf_keras.src import backend
 from tf_keras.src.engine import base_layer_utils, compile_utils
+from tf_keras.src.metrics import base_metric
 from tf_keras.src.mixed_precision import loss_scale_optimizer
 from tf_keras.src.optimizers import utils as optimizer_utils
 from tf_keras.src.saving import saving_lib
 from tf_keras.src.saving.legacy import hdf5_format
-from tf_keras.src.utils import data_utils, losses_utils
+from tf_keras.src.utils import data_utils, losses_utils, metrics_utils
 
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.partition import tf_internals as partition_internals
@@ -205,6 +206,16 @@ def compiled_losses() -> tuple[type, Any]:
     reduction)` of that module. Seen in tf_keras 2.16 to 2.21.
     """
     return compile_utils.LossesContainer, losses_utils
+
+
+def reducing_metric() -> tuple[type, frozenset[str]]:
+    """The class of the metrics that add up numbers, and those of its reductions that divide by how many there were.
+
+    Its `update_state(values, sample_weight)` counts a scalar once where there is no weight, and as often as the weight
+    says where there is one. Seen in tf_keras 2.16 to 2.21.
+    """
+    averages = {metrics_utils.Reduction.WEIGHTED_MEAN, metrics_utils.Reduction.SUM_OVER_BATCH_SIZE}
+    return base_metric.Reduce, frozenset(averages)
 
 
 def checked_in_checkpoints(check: Callable[[Any], None], take: Callable[[Any, Any], bool]) -> type[Any]:

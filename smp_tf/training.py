@@ -24,6 +24,8 @@ from smp_tf.announce import announce
 from smp_tf.callbacks import BroadcastInitialState, MetricAverage
 from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.fit_agreement import agree_on_fit
+from smp_tf.gradient_calls import GradientCalls
+from smp_tf.loss_check import LossCheck, Numbers, check_gradient_uses
 from smp_tf.loss_denominators import Denominators, Totals
 from smp_tf.microbatching import count_samples
 from smp_tf.model_context import keras_loop
@@ -37,8 +39,14 @@ from smp_tf.split_program import SplitProgram
 from smp_tf.step import Step
 from smp_tf.step_options import StepOptions
 from smp_tf.step_output import StepOutput
+from smp_tf.step_trace import Handed, Retrace, StepTrace
 from smp_tf.strategy_scope import refuse_strategy
 from smp_tf.topology import CommGroup
+
+_unwatched = contextlib.nullcontext()
+
+#: Under what name a step returns the tensors that the check of its losses keeps.
+KEPT = "kept"
 
 
 class BatchFunction:
@@ -57,9 +65,12 @@ class BatchFunction:
         self._count = count
         self._gather = gather
         self._traced: list[tuple[list[Apply], Denominators]] = []
+        self._calls: list[GradientCalls] = []
         self._totals: weakref.WeakKeyDictionary[Any, Totals | None] = weakref.WeakKeyDictionary()
         with tf.init_scope():
             self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
+        self._checks: dict[int, LossCheck] = {}
+        self._sizes: list[int] = []
         self._asked = 0
         self._of_metrics: dict[int, frozenset[str]] = {}
         #: Samples of this replica so far.
@@ -77,6 +88,7 @@ class BatchFunction:
             ),
             self._finish,
             self._applied,
+            self._examine,
         )
 
     def __call__(self, iterator: Any) -> Any:
@@ -95,9 +107,13 @@ class BatchFunction:
         results = []
         for _ in range(1 if several is None else int(several.numpy())):
             batch = self._next(iterator)
+            self._sizes = self._sizes_of_replicas(batch)
             program, tensors = self._step.find(batch)
             self._tell_totals(program, tensors)
-            results.append(program(tensors))
+            traced, slots = program.lowered.results["traced"], program.lowered.results.get(KEPT)
+            with self._checks[traced].watching(program, tensors, slots) if traced in self._checks else _unwatched:
+                results.append(program(tensors))
+            self._checks.pop(traced, None)
             self.plan = program.plan if isinstance(program, SplitProgram) else None
             of_metrics = self._of_metrics.get(program.lowered.results["traced"], frozenset())
             object.__setattr__(self._model, "_smp_logs_of_metrics", of_metrics)
@@ -158,13 +174,72 @@ class BatchFunction:
             return results[-1]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *results)
 
-    def _one_microbatch(self, data: Any) -> dict[str, Any]:
+    def _sizes_of_replicas(self, batch: Any) -> list[int]:
+        """Samples of the batch: before the first step of a training on all replicas, later on this one."""
+        mine = _samples(batch)
+        if self._traced or not self._joins_replicas or not runtime.current().config.check_losses:
+            return [mine]
+        return list(control.allgather_json(mine, CommGroup.DP_GROUP, name=f"the first batch of {self._in_words}"))
+
+    @property
+    def _joins_replicas(self) -> bool:
+        return self._over_replicas and runtime.current().topology.dp_size > 1
+
+    def _examine(self, traced: StepTrace, retrace: Retrace) -> Handed | None:
+        """Prepares the check of the losses of a new program, if there is to be one; see `loss_check.py`."""
+        running = runtime.current()
+        is_first = len(self._traced) == 1
+        if self._method == "predict_step" or not running.config.check_losses or not self._in_parts:
+            return None
+        check_gradient_uses(self._in_words, traced.lowered.graph)
+        number = traced.lowered.results["traced"]
+        denominators = self._traced[number][1]
+        if self._joins_replicas and not is_first and denominators.is_needed:
+            return None
+        calls = GradientCalls()
+        try:
+            whole = retrace(lambda data: self._whole_batch(data, calls, self._calls[number]), sum(self._sizes))
+            check = LossCheck(
+                self._in_words,
+                Numbers(self._calls[number], traced),
+                Numbers(calls, whole),
+                self._sizes,
+                joins_replicas=self._joins_replicas and is_first,
+                with_states=is_first or not self._joins_replicas,
+                key=f"{id(self)}/{number}",
+                metric_of={id(v): metric.name for metric in self._model.metrics for v in metric.variables},
+            )
+        except Exception as error:
+            self._tell_unchecked(f"the step cannot be traced for all samples of a batch: {error}")
+            return None
+        for name, why in check.left_out.items():
+            self._tell_unchecked(f"{name}: {why}")
+        if not check.kept:
+            return None
+        self._checks[number] = check
+        return Handed(KEPT, check.kept)
+
+    def _tell_unchecked(self, why: str) -> None:
+        announce(
+            f"{self._in_words}: check_losses does not hold this against the whole batch: {why}.",
+            runtime.current().topology.rank,
+        )
+
+    def _whole_batch(self, data: Any, calls: GradientCalls, like: GradientCalls) -> dict[str, Any]:
+        """The step for all samples of a batch, as one process computes it, with backward left out."""
         recorder = ApplyRecorder(self._in_words)
+        with recorder.recording(), calls.left_out(like):
+            return {"results": autograph_convert(getattr(self._model, self._method))(data)}
+
+    def _one_microbatch(self, data: Any) -> dict[str, Any]:
+        recorder, calls = ApplyRecorder(self._in_words), GradientCalls()
         denominators = Denominators(self._in_words, self._batch_samples)
         samples = _samples_in(data)
-        with recorder.recording(), denominators.collecting(samples) if self._in_parts else contextlib.nullcontext():
+        in_parts = denominators.collecting(samples, self._model.metrics) if self._in_parts else contextlib.nullcontext()
+        with recorder.recording(), in_parts, calls.noted():
             results = autograph_convert(getattr(self._model, self._method))(data)
         self._traced.append((recorder.applies, denominators))
+        self._calls.append(calls)
         return {
             "results": results,
             "gradients": [list(apply.gradients) for apply in recorder.applies],
@@ -180,6 +255,8 @@ class BatchFunction:
                     yield Applied(slot.outputs[0], apply.optimizer, variable)
 
     def _finish(self, found: Mapping[str, Any]) -> Any:
+        if found["traced"] in self._checks:
+            self._checks[found["traced"]].hand_out(found[KEPT])
         for apply, gradients in zip(self._traced[found["traced"]][0], found["gradients"], strict=True):
             average = [None if g is None else g.accumulate() for g in gradients]
             apply.apply(list(zip(average, apply.variables, strict=True)))

@@ -1,0 +1,84 @@
+"""What a step takes gradients of: its losses, in the order of the calls of `tf.GradientTape.gradient`.
+
+A step that is traced only to be looked at, for a whole batch, needs no backward: gradients are then placeholders, of
+the kinds that another trace has given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+#: What the placeholders of gradients are called.
+UNKNOWN_GRADIENT = "smp_unknown_gradient"
+
+
+class GradientCalls:
+    """The calls of `tf.GradientTape.gradient` in one trace of a step."""
+
+    def __init__(self) -> None:
+        #: By call: the tensors whose sum was differentiated.
+        self.targets: list[list[tf.Tensor]] = []
+        #: By call and source: the type of the gradient; None where there is none.
+        self.kinds: list[list[Any]] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Within this context calls are noted."""
+
+        def watched(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
+            results = original(tape, target, sources, *args, **more)
+            self._note(target)
+            self.kinds.append([None if r is None else tf.type_spec_from_value(r) for r in _flat(results)])
+            return results
+
+        with _replaced(watched):
+            yield
+
+    @contextlib.contextmanager
+    def left_out(self, like: GradientCalls) -> Iterator[None]:
+        """Within this context calls are noted, and gradients of variables are placeholders.
+
+        Args:
+            like: the calls of another trace of the same step, which say where there is a gradient.
+        """
+
+        def watched(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
+            kinds = like.kinds[len(self.targets)] if len(self.targets) < len(like.kinds) else []
+            self._note(target)
+            flat = _flat(sources)
+            if len(flat) != len(kinds) or not all(isinstance(source, tf.Variable) for source in flat):
+                return original(tape, target, sources, *args, **more)
+            made = [None if kind is None else _unknown(source) for source, kind in zip(flat, kinds, strict=True)]
+            return tf.nest.pack_sequence_as(sources, made) if tf.nest.is_nested(sources) else made[0]
+
+        with _replaced(watched):
+            yield
+
+    def _note(self, target: Any) -> None:
+        self.targets.append([value for value in tf.nest.flatten(target) if isinstance(value, tf.Tensor)])
+
+
+def _flat(values: Any) -> list[Any]:
+    return list(tf.nest.flatten(values))
+
+
+def _unknown(variable: tf.Variable) -> tf.Tensor:
+    return tf.compat.v1.placeholder(variable.dtype, variable.shape, name=UNKNOWN_GRADIENT)
+
+
+@contextlib.contextmanager
+def _replaced(watched: Callable[..., Any]) -> Iterator[None]:
+    original = tf.GradientTape.gradient
+
+    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
+        return watched(original, tape, target, sources, *args, **more)
+
+    tf.GradientTape.gradient = gradient
+    try:
+        yield
+    finally:
+        tf.GradientTape.gradient = original
