@@ -273,10 +273,8 @@ class LossCheck:
         """Whether a number comes of dividing by something that depends on samples."""
         behind = self._graph.ancestors(t.node for t in self._tail.results[name] if isinstance(t, Tensor))
         quotients = (self._graph.nodes[n] for n in behind.intersection(self._tail.nodes))
-        return any(
-            node.op in ("RealDiv", "DivNoNan") and all(self._rows.of(tensor).samples for tensor in node.inputs)
-            for node in quotients
-        )
+        divisors = [self._rows.of(node.inputs[1]) for node in quotients if node.op in ("RealDiv", "DivNoNan")]
+        return any(divisor.samples and divisor.rows is None for divisor in divisors)
 
 
 def check_gradient_uses(step: str, graph: OpGraph) -> None:

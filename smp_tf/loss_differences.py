@@ -84,6 +84,6 @@ def cause_of(whole: float, parts: Parts, *, divides: bool, itemsize: int = 4) ->
             "(sample_weight, or a layer with mask_zero)"
         )
     return (
-        "It is no average over samples: a part of it is a sum over samples, or it compares samples with each other (as a "
+        "It is no average over samples: a part of it is a sum over samples, it compares samples with each other (as a "
         "contrastive loss does), or is computed of an average (as an F1 score is)"
     )

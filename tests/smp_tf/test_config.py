@@ -40,6 +40,7 @@ def test_defaults():
         "stall_timeout": 1800.0,
         "check_inputs": True,
         "check_replicas": True,
+        "check_losses": True,
         "gradient_compression": None,
         "shard_optimizer_state": False,
         "gradient_offload": False,
@@ -169,7 +170,7 @@ def test_an_unknown_key_names_the_nearest_one(name, near):
     with pytest.raises(ConfigError) as raised:
         load_config({name: 2})
     assert f"{name!r} in smp.init is not a key. Did you mean {near!r}?" in str(raised.value)
-    assert "The keys are: auto_partition, check_inputs, check_replicas," in str(raised.value)
+    assert "The keys are: auto_partition, check_inputs, check_losses, check_replicas," in str(raised.value)
 
 
 def test_an_unknown_key_like_no_other():
@@ -219,6 +220,7 @@ def test_a_key_of_pytorch():
         ("stall_timeout", True),
         ("check_inputs", "no"),
         ("check_replicas", 1),
+        ("check_losses", "no"),
         ("gradient_compression", "int8"),
         ("intra_op_threads", 0),
         ("inter_op_threads", 0),

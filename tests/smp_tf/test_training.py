@@ -311,7 +311,8 @@ class Penalised(tf_keras.Sequential):
 
 
 def test_a_train_step_of_the_users_own(init: Callable[..., None]) -> None:
-    init(microbatches=3)
+    # The norm of the gradients, which it logs, is one of each microbatch.
+    init(microbatches=3, check_losses=False)
     compare(Penalised, {}, ARRAYS)
 
 
@@ -462,7 +463,7 @@ def test_a_model_that_is_subclassed_and_measured_in_its_call(init: Callable[...,
 def test_a_mask_made_of_weights_is_told_and_averaged_within_microbatches(
     init: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    init(microbatches=2)
+    init(microbatches=2, check_losses=False)
 
     class OnlyPositive(layers.Layer):
         def compute_mask(self, inputs: tf.Tensor, mask: Any = None) -> tf.Tensor:
