@@ -24,14 +24,13 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf import control, runtime
-from smp_tf.announce import announce
 from smp_tf.batch_tail_values import BatchValues, TailValues
-from smp_tf.errors import StepError
 from smp_tf.gradient_calls import UNKNOWN_GRADIENT, GradientCalls
 from smp_tf.kept_values import ReplicaValues, bring_together
 from smp_tf.loss_differences import Parts, cause_of, is_equal
 from smp_tf.microbatching import sizes_of
 from smp_tf.ops import keep as kept_ops
+from smp_tf.other_training import report
 from smp_tf.partition.batch_tail import DEPENDS_ON_GRADIENTS, find_tail
 from smp_tf.partition.gradient_uses import nonlinear_uses
 from smp_tf.partition.lower import OutputSlot
@@ -41,10 +40,7 @@ from smp_tf.split_program import SplitProgram
 from smp_tf.step_trace import StepTrace
 from smp_tf.topology import CommGroup
 
-_WAY_OUT = (
-    "Or train with microbatches=1 on one replica; where this training is what you want, set check_losses=False in "
-    'smp.init (check_losses="warn" says this once and goes on).'
-)
+_WAY_OUT = "train with microbatches=1 on one replica"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +168,7 @@ class LossCheck:
         if len(control.members_of(group)) > 1:
             said = control.allgather_json(found, group, name=f"the check of the losses of {self._step}")
             found = [text for texts in said for text in texts]
-        report(self._step, found)
+        _report(self._step, found)
 
     def _compare(
         self, values: TailValues, program: SplitProgram, tensors: Sequence[Any], slots: Sequence[OutputSlot]
@@ -290,7 +286,7 @@ def check_gradient_uses(step: str, graph: OpGraph) -> None:
     uses = {use.op: use for use in nonlinear_uses(graph)}
     if uses:
         use = next(iter(uses.values()))
-        report(
+        _report(
             step,
             [
                 f"Between taking gradients and applying them it computes op {use.op!r} ({use.kind}), which is not "
@@ -302,23 +298,8 @@ def check_gradient_uses(step: str, graph: OpGraph) -> None:
         )
 
 
-def report(step: str, found: Sequence[str]) -> None:
-    """Raise, or say, that a training differs from that of one process.
-
-    Args:
-        step: the step in words.
-        found: sentences on what differs.
-
-    Raises:
-        StepError: something differs, and check_losses is true.
-    """
-    if not found:
-        return
-    running = runtime.current()
-    text = f"{step} is another training in microbatches than for a whole batch. {' '.join(found)} {_WAY_OUT}"
-    if running.config.check_losses != "warn":
-        raise StepError(text)
-    announce(text, running.topology.rank)
+def _report(step: str, found: Sequence[str]) -> None:
+    report(f"{step} is another training in microbatches than for a whole batch", found, _WAY_OUT)
 
 
 #: How results of the tail are named that are what a variable holds.

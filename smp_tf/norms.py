@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import runtime, sharded_slots, tf_internals
+from smp_tf import joined_gradients, runtime, sharded_slots, tf_internals
 from smp_tf.data_parallel import exchange_of, order, sum_over_replicas
 from smp_tf.errors import StepError
 from smp_tf.gradient_marks import comes_from_a_step
@@ -263,7 +263,8 @@ class NormPatch:
                     f"of all gradients that apply_gradients is given, once; tf.clip_by_norm clips one by its own."
                 )
             own = [t for t, counts in zip(given, _counted.entries, strict=True) if counts]
-            return tf.cast(norm_of_own(own), _result_type(given))
+            with joined_gradients.allowed():
+                return tf.cast(norm_of_own(own), _result_type(given))
         if not self._in_step() and _is_spread(t_list):
             return global_norm(t_list)
         return self._original(t_list, name)

@@ -71,12 +71,12 @@ def met(optimizer: Any, name: str, found: Any, wrapper: Wrapper) -> Any:
     """
     if not callable(found) or is_ours(found):
         return found
-    if name in ("apply_gradients", REPLACED_APPLY):
-        found = _as_its_caller(found)
+    called = _as_its_caller(found) if name in ("apply_gradients", REPLACED_APPLY) else found
 
     def unbound(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        return found(*args, **kwargs)
+        return called(*args, **kwargs)
 
+    # What AutoGraph makes of a method of the script's is a function of TensorFlow's.
     note(unbound, found)
     ours = wrapper(unbound)
     # Not the name of its module, by which AutoGraph would take it for the script's.

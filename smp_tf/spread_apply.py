@@ -15,6 +15,7 @@ import tf_keras
 from smp_tf import (
     assigned_values,
     gathered_shares,
+    joined_gradients,
     momentum_product,
     moved_slots,
     norms,
@@ -140,6 +141,8 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = recorded_apply.recorder()
         if recorder is not None:
             return recorder.record(optimizer, pairs, lambda given: apply_gradients(optimizer, given, *args, **kwargs))
+        if spread.inside:
+            joined_gradients.handed_on()
         stands_in = any(_is_stand_in(variable) for _, variable in pairs)
         stored = [(g, variable) for g, variable in pairs if stored_here(variable) and not stands_in]
         sharded_slots.require_rows_as_before(optimizer, [variable for _, variable in stored])
@@ -174,7 +177,9 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return _only_count(optimizer)
         if not clips and not (is_spread and is_users):
             return original(optimizer, kept, *args, **kwargs)
-        with norms.counting([_is_counted(variable, optimizer) for gradient, variable in kept if gradient is not None]):
+        watched = joined_gradients.watching(optimizer, kept) if is_users else contextlib.nullcontext()
+        counted = [_is_counted(variable, optimizer) for gradient, variable in kept if gradient is not None]
+        with norms.counting(counted), watched:
             return original(optimizer, kept, *args, **kwargs)
 
     return apply_gradients

@@ -1,0 +1,81 @@
+"""What is computed of gradients is told where the average of it is not what it gives for the average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from smp_tf.partition.gradient_uses import NonlinearUse, nonlinear_uses
+from smp_tf.partition.op_graph import OpGraph, Tensor
+from tests.partition.op_graph_builder import GraphBuilder
+
+#: Given a builder, a gradient, the loss and a constant, makes what the step returns.
+Use = Callable[[GraphBuilder, Tensor, Tensor, Tensor], Tensor]
+
+
+def step(use: Use) -> OpGraph:
+    builder = GraphBuilder()
+    x, kernel = builder.argument(), builder.variable("net/kernel")
+    call = builder.call("net")
+    product = builder.add("MatMul", x, builder.read(kernel, call), call=call)
+    loss = builder.add("Mean", product, shape=())
+    gradient = builder.add("MatMul", x, product, forward_of=product, shape=(8, 8))
+    builder.gradient(kernel, gradient)
+    return builder.graph(use(builder, gradient, loss, builder.add("Const", shape=())))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda b, g, loss, c: g,
+        lambda b, g, loss, c: b.add("Mul", g, c),
+        lambda b, g, loss, c: b.add("RealDiv", b.add("Neg", g), c),
+        lambda b, g, loss, c: b.add("AddV2", g, b.add("Mul", c, b.read(Tensor(1, 0)))),
+        lambda b, g, loss, c: b.add("Sub", g, b.add("Mean", g)),
+        lambda b, g, loss, c: b.add("Fill", b.add("Shape", g), c),
+        lambda b, g, loss, c: b.add("SelectV2", c, g, b.add("ZerosLike", g)),
+        lambda b, g, loss, c: b.add("Square", loss),
+    ],
+    ids=["itself", "times", "over", "decayed", "centred", "its shape", "chosen by a constant", "of the loss"],
+)
+def test_what_is_linear_is_let_through(use: Use) -> None:
+    assert nonlinear_uses(step(use)) == ()
+
+
+@pytest.mark.parametrize(
+    ("use", "kind"),
+    [
+        (lambda b, g, loss, c: b.add("L2Loss", g, shape=()), "L2Loss"),
+        (lambda b, g, loss, c: b.add("Neg", b.add("Square", b.add("Mul", g, c))), "Square"),
+        (lambda b, g, loss, c: b.add("Mul", g, loss), "Mul"),
+        (lambda b, g, loss, c: b.add("Mul", g, g), "Mul"),
+        (lambda b, g, loss, c: b.add("RealDiv", c, g), "RealDiv"),
+        (lambda b, g, loss, c: b.add("SelectV2", b.add("Greater", g, c), g, g), "Greater"),
+        (lambda b, g, loss, c: b.add("Minimum", g, c), "Minimum"),
+        (lambda b, g, loss, c: b.add("PartitionedCall", g), "PartitionedCall"),
+    ],
+    ids=["norm", "later", "times the loss", "squared", "divided by", "chosen by itself", "clipped", "in a function"],
+)
+def test_what_is_not_is_told_where_it_begins(use: Use, kind: str) -> None:
+    [found] = nonlinear_uses(step(use))
+    assert (found.kind, found.position, found.variable) == (kind, 0, None)
+
+
+def test_what_is_written_to_a_variable_of_the_script_is_looked_at_too() -> None:
+    def use(builder: GraphBuilder, gradient: Tensor, loss: Tensor, constant: Tensor) -> Tensor:
+        seen = builder.variable("seen", (), in_model=False)
+        builder.write(seen, builder.add("L2Loss", gradient, shape=()))
+        return loss
+
+    graph = step(use)
+    [found] = nonlinear_uses(graph)
+    name = next(node.name for node in graph.nodes if node.op == "L2Loss")
+    assert found == NonlinearUse(name, "L2Loss", None, "seen")
+
+
+def test_what_backward_makes_of_a_gradient_for_other_weights_is_no_use_of_it() -> None:
+    def use(builder: GraphBuilder, gradient: Tensor, loss: Tensor, constant: Tensor) -> Tensor:
+        return builder.add("ReluGrad", gradient, gradient, forward_of=Tensor(3, 0))
+
+    assert nonlinear_uses(step(use)) == ()
