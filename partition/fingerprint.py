@@ -37,19 +37,19 @@ def fingerprint(graph: OpGraph) -> str:
 def form(graph: OpGraph) -> tuple[str, ...]:
     """What of a step does not depend on the sizes of its arguments, line by line, as `outline` gives all of it.
 
-    Replicas whose batches differ in size agree on this: their graphs differ in shapes, and in the ops that shapes call
-    for.
+    Replicas whose batches differ in size agree on this: their graphs differ in shapes, in the ops that shapes call for,
+    and in what is handed out to be looked at.
 
     Args:
         graph: one microbatch of the step.
 
     Returns:
-        A line per variable, a line per call of a layer, and one for the results.
+        A line per variable, a line per call of a layer, and one for the gradients.
     """
     layers = [f"{call.path} layer {call.class_name}" for call in graph.calls[1:]]
     gradients = [gradient.variable for gradient in graph.gradients]
-    results = hashlib.sha256(repr(gradients).encode()).hexdigest()[:16]
-    return (*_variables(graph), *layers, f"- results {len(graph.outputs)} {results}")
+    digest = hashlib.sha256(repr(gradients).encode()).hexdigest()[:16]
+    return (*_variables(graph), *layers, f"- gradients {len(gradients)} {digest}")
 
 
 def outline(graph: OpGraph) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ def difference(ours: Sequence[str], theirs: Sequence[str], us: str = "this rank"
 
 
 def _said(number: int, mine: str, other: str, us: str, them: str) -> str:
-    is_op = not mine.startswith(("variable ", "- results ")) and mine.split(" ")[1] != "layer"
+    is_op = not mine.startswith(("variable ", "- results ", "- gradients ")) and mine.split(" ")[1] != "layer"
     if not is_op or mine.rpartition(" ")[0] != other.rpartition(" ")[0]:
         return f"The first difference: {us} has {_read(mine)}, {them} has {_read(other)}."
     return (
@@ -128,8 +128,8 @@ def _read(line: str) -> str:
         return f"variable {what!r} of type {rest}, {' '.join(more).strip().replace('/', ', ')}"
     if what == "layer":
         return f"layer {path!r} of type {rest}"
-    if what == "results":
-        return f"{rest} results"
+    if what in ("results", "gradients"):
+        return f"{rest} {what}"
     return f"op {what} giving {rest} " + ("outside every layer" if path == "-" else f"in layer {path!r}")
 
 

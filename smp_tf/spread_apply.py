@@ -177,7 +177,9 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return _only_count(optimizer)
         if not clips and not (is_spread and is_users):
             return original(optimizer, kept, *args, **kwargs)
-        watched = joined_gradients.watching(optimizer, kept) if is_users else contextlib.nullcontext()
+        # Ours puts together over the stages what it joins.
+        is_looked_at = is_users and not isinstance(optimizer, OneBitOptimizer)
+        watched = joined_gradients.watching(optimizer, kept) if is_looked_at else contextlib.nullcontext()
         counted = [_is_counted(variable, optimizer) for gradient, variable in kept if gradient is not None]
         with norms.counting(counted), watched:
             return original(optimizer, kept, *args, **kwargs)

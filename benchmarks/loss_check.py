@@ -1,0 +1,103 @@
+"""What it costs to hold losses and metrics against the whole batch on the first batch of a training (`check_losses`).
+
+    horovodrun -np 2 python benchmarks/loss_check.py --partitions 2 --size small --json loss_check.json
+
+trains a GPT by Keras's loop in two ways, which take turns in the same processes:
+
+    off    check_losses is false
+    on     it is true
+
+Every repetition makes a model anew for each way, and measures its first batch, which is when the check is made, and the
+median of the batches after it. "over off" is the median of the ratios of the repetitions, with its quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from typing import Any
+
+import smp_tf as smp  # isort: split
+
+import tf_keras
+from gpt import Size, build, size_of
+from machine import circumstances
+from options import named, new_file
+from rich.console import Console
+from rich.table import Table
+from split_step import own_batch
+
+from smp_tf import runtime
+
+WAYS = ("off", "on")
+SEED = 1
+#: Batches after the first one whose median is taken.
+STEPS = 7
+
+
+def measured(size: Size, way: str) -> tuple[float, float]:
+    """Seconds of the first batch of a training, and the median of those after it."""
+    running = runtime.current()
+    runtime.install(dataclasses.replace(running, config=dataclasses.replace(running.config, check_losses=way == "on")))
+    try:
+        model = build(smp.DistributedModel, size)
+        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(tf_keras.optimizers.SGD(0.01), loss, metrics=["accuracy"])
+        tokens, following = own_batch(size)
+        times = []
+        for _ in range(1 + STEPS):
+            smp.barrier()
+            began = time.perf_counter()
+            model.train_on_batch(tokens, following)
+            smp.barrier()
+            times.append(time.perf_counter() - began)
+    finally:
+        runtime.install(running)
+    return times[0], statistics.median(times[1:])
+
+
+def main() -> None:
+    """Measures, and prints on rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="small", help='of gpt.py, such as "small" or "medium+tied=0"')
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--json", type=new_file, help="write the times")
+    args = parser.parse_args()
+    size = named(size_of, args.size, "--size", parser)
+    before = circumstances(args)
+    smp.init({"partitions": args.partitions, "microbatches": args.microbatches, "seed": SEED})
+    # What TensorFlow and Keras do once in a process is no part of either way.
+    measured(size, "on")
+    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    for turn in range(args.repetitions):
+        for way in WAYS if turn % 2 == 0 else WAYS[::-1]:
+            seconds[way].append(measured(size, way))
+    if smp.rank() == 0:
+        report(args, before, seconds)
+
+
+def report(args: argparse.Namespace, before: dict[str, Any], seconds: dict[str, list[tuple[float, float]]]) -> None:
+    """Prints a table, and writes the times."""
+    table = Table("what", "off", "on", "over off", "quartiles")
+    for place, what in enumerate(("s of the first batch", "s of a batch after it")):
+        off, on = ([times[place] for times in seconds[way]] for way in WAYS)
+        over = [a / b for a, b in zip(on, off, strict=True)]
+        low, middle, high = statistics.quantiles(over, n=4)
+        numbers = (f"{statistics.median(off):.3f}", f"{statistics.median(on):.3f}")
+        table.add_row(what, *numbers, f"{middle:.3f}", f"{low:.3f} to {high:.3f}")
+    Console(width=100).print(table)
+    print(
+        f"{args.partitions} partitions, {smp.dp_size()} replicas, {args.microbatches} microbatches, GPT {args.size}, "
+        f"{args.repetitions} repetitions"
+    )
+    if args.json is not None:
+        args.json.write_text(json.dumps({**before, "replicas": smp.dp_size(), "seconds": seconds}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
