@@ -53,6 +53,8 @@ def refuse_what_hangs(graph: OpGraph, step: str, partitions: int, replicas: int)
     if partitions * replicas == 1:
         return
     containing = _functions_with_collectives(graph.library)
+    if not containing and not any(map(is_collective, {node.op for node in graph.nodes})):
+        return
     differentiated = {node.forward_of for node in graph.nodes if node.forward_of is not None}
     for number, node in enumerate(graph.nodes):
         op = _collective_of(node, containing)
@@ -123,18 +125,20 @@ def _way_out(class_name: str) -> str:
     )
 
 
-def words_on_synchronized(models: Iterable[Any], microbatches: int, replicas: int) -> str | None:
+def words_on_synchronized(graph: OpGraph, models: Iterable[Any], microbatches: int, replicas: int) -> str | None:
     """What to say of layers that are to share the statistics of their batch with other processes.
 
     Args:
-        models: Keras models that a step calls.
+        graph: a traced step.
+        models: Keras models that it calls.
         microbatches: into how many parts a batch is cut.
         replicas: how many processes have parts of a batch.
 
     Returns:
         The words; None where there is no such layer, or its statistics are those of the whole batch.
     """
-    if microbatches == replicas == 1:
+    # To go through all parts of the models takes longer than to see that none has such statistics.
+    if microbatches == replicas == 1 or not any("moving_mean" in variable.name for variable in graph.variables):
         return None
     layers = {
         id(layer): layer.name

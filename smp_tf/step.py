@@ -239,7 +239,7 @@ class Step:
         models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
         collectives_in_steps.refuse_what_hangs(graph, self.name, stages, running.topology.dp_size)
-        words = collectives_in_steps.words_on_synchronized(models, microbatches, running.topology.dp_size)
+        words = collectives_in_steps.words_on_synchronized(graph, models, microbatches, running.topology.dp_size)
         if words is not None:
             announce(words, running.topology.rank)
         if xla and config.gradient_offload and graph.gradients:

@@ -43,8 +43,6 @@ from smp_tf.step_trace import Handed, Retrace, StepTrace
 from smp_tf.strategy_scope import refuse_strategy
 from smp_tf.topology import CommGroup
 
-_unwatched = contextlib.nullcontext()
-
 #: Under what name a step returns the tensors that the check of its losses keeps.
 KEPT = "kept"
 
@@ -110,8 +108,8 @@ class BatchFunction:
             self._sizes = self._sizes_of_replicas(batch)
             program, tensors = self._step.find(batch)
             self._tell_totals(program, tensors)
-            traced, slots = program.lowered.results["traced"], program.lowered.results.get(KEPT)
-            with self._checks[traced].watching(program, tensors, slots) if traced in self._checks else _unwatched:
+            traced = program.lowered.results["traced"]
+            with self._watched(traced, program, tensors):
                 results.append(program(tensors))
             self._checks.pop(traced, None)
             self.plan = program.plan if isinstance(program, SplitProgram) else None
@@ -157,6 +155,12 @@ class BatchFunction:
     def _over_replicas(self) -> bool:
         """Whether the batches of all replicas are one; in an evaluation each has its own, and some may have more."""
         return self._method == "train_step"
+
+    def _watched(self, traced: int, program: Any, tensors: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+        """A context in which a program runs for the first time, where its losses are checked then."""
+        if traced not in self._checks:
+            return contextlib.nullcontext()
+        return self._checks[traced].watching(program, tensors, program.lowered.results[KEPT])
 
     def _tell_totals(self, program: Any, tensors: Sequence[Any]) -> None:
         if program not in self._totals:

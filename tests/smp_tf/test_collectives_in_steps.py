@@ -16,6 +16,7 @@ from smp_tf import collectives_in_steps
 from smp_tf.collectives_in_steps import refuse_what_hangs
 from smp_tf.errors import StepError
 from smp_tf.partition.op_graph import OpGraph
+from tests.partition.op_graph_builder import GraphBuilder
 
 
 class Net(smp.DistributedModel):
@@ -180,7 +181,10 @@ def test_statistics_that_are_asked_for_of_other_processes_are_said_to_be_not(
 
 def test_one_microbatch_in_one_process_is_the_whole_batch() -> None:
     model = tf_keras.Sequential([tf_keras.layers.BatchNormalization(synchronized=True, input_shape=(2,))])
-    assert collectives_in_steps.words_on_synchronized([model], 1, 1) is None
-    assert collectives_in_steps.words_on_synchronized([model], 1, 2) is not None
+    builder = GraphBuilder()
+    builder.variable("net/norm/moving_mean", (2,))
+    graph = builder.graph()
+    assert collectives_in_steps.words_on_synchronized(graph, [model], 1, 1) is None
+    assert collectives_in_steps.words_on_synchronized(graph, [model], 1, 2) is not None
     plain = tf_keras.Sequential([tf_keras.layers.BatchNormalization(input_shape=(2,))])
-    assert collectives_in_steps.words_on_synchronized([plain], 4, 2) is None
+    assert collectives_in_steps.words_on_synchronized(graph, [plain], 4, 2) is None
