@@ -103,21 +103,41 @@ class SampleRows:
         return self.contents[tensor.node][tensor.index]
 
     def differs(self, tensor: Tensor) -> tuple[int, ...] | None:
-        """The dimensions of a tensor that are another length for a microbatch; None where that cannot be told."""
+        """The dimensions of a tensor that are another length for a microbatch; None where that cannot be told.
+
+        Lengths that are not even known for the whole batch, such as that of its longest sample, are among them only
+        where no other dimension is.
+        """
+        lengths = self._lengths(tensor)
+        if lengths is None:
+            return None
+        known = tuple(d for d, (whole, part) in enumerate(lengths) if whole is not None and whole != part)
+        return known or tuple(d for d, (whole, _) in enumerate(lengths) if whole is None)
+
+    def _lengths(self, tensor: Tensor) -> list[tuple[int | None, int | None]] | None:
+        """The lengths of each dimension, for the whole batch and for a microbatch; None where they do not compare."""
         other = self.in_part(tensor)
         if other is None:
             return None
         whole, part = self._whole.type_of(tensor).shape, self._part.type_of(other).shape
         if whole is None or part is None or len(whole) != len(part):
             return None
-        return tuple(d for d, (a, b) in enumerate(zip(whole, part, strict=True)) if a is None or a != b)
+        return list(zip(whole, part, strict=True))
+
+    def _sample_dimension(self, tensor: Tensor, in_model: bool) -> int | None:
+        """The only dimension of a tensor that is of samples; None where there is none, or no telling."""
+        differs = self.differs(tensor)
+        if differs is None or len(differs) != 1:
+            return None
+        # What a layer takes of samples, such as those that a mask leaves, has an unknown length.
+        is_known = self._whole.type_of(tensor).shape[differs[0]] is not None  # type: ignore[index]
+        return differs[0] if is_known or in_model else None
 
     def _content(self, number: int, node: Node, index: int, given: list[Content]) -> Content:
         tensor = Tensor(number, index)
-        differs = self.differs(tensor)
-        only = differs[0] if differs is not None and len(differs) == 1 else None
+        only = self._sample_dimension(tensor, in_model=node.call > 0)
         if node.op == ARGUMENT:
-            return Content(rows=only, samples=bool(differs) or differs is None)
+            return Content(rows=only, samples=self.differs(tensor) != ())
         if node.op == VARIABLE:
             return Content(weights=node.source is not None and self._whole.variables[node.source].in_model)
         if node.op in SOURCES:

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf import control, runtime
+from smp_tf.announce import announce
 from smp_tf.batch_tail_values import BatchValues, TailValues
 from smp_tf.gradient_calls import UNKNOWN_GRADIENT, GradientCalls
 from smp_tf.kept_values import ReplicaValues, bring_together
@@ -34,7 +35,7 @@ from smp_tf.other_training import report
 from smp_tf.partition.batch_tail import DEPENDS_ON_GRADIENTS, find_tail
 from smp_tf.partition.gradient_uses import nonlinear_uses
 from smp_tf.partition.lower import OutputSlot
-from smp_tf.partition.op_graph import OpGraph, Tensor
+from smp_tf.partition.op_graph import ARGUMENT, UNSENDABLE_DTYPES, OpGraph, Tensor
 from smp_tf.partition.sample_rows import SampleRows
 from smp_tf.split_program import SplitProgram
 from smp_tf.step_trace import StepTrace
@@ -120,10 +121,15 @@ class LossCheck:
         self.kept: tuple[Tensor, ...] = tuple(dict.fromkeys(kept))
         self._kept_here: list[int] = []
 
-    @property
-    def arguments(self) -> tuple[int, ...]:
-        """Numbers of the step's tensor arguments that the whole batch is computed from, composites taken apart."""
-        return self._tail.arguments
+    def can_be_joined(self, has_composites: bool) -> bool:
+        """Whether the arguments that the whole batch is computed from can be put together of several replicas.
+
+        Args:
+            has_composites: whether ragged or sparse tensors are among the step's arguments.
+        """
+        nodes = (self._graph.nodes[number] for number in self._tail.nodes)
+        is_text = any(node.op == ARGUMENT and node.outputs[0].dtype in UNSENDABLE_DTYPES for node in nodes)
+        return not self._tail.arguments or not (has_composites or is_text)
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -161,19 +167,30 @@ class LossCheck:
         kept_ops.want(self._key, True)
         try:
             yield
-            found = self._compare(values, program, tensors, kept)
+            brought = self._bring_together(values, program, tensors, kept)
         finally:
             kept_ops.want(self._key, False)
+        found: list[str] = []
+        failure = None
+        if brought is not None:
+            try:
+                found = self._differences(values, program, brought)
+            except Exception as error:
+                # Of the check, and not of the training. All ranks are told, and rank 0 says it.
+                failure = f"the whole batch cannot be computed of its microbatches: {type(error).__name__}: {error}"
         group = CommGroup.WORLD if self._joins_replicas else CommGroup.PP_GROUP
+        said: list[Any] = [[found, failure]]
         if len(control.members_of(group)) > 1:
-            said = control.allgather_json(found, group, name=f"the check of the losses of {self._step}")
-            found = [text for texts in said for text in texts]
-        _report(self._step, found)
+            said = control.allgather_json(said[0], group, name=f"the check of the losses of {self._step}")
+        for _, why in said:
+            if why is not None:
+                tell_unchecked(self._step, why)
+        _report(self._step, [text for texts, _ in said for text in texts])
 
-    def _compare(
+    def _bring_together(
         self, values: TailValues, program: SplitProgram, tensors: Sequence[Any], slots: Sequence[OutputSlot]
-    ) -> list[str]:
-        """What differs, on the rank that compares; nothing on others."""
+    ) -> list[ReplicaValues] | None:
+        """What the ranks have kept, on the rank that compares; None on others."""
         split, graph = program.stage_program.split, self._part_graph
         stages = [split.stage_of(split.outputs[slot.outputs[0]]) for slot in slots]
         sizes = dict.fromkeys(range(runtime.current().topology.mp_size), 0)
@@ -188,7 +205,7 @@ class LossCheck:
             for number, value in zip(own, kept_ops.take(self._key, microbatch, dtypes), strict=True):
                 own[number].append(value.numpy())
         flat = tf.nest.flatten(list(tensors), expand_composites=True)
-        by_replica = bring_together(
+        return bring_together(
             own,
             [self._whole.lowered.variables[index].numpy() - before for index, before in values.before.items()],
             {number: np.asarray(flat[number]) for number in self._tail.arguments},
@@ -197,7 +214,6 @@ class LossCheck:
             microbatches=program.microbatches,
             of_all_replicas=self._joins_replicas,
         )
-        return [] if by_replica is None else self._differences(values, program, by_replica)
 
     def _differences(self, values: TailValues, program: SplitProgram, by_replica: Sequence[ReplicaValues]) -> list[str]:
         place = {tensor: number for number, tensor in enumerate(self.kept)}
@@ -273,6 +289,17 @@ class LossCheck:
         return any(divisor.samples and divisor.rows is None for divisor in divisors)
 
 
+def tell_unchecked(step: str, why: str) -> None:
+    """Says, once and on rank 0, what is not held against the whole batch.
+
+    Args:
+        step: the step in words.
+        why: the reason, without its full stop.
+    """
+    rank = runtime.current().topology.rank
+    announce(f"{step}: check_losses does not hold this against the whole batch: {why}.", rank)
+
+
 def check_gradient_uses(step: str, graph: OpGraph) -> None:
     """Raise where a step computes something of gradients that is not their average's over the microbatches.
 
@@ -311,7 +338,8 @@ def _writers(graph: OpGraph) -> dict[str, tuple[int, ...]]:
     found: dict[str, list[int]] = {}
     for number, node in enumerate(graph.nodes):
         for index in node.writes:
-            if not graph.variables[index].in_model:
+            # How far a generator of random numbers is.
+            if not graph.variables[index].in_model and not node.op.startswith("Rng"):
                 found.setdefault(f"{_STATE}{index}", []).append(number)
     return {name: tuple(numbers) for name, numbers in found.items()}
 

@@ -25,7 +25,7 @@ from smp_tf.callbacks import BroadcastInitialState, MetricAverage
 from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.fit_agreement import agree_on_fit
 from smp_tf.gradient_calls import GradientCalls
-from smp_tf.loss_check import LossCheck, Numbers, check_gradient_uses
+from smp_tf.loss_check import LossCheck, Numbers, check_gradient_uses, tell_unchecked
 from smp_tf.loss_denominators import Denominators, Totals
 from smp_tf.microbatching import count_samples
 from smp_tf.model_context import keras_loop
@@ -69,6 +69,7 @@ class BatchFunction:
             self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
         self._checks: dict[int, LossCheck] = {}
         self._sizes: list[int] = []
+        self._has_composites = False
         self._asked = 0
         self._of_metrics: dict[int, frozenset[str]] = {}
         #: Samples of this replica so far.
@@ -214,24 +215,23 @@ class BatchFunction:
                 metric_of={id(v): metric.name for metric in self._model.metrics for v in metric.variables},
             )
         except Exception as error:
-            self._tell_unchecked(f"the step cannot be traced for all samples of a batch: {error}")
+            tell_unchecked(self._in_words, f"the step cannot be traced for all samples of a batch: {error}")
+            return None
+        if self._joins_replicas and is_first and not check.can_be_joined(self._has_composites):
+            why = "ragged, sparse or text arguments of several replicas, which go into losses, cannot be joined"
+            tell_unchecked(self._in_words, why)
             return None
         for name, why in check.left_out.items():
-            self._tell_unchecked(f"{name}: {why}")
+            tell_unchecked(self._in_words, f"{name}: {why}")
         if not check.kept:
             return None
         self._checks[number] = check
         return Handed(KEPT, check.kept)
 
-    def _tell_unchecked(self, why: str) -> None:
-        announce(
-            f"{self._in_words}: check_losses does not hold this against the whole batch: {why}.",
-            runtime.current().topology.rank,
-        )
-
     def _whole_batch(self, data: Any, calls: GradientCalls, like: GradientCalls) -> dict[str, Any]:
         """The step for all samples of a batch, as one process computes it, with backward left out."""
         recorder = ApplyRecorder(self._in_words)
+        self._has_composites = any(isinstance(v, tf.__internal__.CompositeTensor) for v in tf.nest.flatten(data))
         with recorder.recording(), calls.left_out(like):
             return {"results": autograph_convert(getattr(self._model, self._method))(data)}
 

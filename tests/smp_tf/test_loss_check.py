@@ -12,6 +12,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
+from smp_tf import batch_tail_values
 from smp_tf.errors import StepError
 from tests.full_only import params
 
@@ -319,3 +320,56 @@ def test_what_cannot_be_compared_is_said(init: Callable[..., None], capfd: pytes
     assert "check_losses does not hold this against the whole batch: loss: it depends on random numbers" in (
         capfd.readouterr().err
     )
+
+
+def test_a_generator_of_random_numbers_may_go_on_in_every_microbatch(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    generator = tf.random.Generator.from_seed(1)
+
+    class Noisy(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__(name="noisy")
+            self.dense, self.generator = layers.Dense(3), generator
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+        def train_step(self, data: Any) -> Any:
+            return {**super().train_step(data), "drawn": self.generator.normal([])}
+
+    fit(Noisy(), loss="mse")
+
+
+def padded(lengths: Any) -> tf.data.Dataset:
+    """Sequences of unknown lengths, padded to the longest of a batch."""
+    steps = tf.data.Dataset.from_tensor_slices((lengths, Y)).map(lambda n, y: (tf.ones([n, 2]), y))
+    return steps.padded_batch(8, padded_shapes=([None, 2], [3]))
+
+
+def test_lengths_that_nobody_knows_ahead_are_those_of_the_batch(init: Callable[..., None]) -> None:
+    init(microbatches=2)
+    data = padded(RANDOM.randint(1, 6, 16))
+    found = {}
+    inputs = tf_keras.Input((None, 2))
+    plain = tf_keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(layers.Dense(4)(inputs))))
+    split = smp.DistributedModel(lambda: tf_keras.models.clone_model(plain))
+    split.build((None, None, 2))
+    split.set_weights(plain.get_weights())
+    for name, model in (("plain", plain), ("split", split)):
+        model.compile("sgd", "mse", metrics=["mae"])
+        found[name] = model.fit(data, epochs=2, verbose=0).history
+    for key, values in found["plain"].items():
+        np.testing.assert_allclose(found["split"][key], values, rtol=1e-5)
+
+
+def test_a_check_that_fails_is_said_and_ends_no_training(
+    init: Callable[..., None], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(microbatches=4)
+
+    def failing(*arguments: Any) -> Any:
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(batch_tail_values.TailValues, "compute", failing)
+    fit(smp.DistributedModel(classifier), loss="mse")
+    assert "cannot be computed of its microbatches: ValueError: no such thing." in capfd.readouterr().err
