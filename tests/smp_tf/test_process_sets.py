@@ -164,4 +164,4 @@ def test_collectives_are_called_with_a_process_set_and_a_name_everywhere() -> No
                 # Options that stand for themselves are `**options` there.
                 assert "name" in given, f"{file.name}, line {node.lineno}"
                 assert given & {"process_set", None}, f"{file.name}, line {node.lineno}"
-    assert sorted(set(found)) == ["data_parallel.py", "process_sets.py"]
+    assert sorted(set(found)) == ["data_parallel.py", "gathered_shares.py", "process_sets.py", "sum_of_slices.py"]
