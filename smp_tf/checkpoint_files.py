@@ -245,6 +245,9 @@ def listing(directory: str, name: str) -> Listing:
             continue
         try:
             found.append(read_manifest(directory, file.removesuffix(".json")))
+        except FileNotFoundError:
+            # The rotation of another job has deleted it since the folder was listed.
+            continue
         except CheckpointError:
             damaged.append(os.path.join(directory, file))
     found.sort(key=lambda manifest: manifest.sequence)

@@ -102,6 +102,7 @@ class Writing:
         errors = [words["error"] for words in self._told]
         if any(errors):
             self._delete_own_part()
+            self._make_room()
         self._raise_errors(errors, "be written")
 
     def commit(self, rotation: Rotation) -> None:
@@ -127,6 +128,7 @@ class Writing:
         said = control.allgather_json(words, name=f"the end of saving checkpoint {self._name!r}")
         if any(problem for problem, _ in said) and not any(is_committed for _, is_committed in said):
             self._delete_own_part()
+            self._make_room()
         self._raise_errors([problem for problem, _ in said], "be committed")
 
     def _take_folder(self) -> str:
@@ -135,10 +137,22 @@ class Writing:
             if folder_lock.current(self._directory, self._series) is None:
                 make_folder(self._directory)
                 folder_lock.take(self._directory, self._series)
-                self._clean()
+                self._make_room()
         except (OSError, CheckpointError) as error:
             return f"{type(error).__name__}: {error}"
         return ""
+
+    def _make_room(self) -> None:
+        """Delete what killed jobs have left, on rank 0. Where that fails, it is in the way of no save."""
+        if self._topology.rank != 0:
+            return
+        try:
+            self._clean()
+        except (OSError, CheckpointError) as error:
+            tell(
+                f"smp_tf: of what interrupted saves have left in {self._directory} not all could be deleted, which "
+                f"later saves try again. {type(error).__name__}: {error}"
+            )
 
     def _rotate(self, rotation: Rotation, replaced: Sequence[str]) -> None:
         """Delete what is too many, and replaced parts. Where that fails, the checkpoint is saved all the same."""

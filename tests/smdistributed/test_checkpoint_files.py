@@ -140,6 +140,48 @@ def test_an_error_while_renaming_changes_nothing(
     assert sorted(path.name for path in target.iterdir() if path.name.startswith(".")) == []
 
 
+@pytest.mark.parametrize("can_link", [True, False])
+def test_what_cannot_be_put_back_is_kept_and_told(
+    can_link: bool, wire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for folder, names in ((source, ["ckpt-1.json", "ckpt-2.json", "a", "new"]), (target, ["ckpt-1.json", "a"])):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(f"{folder.name} {name}")
+    before = files_in(target)
+    send_checkpoint_files(source, 1)
+    replace, calls = os.replace, []
+
+    def failing(first: Path, second: Path) -> None:
+        calls.append(second.name)
+        # The last manifest cannot take its place, and of what has taken it, one cannot be put back.
+        if len(calls) == 4 or (second.name == "a" and calls.count("a") == 2):
+            raise OSError(28, "No space left on device")
+        replace(first, second)
+
+    monkeypatch.setattr(os, "replace", failing)
+    if not can_link:
+        monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(OSError, match="No space left"):
+        receive_checkpoint_files(target, 0)
+    [kept] = target.glob(".replaced-*")
+    found = files_in(target)
+    assert found.pop(f"{kept.name}/a") == before["a"]
+    # A file that can have a second name has it still.
+    assert {name: text for name, text in found.items() if kept.name not in name} == {**before, "a": b"source a"}
+    assert not list(target.glob(".writing-*"))
+    assert capsys.readouterr().err == (
+        f"smp_tf: the files that were received could not take their places in {target} ([Errno 28] No space left on "
+        f"device), and these could not be put back as they were: a (No space left on device). What was there before is "
+        f"whole, in {kept}: put it back by hand. What has nothing there is new: delete it.\n"
+    )
+
+
+def no_links(*args: Any) -> None:
+    raise OSError(1, "Operation not permitted")
+
+
 def test_a_file_in_the_place_of_a_folder_is_refused(wire: Any, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     for name in ("a", "b"):

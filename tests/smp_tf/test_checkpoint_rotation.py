@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,22 @@ def after(folder: Path, rotation: Rotation, *minutes: float) -> tuple[list[str],
 
 def test_the_oldest_go(tmp_path: Path) -> None:
     assert after(tmp_path, Rotation(2, None, 0.0), 30, 70, 100, 140) == (["3", "4"], [])
+
+
+def test_one_that_another_job_deletes_while_the_folder_is_listed_is_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after(tmp_path, Rotation(None, None, 0.0), 30, 70)
+    names = os.listdir
+
+    def listed(folder: str) -> list[str]:
+        found = names(folder)
+        (tmp_path / "ckpt-1.json").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(os, "listdir", listed)
+    found = files.listing(str(tmp_path), "ckpt")
+    assert (found.names, found.damaged) == (("ckpt-2",), ())
 
 
 def test_all_stay_without_a_number(tmp_path: Path) -> None:

@@ -163,14 +163,51 @@ def test_what_killed_jobs_have_left_goes_when_it_is_old(
     old, young = (tmp_path / "mp_rank_0" / f"ckpt-{number}-0123abcd.index" for number in (1, 2))
     for path in (old, young):
         path.touch()
-    # Ranks of these tests wait for each other for 20 s.
+    # Ranks of these tests wait for each other for 20 s. However slow a save is, the young one is younger than that.
     os.utime(old, (old.stat().st_mtime - 21,) * 2)
+    os.utime(young, (young.stat().st_mtime + 3600,) * 2)
     assert saved("ckpt-3") == ["", ""]
     assert (old.exists(), young.exists()) == (not locks, True)
-    os.utime(young, (young.stat().st_mtime - 21,) * 2)
+    os.utime(young, (young.stat().st_mtime - 3621,) * 2)
     assert saved("ckpt-4") == ["", ""]
     assert (old.exists(), young.exists()) == (not locks, not locks)
     assert latest(tmp_path) == "ckpt-4"
+
+
+def left_over(folder: Path, seconds: float) -> Path:
+    """A part that a killed job has left, so long ago."""
+    path = folder / "mp_rank_0" / "ckpt-7-0123abcd.index"
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    os.utime(path, (path.stat().st_mtime - seconds,) * 2)
+    return path
+
+
+def test_what_cannot_be_deleted_is_in_the_way_of_no_save(
+    saved: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left_over(tmp_path, 21)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "remove", full)
+        assert saved("ckpt-1") == ["", ""]
+    assert latest(tmp_path) == "ckpt-1"
+    assert capsys.readouterr().err.startswith(
+        f"smp_tf: of what interrupted saves have left in {tmp_path} not all could be deleted, which later saves try "
+        f"again. OSError: [Errno 28] No space left on device\n"
+    )
+
+
+@pytest.mark.parametrize("place", ["a part", "the manifest"])
+def test_a_save_that_fails_makes_room_for_the_next(
+    place: str, saved: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = left_over(tmp_path, -3600)
+    for seconds in (0, 3621):
+        os.utime(left, (left.stat().st_mtime - seconds,) * 2)
+        with monkeypatch.context() as patched:
+            fill(place, tmp_path, patched)
+            assert all("No space left on device" in error for error in saved("ckpt-1"))
+        assert left.exists() == (not seconds)
 
 
 def test_a_job_whose_parts_are_gone_commits_nothing(

@@ -9,8 +9,9 @@
 
 Only regular files travel. Paths are relative, and the receiver makes sure of it: a path that is absolute, has "..", or
 leads through a symbolic link is refused before anything is written there. A transfer that ends early or fails leaves
-the folder's files as they were. A receiver that is killed while it renames has perhaps some of the files, but no
-manifest of a checkpoint before the files that it names.
+the folder's files as they were. Where a file cannot be put back, that is told, and what was there before is whole in
+<dst>/.replaced-*. A receiver that is killed while it renames has perhaps some of the files, but no manifest of a
+checkpoint before the files that it names; what it had replaced by then is in <dst>/.replaced-*, too.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import smp_tf
 from smp_tf import contained_path, durable_files, folder_lock
+from smp_tf.announce import tell
 from smp_tf.errors import MessageError
 
 _CHUNK = 4 << 20
@@ -102,7 +105,8 @@ def receive_checkpoint_files(dst_dir: str | os.PathLike[str], src_rank: int) -> 
         OSError: A file cannot be written or renamed.
         PeerError: The sender ended.
 
-        Whichever it is, the folder's files are as they were.
+        Whichever it is, the folder's files are as they were. Where that itself fails, the files are named, and what
+        was there before is in a folder .replaced-* there.
     """
     target = Path(dst_dir).absolute()
     # Within the folder, so that renaming does not copy.
@@ -131,10 +135,13 @@ def _require_unused(target: Path, received: Sequence[PurePosixPath]) -> None:
 
 
 def _put_in_place(staging: Path, target: Path, received: Sequence[PurePosixPath]) -> None:
-    """Rename all files into their places, or none: what was replaced is kept until all have theirs."""
+    """Rename all files into their places, or none: what was replaced is kept until all have theirs.
+
+    It is kept where nobody deletes it if this process is killed, or cannot put it back.
+    """
     manifests = [path for path in received if len(path.parts) == 1 and path.suffix == ".json"]
     others = [path for path in received if path not in manifests]
-    kept = staging.parent / "replaced"
+    kept = target / f".replaced-{secrets.token_hex(8)}"
     begun: list[PurePosixPath] = []
     try:
         for paths in (others, manifests):
@@ -151,14 +158,32 @@ def _put_in_place(staging: Path, target: Path, received: Sequence[PurePosixPath]
             for folder in sorted({(target / path).parent for path in paths}):
                 durable_files.sync(folder)
     except BaseException as error:
-        for path in reversed(begun):
+        _undo(begun, staging, target, kept, error)
+        if isinstance(error, contained_path.PathError):
+            raise MessageError(f"A received path {error}") from None
+        raise
+    durable_files.remove(str(kept))
+
+
+def _undo(begun: Sequence[PurePosixPath], staging: Path, target: Path, kept: Path, reason: BaseException) -> None:
+    """Put every file back, each whether or not another one can be; what cannot be is told, and stays kept."""
+    left = []
+    for path in reversed(begun):
+        try:
             if (kept / path).exists():
                 os.replace(kept / path, target / path)
             elif not (staging / path).exists():
                 (target / path).unlink(missing_ok=True)
-        if isinstance(error, contained_path.PathError):
-            raise MessageError(f"A received path {error}") from None
-        raise
+        except OSError as error:
+            left.append(f"{path.as_posix()} ({error.strerror})")
+    if not left:
+        durable_files.remove(str(kept))
+        return
+    where = f" What was there before is whole, in {kept}: put it back by hand." if kept.exists() else ""
+    tell(
+        f"smp_tf: the files that were received could not take their places in {target} ({reason}), and these could not "
+        f"be put back as they were: {', '.join(left)}.{where} What has nothing there is new: delete it."
+    )
 
 
 def _keep(place: Path, earlier: Path) -> None:
