@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import runtime, variables, wire_types
+from smp_tf import assigned_values, runtime, variables, wire_types
 from smp_tf.config import ONE_BIT
 from smp_tf.equal_parts import Exchange, sums_in_parts
 from smp_tf.horovod_waits import under_a_name_of_its_own
@@ -274,9 +274,10 @@ def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: s
     for variable in variables:
         if variable.dtype != tf.string:
             wire_types.moved_as(variable.dtype, f"variable {variable.name!r}")
-    for number, variable in enumerate(variables):
-        value = variable.read_value()
-        variable.assign((_text_of if value.dtype == tf.string else _value_of)(value, root, f"{name}_{number}"))
+    with assigned_values.unnoted():
+        for number, variable in enumerate(variables):
+            value = variable.read_value()
+            variable.assign((_text_of if value.dtype == tf.string else _value_of)(value, root, f"{name}_{number}"))
 
 
 def _value_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import (
+    assigned_values,
     gathered_shares,
     momentum_product,
     norms,
@@ -213,9 +214,10 @@ def _filtered_finalize(original: Callable[..., Any]) -> Callable[..., Any]:
         stored = [v for v in var_list if stored_here(v)]
         updated = [v for v in stored if updated_here(v, optimizer)]
         has_averages = getattr(optimizer, "use_ema", False)
-        result = original(optimizer, row_blocks.in_place(optimizer, updated) if has_averages else updated)
-        if has_averages:
-            gathered_shares.gather(optimizer, stored)
+        with assigned_values.unnoted():
+            result = original(optimizer, row_blocks.in_place(optimizer, updated) if has_averages else updated)
+            if has_averages:
+                gathered_shares.gather(optimizer, stored)
         return result
 
     return finalize_variable_values

@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 import tensorflow as tf
 
-from smp_tf import foreign_values, gather, last_given, runtime
+from smp_tf import assigned_values, foreign_values, gather, last_given, runtime
 from smp_tf.control import barrier, tag_of
 from smp_tf.errors import StepError
 from smp_tf.layer_variables import is_variable, values_in_list
@@ -176,10 +176,13 @@ def _take(model: DistributedModel, variable: Any, shard: Shard) -> None:
         )
     if shard.owner in (None, owner):
         if here == owner or owner is None:
-            variable.assign(shard.value)
+            with assigned_values.unnoted():
+                variable.assign(shard.value)
     elif here == shard.owner:
         assert owner is not None
         gather.transport().send_bytes(ranks[owner], _MOVED, gather.as_bytes(shard.value))
     elif here == owner:
         assert shard.owner is not None
-        variable.assign(gather.as_array(gather.transport().recv_bytes(ranks[shard.owner], _MOVED), shard))
+        value = gather.as_array(gather.transport().recv_bytes(ranks[shard.owner], _MOVED), shard)
+        with assigned_values.unnoted():
+            variable.assign(value)
