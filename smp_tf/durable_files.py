@@ -14,7 +14,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from smp_tf.announce import tell
 
@@ -142,28 +142,32 @@ def building(path: str | os.PathLike[str]) -> Iterator[str]:
         remove(own)
 
 
-def put_in_place(built: str, path: str | os.PathLike[str]) -> None:
-    """Puts a file or folder in its place, for good, where it replaces what is there.
+def put_in_place(
+    built: str, path: str | os.PathLike[str], before_removal: Callable[[str, str], None] | None = None
+) -> None:
+    """Puts a file or folder in its place, for good, where it replaces what is there; a file replaces no folder.
 
     Until it has its place for good, what was there before is whole; where this fails, it is there as it was.
 
     Args:
         built: what was written, completely, in a folder that `building` made.
         path: its place.
+        before_removal: called when a folder has been replaced, with where that is now, and with the place. Whatever it
+            leaves there is deleted.
 
     Raises:
         OSError: it cannot be synced or renamed.
     """
     path = os.path.abspath(path)
     sync_tree(built)
-    if os.path.isdir(path):
-        _replace_folder(built, path)
+    if os.path.isdir(path) and os.path.isdir(built):
+        _replace_folder(built, path, before_removal or (lambda earlier, path: None))
     else:
         os.replace(built, path)
         sync(os.path.dirname(path))
 
 
-def _replace_folder(built: str, path: str) -> None:
+def _replace_folder(built: str, path: str, before_removal: Callable[[str, str], None]) -> None:
     folder, name = os.path.split(path)
     if _exchange(built, path):
         try:
@@ -172,6 +176,7 @@ def _replace_folder(built: str, path: str) -> None:
             _exchange(built, path)
             raise
         # What was there before lies where the new one was built, and goes with that.
+        before_removal(built, path)
         return
     old = os.path.join(folder, f"{_REPLACED}{secrets.token_hex(8)}-{name}")
     try:
@@ -182,6 +187,7 @@ def _replace_folder(built: str, path: str) -> None:
         if os.path.lexists(old):
             _bring_back(old, path, built, error)
         raise
+    before_removal(old, path)
     remove(old)
 
 

@@ -8,18 +8,19 @@
 |                 |                                | its base, or of the model that was wrapped            |
 
 Whatever it is, it is written in a folder of its own beside its place, and put there when it is complete and on disk:
-what was there before is whole until then.
+what was there before is whole until then. What a folder has beside an earlier SavedModel stays.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tf_keras
 
-from smp_tf import durable_files, tf_checkpoint, tf_internals
+from smp_tf import durable_files, saved_model_folder, tf_checkpoint, tf_internals
 from smp_tf.errors import StepError
 from smp_tf.gather import write_with_all_weights
 from smp_tf.layer_variables import variables_of
@@ -38,7 +39,8 @@ def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
         path: folder or file to write.
 
     Raises:
-        StepError: the model has not run a step yet, or a model of this kind cannot be written to such a file.
+        StepError: the model has not run a step yet, a model of this kind cannot be written to such a file, or what is
+            there cannot be replaced.
         RankMismatchError: not every rank saves it.
     """
     path = os.fspath(path)
@@ -53,8 +55,20 @@ def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
             f"which tf_keras.models.load_model reads without the class, or write the weights alone, to a path that "
             f"ends in .weights.h5."
         )
-    write = _model_file if is_file else _saved_model
-    _write(model, path, f"saving model {model.name!r}", lambda building: write(model, building))
+    doing = f"saving model {model.name!r}"
+    if is_file:
+        saved_model_folder.require_file_place(path)
+        _write(model, path, doing, lambda built: _model_file(model, built))
+    else:
+        saved_model_folder.require_folder_place(path)
+        _write(
+            model,
+            path,
+            doing,
+            lambda built: _saved_model(model, built),
+            saved_model_folder.put_in_place,
+            saved_model_folder.building,
+        )
 
 
 def save(
@@ -126,6 +140,7 @@ def save_weights(
         raise StepError(f"There are weights in {path!r} already, and overwrite=False was given.")
     doing = f"saving the weights of model {model.name!r}"
     if as_hdf5:
+        saved_model_folder.require_file_place(path)
         _write(model, path, doing, write_hdf5)
     else:
         _write(model, path, doing, write_checkpoint, tf_checkpoint.put_in_place)
@@ -149,6 +164,7 @@ def _write(
     doing: str,
     write: Callable[[str], None],
     put_in_place: Callable[[str, str], None] = durable_files.put_in_place,
+    building: Callable[[str], AbstractContextManager[str]] = durable_files.building,
 ) -> None:
     """Have rank 0 write to another path, which replaces the wanted one when all is written."""
     if not model.built:
@@ -156,9 +172,9 @@ def _write(
     place = os.path.abspath(path)
 
     def safely() -> None:
-        with durable_files.building(place) as building:
-            write(building)
-            put_in_place(building, place)
+        with building(place) as built:
+            write(built)
+            put_in_place(built, place)
 
     write_with_all_weights(model, doing, safely)
 

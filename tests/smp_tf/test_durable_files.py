@@ -182,8 +182,15 @@ def test_a_file_system_that_syncs_no_folders_is_none_that_fails(
 
 
 #: Files that do it themselves: this one; what renames several files as one; what a user names, which may be a device;
-#: Keras's file within an archive that is being built.
-_OTHERS = {"durable_files.py", "tf_checkpoint.py", "checkpoint_files.py", "output_files.py", "tf_internals.py"}
+#: what replaces one thing in a folder of others; Keras's file within an archive that is being built.
+_OTHERS = {
+    "durable_files.py",
+    "tf_checkpoint.py",
+    "checkpoint_files.py",
+    "output_files.py",
+    "tf_internals.py",
+    "saved_model_folder.py",
+}
 _WRITES = re.compile(
     r"os\.(replace|rename|link|fsync)\(|\.write_(text|bytes)\(|Temporary|mkstemp|mkdtemp|open\([^)]*\"[wxa]b?\""
 )

@@ -16,7 +16,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import control, durable_files, gather, runtime, tf_checkpoint
+from smp_tf import control, durable_files, gather, runtime, saving, tf_checkpoint
 from smp_tf.control import ControlChannel
 from smp_tf.deadlock import DeadlockWatch
 from smp_tf.errors import RankMismatchError, StepError
@@ -135,13 +135,26 @@ def test_saving_again_replaces_the_earlier_model(tmp_path: Path) -> None:
     model = smp.DistributedModel(functional)
     prediction_of(model)
     model.save_model(tmp_path / "saved")
-    (tmp_path / "saved" / "of_the_earlier_one").touch()
+    (tmp_path / "saved" / "not_of_the_model").touch()
     train(model)
     model.save_model(str(tmp_path / "saved"))
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
-    assert not (tmp_path / "saved" / "of_the_earlier_one").exists()
+    assert (tmp_path / "saved" / "not_of_the_model").exists()
+    assert not list((tmp_path / "saved").glob(".*"))
     loaded = tf_keras.models.load_model(tmp_path / "saved")
     assert loaded(X).numpy() == pytest.approx(prediction_of(model), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["saved", "net.h5", "net.keras", "net.weights.h5"])
+def test_what_cannot_be_replaced_is_refused_before_anything_is_computed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = smp.DistributedModel(functional)
+    prediction_of(model)
+    (tmp_path / name).touch() if name == "saved" else (tmp_path / name).mkdir()
+    monkeypatch.setattr(saving, "write_with_all_weights", pytest.fail)
+    with pytest.raises(StepError, match=rf"'.*/{name}' is (none|one)\. "):
+        model.save_model(tmp_path / name)
 
 
 def test_an_error_while_saving_leaves_the_earlier_model_and_nothing_else(
