@@ -34,7 +34,10 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MOST_BYTES = 4096
 #: Seconds after which a lock that somebody has is told: who only looks whether there is one has it for a moment.
 _PATIENCE, _PAUSE = 1.0, 0.05
+#: Times that the file may be deleted by others while it is locked.
+_TRIES = 100
 _END = ".in-use"
+_BOOT, _SPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +127,7 @@ def take(directory: str, series: str) -> Hold:
     stale = _held.pop(path, None)
     if stale is not None:
         os.close(stale.descriptor)
-    while True:
+    for _ in range(_TRIES):
         descriptor = _opened(path)
         try:
             is_locked = _lock(descriptor, directory, series)
@@ -138,6 +141,12 @@ def take(directory: str, series: str) -> Hold:
             os.close(descriptor)
             raise
         os.close(descriptor)
+    else:
+        raise CheckpointError(
+            f"{path} says which job uses its folder, and was another file each of the {_TRIES} times that it was "
+            f"opened: something deletes it all the time, or its file system does not tell one file from another. Stop "
+            f"what deletes it, or give smp.CheckpointManager a folder of another file system."
+        )
     if not _held:
         on_shutdown(_release_all)
     _held[path] = hold
@@ -254,7 +263,8 @@ def _look_at_last(last: Holder | None, is_locked: bool, directory: str, series: 
 def _in_use(holder: Holder | None, directory: str, series: str) -> CheckpointError:
     by = _described(holder) if holder is not None else "a process that it does not name"
     ended = ""
-    if holder is not None and holder.system == _myself().system and not _is_alive(holder):
+    # It told 0 where it was not shown when it began.
+    if holder is not None and holder.began and holder.system == _myself().system and not _is_alive(holder):
         ended = (
             f" That process has ended, but one that it has started still holds the folder: 'fuser "
             f"{_path(directory, series)}' names it. End it."
@@ -297,8 +307,11 @@ def _myself() -> Holder:
 
 def _system() -> str:
     """What tells processes of this host apart from those of others, also of containers of one host."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    try:
+        return f"{Path(_BOOT).read_text(encoding='ascii').strip()} {os.readlink(_SPACE)}"
+    except OSError:
+        # Some containers hide them; a container has a host name of its own.
+        return socket.gethostname()
 
 
 def _is_alive(holder: Holder) -> bool:

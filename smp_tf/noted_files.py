@@ -10,10 +10,12 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
+from smp_tf import mounts
 from smp_tf.errors import CheckpointError
 
 _T = TypeVar("_T")
-#: Which file it is, its size, and when it was written to last; None where there is none.
+#: Which file it is, where the file system's numbers say that, its size, and when it was written to last; None where
+#: there is none.
 _Stamp = tuple[int, int, int] | None
 
 
@@ -56,4 +58,5 @@ def _stamp(path: str) -> _Stamp:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    number = found.st_ino if mounts.has_lasting_numbers(found.st_dev) else 0
+    return number, found.st_size, found.st_mtime_ns

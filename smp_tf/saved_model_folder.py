@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 
-from smp_tf import durable_files
+from smp_tf import durable_files, mounts
 from smp_tf.announce import tell
 from smp_tf.errors import StepError
 
 _DECIDES = "saved_model.pb"
 _FILES = frozenset({_DECIDES, "keras_metadata.pb", "fingerprint.pb"})
 _FOLDERS = frozenset({"variables", "assets", "assets.extra"})
-_MOUNTS = "/proc/self/mountinfo"
 
 
 def require_file_place(path: str) -> None:
@@ -39,7 +37,7 @@ def require_file_place(path: str) -> None:
     """
     if os.path.isdir(path):
         raise StepError(f"A file takes the place of no folder, and {path!r} is one. Give another path.")
-    if os.path.lexists(path) and _is_mount(path):
+    if os.path.lexists(path) and mounts.is_mount(path):
         raise StepError(f"{path!r} is a mount point, which no other file can replace. Give another path.")
 
 
@@ -108,23 +106,10 @@ def _is_shared(place: str) -> bool:
     """Whether a folder is more than a SavedModel, so that it must stay the one that it is."""
     return (
         any(name not in _FILES | _FOLDERS for name in os.listdir(place))
-        or _is_mount(place)
+        or mounts.is_mount(place)
         or os.path.samefile(place, os.curdir)
         or not os.access(os.path.dirname(place), os.W_OK)
     )
-
-
-def _is_mount(path: str) -> bool:
-    """Whether something is mounted there, also a folder of the same file system."""
-    place = os.path.realpath(path)
-    if os.path.ismount(place):
-        return True
-    try:
-        with open(_MOUNTS, "rb") as file:
-            points = [line.split(b" ")[4] for line in file]
-    except (OSError, IndexError):
-        return False
-    return os.fsencode(place) in {re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), point) for point in points}
 
 
 def _keep_others(earlier: str, built: str) -> None:

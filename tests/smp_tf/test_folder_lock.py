@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,36 @@ def test_what_is_no_file_is_not_opened(kind: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"\.ckpt\.in-use says which job .* must be a file, .* Remove it\."):
         folder_lock.take(str(tmp_path), "ckpt")
     assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize("hidden", ["_BOOT", "_SPACE"])
+def test_a_container_that_hides_its_system_can_save(
+    hidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_lock, hidden, str(tmp_path / "none"))
+    assert folder_lock.take(str(tmp_path), "ckpt").is_locked
+    assert json.loads((tmp_path / ".ckpt.in-use").read_text())["system"] == socket.gethostname()
+
+
+def test_a_process_that_does_not_know_when_it_began_is_not_said_to_have_ended(tmp_path: Path) -> None:
+    other = write(tmp_path, locked=True, began=0)
+    with pytest.raises(CheckpointError, match=r"Two jobs would delete each other's files\. Wait until"):
+        folder_lock.take(str(tmp_path), "ckpt")
+    os.close(other)
+
+
+def test_a_file_that_is_another_one_each_time_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, before = folder_lock._opened, set(os.listdir("/proc/self/fd"))
+
+    def deleted(path: str) -> int:
+        descriptor = opened(path)
+        os.unlink(path)
+        return descriptor
+
+    monkeypatch.setattr(folder_lock, "_opened", deleted)
+    with pytest.raises(CheckpointError, match=r"was another file each of the 100 times that it was opened: something"):
+        folder_lock.take(str(tmp_path), "ckpt")
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_full_disk_does_not_keep_a_job_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

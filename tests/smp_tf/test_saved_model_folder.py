@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from smp_tf import durable_files, saved_model_folder
+from smp_tf import durable_files, mounts, saved_model_folder
 from smp_tf.errors import StepError
 
 OWN = ("saved_model.pb", "keras_metadata.pb", "fingerprint.pb", "variables/variables.index", "assets/words")
@@ -84,7 +84,7 @@ def test_a_mount_point_is_written_into(listed: bool, tmp_path: Path, monkeypatch
         (tmp_path / "mounts").write_text(
             f"36 35 98:0 / {str(place).replace(' ', chr(92) + '040')} rw - ext4 /dev/x rw\n"
         )
-        monkeypatch.setattr(saved_model_folder, "_MOUNTS", str(tmp_path / "mounts"))
+        monkeypatch.setattr(mounts, "_TABLE", str(tmp_path / "mounts"))
     else:
         monkeypatch.setattr(os.path, "ismount", lambda path: path == str(place))
 

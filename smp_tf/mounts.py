@@ -1,0 +1,45 @@
+"""What is known of the file systems that are mounted: whether one begins at a path, and numbers its files for good."""
+
+from __future__ import annotations
+
+import os
+import re
+
+_TABLE = "/proc/self/mountinfo"
+
+
+def is_mount(path: str) -> bool:
+    """Whether something is mounted there, also a folder of the same file system, which `os.path.ismount` does not see.
+
+    Args:
+        path: of a file or folder.
+    """
+    place = os.path.realpath(path)
+    return os.path.ismount(place) or any(point == os.fsencode(place) for _, point, _ in _mounted())
+
+
+def has_lasting_numbers(device: int) -> bool:
+    """Whether a file keeps its number (`st_ino`) for as long as it is there.
+
+    A file system that a program provides (FUSE) often gives a file another number when it has forgotten it.
+
+    Args:
+        device: `st_dev` of the file.
+    """
+    name = f"{os.major(device)}:{os.minor(device)}".encode()
+    return not any(number == name and kind.startswith(b"fuse") for number, _, kind in _mounted())
+
+
+def _mounted() -> list[tuple[bytes, bytes, bytes]]:
+    """Device, place and type of what is mounted; nothing where the system does not say."""
+    try:
+        with open(_TABLE, "rb") as file:
+            lines = [line.split() for line in file]
+        # A number of fields that varies ends with a dash.
+        return [(words[2], _unescaped(words[4]), words[words.index(b"-", 6) + 1]) for words in lines]
+    except (OSError, ValueError, IndexError):
+        return []
+
+
+def _unescaped(point: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), point)
