@@ -335,10 +335,11 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         Args:
             path: a folder for a SavedModel, which `tf_keras.models.load_model` reads without smp_tf; a file that ends
                 in `.keras` or `.h5` for a wrapped model, read the same way; or one that ends in `.weights.h5` for
-                the weights alone. What was there is replaced once the new is complete.
+                the weights alone. What was there is replaced once the new is complete; what else is in a folder stays.
 
         Raises:
-            StepError: the model has not run a step yet, or such a model cannot be written to such a file.
+            StepError: the model has not run a step yet, such a model cannot be written to such a file, or what is
+                there is no model that could be replaced.
             RankMismatchError: not every rank calls it.
 
         Example:
