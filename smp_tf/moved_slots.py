@@ -6,6 +6,8 @@ rank that keeps a weight which no step has used has slots for it, and they may h
     keeper   _momentums [hidden, head]                    ──▶  [hidden]
     owner    _momentums [main]             slots of head  ──▶  [main, head]
 
+Where replicas share slots, each replica of the owner takes its share of them: all, some rows, or nothing.
+
 Optimizers are known on all ranks by a number: the order in which they were first given weights of a model.
 """
 
@@ -14,9 +16,10 @@ from __future__ import annotations
 import itertools
 import json
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
-from smp_tf import gather, optimizer_state
+from smp_tf import gather, optimizer_state, sharded_slots
 from smp_tf.control import tag_of
 from smp_tf.errors import StepError
 
@@ -75,10 +78,23 @@ def receive(variable: Any, keeper: int) -> None:
                 f"apply_gradients in the same order."
             )
         _require_lists(optimizer, variable)
-        optimizer_state.add_slots(optimizer, variable)
-        here = {name: slot for _, name, slot in optimizer_state.slots(optimizer, [variable])}
+        # No step has used the weight, so the keeper has all of its slots, and their shares are decided here.
+        rows = sharded_slots.rows_here(variable, optimizer)
+        is_elsewhere = sharded_slots.is_updated_elsewhere(variable, optimizer)
+        here = {}
+        if not is_elsewhere and optimizer_state.add_slots(optimizer, variable):
+            here = {name: slot for _, name, slot in optimizer_state.slots(optimizer, [variable])}
         for name in names:
-            here[name].assign(gather.as_tensor(gather.transport().recv_bytes(keeper, _SLOT), here[name]))
+            received = gather.transport().recv_bytes(keeper, _SLOT)
+            if name in here:
+                here[name].assign(_of_rows(received, variable, here[name], rows))
+
+
+def _of_rows(received: memoryview, variable: Any, slot: Any, rows: tuple[int, int] | None) -> Any:
+    """What is to be in a slot here, of what the keeper has had there for the whole weight."""
+    if rows is None or slot.shape != (rows[1] - rows[0], *variable.shape[1:]):
+        return gather.as_tensor(received, slot)
+    return gather.as_tensor(received, SimpleNamespace(shape=variable.shape, dtype=slot.dtype))[rows[0] : rows[1]]
 
 
 def _require_lists(optimizer: Any, variable: Any) -> None:

@@ -238,7 +238,7 @@ def is_new(optimizer: Any) -> bool:
     return isinstance(innermost(optimizer), _NEW)
 
 
-def add_slots(optimizer: Any, variable: Any) -> None:
+def add_slots(optimizer: Any, variable: Any) -> bool:
     """Make slots for one more variable, in an optimizer of the new kind that may have been built for others.
 
     It is built anew for that variable alone; what it has then is put behind what it had, and all else is as before.
@@ -246,23 +246,32 @@ def add_slots(optimizer: Any, variable: Any) -> None:
     Args:
         optimizer: any Keras optimizer of the new kind.
         variable: the variable.
+
+    Returns:
+        Whether it has slots for the variable now; not where another replica is to have them.
     """
-    inner = innermost(optimizer)
-    if inner._var_key(variable) in (getattr(inner, "_index_dict", None) or {}):
-        return
+    inner, key = innermost(optimizer), innermost(optimizer)._var_key(variable)
+    if key in (getattr(inner, "_index_dict", None) or {}):
+        return True
     before, lists = dict(vars(inner)), {name: list(values) for name, values in _slot_lists(inner).items()}
     index = dict(getattr(inner, "_index_dict", None) or {})
     inner._built = False
     inner.build([variable])
+    if key not in (getattr(inner, "_index_dict", None) or {}):
+        for name, value in before.items():
+            if vars(inner).get(name) is not value:
+                setattr(inner, name, value)
+        return False
     if not index:
-        return
+        return True
     made = {name: list(values) for name, values in _slot_lists(inner).items()}
     for name, value in before.items():
         if name in lists:
             setattr(inner, name, lists[name] + made[name])
         elif name not in (*_NOT_STATE, "_built") and vars(inner).get(name) is not value:
             setattr(inner, name, value)
-    inner._index_dict = {**index, inner._var_key(variable): len(index)}
+    inner._index_dict = {**index, key: len(index)}
+    return True
 
 
 def drop_slots(optimizer: Any, variable: Any) -> None:

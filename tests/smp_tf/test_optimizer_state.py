@@ -257,6 +257,28 @@ def test_slots_are_added_and_dropped_as_if_the_optimizer_had_been_built_so(name:
     np.testing.assert_array_equal(dropped[0].numpy(), wanted[0].numpy())
 
 
+@pytest.mark.parametrize("is_built", [False, True])
+def test_where_another_replica_is_to_have_slots_an_optimizer_stays_as_it_was(
+    is_built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: its lists were doubled, and each later weight went by the slots of another one."""
+    first, second = tf.Variable([1.0, 2.0], name="first"), tf.Variable([3.0], name="second")
+    optimizer = new.Adam(0.05)
+    if is_built:
+        optimizer.build([first])
+    before = slots_of(optimizer, [first, second]), optimizer_state.count_of_variables(optimizer)
+    with monkeypatch.context() as patched:
+        # What stands in its place makes none.
+        patched.setattr(type(optimizer), "build", lambda self, weights: None)
+        assert not optimizer_state.add_slots(optimizer, second)
+    assert (slots_of(optimizer, [first, second]), optimizer_state.count_of_variables(optimizer)) == before
+    if not is_built:
+        optimizer.build([first])
+    assert optimizer_state.add_slots(optimizer, second)
+    optimizer.apply_gradients([(tf.ones_like(v), v) for v in (first, second)])
+    assert slots_of(optimizer, [second]) == [("second:0", "momentums"), ("second:0", "velocities")]
+
+
 def test_slots_of_a_legacy_optimizer_are_those_of_the_variables_that_were_updated() -> None:
     a, b = tf.Variable([1.0], name="a"), tf.Variable([1.0], name="b")
     optimizer = legacy.RMSprop(momentum=0.5)
