@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf import assigned_values, foreign_values, runtime
-from smp_tf.control import allgather_json, tag_of
-from smp_tf.errors import StepError
+from smp_tf.control import allgather_json, barrier, tag_of
+from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.layer_variables import variables_of
 from smp_tf.ops.transport import Transport
 from smp_tf.topology import CommGroup
@@ -113,6 +113,25 @@ def _tell(holder: int, number: int | None) -> None:
     transport().send_bytes(holder, _REQUEST, json.dumps(number).encode())
 
 
+def meet(doing: str) -> None:
+    """Return when all ranks of the replica have come to read a weight.
+
+    Args:
+        doing: what they do; the same on all of them.
+
+    Raises:
+        RankMismatchError: not every rank comes to it.
+    """
+    try:
+        barrier(CommGroup.PP_GROUP, name=doing)
+    except RankMismatchError as error:
+        raise RankMismatchError(
+            f"{error} Every rank must read it. Under fit, a callback whose class is one of Keras's TensorBoard, "
+            f"CSVLogger, RemoteMonitor or ProgbarLogger, or is derived from these, runs on rank 0 alone: read weights "
+            f"in a callback derived from tf_keras.callbacks.Callback."
+        ) from None
+
+
 def told_by(owner: int, ranks: Sequence[int], like: Any, value: Callable[[], Any]) -> np.ndarray:
     """A value that one rank has, on all ranks of a group, which all come here.
 
@@ -145,11 +164,15 @@ def transport() -> Transport:
 def as_bytes(value: Any) -> np.ndarray:
     """The memory of a variable, or of an array, as it travels."""
     array = value.numpy() if tf.is_tensor(value) else value
+    if isinstance(array, bytes) or array.dtype == object:
+        array = np.frombuffer(tf.io.serialize_tensor(tf.constant(array, tf.string)).numpy(), np.uint8)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def as_array(data: memoryview, like: Any) -> np.ndarray:
     """What `as_bytes` made, as an array of the shape and type of a variable."""
+    if like.dtype.base_dtype == tf.string:
+        return np.array(tf.io.parse_tensor(bytes(data), tf.string).numpy(), object).reshape(like.shape)
     return np.frombuffer(data, like.dtype.base_dtype.as_numpy_dtype).reshape(like.shape)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf import assigned_values, foreign_values, gather, last_given, runtime
-from smp_tf.control import barrier, tag_of
+from smp_tf.control import tag_of
 from smp_tf.errors import StepError
 from smp_tf.layer_variables import is_variable, values_in_list
 from smp_tf.model import DistributedModel
@@ -84,7 +84,7 @@ class ShardedWeights(Sequence[np.ndarray]):
             return shard.value
         topology = runtime.current().topology
         ranks = topology.members(CommGroup.PP_GROUP)
-        barrier(CommGroup.PP_GROUP, name=f"reading weight {shard.name!r} of a list of sharded weights")
+        gather.meet(f"reading weight {shard.name!r} of a list of sharded weights")
         return gather.told_by(ranks[shard.owner], ranks, shard, lambda: shard.value)
 
 

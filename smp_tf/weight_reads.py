@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from smp_tf import foreign_values, gather, runtime, tf_internals, variables
-from smp_tf.control import barrier
 from smp_tf.keras_adapter import Patch
 from smp_tf.topology import CommGroup
 
@@ -75,8 +75,17 @@ def values(wanted: Sequence[Any]) -> list[Any]:
     stages = [_stage_of(value) for value in wanted]
     names = [value.name for value, stage in zip(wanted, stages, strict=True) if stage is not None]
     more = f" and {len(names) - 1} more variables" if len(names) > 1 else ""
-    barrier(CommGroup.PP_GROUP, name=f"reading the value of {names[0]!r}{more} on every rank")
+    gather.meet(f"reading the value of {names[0]!r}{more} on every rank")
     return [
-        value.numpy() if stage is None else gather.told_by(ranks[stage], ranks, value, value.numpy)
+        value.numpy() if stage is None else _as_numpy(gather.told_by(ranks[stage], ranks, value, value.numpy))
         for value, stage in zip(wanted, stages, strict=True)
     ]
+
+
+def _as_numpy(told: Any) -> Any:
+    """What `variable.numpy()` gives of the same value: a scalar for a scalar, an array that may be written to."""
+    if not isinstance(told, np.ndarray):
+        return told
+    if not told.shape:
+        return told[()]
+    return told if told.flags.writeable else told.copy()
