@@ -2,7 +2,7 @@
 
     every rank       model.kl_weight.assign(0.5)
     its owner        takes it, and notes it            ┐ compared where all ranks meet anyway: when the callbacks of
-    other ranks      leave it out, and note that       ┘ fit have run, and when weights are saved
+    other ranks      leave it out, and note that       ┘ fit have run, and when weights or a checkpoint are saved
 
 A rank may assign to what it stores without the others. So only a variable that some rank has left out is compared,
 and notes are hashes. Before the first step, and of what optimizers, `load_weights` and `set_weights` assign, nothing is
@@ -23,12 +23,14 @@ from smp_tf import control, runtime
 from smp_tf.content_hash import content_hash
 from smp_tf.errors import RankMismatchError
 from smp_tf.lifecycle import on_shutdown
+from smp_tf.variable_state import VariableState
 
 #: Of variables that ranks differ in, so many are named.
 _MOST_NAMES = 5
 
-#: What a rank has noted of variables, by their names: how many values were assigned since ranks compared them, a hash
-#: over these, and which stage stores the variable.
+#: What a rank has noted of variables, by their places and names, such as "3 net/dense/kernel": two models may have
+#: variables of one name. How many values were assigned since ranks compared them, a hash over these, and which stage
+#: stores the variable.
 Notes = dict[str, tuple[int, str, int]]
 
 
@@ -55,15 +57,14 @@ class _State:
     ends_with_smp = False
 
 
-def note(name: str, method: str, given: Any, dtype: tf.DType, stage: int, *, is_left_out: bool) -> None:
+def note(state: VariableState, method: str, given: Any, dtype: tf.DType, *, is_left_out: bool) -> None:
     """Note that the script assigns to a variable of a model, outside any graph.
 
     Args:
-        name: of the variable, within its model.
+        state: of the variable; it is known who stores it.
         method: the method of `tf.Variable` that was called.
         given: what it was given.
         dtype: of the variable.
-        stage: that of the partition which stores it.
         is_left_out: whether that is another rank's, so that nothing is assigned here.
     """
     running = runtime.current_or_none()
@@ -73,10 +74,12 @@ def note(name: str, method: str, given: Any, dtype: tf.DType, stage: int, *, is_
         _State.ends_with_smp = True
         on_shutdown(_end)
     notes = _State.left_out if is_left_out else _State.taken
-    count, before, _ = notes.get(name, (0, "", stage))
+    assert state.owner is not None
+    key = f"{state.placement.place} {state.name}"
+    count, before, _ = notes.get(key, (0, "", state.owner))
     parts = [_hash(value, dtype) for value in tf.nest.flatten(given, expand_composites=True)]
     told = hashlib.blake2b(repr((before, method, parts)).encode(), digest_size=8).hexdigest()
-    notes[name] = count + 1, told, stage
+    notes[key] = count + 1, told, state.owner
 
 
 def left_out() -> Notes:
@@ -93,33 +96,34 @@ def compare(left: Sequence[Mapping[str, Sequence[Any]]]) -> None:
     Raises:
         RankMismatchError: a variable's owner was not given what another rank has left out; the message names both.
     """
-    names = sorted({name for notes in left for name in notes})
-    mine = {name: _State.taken[name] for name in names if name in _State.taken}
+    keys = sorted({key for notes in left for key in notes}, key=lambda key: int(key.partition(" ")[0]))
+    mine = {key: _State.taken[key] for key in keys if key in _State.taken}
     _State.taken.clear()
     _State.left_out.clear()
-    if not names:
+    if not keys:
         return
     taken = control.allgather_json(mine, name="what the script has assigned to variables of models")
-    differences = [words for name in names if (words := _difference(name, left, taken))]
+    differences = [words for key in keys if (words := _difference(key, left, taken))]
     if differences:
         raise RankMismatchError(_in_words(differences))
 
 
 def _difference(
-    name: str, left: Sequence[Mapping[str, Sequence[Any]]], taken: Sequence[Mapping[str, Sequence[Any]]]
+    key: str, left: Sequence[Mapping[str, Sequence[Any]]], taken: Sequence[Mapping[str, Sequence[Any]]]
 ) -> str:
     """Which rank has left out something else than an owner was given, in words; "" where none has."""
     topology = runtime.current().topology
     for rank, notes in enumerate(left):
-        if name not in notes:
+        if key not in notes:
             continue
-        count, told, stage = notes[name]
+        count, told, stage = notes[key]
         for owner, owned in enumerate(taken):
             if topology.grid.coordinates(owner)["P"] != stage:
                 continue
-            there, said = owned.get(name, (0, "", stage))[:2]
+            there, said = owned.get(key, (0, "", stage))[:2]
             if (count, told) != (there, said):
                 what = "others" if count == there else _times(there)
+                name = key.partition(" ")[2]
                 return f"{name!r}: {_times(count)} on rank {rank}, {what} on rank {owner}, which stores it"
     return ""
 
@@ -138,7 +142,9 @@ def _in_words(differences: Sequence[str]) -> str:
 
 
 def _hash(value: Any, dtype: tf.DType) -> int:
-    tensor = tf.convert_to_tensor(value) if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
+    # Beside texts there may be numbers, which say where they go.
+    is_text = dtype == tf.string
+    tensor = tf.convert_to_tensor(value) if is_text or tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
     return int(content_hash(tensor)[0])
 
 

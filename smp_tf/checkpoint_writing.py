@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import checkpoint_files, checkpoint_leftovers, control, folder_lock, runtime, step_random
+from smp_tf import assigned_values, checkpoint_files, checkpoint_leftovers, control, folder_lock, runtime, step_random
 from smp_tf.agreement import require_agreement
 from smp_tf.announce import tell
 from smp_tf.checkpoint_keys import Item, Kind, Survey, state_of
@@ -38,7 +38,7 @@ class Writing:
 
     Raises:
         CheckpointError: on all ranks, when another job holds the folder, or rank 0 cannot take it.
-        RankMismatchError: the ranks do not save the same.
+        RankMismatchError: the ranks do not save the same, or have not assigned the same to variables of models.
     """
 
     def __init__(self, directory: str, series: str, name: str, found: Survey) -> None:
@@ -55,6 +55,7 @@ class Writing:
             },
             "has": [item.key for item in found.items.values() if not _is_owned(item)],
             "built": found.optimizers,
+            "left out": assigned_values.left_out(),
             "nonce": secrets.token_hex(4),
             "problem": self._take_folder() if topology.rank == 0 else "",
         }
@@ -66,6 +67,7 @@ class Writing:
             "Save the same objects under the same number on every rank.",
         )
         self._raise_errors([words["problem"] for words in said], "be written")
+        assigned_values.compare([words["left out"] for words in said])
         self._stem = f"{name}-{said[0]['nonce']}"
         self._built = {
             path: any(words["built"].get(path, False) for words in said) for words in said for path in words["built"]

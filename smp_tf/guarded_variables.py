@@ -9,6 +9,7 @@ in a tf.function   an error                  as usual        an error; within a 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -192,16 +193,23 @@ def _leaves_out(variable: Any, method: str, given: tuple[Any, ...]) -> bool:
         _check_readable(variable, "assign to")
         return False
     if not foreign_values.leaves_out():
-        assigned_values.note(state.name, method, given, variable.dtype, state.owner, is_left_out=elsewhere)
+        assigned_values.note(state, method, given, variable.dtype, is_left_out=elsewhere)
     return elsewhere
+
+
+#: What such a method writes, and where, by the names of its arguments.
+_WRITTEN = ("sparse_delta", "indices", "updates")
 
 
 def _guard_scatters() -> None:
     """Give `_Guarded` the many ways of writing parts of a variable, which are left out where it is not stored."""
 
     def guarded(name: str) -> Callable[..., Any]:
+        signature = inspect.signature(getattr(tf_internals.ResourceVariable, name))
+
         def write(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if _leaves_out(self, name, args):
+            given = signature.bind(self, *args, **kwargs).arguments
+            if _leaves_out(self, name, tuple(given[value] for value in _WRITTEN if value in given)):
                 return self
             return getattr(super(_Guarded, self), name)(*args, **kwargs)
 

@@ -19,6 +19,8 @@ class Placement:
         owner: its stage; None before the plan.
         chunk: the chunk of that stage that it belongs to.
         chunks: the stage of every chunk, in the plan that has decided this.
+        place: its number among all variables of models, in the order in which steps have given them to stages: the same
+            on all ranks.
         is_kept: whether no step has used the variable so far: its owner only keeps it, until a step that uses it
             decides who stores it.
         is_local: whether this rank stores it; meaningful once owner is known.
@@ -35,6 +37,7 @@ class Placement:
     owner: int | None = None
     chunk: int | None = None
     chunks: tuple[int, ...] | None = None
+    place: int | None = None
     is_kept: bool = False
     is_local: bool = False
     is_filled: bool = False

@@ -12,6 +12,7 @@ process, whoever fills which variable later.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -208,6 +209,7 @@ class VariableStore:
                 self._before_settling.pop(0)()
         for variable, state, chunk in self._to_place(owners):
             placement, keeper = state.placement, state.owner
+            placement.place = next(_places) if placement.place is None else placement.place
             placement.chunk = chunk
             placement.chunks = None if chunks is None else tuple(chunks)
             placement.owner = chunk if chunks is None else chunks[chunk]
@@ -271,6 +273,8 @@ class VariableStore:
             state.placement.is_filled = True
             variable.assign(value, read_value=False)
 
+
+_places = itertools.count()
 
 #: The stores of a variable, by its handle: that of the model it was made in first.
 _stores_of: dict[int, tuple[weakref.ref[VariableStore], ...]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,10 @@ import tensorflow as tf
 
 import smp_tf
 from smp_tf import assigned_values, optimizer_patch
+from smp_tf.errors import RankMismatchError
+from smp_tf.guarded_variables import tracing_step
+from smp_tf.topology import Grid
+from smp_tf.variables import VariableStore
 
 SOURCES = sorted(Path(smp_tf.__file__).parent.rglob("*.py"))
 WRITES = ("assign", "assign_add", "assign_sub", "set_value", "batch_set_value")
@@ -101,3 +105,68 @@ def test_averages_that_an_optimizer_puts_in_place_of_weights_are_not_the_scripts
     finalize(averaging, [tf.Variable(1.0)])
     assert quiet == {"assigned": True, "given to other replicas": True}
     assert not assigned_values._in_force.is_quiet
+
+
+RANKS = 3
+
+
+def settled(owner: int, stage: int, initial: Any) -> tf.Variable:
+    """The variable of a model called "net", which one stage stores, on the rank of a stage."""
+    store = VariableStore("net")
+    with tf.variable_creator_scope(store.creator), tracing_step():
+        variable = tf.Variable(lambda: tf.constant(initial), name="kernel")
+    with assigned_values.unnoted():
+        store.settle({0: owner}, stage=stage, seed=0)
+    return variable
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs on each rank in turn what a script does with the variables that it makes, and lets the ranks compare."""
+    running: Any = SimpleNamespace(topology=SimpleNamespace(mp_size=RANKS, grid=Grid(RANKS, RANKS)))
+    monkeypatch.setattr(assigned_values.runtime, "current", lambda: running)
+    monkeypatch.setattr(assigned_values.runtime, "current_or_none", lambda: running)
+    monkeypatch.setattr(assigned_values._State, "ends_with_smp", True)
+
+    def run(make: Callable[[int], Any], doing: Callable[[int, Any], None]) -> None:
+        said = []
+        for rank in range(RANKS):
+            monkeypatch.setattr("smp_tf.variables._places", iter(range(9)))
+            doing(rank, make(rank))
+            said.append((dict(assigned_values._State.taken), dict(assigned_values._State.left_out)))
+            assigned_values._end()
+        monkeypatch.setattr(assigned_values.control, "allgather_json", lambda *_, **__: [taken for taken, _ in said])
+        assigned_values.compare([left for _, left in said])
+
+    return run
+
+
+def test_two_models_may_have_variables_of_one_name(compared: Callable[..., None]) -> None:
+    """Seen with two networks of one function, such as a target and one that is trained."""
+
+    def both(stage: int) -> tuple[tf.Variable, tf.Variable]:
+        return settled(0, stage, [1.0]), settled(1, stage, [2.0])
+
+    def assign(rank: int, made: Any) -> None:
+        trained, target = made
+        trained.assign([3.0])
+        target.assign([3.0])
+
+    compared(both, assign)
+    with pytest.raises(RankMismatchError, match=r"'kernel': 1 value on rank 0, nothing on rank 1, which stores it"):
+        compared(both, lambda rank, made: made[1].assign([3.0]) if rank != 1 else None)
+
+
+@pytest.mark.parametrize(("initial", "updates"), [([1.0, 2.0], [5.0]), (["a", "b"], ["c"])])
+def test_of_a_scatter_its_values_and_where_they_go_are_compared(
+    compared: Callable[..., None], initial: Any, updates: Any
+) -> None:
+    """Its name, which has no hash, may be given by its position."""
+
+    def one(stage: int) -> tf.Variable:
+        return settled(0, stage, initial)
+
+    compared(one, lambda rank, variable: variable.scatter_nd_update([[0]], updates, "here"))
+    compared(one, lambda rank, variable: variable.scatter_nd_update(indices=[[0]], updates=updates, name=f"on {rank}"))
+    with pytest.raises(RankMismatchError, match="'kernel': 1 value on rank 1, others on rank 0"):
+        compared(one, lambda rank, variable: variable.scatter_nd_update(indices=[[rank % 2]], updates=updates))

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from smp_tf import assigned_values, checkpoint_writing, durable_files, folder_lock, runtime, step_random
 from smp_tf import checkpoint_files as files
-from smp_tf import checkpoint_writing, durable_files, folder_lock, runtime, step_random
 from smp_tf.checkpoint_manifest import Manifest
 from smp_tf.checkpoint_rotation import Rotation, delete_series
-from smp_tf.errors import CheckpointError
+from smp_tf.errors import CheckpointError, RankMismatchError
 from tests.smp_tf.rank_threads import Ranks
 from tests.smp_tf.test_checkpoint_cuts import RANKS, save, survey_of
 
@@ -137,6 +137,22 @@ def test_one_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match="No space left"):
         Rotation(1, None, 0.0).apply(str(tmp_path), "ckpt")
     assert files.listing(str(tmp_path), "ckpt").names == ("ckpt-1", "ckpt-3")
+
+
+def test_what_ranks_have_assigned_is_compared_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: in a loop of the script's own that saves checkpoints alone, what one rank set was dropped without a word."""
+    ranks = Ranks(monkeypatch, RANKS, RANKS)
+    monkeypatch.setattr(runtime, "current", ranks.current)
+    monkeypatch.setattr(step_random, "state", dict)
+    left_out: Any = {"0 net/kernel": (1, "hash", 1)}
+    monkeypatch.setattr(assigned_values, "left_out", lambda: left_out if ranks.current().topology.rank == 0 else {})
+    raised = ranks.run(lambda rank: save(tmp_path, "ckpt-1", rank, 0))
+    folder_lock._release_all()
+    words = "'net/kernel': 1 value on rank 0, nothing on rank 1, which stores it"
+    assert all(isinstance(error, RankMismatchError) and words in str(error) for error in raised), raised
+    assert not [name for name in names(tmp_path) if "ckpt-1" in name]
 
 
 def test_a_job_that_comes_second_is_refused_before_it_writes(saved: Save, tmp_path: Path) -> None:

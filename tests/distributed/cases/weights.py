@@ -391,6 +391,10 @@ def used_by_all() -> dict[str, Any]:
     if smp.rank() == 0:
         foreign.assign(tf.zeros(foreign.shape))
     found["alone"] = said_by(lambda: model.save_weights(folder / "w.h5"))
+    if smp.rank() == 0:
+        foreign.assign(tf.zeros(foreign.shape))
+    manager = smp.CheckpointManager(tf.train.Checkpoint(model=model), folder / "checkpoints")
+    found["alone, checkpoint"] = said_by(manager.save)
     inner.get_layer("head").bias.assign([float(smp.rank()), 0.0])
     found["other"] = said_by(lambda: model.save_weights(folder / "w.h5"))
     if smp.rank() == 0:
