@@ -34,6 +34,9 @@ _BILINEAR = named(
 _QUOTIENTS = frozenset({"RealDiv", "Div", "DivNoNan"})
 #: Ops that choose among their other inputs by the first.
 _CHOICES = frozenset({"Select", "SelectV2"})
+#: Ops that say of gradients whether they are finite, and what is made of that: where all are, it is always the same.
+_FINITE = named("IsFinite IsInf IsNan")
+_OF_FINITE = named("All Any Identity LogicalAnd LogicalNot LogicalOr")
 #: Ops of whose inputs only type and shape matter.
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"})
 
@@ -67,16 +70,19 @@ def nonlinear_uses(graph: OpGraph) -> tuple[NonlinearUse, ...]:
     on_samples = _reached(graph, (n for n, node in enumerate(graph.nodes) if node.op == ARGUMENT))
     linear = {tensor for gradient in graph.gradients for tensor in gradient.tensors[:1]}
     stops: dict[Tensor, int] = {}
+    finite: set[Tensor] = set()
     for number, node in enumerate(graph.nodes):
         # What backward makes of a gradient on its way to other weights is no use of it.
         if node.backward or node.op in _SHAPES:
             continue
         broken = next((stops[t] for t in node.inputs if t in stops), None)
         outputs = [Tensor(number, index) for index in range(len(node.outputs))]
-        if broken is not None:
+        if node.op in _FINITE or (node.op in _OF_FINITE and any(t in finite for t in node.inputs)):
+            finite.update(outputs)
+        elif broken is not None:
             stops.update(dict.fromkeys(outputs, broken))
         elif any(t in linear for t in node.inputs):
-            if _is_linear(graph, node, linear, on_samples):
+            if _is_linear(graph, node, linear, finite, on_samples):
                 linear.update(outputs)
             else:
                 stops.update(dict.fromkeys(outputs, number))
@@ -94,7 +100,7 @@ def nonlinear_uses(graph: OpGraph) -> tuple[NonlinearUse, ...]:
     return tuple(uses)
 
 
-def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], on_samples: set[int]) -> bool:
+def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], finite: set[Tensor], on_samples: set[int]) -> bool:
     """Whether a node's outputs are linear in those of its inputs that are."""
     if node.writes:
         return True
@@ -110,7 +116,7 @@ def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], on_samples: set[
     if node.op in _QUOTIENTS:
         return not is_of_gradients[1] and others_are_fixed
     if node.op in _CHOICES:
-        return not is_of_gradients[0] and node.inputs[0].node not in on_samples
+        return node.inputs[0] in finite or (not is_of_gradients[0] and node.inputs[0].node not in on_samples)
     return False
 
 

@@ -43,6 +43,10 @@ _ROW_BY_ROW = named(
 )
 
 
+#: Ops of images that compute each by itself.
+_BY_SAMPLE = named("AvgPool AvgPool3D Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D")
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
     """What a tensor of the whole batch's graph is made of.
@@ -68,10 +72,12 @@ class SampleRows:
     Args:
         whole: the step, traced for all samples of a batch.
         part: the same step, traced for a microbatch.
+        samples: of the whole batch.
         unknown: names of nodes that stand for gradients in `whole`.
     """
 
-    def __init__(self, whole: OpGraph, part: OpGraph, unknown: frozenset[str] = frozenset()) -> None:
+    def __init__(self, whole: OpGraph, part: OpGraph, samples: int, unknown: frozenset[str] = frozenset()) -> None:
+        self._samples = samples
         self._whole = whole
         self._part = part
         self._unknown = unknown
@@ -87,6 +93,12 @@ class SampleRows:
         is_same = other.op == node.op or {other.op, node.op} <= RANDOM_OPS
         if node.op == ARGUMENT:
             is_same = is_same and other.source == node.source
+        if node.op not in RANDOM_OPS:
+            # A name may stand for another op where one of the traces has made more.
+            ours, theirs = (
+                [graph.nodes[t.node].name for t in n.inputs] for graph, n in ((self._whole, node), (self._part, other))
+            )
+            is_same = is_same and ours == theirs
         return Tensor(number, tensor.index) if is_same and len(other.outputs) == len(node.outputs) else None
 
     @cached_property
@@ -124,18 +136,20 @@ class SampleRows:
             return None
         return list(zip(whole, part, strict=True))
 
-    def _sample_dimension(self, tensor: Tensor, in_model: bool) -> int | None:
-        """The only dimension of a tensor that is of samples; None where there is none, or no telling."""
-        differs = self.differs(tensor)
-        if differs is None or len(differs) != 1:
-            return None
-        # What a layer takes of samples, such as those that a mask leaves, has an unknown length.
-        is_known = self._whole.type_of(tensor).shape[differs[0]] is not None  # type: ignore[index]
-        return differs[0] if is_known or in_model else None
+    def _of_samples(self, tensor: Tensor) -> int | None:
+        """The dimension of a tensor that is as long as there are samples; None where there is none, or no telling.
+
+        One of another length has them in another order: of samples and their augmented copies, one kind comes after the
+        other in a batch, and in each of its microbatches.
+        """
+        lengths = self._lengths(tensor) or []
+        found = [d for d, (whole, part) in enumerate(lengths) if whole == self._samples and part != whole]
+        others = [d for d, (whole, part) in enumerate(lengths) if None not in (whole, part) and part != whole]
+        return found[0] if len(found) == 1 and set(others) <= set(found) else None
 
     def _content(self, number: int, node: Node, index: int, given: list[Content]) -> Content:
         tensor = Tensor(number, index)
-        only = self._sample_dimension(tensor, in_model=node.call > 0)
+        only = self._of_samples(tensor)
         if node.op == ARGUMENT:
             return Content(rows=only, samples=self.differs(tensor) != ())
         if node.op == VARIABLE:
@@ -152,7 +166,7 @@ class SampleRows:
             # Of layers everything that holds samples is taken as it is.
             is_rows = only is not None and (samples or weights)
             return Content(only if is_rows else None, samples or is_rows, weights, gradients, random and not is_rows)
-        rows = only if samples and not gradients and only == 0 and self._keeps_rows(node, tensor, given) else None
+        rows = 0 if samples and not gradients and self._keeps_rows(node, tensor, given) else None
         return Content(rows, samples, weights, gradients, random and rows is None)
 
     def _keeps_rows(self, node: Node, tensor: Tensor, given: list[Content]) -> bool:
@@ -160,11 +174,11 @@ class SampleRows:
         if any(c.samples and c.rows != 0 for c in given):
             return False
         shape = self._whole.type_of(tensor).shape
-        if not shape:
+        if not shape or shape[0] is None or self.differs(tensor) in (None, ()):
             return False
         if node.op == "Reshape":
-            # In row-major order rows stay together, and in order, where only the first length depends on the samples.
-            return all(length is not None for length in shape[1:])
+            # In row-major order what is of a sample stays together, in as many rows each as go into the samples.
+            return shape[0] % self._samples == 0 and self._keeps_length(tensor, shape[0])
         shapes = [self._whole.type_of(t).shape for t in node.inputs]
         of_samples = [s for c, s in zip(given, shapes, strict=True) if c.samples]
         if any(not s or s[0] != shape[0] for s in of_samples):
@@ -178,6 +192,11 @@ class SampleRows:
             return all(c.samples for c in (given[:-1] if node.op == "ConcatV2" else given))
         if node.op in ("Softmax", "LogSoftmax"):
             return len(shape) > 1
+        if node.op in _BY_SAMPLE:
+            # Of images, with weights that are no samples' own.
+            return given[0].samples and not any(c.samples for c in given[1:])
+        if node.op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
+            return len(shape) > 2 and all(c.samples for c in given)
         if node.op == "MatMul":
             return given[0].samples and not given[1].samples and not self._attribute(node, "transpose_a")
         if node.op == "GatherV2":
@@ -187,6 +206,11 @@ class SampleRows:
         if node.op in ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits", "InTopKV2"):
             return given[0].samples and given[1].samples
         return node.op in _ROW_BY_ROW
+
+    def _keeps_length(self, tensor: Tensor, length: int) -> bool:
+        """Whether the first dimension is as long for a microbatch as its samples say, where that is known."""
+        lengths = self._lengths(tensor)
+        return lengths is not None and lengths[0][1] != length
 
     def _takes_all_rows(self, node: Node) -> bool:
         """Whether a slice takes everything along the first dimension, in order."""

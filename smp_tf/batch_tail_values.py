@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf.partition.batch_tail import Tail
-from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, VARIABLE, Tensor
+from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, VARIABLE, OpGraph, Tensor
 from smp_tf.step_trace import StepTrace
 
 _CUT = "smp_cut"
@@ -41,9 +41,12 @@ class TailValues:
         self._whole = whole
         self._tail = tail
         graph = whole.lowered.graph
+        self._read = {
+            index: whole.lowered.variables[index].numpy() for index in sorted(_script_variables(graph, tail.nodes))
+        }
         written = {index for number in tail.nodes for index in graph.nodes[number].writes}
         #: By variable that the tail writes, what it holds before the batch.
-        self.before = {index: whole.lowered.variables[index].numpy() for index in sorted(written)}
+        self.before = {index: value for index, value in self._read.items() if index in written}
 
     def compute(self, cuts: Sequence[Any], arguments: Mapping[int, Any]) -> BatchValues:
         """The results of the tail; the script's variables, such as the states of metrics, stay as they are.
@@ -54,7 +57,7 @@ class TailValues:
         """
         whole, tail = self._whole, self._tail
         graph = whole.lowered.graph
-        copies = {index: tf.Variable(value) for index, value in self.before.items()}
+        copies = {index: tf.Variable(value) for index, value in self._read.items()}
         given: dict[str, Any] = {f"{_CUT}_{number}:0": tf.constant(value) for number, value in enumerate(cuts)}
         outside = {inside.op.name: capture for capture, inside in whole.trace.graph.captures}
         for number in tail.nodes:
@@ -84,7 +87,7 @@ class TailValues:
             values = iter(computed())
         return BatchValues(
             {name: [next(values).numpy() for _ in names] for name, names in tensors.items()},
-            {index: copy.numpy() for index, copy in copies.items()},
+            {index: copies[index].numpy() for index in self.before},
         )
 
     def _name(self, tensor: Tensor) -> str:
@@ -123,6 +126,13 @@ class TailValues:
                 name, *rest = text.split(":")
                 copied.input.append(cuts.get((name, int(rest[-1]) if rest else 0), text))
         return part
+
+
+def _script_variables(graph: OpGraph, nodes: Sequence[int]) -> set[int]:
+    """The variables of the script among nodes: a step may change them before the tail is computed."""
+    found = (graph.nodes[number] for number in nodes)
+    sources = {_source(node.source) for node in found if node.op == VARIABLE}
+    return {index for index in sources if not graph.variables[index].in_model}
 
 
 def _source(source: int | None) -> int:

@@ -72,10 +72,22 @@ def _unknown(variable: tf.Variable) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _replaced(watched: Callable[..., Any]) -> Iterator[None]:
+    """Within this context, calls that take gradients of weights, and are made within no other, are watched.
+
+    Those of other tensors are a part of a loss, as in a gradient penalty, and those within another one of backward.
+    """
     original = tf.GradientTape.gradient
+    is_inside = False
 
     def gradient(tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
-        return watched(original, tape, target, sources, *args, **more)
+        nonlocal is_inside
+        if is_inside or not any(isinstance(source, tf.Variable) for source in _flat(sources)):
+            return original(tape, target, sources, *args, **more)
+        is_inside = True
+        try:
+            return watched(original, tape, target, sources, *args, **more)
+        finally:
+            is_inside = False
 
     tf.GradientTape.gradient = gradient
     try:

@@ -19,6 +19,9 @@ import tensorflow as tf
 
 from smp_tf.other_training import report
 
+#: Ops whose bodies are functions.
+_WITH_BODIES = frozenset({"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"})
+
 
 class _Watch(threading.local):
     """What is known of the code under way; nothing outside of it."""
@@ -88,6 +91,14 @@ def _look_at(optimizer: Any, pairs: Sequence[tuple[Any, Any]], made: Sequence[An
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
             sources[values.name] = frozenset([number])
     for operation in made:
+        if operation.type == "IdentityN" or "Call" in operation.type or operation.type in _WITH_BODIES:
+            # Each output is that of an input; what a function's body joins is not looked at.
+            if len(operation.outputs) <= len(operation.inputs):
+                of_inputs = [sources.get(tensor.name) for tensor in operation.inputs]
+                of_outputs = of_inputs[len(of_inputs) - len(operation.outputs) :]
+                pairs_of = zip(operation.outputs, of_outputs, strict=True)
+                sources.update((output.name, found) for output, found in pairs_of if found is not None)
+            continue
         found = frozenset().union(*(sources.get(tensor.name, frozenset()) for tensor in operation.inputs))
         if len(found) > 1 and operation.outputs:
             one, other, *_ = sorted(found)

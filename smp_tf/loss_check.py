@@ -108,7 +108,7 @@ class LossCheck:
         self._key = key
         self._graph, self._part_graph = whole.trace.lowered.graph, part.trace.lowered.graph
         unknown = frozenset(node.name for node in self._graph.nodes if UNKNOWN_GRADIENT in node.name)
-        self._rows = SampleRows(self._graph, self._part_graph, unknown)
+        self._rows = SampleRows(self._graph, self._part_graph, sum(self._samples), unknown)
         numbers, of_whole = part.found(), whole.found()
         wanted: dict[str, Sequence[Tensor | int]] = {name: of_whole[name] for name in numbers if name in of_whole}
         if with_states:
@@ -132,12 +132,17 @@ class LossCheck:
         return not self._tail.arguments or not (has_composites or is_text)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept of the whole batch."""
+        return sum(self._graph.type_of(cut.whole).nbytes() for cut in self._tail.cuts)
+
+    @property
     def left_out(self) -> dict[str, str]:
         """Losses and logs that are not compared, and why; what is made of gradients is looked at in the graph."""
         return {
             name: why
             for name, why in self._tail.left_out.items()
-            if why != DEPENDS_ON_GRADIENTS and not name.startswith(_STATE)
+            if (why != DEPENDS_ON_GRADIENTS or name.startswith("loss")) and not name.startswith(_STATE)
         }
 
     def hand_out(self, outputs: Sequence[Any]) -> None:
@@ -204,6 +209,8 @@ class LossCheck:
         for microbatch in range(program.microbatches if own else 0):
             for number, value in zip(own, kept_ops.take(self._key, microbatch, dtypes), strict=True):
                 own[number].append(value.numpy())
+        if not self._is_alike_on_all(collector, stages):
+            return None
         flat = tf.nest.flatten(list(tensors), expand_composites=True)
         return bring_together(
             own,
@@ -215,6 +222,18 @@ class LossCheck:
             of_all_replicas=self._joins_replicas,
         )
 
+    def _is_alike_on_all(self, collector: int, stages: Sequence[int | None]) -> bool:
+        """Whether all replicas keep the same: those whose batches differ in size may not."""
+        if not self._joins_replicas:
+            return True
+        names = [f"{self._part_graph.nodes[tensor.node].name}:{tensor.index}" for tensor in self.kept]
+        mine = [collector, list(stages), names, list(self._tail.arguments), sorted(self._tail.results)]
+        said = control.allgather_json(mine, name=f"what the check of the losses of {self._step} goes by")
+        if all(other == said[0] for other in said):
+            return True
+        tell_unchecked(self._step, "the first batches of the replicas differ in size, and their graphs with them")
+        return False
+
     def _differences(self, values: TailValues, program: SplitProgram, by_replica: Sequence[ReplicaValues]) -> list[str]:
         place = {tensor: number for number, tensor in enumerate(self.kept)}
         cuts = []
@@ -223,7 +242,7 @@ class LossCheck:
             cuts.append(parts[0] if cut.axis is None else np.concatenate(parts, cut.axis))
         whole = values.compute(cuts, self._joined_arguments(program, by_replica))
         sizes = [n for samples in self._samples for n in sizes_of(samples, program.microbatches)]
-        scale = _size_of(cuts)
+        scale, itemsize = _size_of(cuts), self._itemsize
         found = []
         for name, tensors in self._numbers.items():
             parts_of = [
@@ -232,10 +251,10 @@ class LossCheck:
                 for microbatch in range(program.microbatches)
             ]
             once = np.asarray(sum(value.sum() for value in whole.results[name]), whole.results[name][0].dtype)
-            found.append(self._difference(name, once, Parts(parts_of, sizes), scale))
+            found.append(self._difference(name, once, Parts(parts_of, sizes), scale, itemsize))
         found = [text for text in found if text]
         # A metric of a loss that differs says nothing new.
-        return found or self._different_states(whole, values.before, by_replica, scale)
+        return found or self._different_states(whole, values.before, by_replica, program.microbatches, scale, itemsize)
 
     def _joined_arguments(self, program: SplitProgram, by_replica: Sequence[ReplicaValues]) -> dict[int, np.ndarray]:
         found = {}
@@ -245,9 +264,9 @@ class LossCheck:
             found[number] = parts[0] if axis is None else np.concatenate(parts, axis)
         return found
 
-    def _difference(self, name: str, once: np.ndarray, parts: Parts, scale: float) -> str:
+    def _difference(self, name: str, once: np.ndarray, parts: Parts, scale: float, itemsize: int) -> str:
         """A sentence on a number that is not that of the whole batch; nothing for one that is."""
-        if is_equal(once, np.asarray(parts.average), scale):
+        if is_equal(once, np.asarray(parts.average), scale, itemsize=itemsize):
             return ""
         what = f"The {name} that gradients are taken of" if name.startswith("loss") else f"The {name}"
         return (
@@ -257,7 +276,13 @@ class LossCheck:
         )
 
     def _different_states(
-        self, whole: BatchValues, before: Mapping[int, np.ndarray], by_replica: Sequence[ReplicaValues], scale: float
+        self,
+        whole: BatchValues,
+        before: Mapping[int, np.ndarray],
+        by_replica: Sequence[ReplicaValues],
+        microbatches: int,
+        scale: float,
+        itemsize: int,
     ) -> list[str]:
         """Sentences on what metrics hold after the batch, where it is not what they hold after the whole batch."""
         found: dict[str, str] = {}
@@ -268,7 +293,12 @@ class LossCheck:
                 continue
             once = np.asarray(whole.states[index] - held)
             parts = np.asarray(sum(replica.changes[number] for replica in by_replica))
-            if is_equal(once, parts, scale if held.dtype.kind == "f" else 0.0):
+            # What a state has grown to is rounded as often as it was added to.
+            rounded = 0.0
+            if held.dtype.kind == "f":
+                largest = max(float(np.abs(value).max(initial=0.0)) for value in (held, whole.states[index]))
+                rounded = 4.0 * len(self._samples) * microbatches * float(np.finfo(held.dtype).eps) * largest
+            if is_equal(once, parts, scale, itemsize=itemsize, rounded=rounded):
                 continue
             name = self._graph.variables[index].name
             metric = self._metric_of.get(id(variable))
@@ -280,6 +310,12 @@ class LossCheck:
                 f"or make it one whose state adds up over parts of a batch.",
             )
         return list(found.values())
+
+    @property
+    def _itemsize(self) -> int:
+        """Bytes of an element of the narrowest floats that losses are computed of."""
+        kinds = [tf.as_dtype(self._part_graph.type_of(tensor).dtype) for tensor in self.kept]
+        return min((kind.size for kind in kinds if kind.is_floating), default=8)
 
     def _divides(self, name: str) -> bool:
         """Whether a number comes of dividing by something that depends on samples."""
@@ -298,6 +334,21 @@ def tell_unchecked(step: str, why: str) -> None:
     """
     rank = runtime.current().topology.rank
     announce(f"{step}: check_losses does not hold this against the whole batch: {why}.", rank)
+
+
+def tell_written_weights(step: str, graph: OpGraph) -> None:
+    """Says which variables of a model a step writes outside of its layers: it does so for every microbatch.
+
+    Args:
+        step: the step in words.
+        graph: the step, traced for a microbatch.
+    """
+    written = {
+        index for node in graph.nodes if not node.call for index in node.writes if graph.variables[index].in_model
+    }
+    if written:
+        names = ", ".join(repr(graph.variables[index].name) for index in sorted(written))
+        tell_unchecked(step, f"it writes {names} of the model outside of layers, once for each microbatch")
 
 
 def check_gradient_uses(step: str, graph: OpGraph) -> None:
@@ -363,7 +414,8 @@ def _named(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _size_of(values: Sequence[np.ndarray]) -> float:
     """How large the numbers are that results are summed of."""
-    means = [float(np.abs(v).mean(dtype=np.float64)) for v in values if v.dtype.kind == "f" and v.size]
+    floats = [v for v in values if v.size and tf.as_dtype(v.dtype).is_floating]
+    means = [float(np.abs(v.astype(np.float64)).mean()) for v in floats]
     return max((mean for mean in means if np.isfinite(mean)), default=0.0)
 
 

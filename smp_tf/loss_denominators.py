@@ -34,6 +34,9 @@ from smp_tf.lifecycle import on_shutdown
 from smp_tf.microbatching import Slicer
 from smp_tf.partition.tf_internals import is_stateful
 
+#: Ops of ours are named in a scope of their own, so that the script's have the names that they have without them.
+_OWN_SCOPE = "smp_weighed"
+
 
 class Denominators:
     """The losses of one trace of a microbatch that are no means over samples.
@@ -112,12 +115,14 @@ class Denominators:
     def share(self, dtype: tf.DType) -> tf.Tensor:
         """The microbatch's share of the samples of the whole batch: n_i / N."""
         self.uses_samples = True
-        return tf.cast(self._in_microbatch, dtype) / tf.cast(self._samples, dtype)
+        with tf.name_scope(_OWN_SCOPE):
+            return tf.cast(self._in_microbatch, dtype) / tf.cast(self._samples, dtype)
 
     def sum_factor(self, dtype: tf.DType) -> tf.Tensor:
         """What a summed loss is multiplied by: N / n_i."""
         self.uses_samples = True
-        return tf.cast(self._samples, dtype) / tf.cast(self._in_microbatch, dtype)
+        with tf.name_scope(_OWN_SCOPE):
+            return tf.cast(self._samples, dtype) / tf.cast(self._in_microbatch, dtype)
 
 
 def _variable(name: str) -> tf.Variable:
@@ -294,9 +299,10 @@ def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
         collecting = _collecting()
         if collecting is None or mask is None or reduction not in _MEANS:
             return original(losses, weights, mask, reduction)
-        kept = tf.cast(mask, losses.dtype)
-        # Keras divides by the size again.
-        kept *= tf.cast(tf.size(kept), losses.dtype) * collecting.mask_factor(mask, losses.dtype)
+        with tf.name_scope(_OWN_SCOPE):
+            kept = tf.cast(mask, losses.dtype)
+            # Keras divides by the size again.
+            kept *= tf.cast(tf.size(kept), losses.dtype) * collecting.mask_factor(mask, losses.dtype)
         return original(losses, weights, kept, tf_keras.losses.Reduction.NONE)
 
     return apply_valid_mask
@@ -350,6 +356,8 @@ def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
         reduction = kwargs.get("reduction", args[1] if len(args) > 1 else None)
         if collecting is None or reduction != tf_keras.losses.Reduction.SUM:
             return value
-        return value * collecting.sum_factor(value.dtype)
+        factor = collecting.sum_factor(value.dtype)
+        with tf.name_scope(_OWN_SCOPE):
+            return value * factor
 
     return compute_weighted_loss

@@ -34,13 +34,17 @@ class Parts:
         return float(sum(self.values))
 
 
-def is_equal(whole: np.ndarray, split: np.ndarray, scale: float = 0.0) -> bool:
+def is_equal(
+    whole: np.ndarray, split: np.ndarray, scale: float = 0.0, *, itemsize: int | None = None, rounded: float = 0.0
+) -> bool:
     """Whether two values are the same number but for rounding.
 
     Args:
         whole: computed once.
         split: put together of parts.
         scale: how large the numbers are that they were summed of.
+        itemsize: bytes of an element of these, where that is another type.
+        rounded: by how much they may differ besides.
     """
     a, b = np.asarray(whole, np.float64), np.asarray(split, np.float64)
     if a.shape != b.shape:
@@ -51,9 +55,10 @@ def is_equal(whole: np.ndarray, split: np.ndarray, scale: float = 0.0) -> bool:
     if not finite.any():
         return True
     a, b = a[finite], b[finite]
-    allowed = _ROUNDING.get(whole.dtype.itemsize, 0.0)
+    is_exact = np.asarray(whole).dtype.kind in "iub"
+    allowed = 0.0 if is_exact else _ROUNDING.get(min(itemsize or 8, whole.dtype.itemsize), 0.0)
     largest = max(float(np.abs(a).max()), float(np.abs(b).max()), scale)
-    return bool(np.abs(a - b).max() <= allowed * largest)
+    return bool(np.abs(a - b).max() <= allowed * largest + rounded)
 
 
 def cause_of(whole: float, parts: Parts, *, divides: bool, itemsize: int = 4) -> str:
@@ -66,7 +71,7 @@ def cause_of(whole: float, parts: Parts, *, divides: bool, itemsize: int = 4) ->
         itemsize: bytes of an element of its type.
     """
     bad = [number for number, value in enumerate(parts.values) if not np.isfinite(value)]
-    if bad and np.isfinite(whole):
+    if bad and np.isfinite(whole) and np.isnan(parts.values[bad[0]]):
         return (
             f"In microbatch {bad[0]} it is {parts.values[bad[0]]:.4g}: that microbatch has none of the elements over "
             f"which it is averaged. Divide by tf.maximum(count, 1), or by the number of samples"

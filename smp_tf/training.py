@@ -25,7 +25,7 @@ from smp_tf.callbacks import BroadcastInitialState, MetricAverage
 from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.fit_agreement import agree_on_fit
 from smp_tf.gradient_calls import GradientCalls
-from smp_tf.loss_check import LossCheck, Numbers, check_gradient_uses, tell_unchecked
+from smp_tf.loss_check import LossCheck, Numbers, check_gradient_uses, tell_unchecked, tell_written_weights
 from smp_tf.loss_denominators import Denominators, Totals
 from smp_tf.microbatching import count_samples
 from smp_tf.model_context import keras_loop
@@ -43,6 +43,8 @@ from smp_tf.step_trace import Handed, Retrace, StepTrace
 from smp_tf.strategy_scope import refuse_strategy
 from smp_tf.topology import CommGroup
 
+#: Bytes of a batch above which its losses are not held against those of its microbatches.
+_MOST_KEPT = 1 << 30
 #: Under what name a step returns the tensors that the check of its losses keeps.
 KEPT = "kept"
 
@@ -197,6 +199,7 @@ class BatchFunction:
         if self._method == "predict_step" or not running.config.check_losses or not self._in_parts:
             return None
         check_gradient_uses(self._in_words, traced.lowered.graph)
+        tell_written_weights(self._in_words, traced.lowered.graph)
         number = traced.lowered.results["traced"]
         denominators = self._traced[number][1]
         if self._joins_replicas and not is_first and denominators.is_needed:
@@ -223,6 +226,10 @@ class BatchFunction:
             return None
         for name, why in check.left_out.items():
             tell_unchecked(self._in_words, f"{name}: {why}")
+        if check.nbytes > _MOST_KEPT:
+            why = f"{check.nbytes / 2**30:.1f} GiB of a batch would have to be brought to one rank"
+            tell_unchecked(self._in_words, why)
+            return None
         if not check.kept:
             return None
         self._checks[number] = check

@@ -31,7 +31,7 @@ def step(loss: Loss, n: int) -> OpGraph:
 def cuts(loss: Loss) -> tuple[list[tuple[str, int | None]], list[str]]:
     """Where the tail begins, by op and dimension; and the ops that it has."""
     whole, part = step(loss, WHOLE), step(loss, PART)
-    tail = find_tail(whole, SampleRows(whole, part), {"loss": whole.outputs})
+    tail = find_tail(whole, SampleRows(whole, part, WHOLE), {"loss": whole.outputs})
     assert not tail.left_out
     return (
         [(whole.nodes[cut.whole.node].op, cut.axis) for cut in tail.cuts],
@@ -82,6 +82,17 @@ def test_rows_go_as_far_as_every_row_is_of_its_own_sample(
     assert cuts(loss) == (begins, ops)
 
 
+def test_samples_and_their_copies_are_in_another_order_in_microbatches() -> None:
+    """A layer is given a batch and its augmented copy, one after the other: its rows are no rows of a batch."""
+
+    def twice(builder: GraphBuilder, logits: Tensor, y: Tensor, n: int) -> Tensor:
+        call = builder.call("net/twice")
+        both = builder.add("ConcatV2", logits, logits, call=call, shape=(2 * n, 3))
+        return builder.add("Max", both, shape=())
+
+    assert cuts(twice) == ([("MatMul", 0)], ["ConcatV2", "Max"])
+
+
 def test_what_depends_on_weights_alone_is_taken_as_it_is() -> None:
     def decayed(builder: GraphBuilder, logits: Tensor, y: Tensor, n: int) -> Tensor:
         kernel = Tensor(2, 0)
@@ -124,7 +135,7 @@ def test_numbers_that_every_microbatch_draws_are_an_obstacle_unless_each_sample_
 
     assert cuts(drawn((WHOLE, 3))) == ([("Mul", 0)], ["Sum"])
     whole, part = step(drawn((1, 3)), WHOLE), step(drawn((1, 3)), PART)
-    tail = find_tail(whole, SampleRows(whole, part), {"loss": whole.outputs})
+    tail = find_tail(whole, SampleRows(whole, part, WHOLE), {"loss": whole.outputs})
     assert list(tail.results) == []
     assert "random numbers that every microbatch draws anew (op 'RandomUniform_" in tail.left_out["loss"]
 
@@ -142,7 +153,7 @@ def test_a_metric_is_written_before_it_is_read() -> None:
         return builder.graph(result)
 
     whole = graph(WHOLE)
-    tail = find_tail(whole, SampleRows(whole, graph(PART)), {"log": whole.outputs})
+    tail = find_tail(whole, SampleRows(whole, graph(PART), WHOLE), {"log": whole.outputs})
     assert [whole.nodes[number].op for number in tail.nodes] == [
         "SmpVariable",
         "Sum",
@@ -160,5 +171,7 @@ def test_what_is_made_of_gradients_has_no_tail() -> None:
         return builder.graph(builder.add("L2Loss", unknown, shape=()))
 
     whole = graph(WHOLE)
-    tail = find_tail(whole, SampleRows(whole, graph(PART), frozenset({"Placeholder_1"})), {"norm": whole.outputs})
+    tail = find_tail(
+        whole, SampleRows(whole, graph(PART), WHOLE, frozenset({"Placeholder_1"})), {"norm": whole.outputs}
+    )
     assert tail.left_out == {"norm": "it depends on gradients"}

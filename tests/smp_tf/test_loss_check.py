@@ -373,3 +373,117 @@ def test_a_check_that_fails_is_said_and_ends_no_training(
     monkeypatch.setattr(batch_tail_values.TailValues, "compute", failing)
     fit(smp.DistributedModel(classifier), loss="mse")
     assert "cannot be computed of its microbatches: ValueError: no such thing." in capfd.readouterr().err
+
+
+def stepping(loss_of: Callable[[Any, Any, Any, Any], Any], outputs: int = 3) -> Any:
+    """A distributed model whose `train_step` takes a loss of its own, given the model, the tape, inputs and targets."""
+
+    class Own(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__(name="own")
+            self.first, self.second = layers.Dense(4, activation="tanh"), layers.Dense(outputs)
+
+        def call(self, x: Any) -> Any:
+            return self.second(self.first(x))
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = loss_of(self, tape, x, y)
+            self.optimizer.minimize(loss, self.trainable_variables, tape)
+            return {"loss": loss}
+
+    return Own()
+
+
+def triplet(model: Any, tape: Any, x: Any, y: Any) -> Any:
+    """The model is called once, on samples and two augmented copies of them."""
+    anchor, near, far = tf.split(model(tf.concat([x, x + 1.0, 2.0 * x], 0)), 3, 0)
+    return tf.reduce_mean(tf.nn.relu(tf.reduce_sum((anchor - near) ** 2 - (anchor - far) ** 2, -1) + 1.0))
+
+
+def with_counter(model: Any, tape: Any, x: Any, y: Any) -> Any:
+    """The weight of a loss grows with a counter that the step moves on."""
+    return tf.reduce_mean((y - model(x)) ** 2) * (1.0 + tf.cast(model.optimizer.iterations, tf.float32))
+
+
+def recomputed(model: Any, tape: Any, x: Any, y: Any) -> Any:
+    return tf.reduce_mean((y - model.second(tf.recompute_grad(model.first)(x))) ** 2)
+
+
+def penalty(model: Any, tape: Any, x: Any, y: Any) -> Any:
+    """The gradient penalty of a critic: the norm of each sample's gradient by its inputs."""
+    with tf.GradientTape() as inner:
+        inner.watch(x)
+        score = model(x)
+    slopes = inner.gradient(score, x)
+    return tf.reduce_mean((tf.sqrt(tf.reduce_sum(slopes**2, -1)) - 1.0) ** 2) + tf.reduce_mean((y - score) ** 2)
+
+
+def by_time(model: Any, tape: Any, x: Any, y: Any) -> Any:
+    """Predictions and targets with time in front."""
+    steps = tf.reshape(tf.transpose(tf.reshape(model(x), [-1, 3, 1]), [1, 0, 2]), [-1, 1])
+    return tf.reduce_mean((steps - tf.reshape(tf.transpose(y), [-1, 1])) ** 2)
+
+
+RIGHT = [triplet, with_counter, recomputed, penalty, by_time]
+
+
+@pytest.mark.parametrize("loss_of", params(RIGHT, [recomputed, by_time]))
+def test_a_right_loss_is_let_through_however_it_is_made(init: Callable[..., None], loss_of: Any) -> None:
+    init(microbatches=4)
+    fit(stepping(loss_of))
+
+
+@pytest.mark.parametrize("policy", params(["mixed_float16", "mixed_bfloat16"], ["mixed_bfloat16"]))
+def test_narrow_floats_round_and_scales_of_losses_move(init: Callable[..., None], policy: str) -> None:
+    """The first steps of a training in float16 overflow, which halves the scale."""
+    init(microbatches=4)
+    tf_keras.mixed_precision.set_global_policy(policy)
+    try:
+        model = smp.DistributedModel(classifier)
+        model.compile(tf_keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        model.fit(X, 30.0 * Y, batch_size=16, epochs=2, verbose=0)
+    finally:
+        tf_keras.mixed_precision.set_global_policy("float32")
+
+
+def test_what_metrics_hold_is_rounded_as_often_as_it_grows(init: Callable[..., None]) -> None:
+    """The last batch of a long epoch has another size, and metrics hold what hundreds of batches have added."""
+    init(microbatches=4)
+    model = smp.DistributedModel(lambda: tf_keras.Sequential([layers.Dense(3, input_shape=(6,))]))
+    model.compile(tf_keras.optimizers.SGD(1e-4), "mse", metrics=["mae"])
+    x, y = np.tile(X, (63, 1))[:1003], np.tile(Y, (63, 1))[:1003]
+    model.fit(x, y, batch_size=20, verbose=0)
+    model.evaluate(x, y, batch_size=20, verbose=0)
+
+
+def test_ops_that_only_microbatches_have_take_no_names_of_others(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+
+    class Two(smp.DistributedModel):
+        def __init__(self) -> None:
+            super().__init__(name="two")
+            self.dense = layers.Dense(3)
+            self.t, self.u = tf_keras.metrics.Mean(name="t"), tf_keras.metrics.Mean(name="u")
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            p = self(x)
+            self.t.update_state(tf.reduce_mean(y / 2.0))
+            self.u.update_state(tf.abs(tf.cast(y, tf.float32) / 2.0 - p / 2.0))
+            return {**super().train_step(data), "u": self.u.result()}
+
+    fit(Two(), loss="mse")
+
+
+def only_finite(gradients: Any, weights: Any, loss: Any) -> Any:
+    return [tf.where(tf.math.is_finite(g), g, tf.zeros_like(g)) for g in gradients], {}
+
+
+def test_gradients_that_are_not_finite_may_be_left_out(init: Callable[..., None]) -> None:
+    init(microbatches=4)
+    fit(with_step(only_finite))
