@@ -99,7 +99,8 @@ class Transport:
         self._free = weakref.finalize(self, self._library.smp_transport_release, handle)
         self._free.atexit = False
         self._why_closed = ""
-        self._lock = threading.Lock()
+        # A signal handler may send in the thread that it interrupts.
+        self._lock = threading.RLock()
         self._sent: defaultdict[tuple[int, int], int] = defaultdict(int)
         #: Receives that were given up, by rank, tag and turn: the message of one may be on its way into its memory.
         self._on_their_way: dict[tuple[int, int, int], int] = {}
@@ -255,7 +256,8 @@ class Transport:
             tag: The sender's tag.
             timeout: Seconds, or None to wait as long as the peer lives.
             while_waiting: Called several times a second meanwhile; what it raises ends the wait,
-                and the message can still be received later.
+                and the message can still be received later, unless another thread has waited for
+                the one behind it.
             label: Words for the message, for whoever asks what this rank waits for.
 
         Returns:
@@ -263,7 +265,8 @@ class Transport:
 
         Raises:
             PeerError: The peer was lost or left.
-            TransportTimeoutError: The time is over; the message can still be received later.
+            TransportTimeoutError: The time is over; the message can still be received later, unless
+                another thread has waited for the one behind it.
         """
         # One receiver at a time per tag would be the caller's lock; here a lost turn is given back.
         with self._lock:
@@ -514,7 +517,7 @@ class Transport:
         self._free.detach()
         self._on_their_way.clear()
         # Another thread of the parent may have had it.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         atexit.unregister(self._leave_at_exit)
 
     def _open_handle(self) -> int:

@@ -7,6 +7,7 @@ import os
 import select
 import sys
 import threading
+from typing import TextIO
 
 from smp_tf.ops.plain_text import plain_text
 
@@ -47,9 +48,35 @@ def tell_in_time(text: str) -> None:
     Args:
         text: Lines, as `tell` takes them.
     """
-    thread = threading.Thread(target=_write, args=(f"{plain_text(text)}\n",), name="smp_tf words", daemon=True)
-    thread.start()
+    words = f"{plain_text(text)}\n"
+    thread = threading.Thread(target=_write, args=(words,), name="smp_tf words", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        # Python has nearly ended, or the user may have no more threads (ulimit -u).
+        if has_room(sys.stderr, _PRINTING_TIME):
+            # No more than a pipe that has room takes without a wait.
+            _write(words.encode(errors="backslashreplace")[: select.PIPE_BUF].decode(errors="ignore"))
+        return
     thread.join(_PRINTING_TIME)
+
+
+def has_room(stream: TextIO | None, seconds: float = 0.0) -> bool:
+    """Tells whether a stream takes words; also of one that is closed or has no descriptor, since nobody waits there.
+
+    Args:
+        stream: Standard error or output.
+        seconds: How long to wait until it does.
+    """
+    if stream is None:
+        return True
+    try:
+        descriptor = stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _write(text: str) -> None:

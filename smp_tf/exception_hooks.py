@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
+from smp_tf.announce import has_room
+
 OnException = Callable[[BaseException, TracebackType | None], object]
 
 # A traceback that takes longer is written to somebody who does not read it: a pager, a terminal after Ctrl-S.
@@ -19,7 +21,8 @@ class ExceptionHooks:
 
     Args:
         printed: is given an exception, and its traceback, once that is printed; not that which ends a thread in order.
-        unread: is given them in its place, in another thread, after seconds of printing; by default `printed` is.
+        unread: is given them in its place, in another thread, after seconds of printing for which standard error or
+            output has no room; by default `printed` is. A hook that only takes long, such as a debugger, is waited for.
     """
 
     def __init__(self, printed: OnException, unread: OnException | None = None) -> None:
@@ -65,11 +68,17 @@ class ExceptionHooks:
                     is_told = True
                     hear(error, trace)
 
-        timer = threading.Timer(_PRINTING_TIME, tell, [self._unread])
-        timer.daemon = True
+        is_over = threading.Event()
+
+        def look() -> None:
+            while not is_over.wait(_PRINTING_TIME):
+                if not (has_room(sys.stderr) and has_room(sys.stdout)):
+                    tell(self._unread)
+                    return
+
         # When Python has nearly ended, it starts no threads.
         with contextlib.suppress(RuntimeError):
-            timer.start()
+            threading.Thread(target=look, name="smp_tf traceback", daemon=True).start()
         try:
             yield
             for stream in (sys.stdout, sys.stderr):
@@ -77,7 +86,7 @@ class ExceptionHooks:
                 with contextlib.suppress(AttributeError, OSError, ValueError):
                     stream.flush()
         finally:
-            timer.cancel()
+            is_over.set()
             tell(self._printed)
 
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -37,8 +39,12 @@ _FUNCTIONS = {
 #: Where it is 1, XLA may compile Horovod's ops, and could not compile the notes next to them.
 _XLA_OPS = "HOROVOD_ENABLE_XLA_OPS"
 
-#: Process sets of the calls that were noted.
-_process_sets: dict[str, int] = {}
+#: As long as the name of a collective may be in what a rank tells of itself (ops/cc/transport/questions.cc).
+_MOST_BYTES = 100
+#: What is left of a longer one. It has room for the call and its process set, which come first.
+_KEPT_BYTES = 60
+_IN_WORDS = re.compile(r"hvd\.\w+(?: of process set (\d+):)?(?: |$)")
+
 _thread = threading.local()
 
 
@@ -74,13 +80,13 @@ def members(name: str) -> Sequence[int] | None:
     Returns:
         World ranks; None if it is no such call, or its process set is gone.
     """
-    number = _process_sets.get(name)
-    if number is None:
+    call = _IN_WORDS.match(name)
+    if call is None:
         return None
     from horovod.tensorflow import mpi_ops
 
     found: dict[int, list[int]] = mpi_ops._basics._get_process_set_ids_and_ranks()
-    return found.get(number)
+    return found.get(int(call[1] or 0))
 
 
 def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,9 +120,16 @@ def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def _words(name: str, called: Any, process_set: int) -> str:
     """What a rank waits in, the same on all that take part."""
     words = f"hvd.{name}"
+    if process_set:
+        words += f" of process set {process_set}:"
     if called:
         words += f" {called}"
-    if process_set:
-        words += f" of process set {process_set}"
-    _process_sets[words] = process_set
-    return words
+    return _cut(words)
+
+
+def _cut(words: str) -> str:
+    """Makes a long name fit, so that it comes back whole: the beginning, and what tells it from others."""
+    whole = words.encode(errors="backslashreplace")
+    if len(whole) <= _MOST_BYTES:
+        return words
+    return f"{whole[:_KEPT_BYTES].decode(errors='ignore')}...{hashlib.sha1(whole).hexdigest()[:12]}"

@@ -44,7 +44,7 @@ def given(environment: Mapping[str, str] = os.environ) -> bytes:
     text, path = environment.get(_GIVEN, ""), environment.get(_FILE, "")
     if text and path:
         raise EnvironmentSetupError(f"{_GIVEN} and {_FILE} are both set. Set one of them.")
-    found = _read(path) if path else text.encode()
+    found = _read(path) if path else os.fsencode(text).strip()
     if (text or path) and len(found) < _LEAST:
         raise EnvironmentSetupError(
             f"{_FILE if path else _GIVEN} holds the job's secret, of {_LEAST} bytes or more. Received: {len(found)} "

@@ -11,7 +11,7 @@ the array's memory into memory that the received array then uses.
     large buffer 1, large buffer 2, ...                                                   ──▶
 
 Threads of a rank may send and receive at the same time: an object goes whole. What does not fit its header is an error,
-and nothing of it is unpickled.
+and nothing of it is unpickled. A signal handler may not: what it interrupts in its own thread cannot go on meanwhile.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _OBJECTS = control.tag_of("objects")
 
 # Bytes from which a part of an object is a message of its own.
 _LARGE = 1 << 16
-# What a header begins with: a mark, how many parts follow, how many objects came before. The sizes of the parts follow.
-_HEADER = struct.Struct("<8sQQ")
-_MARK = b"smpobj\x01\n"
+# What a header begins with: a mark, how many parts follow, how many objects came before, and which call of
+# `smp.allgather` it belongs to. The sizes of the parts follow.
+_HEADER = struct.Struct("<8sQQQ")
+_MARK = b"smpobj\x02\n"
 _SIZE = struct.Struct("<Q")
 
 # What pickling gives: the pickle, then the large buffers that it refers to.
@@ -127,6 +128,9 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
 def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
     """Gives every rank of a group what every rank of it has; all of them must call it.
 
+    Threads of a rank take turns, one whole call after the other. Which call of one rank meets which of another is their
+    order on each: the script sees to it that the order is the same on all ranks.
+
     Args:
         obj: Anything that can be pickled.
         group: The kind of group; the one this rank is in.
@@ -135,7 +139,7 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
         The objects in the order of the group's ranks.
 
     Raises:
-        MessageError: The object cannot be pickled, or one cannot be unpickled here.
+        MessageError: The object cannot be pickled, or one cannot be unpickled here; or it belongs to another call.
         PeerError: A rank of the group ended.
         TypeError: `group` is no `smp.CommGroup`.
 
@@ -152,16 +156,19 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
     # The first rank of the group collects and hands out, so that no two ranks wait for each other.
     tag = control.tag_of("allgather", first, *others)
     ranks = (first, *others)
-    with _doing(f"in smp.allgather({group.name})"):
+    calls = _stream(_transport(), running.topology.rank, tag, is_send=True)
+    with calls.turn(), _doing(f"in smp.allgather({group.name})"):
+        calls.count += 1
+        call = calls.count
         if running.topology.rank != first:
-            _send_parts(first, tag, mine)
-            gathered = [mine if rank == running.topology.rank else _receive_parts(first, tag) for rank in ranks]
+            _send_parts(first, tag, mine, call)
+            gathered = [mine if rank == running.topology.rank else _receive_parts(first, tag, call) for rank in ranks]
         else:
-            gathered = [mine, *(_receive_parts(other, tag) for other in others)]
+            gathered = [mine, *(_receive_parts(other, tag, call) for other in others)]
             for other in others:
                 for rank, parts in zip(ranks, gathered, strict=True):
                     if rank != other:
-                        _send_parts(other, tag, parts)
+                        _send_parts(other, tag, parts, call)
     return [_unpickle(parts, rank) for parts, rank in zip(gathered, ranks, strict=True)]
 
 
@@ -247,15 +254,33 @@ class _Stream:
     """The objects of one tag that go one way between this rank and another: one after the other."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_taken = False
         self.count = 0
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Waits until other threads have sent or received their object, and keeps them waiting meanwhile.
+
+        Raises:
+            MessageError: This thread is within a turn, so the wait would never end.
+        """
+        with self._lock:
+            if self._is_taken:
+                raise MessageError(_WITHIN)
+            self._is_taken = True
+            try:
+                yield
+            finally:
+                self._is_taken = False
 
 
 class _Streams:
     """The streams of one transport."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A signal handler may ask in the thread that it interrupts.
+        self._lock = threading.RLock()
         self._streams: dict[tuple[int, int, bool], _Stream] = {}
 
     def find(self, other: int, tag: int, *, is_send: bool) -> _Stream:
@@ -266,7 +291,7 @@ class _Streams:
 
 # They end with their transport, whose job the numbers count in.
 _streams: weakref.WeakKeyDictionary[Transport, _Streams] = weakref.WeakKeyDictionary()
-_streams_lock = threading.Lock()
+_streams_lock = threading.RLock()
 
 
 def _stream(transport: Transport, other: int, tag: int, *, is_send: bool) -> _Stream:
@@ -275,27 +300,27 @@ def _stream(transport: Transport, other: int, tag: int, *, is_send: bool) -> _St
     return streams.find(other, tag, is_send=is_send)
 
 
-def _send_parts(to: int, tag: int, parts: _Parts) -> None:
+def _send_parts(to: int, tag: int, parts: _Parts, call: int = 0) -> None:
     transport = _transport()
     text, *buffers = parts
     apart = [*([text] if len(text) >= _LARGE else []), *buffers]
     inline = b"" if len(text) >= _LARGE else text
     sizes = b"".join(_SIZE.pack(len(part)) for part in apart)
     stream = _stream(transport, to, tag, is_send=True)
-    with stream.lock:
-        header = _HEADER.pack(_MARK, len(apart), stream.count)
+    with stream.turn():
+        header = _HEADER.pack(_MARK, len(apart), stream.count, call)
         stream.count += 1
         transport.send_bytes(to, tag, header + sizes + inline, label=OBJECT)
         for part in apart:
             transport.send_bytes(to, tag, part, label=OBJECT)
 
 
-def _receive_parts(source: int, tag: int) -> _Parts:
+def _receive_parts(source: int, tag: int, call: int = 0) -> _Parts:
     transport = _transport()
     stream = _stream(transport, source, tag, is_send=False)
-    with stream.lock:
+    with stream.turn():
         header = transport.recv_bytes(source, tag, label=OBJECT)
-        sizes, inline = _sizes_in(header, stream.count, source)
+        sizes, inline = _sizes_in(header, stream.count, source, call)
         stream.count += 1
         apart = []
         for number, size in enumerate(sizes):
@@ -309,6 +334,11 @@ def _receive_parts(source: int, tag: int) -> _Parts:
     return [inline, *apart] if len(inline) else apart
 
 
+_WITHIN = (
+    "A signal handler, or what else runs in the midst of a call, sends or receives objects between the same ranks as "
+    "the call that it interrupts. That call cannot go on before the handler returns, so the wait would never end. Let "
+    "the handler set a flag, and send or receive where the script looks at it."
+)
 _BROKEN = "Objects that rank {} sends do not come whole:"
 _NEVER = (
     "An object was given up half-way, by an exception in smp.send or smp.recv_from that the script has caught. Nothing "
@@ -316,16 +346,17 @@ _NEVER = (
 )
 
 
-def _sizes_in(header: memoryview, number: int, source: int) -> tuple[list[int], memoryview]:
+def _sizes_in(header: memoryview, number: int, source: int, call: int) -> tuple[list[int], memoryview]:
     """The sizes of the parts that follow a header, and what stands behind them in it.
 
     Args:
         header: as it came.
         number: of the object that is due.
         source: the rank that sent it.
+        call: of `smp.allgather` that it belongs to; 0 if it belongs to none.
 
     Raises:
-        MessageError: it is no header, or that of another object.
+        MessageError: it is no header, or that of another object or call.
     """
     begin = _HEADER.size
     found = _HEADER.unpack(header[:begin]) if len(header) >= begin else None
@@ -333,15 +364,21 @@ def _sizes_in(header: memoryview, number: int, source: int) -> tuple[list[int], 
         raise MessageError(
             f"{_BROKEN.format(source)} {len(header)} bytes came where object {number + 1} was due. {_NEVER}"
         )
-    _, count, sent = found
+    _, count, sent, called = found
     if sent != number:
         raise MessageError(f"{_BROKEN.format(source)} object {sent + 1} came where {number + 1} was due. {_NEVER}")
+    if called != call:
+        raise MessageError(
+            f"{_BROKEN.format(source)} an object of call {called} of smp.allgather came in call {call}. {_NEVER}"
+        )
     end = begin + count * _SIZE.size
     if end > len(header):
         raise MessageError(
             f"{_BROKEN.format(source)} the header of object {number + 1} says {count} parts, and has no room for their "
             f"sizes. {_NEVER}"
         )
+    if count == 0 and end == len(header):
+        raise MessageError(f"{_BROKEN.format(source)} object {number + 1} has no content. {_NEVER}")
     return [size for (size,) in _SIZE.iter_unpack(header[begin:end])], header[end:]
 
 

@@ -118,7 +118,8 @@ class ReplicaWatch:
             self._hear_nothing(rank, own)
             return False
         self._silent_since.pop(rank, None)
-        if own["collectives"][0] in status["collectives"] or status["more_collectives"]:
+        takes_part = _is_join(status["collective"]) and self._members(own["collective"]) is not None
+        if own["collectives"][0] in status["collectives"] or status["more_collectives"] or takes_part:
             self._suspects.pop(rank, None)
             return True
         step, place = (own["program"], own["step"]), (status["program"], status["step"])
@@ -163,14 +164,16 @@ class ReplicaWatch:
             is_late: whether it has kept this rank waiting for `stall_timeout`.
         """
         limit = f"stall_timeout = {self._stall_timeout:g} s"
-        if is_late:
+        may_take_long = _is_join(own["collective"])
+        if is_late and not may_take_long:
             raise RankMismatchError(
                 f"{self._us(own)} gave up {self._place(own)} after {limit}: it waited for {self._whom(own)} at "
                 f"'{own['collective']}', and {there}. {self._more_time(own)}"
             )
         if own["collective"] not in self._told:
             self._told.add(own["collective"])
-            tell_in_time(f"smp_tf: {self._here(own)}; {there}. The job goes on; it ends after {limit}.")
+            end = "hvd.join waits as long as others train" if may_take_long else f"it ends after {limit}"
+            tell_in_time(f"smp_tf: {self._here(own)}; {there}. The job goes on; {end}.")
 
     def _waits_long(self, status: dict[str, Any]) -> bool:
         return bool(status["collectives"]) and status["collective_seconds"] > self._patience
@@ -223,6 +226,11 @@ class ReplicaWatch:
         else:
             doing = "computes, or hangs there"
         return f"{who} has been in step {status['step']} {of} for {seconds} and {doing}"
+
+
+def _is_join(collective: str) -> bool:
+    """Whether a rank is in `hvd.join`: it takes part in what others call, until the last of them joins."""
+    return collective.split(" ", 1)[0] == "hvd.join"
 
 
 _MORE_TIME = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import TextIO
 
@@ -87,3 +88,24 @@ def test_who_must_go_on_does_not_wait_for_a_reader(kind: str, monkeypatch: pytes
             pass
     assert line == b"One thing.\n"
     os.close(writing)
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_where_no_thread_can_be_started_words_are_said_if_they_have_room(
+    has_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What should have been said ended the thread that said it, with a RuntimeError."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(announce_module, "_PRINTING_TIME", 0.05)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    reading, writing = os.pipe() if has_room else full_stderr("blocking")
+    stream = os.fdopen(writing, "w", closefd=False)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(sys, "__stderr__", stream)
+    tell_in_time("One thing.")
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read().strip() == (b"One thing." if has_room else b"")

@@ -106,6 +106,7 @@ def test_an_exception_in_a_thread_is_told(hooks):
 def test_an_exception_whose_traceback_nobody_reads_is_told(hooks, monkeypatch, in_thread):
     """The other ranks waited for its rank until stall_timeout, and it never ended."""
     monkeypatch.setattr(exception_hooks, "_PRINTING_TIME", 0.05)
+    monkeypatch.setattr(exception_hooks, "has_room", lambda stream: False)
     read, told = threading.Event(), threading.Event()
 
     def print_to_nobody(*_):
@@ -126,6 +127,24 @@ def test_an_exception_whose_traceback_nobody_reads_is_told(hooks, monkeypatch, i
     raising.join()
     [(message, _)] = recorder.aborts
     assert message.startswith("rank 1 (host a) failed: ValueError: bad (at ")
+
+
+def test_a_hook_that_takes_long_is_no_traceback_that_nobody_reads(hooks, monkeypatch):
+    """Who looked at an exception in a debugger had the job ended after three seconds."""
+    monkeypatch.setattr(exception_hooks, "_PRINTING_TIME", 0.01)
+    looked = threading.Semaphore(0)
+    monkeypatch.setattr(exception_hooks, "has_room", lambda stream: bool(looked.release()) or True)
+
+    def debug(*_):
+        for _ in range(6):
+            assert looked.acquire(timeout=20)
+        assert recorder.aborts == []
+
+    monkeypatch.setattr(sys, "excepthook", debug)
+    _, recorder, _ = hooks()
+    error = caught(ValueError("bad"))
+    sys.excepthook(ValueError, error, error.__traceback__)
+    assert len(recorder.aborts) == 1
 
 
 def test_nothing_is_told_through_a_transport_that_is_closed(hooks):

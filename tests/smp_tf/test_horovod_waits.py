@@ -61,6 +61,32 @@ def test_every_way_to_an_op_is_noted(noted: list[str]) -> None:
     assert horovod_waits.members("smp_gradients") is None
 
 
+def test_a_long_name_fits_into_what_a_rank_tells_of_itself(noted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end was cut off there, and nobody knew the rest: other ranks were asked than those who take part."""
+    in_set = {0: [0, 1], 7: [1, 3]}
+    monkeypatch.setattr(mpi_ops._basics, "_get_process_set_ids_and_ranks", lambda: in_set)
+    found = set()
+    for called in ("a" * 150, "a" * 149 + "b", "\u00e4" * 75, "\u00e4" * 74 + "o"):
+        for number, ranks in in_set.items():
+            words = horovod_waits._words("grouped_reducescatter", called, number)
+            assert len(words.encode()) <= 100
+            assert horovod_waits.members(words) == ranks
+            found.add(words)
+    assert len(found) == 8
+    hvd.allreduce(tf.ones([2]), name="a" * 150)
+    assert noted[0] == f"to {horovod_waits._words('allreduce', 'a' * 150, 0)}"
+
+
+def test_process_sets_are_known_by_the_words_alone() -> None:
+    """A table of names grew with every new one, such as those that count."""
+    assert horovod_waits._words("allreduce", "x", 3) == "hvd.allreduce of process set 3: x"
+    assert horovod_waits._words("join", None, 0) == "hvd.join"
+    tables = (dict, list, set)
+    assert [n for n, v in vars(horovod_waits).items() if isinstance(v, tables) and n[0] == "_" and n[1:2] != "_"] == [
+        "_FUNCTIONS"
+    ]
+
+
 def test_an_op_in_a_function_is_noted_when_that_runs(noted: list[str]) -> None:
     @tf.function
     def function(x: tf.Tensor) -> tf.Tensor:

@@ -97,6 +97,8 @@ def test_ranks_that_were_given_others_are_told_so(other: bytes) -> None:
 def test_it_comes_from_the_environment() -> None:
     assert job_secret.given({}) == b""
     assert job_secret.given({"SMP_TF_SECRET": "0123456789abcdef"}) == b"0123456789abcdef"
+    # As os.environ gives bytes that are no UTF-8; and without spaces around, as from a file.
+    assert job_secret.given({"SMP_TF_SECRET": " 0123456789abcde\udcff\n"}) == b"0123456789abcde\xff"
     with pytest.raises(EnvironmentSetupError, match=r"SMP_TF_SECRET holds .* 16 bytes or more\. Received: 5 bytes\."):
         job_secret.given({"SMP_TF_SECRET": "short"})
     with pytest.raises(EnvironmentSetupError, match="are both set"):

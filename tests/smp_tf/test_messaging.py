@@ -16,9 +16,9 @@ from smp_tf.errors import MessageError, NotInitializedError
 from tests.smp_tf.rank_threads import DEADLINE, Ranks
 
 
-def header(*sizes: int, parts: int = 0, number: int = 0) -> bytes:
+def header(*sizes: int, parts: int = 0, number: int = 0, call: int = 0) -> bytes:
     """What an object begins with."""
-    return messaging._HEADER.pack(messaging._MARK, parts, number) + b"".join(map(messaging._SIZE.pack, sizes))
+    return messaging._HEADER.pack(messaging._MARK, parts, number, call) + b"".join(map(messaging._SIZE.pack, sizes))
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ class TestLargeObjects:
 
         found = world.run(talk)[1]
         header, pickled, buffer = sent
-        assert (len(header), len(pickled) > 100_000) == (24 + 2 * 8, True)
+        assert (len(header), len(pickled) > 100_000) == (messaging._HEADER.size + 2 * 8, True)
         assert np.shares_memory(np.frombuffer(buffer, np.float64), array)
         assert (found["words"] == words, found["small"].tolist()) == (True, [0, 1, 2])
         np.testing.assert_array_equal(found["array"], array)
@@ -236,9 +236,11 @@ class TestWholeObjects:
             ([np.ones(9).tobytes()], "72 bytes came where object 1 was due"),
             ([header(parts=2**62)], "says 4611686018427387904 parts, and has no room for their sizes"),
             ([header(number=3)], "object 4 came where 1 was due"),
+            ([header(call=2)], "an object of call 2 of smp.allgather came in call 0"),
+            ([header()], "object 1 has no content"),
             ([header(3, parts=1), b"four"], "part 1 of 1 of object 1 has 4 bytes, and its header says 3"),
         ],
-        ids=["short", "an array", "too many parts", "another object", "another part"],
+        ids=["short", "an array", "too many parts", "another object", "of another call", "empty", "another part"],
     )
     def test_what_is_no_object_is_an_error_and_not_unpickled(
         self, ranks: Callable[..., Ranks], messages: list[bytes], words: str
@@ -282,3 +284,88 @@ class TestWholeObjects:
         _, found = world.run(talk)
         assert isinstance(found, MessageError)
         assert "part 1 of 1 of object 1 has" in str(found)
+
+    @pytest.mark.parametrize("interrupted", ["send", "receive", "allgather"])
+    def test_a_signal_handler_within_a_call_is_told_so(self, ranks: Callable[..., Ranks], interrupted: str) -> None:
+        """It waited for the call that it had interrupted, for ever."""
+        world = ranks(2)
+        calls = {
+            "send": lambda: smp.send("x", 1),
+            "receive": lambda: smp.recv_from(1),
+            "allgather": lambda: smp.allgather(0),
+        }
+        transport = world.transports[0]
+        name = "recv_bytes" if interrupted == "receive" else "send_bytes"
+        if interrupted == "allgather":
+            name = "recv_bytes"
+        original = getattr(transport, name)
+        found: list[str] = []
+
+        def in_the_midst(*args: Any, **kwargs: Any) -> Any:
+            setattr(transport, name, original)
+            with pytest.raises(MessageError) as caught:
+                calls[interrupted]()
+            found.append(str(caught.value))
+            return original(*args, **kwargs)
+
+        setattr(transport, name, in_the_midst)
+        others = {
+            "send": lambda: smp.recv_from(0),
+            "receive": lambda: smp.send("x", 0),
+            "allgather": lambda: smp.allgather(1),
+        }
+        results = world.run(lambda rank: others[interrupted]() if rank else calls[interrupted]())
+        assert not any(isinstance(result, Exception) for result in results), results
+        assert found == [messaging._WITHIN]
+        assert found[0].startswith("A signal handler")
+
+    def test_threads_of_a_rank_gather_one_after_the_other(self, ranks: Callable[..., Ranks]) -> None:
+        """Answers to the call of one thread were once given to that of another."""
+        world = ranks(3)
+        count = 20
+
+        def talk(rank: int) -> Any:
+            found: list[Any] = []
+
+            def gather() -> None:
+                world.in_thread_of(rank)
+                for number in range(count):
+                    mine = (threading.get_ident(), number)
+                    got = smp.allgather(mine)
+                    found.append((got[rank] == mine, tuple(got)))
+
+            threads = [threading.Thread(target=gather) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(DEADLINE)
+            return found
+
+        results = world.run(talk)
+        for found in results:
+            assert len(found) == 2 * count
+            assert all(is_mine for is_mine, _ in found)
+        # Whatever the order, all ranks of one exchange have got the same.
+        assert {got for _, got in results[0]} == {got for _, got in results[1]} == {got for _, got in results[2]}
+
+    def test_a_gathering_that_was_given_up_is_not_taken_for_the_next(self, ranks: Callable[..., Ranks]) -> None:
+        world = ranks(2)
+        receive = world.transports[1].recv_bytes
+
+        def once(*args: Any, **kwargs: Any) -> Any:
+            world.transports[1].recv_bytes = receive  # type: ignore[method-assign]
+            raise KeyboardInterrupt
+
+        world.transports[1].recv_bytes = once  # type: ignore[method-assign]
+
+        def talk(rank: int) -> Any:
+            if rank == 1:
+                with pytest.raises(KeyboardInterrupt):
+                    smp.allgather("first")
+            else:
+                smp.allgather("first")
+            return smp.allgather("second")
+
+        _, found = world.run(talk)
+        assert isinstance(found, MessageError)
+        assert "an object of call 1 of smp.allgather came in call 2" in str(found)

@@ -288,3 +288,30 @@ def test_what_the_script_waits_in_is_watched_over_those_who_take_part(capfd: pyt
         "for 'relu' from rank 2. All processes of a process set must make each call of Horovod over it; a rank that "
         "only needs longer gets it with a larger stall_timeout."
     )
+
+
+JOINED = {"collectives": ["hvd.join"], "collective": "hvd.join", "collective_seconds": 31.0}
+AVERAGING = {"collectives": ["hvd.allreduce"], "collective": "hvd.allreduce", "collective_seconds": 31.0}
+
+
+def test_who_joins_is_never_ended_for_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """Waiting for those who have more batches is what hvd.join is for; it ended the job as an allreduce does."""
+    world = World({**outside(0), **JOINED}, outside(1, 1.0))
+    looking = watch(world, stall_timeout=30.0)
+    looking._members = {"hvd.join": [0, 1], "hvd.allreduce": [0, 1]}.get
+    for _ in range(2):
+        looking.look()
+    world.statuses[1] = outside(1, 1.0, **JOINED)
+    looking.look()
+    world.now = 100.0
+    looking.look()
+    [line] = capfd.readouterr().err.splitlines()
+    assert "waited 31 s for other processes at 'hvd.join'" in line
+    assert line.endswith("The job goes on; hvd.join waits as long as others train.")
+
+
+def test_who_has_joined_takes_part_in_what_others_call(capfd: pytest.CaptureFixture[str]) -> None:
+    looking = watch(World({**outside(0), **AVERAGING}, {**outside(1), **JOINED}), stall_timeout=30.0)
+    looking._members = {"hvd.join": [0, 1], "hvd.allreduce": [0, 1]}.get
+    looking.look()
+    assert capfd.readouterr().err == ""

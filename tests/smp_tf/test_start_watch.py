@@ -109,6 +109,7 @@ def test_a_start_is_ended_also_where_no_words_are_found_for_whom_it_waits(capfd:
 def test_a_start_that_fails_unread_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others waited for it in Horovod until stall_timeout."""
     monkeypatch.setattr(exception_hooks, "_PRINTING_TIME", 0.05)
+    monkeypatch.setattr(exception_hooks, "has_room", lambda stream: False)
     codes: list[int] = []
     ended = threading.Event()
     # As if Python printed to a pipe that is full.
