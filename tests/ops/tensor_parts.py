@@ -302,6 +302,19 @@ def collectives(rank: Rank) -> Any:
         for number in range(40):
             stack.enter_context(within(f"number {number} of them, and {'a name as long as they come ' * 9}"))
         look("many")
+
+    @tf.function
+    def of_the_script(divisor: tf.Tensor) -> None:
+        come = come_to("of the script", [])
+        with tf.control_dependencies([come]):
+            result = tf.constant(6) // divisor
+        come_through("of the script", come, [result])
+
+    with contextlib.suppress(tf.errors.InvalidArgumentError):
+        of_the_script(tf.constant(0))
+    look("behind a function that failed")
+    of_the_script(tf.constant(2))
+    look("behind the same, which did not fail")
     never_left = within("of a step that failed")
     never_left.__enter__()
     begin_step([], 13)

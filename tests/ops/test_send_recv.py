@@ -59,7 +59,7 @@ def test_dynamic_shape(pair: RankFleet) -> None:
 
 def test_who_asks_is_told_which_collectives_a_rank_has_come_to(pair: RankFleet) -> None:
     for said in run(pair, "collectives"):
-        assert said[:-2] == [
+        assert said[:-4] == [
             ["before", "", 0, False],
             ["in the first", "first", 1, False],
             ["in both", "first", 2, False],
@@ -67,9 +67,13 @@ def test_who_asks_is_told_which_collectives_a_rank_has_come_to(pair: RankFleet) 
             ["eagerly", "eager", 1, False],
             ["behind an error", "", 0, False],
         ]
-        where, name, hashes, are_more = said[-2]
+        where, name, hashes, are_more = said[-4]
         assert (where, len(name), hashes, are_more) == ("many", 100, 32, True)
-        assert said[-1] == ["in the next step", "", 0, False]
+        assert said[-3:] == [
+            ["behind a function that failed", "of the script", 1, False],
+            ["behind the same, which did not fail", "", 0, False],
+            ["in the next step", "", 0, False],
+        ]
 
 
 def test_hundreds_each_way_in_any_order(pair: RankFleet) -> None:

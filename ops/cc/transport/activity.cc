@@ -78,14 +78,21 @@ int64_t Activity::averages() const {
 
 void Activity::BeginCollective(const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
+  // The graph that it stood in has failed: nothing said that this rank is through.
+  const auto left = FindCollective(name);
+  if (left != collectives_.end()) collectives_.erase(left);
   collectives_.push_back({name, Clock::now()});
 }
 
 void Activity::EndCollective(const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = std::find_if(collectives_.begin(), collectives_.end(),
-                                  [&](const Collective& each) { return each.name == name; });
+  const auto found = FindCollective(name);
   if (found != collectives_.end()) collectives_.erase(found);
+}
+
+std::vector<Activity::Collective>::iterator Activity::FindCollective(const std::string& name) {
+  return std::find_if(collectives_.begin(), collectives_.end(),
+                      [&](const Collective& each) { return each.name == name; });
 }
 
 int64_t Activity::step() const {

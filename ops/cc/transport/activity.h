@@ -43,7 +43,8 @@ class Activity {
   int64_t averages() const;
 
   // This rank has come to something that other ranks take part in outside the transport, by its
-  // name there, and is through it. What is left of a step that failed is forgotten at the next one.
+  // name there, and is through it. What is left of a step that failed is forgotten at the next one,
+  // and what is left of another graph that failed when its collective begins again.
   void BeginCollective(const std::string& name);
   void EndCollective(const std::string& name);
 
@@ -79,6 +80,7 @@ class Activity {
     std::string name;
     Clock::time_point since;
   };
+  std::vector<Collective>::iterator FindCollective(const std::string& name);  // under mutex_
   std::vector<Collective> collectives_;  // in the order in which they began
 };
 
