@@ -101,14 +101,13 @@ def test_an_average_over_samples_is_that_of_one_process(init: Callable[..., None
     [
         (
             total,
-            r"The loss that gradients are taken of is \S+ for the whole batch of 16 samples, and \S+ as the average",
+            r"is \S+ for the whole batch of 16 samples, and \S+ as the average .* It is the sum over",
         ),
-        (total, "It is the sum over the microbatches"),
-        (over_sixteen, "divided by a fixed number of samples"),
         (of_positives, "divided by something that differs from microbatch to microbatch"),
         (of_flagged, "In microbatch 0 it is nan"),
         (contrastive, "compares samples with each other"),
-        (rooted, "computed of an average"),
+        pytest.param(over_sixteen, "divided by a fixed number of samples", marks=pytest.mark.full),
+        pytest.param(rooted, "computed of an average", marks=pytest.mark.full),
     ],
 )
 def test_another_loss_is_refused_with_both_values_and_the_cause(
@@ -426,7 +425,7 @@ def by_time(model: Any, tape: Any, x: Any, y: Any) -> Any:
     return tf.reduce_mean((steps - tf.reshape(tf.transpose(y), [-1, 1])) ** 2)
 
 
-RIGHT = [triplet, with_counter, recomputed, penalty, by_time]
+RIGHT = [triplet, with_counter, penalty, recomputed, by_time]
 
 
 @pytest.mark.parametrize("loss_of", params(RIGHT, [recomputed, by_time]))
