@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from smp_tf.partition.op_graph import ARGUMENT, SOURCES, VARIABLE, OpGraph, Tensor
+from smp_tf.partition.op_graph import ARGUMENT, SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
 from smp_tf.partition.op_kinds import RANDOM_OPS
 from smp_tf.partition.sample_rows import SampleRows
 
@@ -144,12 +144,10 @@ class _Walk:
     def _is_cut(self, tensor: Tensor) -> bool:
         """Whether the tail can begin at a tensor, which is then noted."""
         content, other = self._rows.of(tensor), self._rows.in_part(tensor)
-        if other is None:
+        if other is None or self._whole.type_of(tensor).dtype in UNSENDABLE_DTYPES:
             return False
         of_weights_alone = content.weights and not content.samples and not content.random
-        is_same = (
-            of_weights_alone and self._whole.type_of(tensor).dtype != "resource" and not self._rows.differs(tensor)
-        )
+        is_same = of_weights_alone and not self._rows.differs(tensor)
         if content.rows is None and not is_same:
             return False
         self.cuts[tensor] = Cut(tensor, other, content.rows)

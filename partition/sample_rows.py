@@ -10,8 +10,8 @@ only ops that treat every row alike have made it:
 Rows of all microbatches, one after the other, are the rows of the batch. What is computed of them afterwards, such as a
 loss, can so be computed for the whole batch at once (`batch_tail.py`).
 
-What a layer of the model computes counts as rows wherever it holds samples: a layer that mixes samples (batch
-normalisation) sees microbatches, and that is no matter of losses.
+What a layer of the model computes counts as rows where a dimension is as long as there are samples: a layer that mixes
+samples (batch normalisation) sees microbatches, and that is no matter of losses.
 """
 
 from __future__ import annotations
@@ -36,13 +36,7 @@ ELEMENTWISE = named(
     """
 )
 #: Ops that compute row i of their output from row i of their inputs, where the first dimension stays as it is.
-_ROW_BY_ROW = named(
-    """
-    All Any ArgMax ArgMin BiasAdd ExpandDims Max Mean Min OneHot Prod Squeeze Sum TopKV2
-    """
-)
-
-
+_ROW_BY_ROW = named("All Any ArgMax ArgMin BiasAdd ExpandDims Max Mean Min OneHot Prod Squeeze Sum TopKV2")
 #: Ops of images that compute each by itself.
 _BY_SAMPLE = named("AvgPool AvgPool3D Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D")
 
@@ -95,10 +89,8 @@ class SampleRows:
             is_same = is_same and other.source == node.source
         if node.op not in RANDOM_OPS:
             # A name may stand for another op where one of the traces has made more.
-            ours, theirs = (
-                [graph.nodes[t.node].name for t in n.inputs] for graph, n in ((self._whole, node), (self._part, other))
-            )
-            is_same = is_same and ours == theirs
+            ours = [self._whole.nodes[t.node].name for t in node.inputs]
+            is_same = is_same and ours == [self._part.nodes[t.node].name for t in other.inputs]
         return Tensor(number, tensor.index) if is_same and len(other.outputs) == len(node.outputs) else None
 
     @cached_property

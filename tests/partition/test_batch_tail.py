@@ -93,6 +93,19 @@ def test_samples_and_their_copies_are_in_another_order_in_microbatches() -> None
     assert cuts(twice) == ([("MatMul", 0)], ["ConcatV2", "Max"])
 
 
+def test_text_goes_to_no_other_process() -> None:
+    """Labels that are text, and are looked up, are taken from the arguments."""
+
+    def graph(n: int) -> OpGraph:
+        builder = GraphBuilder()
+        words = builder.add("Identity", builder.argument((n,), "string"), shape=(n,), dtype="string")
+        return builder.graph(builder.add("LookupTableFindV2", words, shape=(n,), dtype="int64"))
+
+    whole = graph(WHOLE)
+    tail = find_tail(whole, SampleRows(whole, graph(PART), WHOLE), {"log": whole.outputs})
+    assert (tail.cuts, tail.arguments) == ((), (0,))
+
+
 def test_what_depends_on_weights_alone_is_taken_as_it_is() -> None:
     def decayed(builder: GraphBuilder, logits: Tensor, y: Tensor, n: int) -> Tensor:
         kernel = Tensor(2, 0)
