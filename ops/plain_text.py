@@ -9,7 +9,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 
 
 def plain_text(text: str) -> str:
-    r"""Returns a text in which control characters stand in words, such as `\x1b`; ends of lines and tabs stay.
+    r"""Returns a text in which control characters are written as text, such as `\x1b`. Ends of lines and tabs stay.
 
     Args:
         text: may come from another rank, or from a script.

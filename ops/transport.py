@@ -257,7 +257,7 @@ class Transport:
             timeout: Seconds, or None to wait as long as the peer lives.
             while_waiting: Called several times a second meanwhile; what it raises ends the wait,
                 and the message can still be received later, unless another thread has waited for
-                the one behind it.
+                the next message of this tag.
             label: Words for the message, for whoever asks what this rank waits for.
 
         Returns:
@@ -266,7 +266,7 @@ class Transport:
         Raises:
             PeerError: The peer was lost or left.
             TransportTimeoutError: The time is over; the message can still be received later, unless
-                another thread has waited for the one behind it.
+                another thread has waited for the next message of this tag.
         """
         # One receiver at a time per tag would be the caller's lock; here a lost turn is given back.
         with self._lock:

@@ -64,9 +64,10 @@ def bring_together(
     firsts = topology.members(CommGroup.DP_GROUP) if of_all_replicas else (topology.rank,)
     replicas = [topology.grid.members(CommGroup.PP_GROUP, rank) for rank in firsts]
     to = replicas[0][collector]
-    mine = [number for number, stage in enumerate(stages) if stage == topology.mp_rank]
+    own_stage = topology.members(CommGroup.PP_GROUP).index(topology.rank)
+    mine = [number for number, stage in enumerate(stages) if stage == own_stage]
     sent = [value for number in mine for value in own[number]]
-    if topology.mp_rank == collector:
+    if own_stage == collector:
         sent += [*changes, *arguments.values()]
     if topology.rank != to:
         _send(to, sent)

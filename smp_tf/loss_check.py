@@ -198,7 +198,7 @@ class LossCheck:
         """What the ranks have kept, on the rank that compares; None on others."""
         split, graph = program.stage_program.split, self._part_graph
         stages = [split.stage_of(split.outputs[slot.outputs[0]]) for slot in slots]
-        sizes = dict.fromkeys(range(runtime.current().topology.mp_size), 0)
+        sizes = dict.fromkeys(range(len(control.members_of(CommGroup.PP_GROUP))), 0)
         for stage, tensor in zip(stages, self.kept, strict=True):
             if stage is not None:
                 sizes[stage] += 1 + graph.type_of(tensor).nbytes()

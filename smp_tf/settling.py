@@ -89,9 +89,9 @@ def _moved(variable: Any, keeper: int, owner: int) -> tf.Tensor | None:
     topology = runtime.current().topology
     ranks = topology.members(CommGroup.PP_GROUP)
     with tf.init_scope():
-        if topology.mp_rank == keeper:
+        if topology.rank == ranks[keeper]:
             gather.transport().send_bytes(ranks[owner], _KEPT, gather.as_bytes(variable))
-        elif topology.mp_rank == owner:
+        elif topology.rank == ranks[owner]:
             return gather.as_tensor(gather.transport().recv_bytes(ranks[keeper], _KEPT), variable)
     return None
 
@@ -106,7 +106,7 @@ def _move_slots(moved: Iterable[tuple[Any, int, int]]) -> None:
     ranks = topology.members(CommGroup.PP_GROUP)
     with tf.init_scope():
         for variable, keeper, owner in moved:
-            if topology.mp_rank == keeper:
+            if topology.rank == ranks[keeper]:
                 moved_slots.send(variable, ranks[owner])
-            elif topology.mp_rank == owner:
+            elif topology.rank == ranks[owner]:
                 moved_slots.receive(variable, ranks[keeper])

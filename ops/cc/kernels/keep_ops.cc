@@ -74,7 +74,7 @@ class Kept {
   bool IsAnyWanted() const { return number_wanted_.load(std::memory_order_relaxed) > 0; }
 
   void Want(const std::string& key, bool wanted) {
-    std::map<std::pair<std::string, int64_t>, Held> forgotten;  // Freed behind the lock.
+    std::map<std::pair<std::string, int64_t>, Held> forgotten;  // Freed after the lock is released.
     const std::lock_guard<std::mutex> lock(mutex_);
     if (wanted) {
       wanted_.insert(key);

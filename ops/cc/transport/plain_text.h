@@ -6,9 +6,8 @@
 
 namespace smp {
 
-// Replaces what a terminal obeys in place of showing it: control characters, of which escape
-// sequences are made, and bytes that are no UTF-8. Each comes out in words, such as \x1b. Ends of
-// lines and tabs stay.
+// Writes control characters, and bytes that are not UTF-8, as text such as \x1b, so that a terminal
+// shows them and does not obey them. Ends of lines and tabs stay.
 std::string PlainText(const std::string& text);
 
 // The same, with a space for each end of a line.
