@@ -26,7 +26,7 @@ from smp_tf.partition.op_graph import ARGUMENT, SOURCES, VARIABLE, Node, OpGraph
 from smp_tf.partition.op_kinds import RANDOM_OPS, named
 
 #: Ops that compute every element of their output from the elements at the same place of their inputs.
-ELEMENTWISE = named(
+_ELEMENTWISE = named(
     """
     Abs Add AddN AddV2 Cast Ceil CheckNumerics ClipByValue Cos Digamma Div DivNoNan Elu Equal Erf Erfc Exp Expm1 Floor
     FloorDiv FloorMod Greater GreaterEqual Identity Inv IsFinite IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p
@@ -175,7 +175,7 @@ class SampleRows:
         of_samples = [s for c, s in zip(given, shapes, strict=True) if c.samples]
         if any(not s or s[0] != shape[0] for s in of_samples):
             return False
-        if node.op in ELEMENTWISE:
+        if node.op in _ELEMENTWISE:
             others = [s for c, s in zip(given, shapes, strict=True) if not c.samples]
             is_aligned = all(s is not None and len(s) == len(shape) for s in of_samples)
             return is_aligned and all(_is_for_every_row(s, len(shape)) for s in others)

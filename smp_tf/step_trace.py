@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,15 +77,25 @@ class StepTrace:
         trace: the trace itself.
         lowered: the op graph read off it, as traced, with what it captures and returns.
         models: the distributed models it calls.
-        graph: the op graph, with stateless random ops and without what nothing needs.
-        is_random: whether random ops were made stateless.
     """
 
     trace: Trace
     lowered: Lowered
     models: list[DistributedModel]
-    graph: OpGraph
-    is_random: bool
+
+    @functools.cached_property
+    def _stateless(self) -> OpGraph:
+        return make_stateless(self.lowered.graph, lambda note: announce(note, runtime.current().topology.rank))
+
+    @functools.cached_property
+    def graph(self) -> OpGraph:
+        """The op graph, with stateless random ops and without what nothing needs."""
+        return leave_the_model(planning.prune(self._stateless))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether random ops were made stateless."""
+        return self._stateless is not self.lowered.graph
 
 
 #: Traces a step once more: given another function with its parameters, and how many samples to trace it for.
@@ -119,7 +130,7 @@ def with_outputs(traced: StepTrace, handed: Handed) -> StepTrace:
         graph=dataclasses.replace(lowered.graph, outputs=lowered.graph.outputs + handed.tensors),
         results={**lowered.results, handed.name: slots},
     )
-    return _prepared(traced.trace, more, traced.models)
+    return StepTrace(traced.trace, more, traced.models)
 
 
 def trace_step(
@@ -190,14 +201,7 @@ def trace_step(
         model.built = True
         for variable in variables_of(model):
             model._smp_store.adopt(variable)
-    return _prepared(traced, lower(traced, _describe), models)
-
-
-def _prepared(traced: Trace, lowered: Lowered, models: list[DistributedModel]) -> StepTrace:
-    """A trace with its op graph made ready to be placed."""
-    graph = make_stateless(lowered.graph, lambda note: announce(note, runtime.current().topology.rank))
-    pruned = leave_the_model(planning.prune(graph))
-    return StepTrace(traced, lowered, models, pruned, is_random=graph is not lowered.graph)
+    return StepTrace(traced, lower(traced, _describe), models)
 
 
 def _describe(variable: tf.Variable) -> tuple[str, bool]:
