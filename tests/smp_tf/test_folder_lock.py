@@ -138,18 +138,21 @@ def test_whatever_stands_in_the_file_it_is_in_use(text: str, tmp_path: Path) -> 
 
 
 def test_a_forked_child_holds_nothing_for_its_parent(tmp_path: Path) -> None:
-    read, write_end = os.pipe()
+    seen, child = os.pipe(), os.pipe()
     parent = os.fork()
     if not parent:
         folder_lock.take(str(tmp_path), "ckpt")
         if not os.fork():
-            os.close(write_end)
-            os.read(read, 1)  # until the test has seen it
+            os.close(seen[1])
+            os.write(child[1], b".")  # It runs, so what is done at a fork is done.
+            os.read(seen[0], 1)  # until the test has seen it
         os._exit(0)
     assert os.waitpid(parent, 0)[1] == 0
-    os.close(read)
+    os.close(child[1])
+    assert os.read(child[0], 1) == b"."
     folder_lock.take(str(tmp_path), "ckpt")
-    os.close(write_end)
+    for end in (*seen, child[0]):
+        os.close(end)
 
 
 def test_a_folder_that_was_deleted_is_held_no_more(tmp_path: Path) -> None:
