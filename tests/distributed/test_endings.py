@@ -76,13 +76,15 @@ def test_a_rank_killed_before_the_ranks_have_met_is_named(way: str) -> None:
     assert outcome.exit_codes[0] != 0
     host = re.escape(socket.gethostname())
     where = "before" if way == "die_after_import" else "in"
-    # Who has it first, the launcher's signal or Horovod's thread, differs.
+    # Who has it first, the launcher's signal or Horovod's thread, differs; both say it where the signal comes to a rank
+    # that has printed its error and has not ended yet.
     by_signal = rf"was ended by SIGTERM {where} smp.init: rank 1 \(host {host}, pid \d+\) had ended\."
     ended = rf"Rank 1 \(host {host}, pid \d+\) ended while (?:the ranks greeted|Horovod started)"
     by_both = rf"was ended by SIGTERM in smp.init: {ended}"
-    ends = rf"smp_tf: rank 0 \(host {host}\) (?:{by_signal}|{by_both})|PeerError: {ended}"
-    assert len(re.findall(ends, outcome.output(0))) == 1, outcome.report()
-    assert len(re.findall(r"[Rr]ank 1 \(host", outcome.output(0))) == 1, outcome.report()
+    signalled = len(re.findall(rf"smp_tf: rank 0 \(host {host}\) (?:{by_signal}|{by_both})", outcome.output(0)))
+    raised = len(re.findall(rf"PeerError: {ended}", outcome.output(0)))
+    assert (signalled, raised) in ((1, 0), (0, 1), (1, 1)), outcome.report()
+    assert len(re.findall(r"[Rr]ank 1 \(host", outcome.output(0))) == signalled + raised, outcome.report()
 
 
 @pytest.mark.parametrize("way", ["die_in_shutdown", "die_at_exit"])
