@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 IN_VENV = PATH="$(VENV)/bin:$$PATH" VIRTUAL_ENV="$(VENV)"
 PYTEST = $(IN_VENV) python -m pytest
-FOLDERS := $(sort $(dir $(wildcard tests/*/test_*.py)))
+FOLDERS := $(sort $(foreach file,$(wildcard tests/*/test_*.py tests/*/*/test_*.py),tests/$(word 2,$(subst /, ,$(file)))/))
 # Where all tests start several processes, and where some do (tests/conftest.py holds others to that): every part of a
 # run imports only what it may run.
 ALL_SEVERAL := tests/examples/ tests/distributed/

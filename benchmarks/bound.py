@@ -14,7 +14,7 @@ asleep, forwards and backwards through the ways; ratios are of pairs within a re
 pipeline are recorded (`smp.timeline`), so that of each step there are the times of its tasks. With these
 
     simulated   is what the schedule takes when messages are free and every task begins as soon as it can,
-    bound       is what no schedule of these tasks beats (`smp_tf.pipeline.simulate.lower_bound`),
+    bound       is what no schedule of these tasks beats (`smp_tf.pipeline.programs.simulate.lower_bound`),
 
 and both are beside the step of the same turn. A step lasts from one call to the next, the optimizer and what
 Python does included; "first task to last" is without. Tasks take longer while other ranks compute, too; "work
@@ -49,8 +49,8 @@ from versus_report import chunk_times
 
 sys.path.append(str(HERE.parent))
 from smp_tf import timeline_file
-from smp_tf.pipeline.simulate import lower_bound
-from smp_tf.pipeline.step_anatomy import PARTS, StepAnatomy
+from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
+from smp_tf.pipeline.programs.simulate import lower_bound
 from smp_tf.pipeline.task import Kind
 from smp_tf.timeline_report import WORDS, replicas_of
 

@@ -36,8 +36,8 @@ from tf_keras import layers
 
 from smp_tf import planning, profiling, runtime
 from smp_tf.control import allgather_json
-from smp_tf.partition.cost import estimate
-from smp_tf.pipeline.profile import make_ready
+from smp_tf.partition.units.cost import estimate
+from smp_tf.pipeline.measure.profile import make_ready
 from smp_tf.plan_timeline import timeline_of
 
 

@@ -82,8 +82,8 @@ class Pipeline(Split):
 
     def _planned(self) -> dict[str, Any]:
         """The rank and the layers of every chunk, and the operations of a microbatch's matrix products."""
-        from smp_tf.partition.function_cost import node_costs
-        from smp_tf.partition.op_kinds import MATRIX_OPS
+        from smp_tf.partition.graph.op_kinds import MATRIX_OPS
+        from smp_tf.partition.op_cost.function_cost import node_costs
 
         plan = self.stopwatch.returned["memory_forecast.with_exact_transfers"]
         graph = self.stopwatch.returned["trace_step"].graph

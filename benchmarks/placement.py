@@ -36,7 +36,7 @@ from rich.table import Table
 from smp_tf.config import check_config
 from smp_tf.errors import PlacementError
 from smp_tf.offline_plan import OfflineModel, OfflinePlan, offline
-from smp_tf.partition.placement import Chain, Chunks, costed, step_time
+from smp_tf.partition.place.placement import Chain, Chunks, costed, step_time
 
 BATCH, MICROBATCHES = 8, 4
 #: Tokens of a text.

@@ -33,11 +33,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from smp_tf.pipeline.check import check
-from smp_tf.pipeline.schedule import SCHEDULES, build
-from smp_tf.pipeline.simulate import simulate
+from smp_tf.pipeline.programs.check import check
+from smp_tf.pipeline.programs.simulate import simulate
+from smp_tf.pipeline.programs.transfers import add_transfers
+from smp_tf.pipeline.schedules.schedule import SCHEDULES, build
 from smp_tf.pipeline.task import Edge
-from smp_tf.pipeline.transfers import add_transfers
 
 PARTS = ("order", "transfers", "check", "simulate")
 

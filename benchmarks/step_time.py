@@ -40,7 +40,7 @@ from report import WAYS, print_tables, spread, summary
 from rich.console import Console
 
 sys.path.append(str(HERE.parent))
-from smp_tf.pipeline.simulate import ChunkTimes, lower_bound
+from smp_tf.pipeline.programs.simulate import ChunkTimes, lower_bound
 
 POLICIES = ("float32", "mixed_bfloat16")
 NAMES = ("tiny", "small", "medium", "large")

@@ -276,7 +276,7 @@ class Split(Trainer):
         """The forward and the backward segment as functions, each with what to pass it."""
         import tensorflow as tf
 
-        from smp_tf.partition.op_graph import ARGUMENT
+        from smp_tf.partition.graph.op_graph import ARGUMENT
 
         program = self.stopwatch.returned["build_stage_program"]
         graph = program.split.graph

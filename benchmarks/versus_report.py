@@ -14,7 +14,7 @@ from report import MIB, paired, spread, with_quartiles
 from rich.table import Table
 from versus_settings import PAIRS, Pair
 
-from smp_tf.pipeline.simulate import ChunkTimes, lower_bound
+from smp_tf.pipeline.programs.simulate import ChunkTimes, lower_bound
 
 FRAMEWORKS = ("smp_tf", "torch")
 

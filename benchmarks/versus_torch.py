@@ -13,10 +13,11 @@ the other:
     torch            --processes ranks
 
 A framework is held against its own process alone, so that neither gains by the other's slower kernels. "of own bound"
-is the lower bound on the schedule's step (smp_tf.pipeline.simulate.lower_bound) over the step: 1 wastes nothing. That
-bound shares out the time of the process alone among the tasks, as they share the pipeline's time; the optimizer's is in
-it as if it were theirs. "of tasks' bound" takes the tasks as long as they were in the pipeline, where ranks that share
-memory and cores slow each other: what is missing from 1 there is order, messages, and the step's begin and end.
+is the lower bound on the schedule's step (smp_tf.pipeline.programs.simulate.lower_bound) over the step: 1 wastes
+nothing. That bound shares out the time of the process alone among the tasks, as they share the pipeline's time; the
+optimizer's is in it as if it were theirs. "of tasks' bound" takes the tasks as long as they were in the pipeline, where
+ranks that share memory and cores slow each other: what is missing from 1 there is order, messages, and the step's begin
+and end.
 
 smp_tf places the layers ("optimize": "speed"); torch's model is cut between halves of blocks as near to that as can be,
 or balanced by its own matrix products (--torch-cut).

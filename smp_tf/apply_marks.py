@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from smp_tf import runtime, tf_internals
 from smp_tf.gradient_marks import computed
-from smp_tf.pipeline import marks
+from smp_tf.pipeline.run import marks
 
 
 def applying(pairs: Sequence[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Computes the tail of a step for a whole batch, from what its microbatches have made (`partition/batch_tail.py`)."""
+"""Computes the tail of a step for a whole batch (`partition/samples/batch_tail.py`), from what microbatches made."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from smp_tf.partition.batch_tail import Tail
-from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, VARIABLE, OpGraph, Tensor
+from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, VARIABLE, OpGraph, Tensor
+from smp_tf.partition.samples.batch_tail import Tail
 from smp_tf.step_trace import StepTrace
 
 _CUT = "smp_cut"

@@ -23,9 +23,9 @@ from smp_tf import control, equal_start, recording, replica_logs, runtime, shard
 from smp_tf.checkpoint import CheckpointManager
 from smp_tf.data_parallel import broadcast_over_replicas
 from smp_tf.gather import WRITER
-from smp_tf.partition.plan import Plan, as_bytes
-from smp_tf.pipeline.schedule import program_of
-from smp_tf.pipeline.simulate import ChunkTimes, simulate
+from smp_tf.partition.plan.plan import Plan, as_bytes
+from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.schedules.schedule import program_of
 from smp_tf.topology import CommGroup
 
 

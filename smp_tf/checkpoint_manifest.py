@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from smp_tf import contained_path
 from smp_tf.errors import CheckpointError, PlacementError
-from smp_tf.partition.json_record import record_from
+from smp_tf.partition.plan.json_record import record_from
 
 #: The latest version of the format that is read. The first one knows no slices, and a manifest without them is still
 #: written in it, so that an earlier smp_tf reads what it can.

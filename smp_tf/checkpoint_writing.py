@@ -23,7 +23,7 @@ from smp_tf.checkpoint_manifest import Manifest, Part, StoredTensor, require_own
 from smp_tf.checkpoint_rotation import Rotation
 from smp_tf.durable_files import make_folder
 from smp_tf.errors import CheckpointError, PlacementError
-from smp_tf.partition.json_record import record_from
+from smp_tf.partition.plan.json_record import record_from
 from smp_tf.topology import CommGroup
 
 

@@ -25,8 +25,8 @@ from typing import Any
 from smp_tf.config_file import nearest, read_mapping
 from smp_tf.config_values import RefusedError, byte_count, integer, optional
 from smp_tf.errors import ConfigError
-from smp_tf.partition.cost import Machine
-from smp_tf.partition.placement import Ranks
+from smp_tf.partition.place.placement import Ranks
+from smp_tf.partition.units.cost import Machine
 
 #: Of one kind, and processes on one of them; every rank is looked at.
 _MOST_HOSTS, _MOST_RANKS = 100_000, 1_000

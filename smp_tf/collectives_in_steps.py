@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from smp_tf.errors import StepError
-from smp_tf.partition.node_def import attributes, function_names, functions
-from smp_tf.partition.op_graph import Node, OpGraph
+from smp_tf.partition.graph.node_def import attributes, function_names, functions
+from smp_tf.partition.graph.op_graph import Node, OpGraph
 
 #: How the types of ops begin in which a process waits for others: TensorFlow's own, and those of libraries.
 _PREFIXES = ("Horovod", "Collective", "Nccl", "_Nccl", "Byteps", "DTensor", "XlaAllReduce", "XlaReduceScatter")

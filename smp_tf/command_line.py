@@ -30,7 +30,7 @@ from smp_tf.output_files import OutputFiles
 
 if TYPE_CHECKING:
     from smp_tf.cluster import Cluster
-    from smp_tf.partition.plan_file import PlanFile
+    from smp_tf.partition.plan.plan_file import PlanFile
 
 #: Partitions, microbatches, replicas and ranks that are looked at one by one; and threads of an operation.
 _MOST, _MOST_THREADS = 100_000, 1024
@@ -90,7 +90,7 @@ def run_plan(given: argparse.Namespace) -> None:
 
     from smp_tf.cluster import read_cluster
     from smp_tf.config import check_config
-    from smp_tf.pipeline.schedule import is_named
+    from smp_tf.pipeline.schedules.schedule import is_named
 
     _check_counts(given)
     stored = _stored(given)
@@ -172,7 +172,7 @@ def run_plan(given: argparse.Namespace) -> None:
     show(text(made, width, console.is_terminal))
     if given.json is not None:
         from smp_tf.offline_plan import STEP
-        from smp_tf.partition.plan_file import PlanFile, to_store
+        from smp_tf.partition.plan.plan_file import PlanFile, to_store
 
         outputs.write("--json", PlanFile(made.plan.stages, (to_store(STEP, made.plan, made.graph),)).to_json())
     if given.html is not None:
@@ -251,9 +251,9 @@ def _stored(given: argparse.Namespace) -> PlanFile | None:
         UsageError: the file is none of plans, or what is given besides would make another plan.
     """
     from smp_tf.partition.errors import PlacementError
-    from smp_tf.partition.plan_file import MAX_BYTES, PlanFile
+    from smp_tf.partition.plan.plan_file import MAX_BYTES, PlanFile
     from smp_tf.pipeline.errors import ScheduleError
-    from smp_tf.pipeline.schedule import runs_on
+    from smp_tf.pipeline.schedules.schedule import runs_on
     from smp_tf.text_file import UnreadableError, read_text
 
     file = given.partition_file

@@ -27,8 +27,8 @@ from smp_tf.config_values import (
 )
 from smp_tf.errors import ConfigError
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.schedule import IN_ORDER, SCHEDULES, is_named
-from smp_tf.pipeline.schedule_file import load_schedule
+from smp_tf.pipeline.schedules.schedule import IN_ORDER, SCHEDULES, is_named
+from smp_tf.pipeline.schedules.schedule_file import load_schedule
 
 ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 

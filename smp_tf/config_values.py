@@ -13,7 +13,7 @@ from typing import Any
 
 from smp_tf.errors import ConfigError
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.schedule_file import load_schedule
+from smp_tf.pipeline.schedules.schedule_file import load_schedule
 
 _NUMBER_OF_BYTES = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]I?B|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "B": 1, **{f"{letter}B": 10 ** (3 * n) for n, letter in enumerate("KMGT", start=1)}}

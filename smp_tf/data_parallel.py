@@ -19,7 +19,7 @@ from smp_tf.horovod_waits import under_a_name_of_its_own
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.collective import come_through, come_to, within
 from smp_tf.ops.graph_op import run_independently
-from smp_tf.pipeline.host import HOST
+from smp_tf.pipeline.run.host import HOST
 from smp_tf.sums_at_receivers import Delivery, Receiver, Rows, Whole, sums_at_receivers
 from smp_tf.topology import CommGroup
 from smp_tf.wire_compression import COMPRESSED

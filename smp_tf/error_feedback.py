@@ -20,7 +20,7 @@ import tensorflow as tf
 from smp_tf import data_parallel, one_bit_sums, runtime, variables
 from smp_tf.errors import StepError
 from smp_tf.one_bit_sums import BLOCK, Errors, Layout
-from smp_tf.pipeline.reduction import MOST_BYTES
+from smp_tf.pipeline.run.reduction import MOST_BYTES
 
 #: Bytes of an element, of what is sent and of an error.
 _FLOAT = 4

@@ -28,7 +28,7 @@ from smp_tf.control import tag_of
 from smp_tf.gather import WRITER
 from smp_tf.lifecycle import on_leaving
 from smp_tf.optimizer_state import slot_bytes_here
-from smp_tf.partition.plan import Plan, StageForecast, as_bytes
+from smp_tf.partition.plan.plan import Plan, StageForecast, as_bytes
 from smp_tf.topology import CommGroup, Topology
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from smp_tf import runtime
 from smp_tf.announce import announce
 from smp_tf.errors import CheckpointError, PlacementError
 from smp_tf.lifecycle import on_shutdown
-from smp_tf.partition.json_record import record_from
+from smp_tf.partition.plan.json_record import record_from
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _BUSY = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from smp_tf import data_parallel, row_blocks, runtime, tf_internals
 from smp_tf.errors import StepError
-from smp_tf.pipeline.reduction import MOST_BYTES
+from smp_tf.pipeline.run.reduction import MOST_BYTES
 from smp_tf.sharded_slots import placement_of, replica_of, rows_here
 
 #: Bits travel as the widest of these that fits, by bytes of an element: Horovod counts elements.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from smp_tf.errors import MemoryLimitError
-from smp_tf.partition.plan import Plan, as_bytes
+from smp_tf.partition.plan.plan import Plan, as_bytes
 from smp_tf.topology import Topology
 
 #: Where the kernel's control groups are, and what each may use.

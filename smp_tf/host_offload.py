@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from smp_tf import runtime, variables
 from smp_tf.announce import announce
-from smp_tf.pipeline.host import HOST, on_device
+from smp_tf.pipeline.run.host import HOST, on_device
 
 #: Whether the slots of optimizers are on the host, from when they were first built.
 _slots_on_host: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()

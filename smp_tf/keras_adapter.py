@@ -12,7 +12,7 @@ import tf_keras
 
 from smp_tf import guarded_variables, manual_placement, runtime, variables
 from smp_tf.layer_variables import Lookup, variables_of
-from smp_tf.partition.trace import Recorder
+from smp_tf.partition.trace.trace import Recorder
 
 
 @contextlib.contextmanager

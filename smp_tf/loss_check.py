@@ -4,8 +4,8 @@ A pipeline computes losses and metrics for microbatches and averages them. That 
 they are averages over samples, and another one where they are not: sums, masked averages, losses that compare samples.
 
     before the first batch    the step is traced a second time, for all samples and without backward; where both traces
-                              agree, tensors are chosen that hold samples (partition/batch_tail.py), and the step hands
-                              them out
+                              agree, tensors are chosen that hold samples (partition/samples/batch_tail.py), and the
+                              step hands them out
     in the first batch        every rank keeps those that it makes
     after it                  one rank joins them, computes losses and logs once, and compares; all ranks are told
 
@@ -32,11 +32,11 @@ from smp_tf.loss_differences import Parts, cause_of, is_equal
 from smp_tf.microbatching import sizes_of
 from smp_tf.ops import keep as kept_ops
 from smp_tf.other_training import report
-from smp_tf.partition.batch_tail import DEPENDS_ON_GRADIENTS, find_tail
-from smp_tf.partition.gradient_uses import nonlinear_uses
-from smp_tf.partition.lower import OutputSlot
-from smp_tf.partition.op_graph import ARGUMENT, UNSENDABLE_DTYPES, OpGraph, Tensor
-from smp_tf.partition.sample_rows import SampleRows
+from smp_tf.partition.graph.op_graph import ARGUMENT, UNSENDABLE_DTYPES, OpGraph, Tensor
+from smp_tf.partition.samples.batch_tail import DEPENDS_ON_GRADIENTS, find_tail
+from smp_tf.partition.samples.gradient_uses import nonlinear_uses
+from smp_tf.partition.samples.sample_rows import SampleRows
+from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.split_program import SplitProgram
 from smp_tf.step_trace import StepTrace
 from smp_tf.topology import CommGroup

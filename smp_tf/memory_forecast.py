@@ -2,7 +2,7 @@
 
 weights, gradients, slots │ from step to step
 batch                     │ all of it, over the whole step
-stash, messages, working  │ come and go: at their fullest, see `pipeline/step_memory.py`
+stash, messages, working  │ come and go: at their fullest, see `pipeline/programs/step_memory.py`
 of the optimizer          │ when the stash is gone: averages, and what it makes of few weights at a time
 """
 
@@ -12,12 +12,12 @@ import dataclasses
 from collections.abc import Iterable
 
 from smp_tf.few_updates import most_at_once
-from smp_tf.partition.op_graph import ARGUMENT, OpGraph, Tensor
-from smp_tf.partition.plan import Plan, StageForecast
-from smp_tf.partition.split import Split
-from smp_tf.pipeline.simulate import ChunkTimes
-from smp_tf.pipeline.stage_program import edges_of, plan_program
-from smp_tf.pipeline.step_memory import StepMemory, step_memory
+from smp_tf.partition.graph.op_graph import ARGUMENT, OpGraph, Tensor
+from smp_tf.partition.plan.plan import Plan, StageForecast
+from smp_tf.partition.split.split import Split
+from smp_tf.pipeline.programs.simulate import ChunkTimes
+from smp_tf.pipeline.programs.step_memory import StepMemory, step_memory
+from smp_tf.pipeline.run.stage_program import edges_of, plan_program
 from smp_tf.planning import PlacementRequest
 
 #: TensorFlow's allocator hands out pieces it has, larger than asked for where a half would not do: of what comes and

@@ -33,17 +33,17 @@ from smp_tf.in_words import counted
 from smp_tf.model import DistributedModel
 from smp_tf.one_bit_optimizer import OneBitOptimizer
 from smp_tf.optimizer_names import optimizer_by_name, slots_by_name
-from smp_tf.partition.cost import Costs
-from smp_tf.partition.fingerprint import fingerprint
-from smp_tf.partition.op_graph import OpGraph, TensorType
-from smp_tf.partition.plan import Plan, as_bytes
-from smp_tf.partition.plan_file import PlanFile, StoredPlan
-from smp_tf.partition.split import Split
-from smp_tf.partition.units import Unit
-from smp_tf.pipeline.made_up import numbers
-from smp_tf.pipeline.schedule import is_named, runs_on
-from smp_tf.pipeline.simulate import Timeline
-from smp_tf.pipeline.step_memory import memory_over_step
+from smp_tf.partition.graph.fingerprint import fingerprint
+from smp_tf.partition.graph.op_graph import OpGraph, TensorType
+from smp_tf.partition.plan.plan import Plan, as_bytes
+from smp_tf.partition.plan.plan_file import PlanFile, StoredPlan
+from smp_tf.partition.split.split import Split
+from smp_tf.partition.units.cost import Costs
+from smp_tf.partition.units.units import Unit
+from smp_tf.pipeline.measure.made_up import numbers
+from smp_tf.pipeline.programs.simulate import Timeline
+from smp_tf.pipeline.programs.step_memory import memory_over_step
+from smp_tf.pipeline.schedules.schedule import is_named, runs_on
 from smp_tf.plan_timeline import timeline_of
 from smp_tf.profiling import forward_backward, takes_training
 from smp_tf.step_trace import StepTrace

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.errors import StepError
-from smp_tf.partition.lower import OutputSlot
+from smp_tf.partition.trace.lower import OutputSlot
 
 
 def local_outputs_of(results: Any, names: Sequence[str]) -> frozenset[int]:

@@ -18,12 +18,12 @@ from smp_tf.config import Config
 from smp_tf.durable_files import write_file
 from smp_tf.errors import ConfigError, PlacementError
 from smp_tf.lifecycle import on_shutdown
-from smp_tf.partition.fingerprint import fingerprint
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.plan import Plan
-from smp_tf.partition.plan_file import MAX_BYTES, PlanFile, StoredPlan, to_store
+from smp_tf.partition.graph.fingerprint import fingerprint
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.plan.plan_file import MAX_BYTES, PlanFile, StoredPlan, to_store
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.schedule import runs_on
+from smp_tf.pipeline.schedules.schedule import runs_on
 from smp_tf.text_file import UnreadableError, read_text
 
 #: What a rank says of a file: in JSON a byte of it may take six.

@@ -9,9 +9,9 @@ from smp_tf.announce import announce
 from smp_tf.config import Config
 from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
-from smp_tf.partition.lower import Lowered
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.plan import Plan
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.trace.lower import Lowered
 from smp_tf.variable_state import VariableState
 
 #: The stage of every chunk in the first plan of this job; none before it.

@@ -21,10 +21,10 @@ from smp_tf.control import allgather_json
 from smp_tf.deadlock import SAME_STEPS
 from smp_tf.errors import MemoryLimitError, PlacementError, RankMismatchError
 from smp_tf.microbatching import SplitArgument
-from smp_tf.partition.fingerprint import difference, fingerprint, form, outline
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.plan import Plan
-from smp_tf.partition.report import render
+from smp_tf.partition.graph.fingerprint import difference, fingerprint, form, outline
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.plan.report import render
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.replica_watch import know_program
 from smp_tf.seeds import seed_set_since

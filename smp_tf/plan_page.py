@@ -14,9 +14,9 @@ from html import escape
 from smp_tf.html_page import LEFT, TASKS, WIDTH, document, items, legend, mark, svg, table
 from smp_tf.in_words import in_flops, in_seconds
 from smp_tf.offline_plan import OfflinePlan, memory_over_time
-from smp_tf.partition.cost import UnitCost
-from smp_tf.partition.plan import as_bytes
-from smp_tf.partition.report import heading, layer_names, remarks, sent, shared_rows
+from smp_tf.partition.plan.plan import as_bytes
+from smp_tf.partition.plan.report import heading, layer_names, remarks, sent, shared_rows
+from smp_tf.partition.units.cost import UnitCost
 from smp_tf.plan_text import forecast
 
 #: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.

@@ -20,7 +20,7 @@ from smp_tf.errors import MemoryLimitError, OfflinePlanError, PlacementError, St
 from smp_tf.in_words import counted
 from smp_tf.offline_plan import OfflineModel, OfflinePlan
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.schedule import IN_ORDER, LEAN, SCHEDULES
+from smp_tf.pipeline.schedules.schedule import IN_ORDER, LEAN, SCHEDULES
 
 #: What is this close to the fastest is as fast, and the one with the fewest partitions and microbatches is taken.
 _AS_FAST = 0.02

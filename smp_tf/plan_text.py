@@ -10,8 +10,8 @@ from rich.table import Table
 
 from smp_tf.in_words import in_seconds
 from smp_tf.offline_plan import OfflinePlan
-from smp_tf.partition.plan import as_bytes
-from smp_tf.partition.report import render
+from smp_tf.partition.plan.plan import as_bytes
+from smp_tf.partition.plan.report import render
 from smp_tf.plan_search import Candidate, Search
 from smp_tf.times_by_size import other_sizes
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from smp_tf.partition.cost import Costs
-from smp_tf.partition.placement import Ranks
-from smp_tf.partition.plan import Plan
-from smp_tf.partition.split import Split, Transfer
-from smp_tf.partition.units import Unit
-from smp_tf.pipeline.shared_host import Sharing, simulate_on_hosts
-from smp_tf.pipeline.simulate import ChunkTimes, Timeline, simulate
-from smp_tf.pipeline.stage_program import edges_of, plan_program
+from smp_tf.partition.place.placement import Ranks
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.split.split import Split, Transfer
+from smp_tf.partition.units.cost import Costs
+from smp_tf.partition.units.units import Unit
+from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
+from smp_tf.pipeline.programs.simulate import ChunkTimes, Timeline, simulate
+from smp_tf.pipeline.run.stage_program import edges_of, plan_program
 
 
 def timeline_of(

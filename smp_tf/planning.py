@@ -13,24 +13,24 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from smp_tf.partition.assign import assign
-from smp_tf.partition.cost import Costs, Machine, estimate, with_measured
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.fingerprint import fingerprint
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.place import Placed, place
-from smp_tf.partition.placement import Chain, Chunks, Placement, Ranks, check_units
-from smp_tf.partition.plan import Plan, make_plan
-from smp_tf.partition.plan_file import StoredPlan
-from smp_tf.partition.recompute import group_units, groups_of_nodes, needed_again, with_recompute
-from smp_tf.partition.solve_chain import follow_owners
-from smp_tf.partition.solve_dag import MOST_CHOICES
-from smp_tf.partition.split import Split, split
-from smp_tf.partition.sums import sum_before_sending
-from smp_tf.partition.units import AFTER_MODEL, Unit, build_units, dependences, ordered_by_chunk, weight_derived
+from smp_tf.partition.graph.fingerprint import fingerprint
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.place.place import Placed, place
+from smp_tf.partition.place.placement import Chain, Chunks, Placement, Ranks, check_units
+from smp_tf.partition.place.solve_chain import follow_owners
+from smp_tf.partition.place.solve_dag import MOST_CHOICES
+from smp_tf.partition.plan.plan import Plan, make_plan
+from smp_tf.partition.plan.plan_file import StoredPlan
+from smp_tf.partition.split.assign import assign
+from smp_tf.partition.split.split import Split, split
+from smp_tf.partition.split.sums import sum_before_sending
+from smp_tf.partition.units.cost import Costs, Machine, estimate, with_measured
+from smp_tf.partition.units.recompute import group_units, groups_of_nodes, needed_again, with_recompute
+from smp_tf.partition.units.units import AFTER_MODEL, Unit, build_units, dependences, ordered_by_chunk, weight_derived
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.schedule import placement_of, program_of
-from smp_tf.pipeline.stash import stash_profile
+from smp_tf.pipeline.programs.stash import stash_profile
+from smp_tf.pipeline.schedules.schedule import placement_of, program_of
 from smp_tf.pipeline.task import Kind
 from smp_tf.times_by_size import other_sizes
 

@@ -23,9 +23,9 @@ import tensorflow as tf
 
 from smp_tf.durable_files import write_file
 from smp_tf.partition.errors import PlacementError
-from smp_tf.partition.fingerprint import fingerprint, form
-from smp_tf.partition.json_record import record_from
-from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.graph.fingerprint import fingerprint, form
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.plan.json_record import record_from
 
 #: The environment variable that names another folder, or says "off".
 FOLDER_VARIABLE = "SMP_TF_PROFILES"

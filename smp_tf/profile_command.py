@@ -24,8 +24,8 @@ from smp_tf.command_output import UsageError, say, show
 from smp_tf.config import check_config
 from smp_tf.environment import world_rank, world_size
 from smp_tf.offline_plan import OfflineModel, OfflineTrace
-from smp_tf.partition.cost import UnitCost, estimate
-from smp_tf.partition.plan import as_bytes
+from smp_tf.partition.plan.plan import as_bytes
+from smp_tf.partition.units.cost import UnitCost, estimate
 from smp_tf.profile_cache import ProfileCache, subject_of, this_hardware
 from smp_tf.profiling import Measurement, already_known, find, measure, new_profile
 

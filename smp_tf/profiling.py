@@ -32,11 +32,11 @@ from smp_tf.control import agree, allgather_json, barrier, broadcast_json
 from smp_tf.errors import PlacementError, StepError
 from smp_tf.failure import type_and_words
 from smp_tf.model import DistributedModel
-from smp_tf.partition.cost import Costs, estimate
-from smp_tf.partition.split import Split
-from smp_tf.partition.units import Unit
-from smp_tf.pipeline.made_up import Surroundings
-from smp_tf.pipeline.profile import ReadyUnit, make_ready
+from smp_tf.partition.split.split import Split
+from smp_tf.partition.units.cost import Costs, estimate
+from smp_tf.partition.units.units import Unit
+from smp_tf.pipeline.measure.made_up import Surroundings
+from smp_tf.pipeline.measure.profile import ReadyUnit, make_ready
 from smp_tf.profile_cache import FORMAT, Hardware, Profile, ProfileCache, Subject, subject_of, this_hardware
 from smp_tf.step import step
 from smp_tf.step_trace import StepTrace

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from smp_tf.memory_forecast import with_exact_transfers
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
-from smp_tf.partition.memory_limit import enough, excess, too_large
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.placement import Ranks
-from smp_tf.partition.plan import Plan, as_bytes
-from smp_tf.partition.report import proved
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.place.placement import Ranks
+from smp_tf.partition.plan.memory_limit import enough, excess, too_large
+from smp_tf.partition.plan.plan import Plan, as_bytes
+from smp_tf.partition.plan.report import proved
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.schedule import IN_ORDER, LEAN, is_named, placement_of, runs_on
+from smp_tf.pipeline.schedules.schedule import IN_ORDER, LEAN, is_named, placement_of, runs_on
 from smp_tf.plan_timeline import timeline_of
 from smp_tf.planning import (
     PlacementRequest,

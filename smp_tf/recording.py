@@ -19,9 +19,9 @@ from smp_tf.announce import tell
 from smp_tf.errors import TimelineError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.ops import recorder
-from smp_tf.partition.segment_graph import tensor_name
-from smp_tf.pipeline.recorded import ProgramRecord, RankRecord, steps_of
-from smp_tf.pipeline.stage_program import edges_of, plan_program
+from smp_tf.partition.split.segment_graph import tensor_name
+from smp_tf.pipeline.measure.recorded import ProgramRecord, RankRecord, steps_of
+from smp_tf.pipeline.run.stage_program import edges_of, plan_program
 from smp_tf.topology import CommGroup
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from smp_tf.topology import Topology
 if TYPE_CHECKING:
     from smp_tf.control import ControlChannel
     from smp_tf.ops.transport import Transport
-    from smp_tf.partition.plan_file import PlanFile
+    from smp_tf.partition.plan.plan_file import PlanFile
     from smp_tf.process_sets import ProcessSets
 
 

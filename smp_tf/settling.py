@@ -16,7 +16,7 @@ import tensorflow as tf
 from smp_tf import assigned_values, gather, moved_slots, pending_restore, runtime, sharded_slots, variables
 from smp_tf.control import tag_of
 from smp_tf.model import DistributedModel
-from smp_tf.partition.lower import Lowered
+from smp_tf.partition.trace.lower import Lowered
 from smp_tf.topology import CommGroup
 
 

@@ -35,10 +35,10 @@ from smp_tf.data_parallel import IN_PARTS
 from smp_tf.errors import StepError
 from smp_tf.lifecycle import on_shutdown
 from smp_tf.optimizer_methods import has_own_apply
-from smp_tf.partition.op_graph import Tensor
-from smp_tf.partition.slot_shares import Sized, share_out
-from smp_tf.partition.split import Split
-from smp_tf.pipeline.reduction import Gradients
+from smp_tf.partition.graph.op_graph import Tensor
+from smp_tf.partition.place.slot_shares import Sized, share_out
+from smp_tf.partition.split.split import Split
+from smp_tf.pipeline.run.reduction import Gradients
 from smp_tf.sums_at_receivers import Receiver, Rows, Whole
 from smp_tf.topology import CommGroup
 from smp_tf.variable_state import Placement

@@ -17,13 +17,13 @@ from smp_tf.input_check import add_input_check
 from smp_tf.microbatch_errors import tell_of_microbatches
 from smp_tf.microbatching import Slicer, SplitArgument, sizes_of
 from smp_tf.op_by_op import op_by_op
-from smp_tf.partition.lower import Lowered, OutputSlot
-from smp_tf.partition.plan import Plan
-from smp_tf.partition.step_outputs import Delivery
-from smp_tf.partition.trace import Trace
-from smp_tf.pipeline.executor import StepResults, emit
-from smp_tf.pipeline.marks import begin_reduce, end_reduce
-from smp_tf.pipeline.stage_program import StageProgram
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.split.step_outputs import Delivery
+from smp_tf.partition.trace.lower import Lowered, OutputSlot
+from smp_tf.partition.trace.trace import Trace
+from smp_tf.pipeline.run.executor import StepResults, emit
+from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
+from smp_tf.pipeline.run.stage_program import StageProgram
 from smp_tf.replica_check import ReplicaCheck
 from smp_tf.result_structure import unpack
 from smp_tf.sparse_gradients import own_weighted_sum, weighted_sum

@@ -46,14 +46,14 @@ from smp_tf.microbatching import (
     with_pieces,
 )
 from smp_tf.output_positions import local_outputs_of
-from smp_tf.partition.fingerprint import form
-from smp_tf.partition.lower import Lowered
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.plan import Plan
-from smp_tf.partition.split import Split
+from smp_tf.partition.graph.fingerprint import form
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.split.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
-from smp_tf.pipeline.reduction import Bucket, Reduce, Sums
-from smp_tf.pipeline.stage_program import build_stage_program, plan_program
+from smp_tf.partition.trace.lower import Lowered
+from smp_tf.pipeline.run.reduction import Bucket, Reduce, Sums
+from smp_tf.pipeline.run.stage_program import build_stage_program, plan_program
 from smp_tf.plan_agreement import agree_on_plan, know_averaging, show_plan
 from smp_tf.result_structure import pack
 from smp_tf.settling import settle

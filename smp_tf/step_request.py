@@ -11,12 +11,12 @@ from smp_tf import first_steps, partition_file, placed_before, planning, runtime
 from smp_tf.data_parallel import averaging_bytes
 from smp_tf.optimizer_state import slots_of
 from smp_tf.output_positions import composites_of
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.placement import Ranks
-from smp_tf.partition.plan import Plan
-from smp_tf.partition.split import Split
-from smp_tf.pipeline.host import has_device
-from smp_tf.pipeline.schedule import is_named, placement_of
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.place.placement import Ranks
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.split.split import Split
+from smp_tf.pipeline.run.host import has_device
+from smp_tf.pipeline.schedules.schedule import is_named, placement_of
 from smp_tf.plan_timeline import timeline_of
 from smp_tf.step_trace import StepTrace
 

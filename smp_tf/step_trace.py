@@ -17,11 +17,11 @@ from smp_tf.errors import StepError
 from smp_tf.layer_variables import variables_of, variables_of_script
 from smp_tf.model import DistributedModel, model_with, patch_keras
 from smp_tf.model_context import set_step_being_traced
-from smp_tf.partition.lower import Lowered, OutputSlot, lower
-from smp_tf.partition.measurements import leave_the_model
-from smp_tf.partition.op_graph import OpGraph, Tensor
-from smp_tf.partition.randomness import make_stateless
-from smp_tf.partition.trace import Recorder, Trace, trace
+from smp_tf.partition.graph.op_graph import OpGraph, Tensor
+from smp_tf.partition.rewrite.measurements import leave_the_model
+from smp_tf.partition.rewrite.randomness import make_stateless
+from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
+from smp_tf.partition.trace.trace import Recorder, Trace, trace
 
 
 class _OpenTrace:

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from smp_tf import data_parallel, runtime, wire_types
 from smp_tf.config import ONE_BIT
-from smp_tf.pipeline.host import HOST, has_device
+from smp_tf.pipeline.run.host import HOST, has_device
 from smp_tf.wire_compression import COMPRESSED
 
 #: Bytes of an element of what is compressed, as all but one bit an element are.

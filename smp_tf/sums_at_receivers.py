@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from smp_tf.pipeline.reduction import MOST_BYTES
+from smp_tf.pipeline.run.reduction import MOST_BYTES
 from smp_tf.wire_compression import decoded, encoded
 
 

@@ -14,7 +14,15 @@ from typing import Any
 from smp_tf.durable_files import write_file
 from smp_tf.errors import TimelineError
 from smp_tf.pipeline.errors import ProgramError, TaskTextError
-from smp_tf.pipeline.recorded import Message, ProgramRecord, RankRecord, RecordedStep, TaskRun, rows_of, waits_of
+from smp_tf.pipeline.measure.recorded import (
+    Message,
+    ProgramRecord,
+    RankRecord,
+    RecordedStep,
+    TaskRun,
+    rows_of,
+    waits_of,
+)
 from smp_tf.pipeline.task import Edge, Kind, parse, parse_program
 
 VERSION = 1

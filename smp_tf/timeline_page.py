@@ -11,8 +11,8 @@ from html import escape
 
 from smp_tf.html_page import LEFT, TASKS, WIDTH, document, items, legend, mark, svg, table
 from smp_tf.in_words import in_seconds
-from smp_tf.pipeline.recorded import TaskRun
-from smp_tf.pipeline.step_anatomy import PARTS, StepAnatomy
+from smp_tf.pipeline.measure.recorded import TaskRun
+from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
 from smp_tf.timeline_report import WORDS, RecordedReplica, rows
 
 _PARTS = {

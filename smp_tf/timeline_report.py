@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from smp_tf.errors import TimelineError
 from smp_tf.in_words import in_seconds
-from smp_tf.pipeline.recorded import RankRecord, one_step
-from smp_tf.pipeline.step_anatomy import PARTS, StepAnatomy
+from smp_tf.pipeline.measure.recorded import RankRecord, one_step
+from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
 
 #: What the parts of a rank's time are called.
 WORDS = {

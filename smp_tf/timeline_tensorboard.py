@@ -11,7 +11,7 @@ from typing import Any
 
 from smp_tf import tf_internals
 from smp_tf.durable_files import write_file
-from smp_tf.pipeline.recorded import RankRecord, rows_of, waits_of
+from smp_tf.pipeline.measure.recorded import RankRecord, rows_of, waits_of
 
 #: The plane that the trace viewer takes the threads of a host from.
 _PLANE = "/host:CPU"

@@ -29,9 +29,9 @@ from smp_tf.loss_check import LossCheck, Numbers, check_gradient_uses, tell_unch
 from smp_tf.loss_denominators import Denominators, Totals
 from smp_tf.microbatching import count_samples
 from smp_tf.model_context import keras_loop
-from smp_tf.partition.lower import OutputSlot
-from smp_tf.partition.plan import Plan
+from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.tf_internals import autograph_convert
+from smp_tf.partition.trace.lower import OutputSlot
 from smp_tf.recorded_apply import Apply, ApplyRecorder
 from smp_tf.sequence_order import shuffled_alike
 from smp_tf.sharded_slots import Applied

@@ -18,8 +18,8 @@ import tensorflow as tf
 from smp_tf import pending_restore
 from smp_tf.microbatching import SplitArgument, whole_of
 from smp_tf.model_context import set_step_being_traced
-from smp_tf.partition.lower import Lowered, OutputSlot
-from smp_tf.partition.trace import Trace
+from smp_tf.partition.trace.lower import Lowered, OutputSlot
+from smp_tf.partition.trace.trace import Trace
 from smp_tf.result_structure import unpack
 from smp_tf.step_output import StepOutput
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from smp_tf import runtime
 from smp_tf.announce import announce
 from smp_tf.control import allgather_json
-from smp_tf.pipeline.stage_program import StageProgram
+from smp_tf.pipeline.run.stage_program import StageProgram
 
 
 def report_uncompiled(step: str, program: StageProgram) -> None:

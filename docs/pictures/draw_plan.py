@@ -15,9 +15,9 @@ from typing import Any
 from drawing import new_picture, save
 
 import smp_tf  # noqa: F401 - above TensorFlow, and so that its rooms are found
-from smp_tf.partition.plan import as_bytes
-from smp_tf.pipeline.schedule import build
-from smp_tf.pipeline.simulate import ChunkTimes, simulate
+from smp_tf.partition.plan.plan import as_bytes
+from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.schedules.schedule import build
 
 COLOURS = ("#9ecbff", "#ffd8a8", "#b2f2bb", "#e5b3fe", "#ffc9c9", "#99e9f2")
 #: Backward computes gradients by inputs and by weights: about twice what forward does.

@@ -11,7 +11,7 @@ from tf_keras import layers
 
 from smp_tf.config import check_config
 from smp_tf.offline_plan import OfflineModel, offline
-from smp_tf.partition.placement import Chain, Chunks, costed
+from smp_tf.partition.place.placement import Chain, Chunks, costed
 
 
 def test_a_gap_of_a_step_is_a_larger_one_of_its_slowest_stage() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tests.benchmarks.conftest import Refuse
-from tests.partition.test_report import cells
+from tests.partition.plan.test_report import cells
 
 PARTS = {"trace": 1.0, "plan": 0.5, "build": 0.25, "graph": 0.125, "run": 0.125}
 

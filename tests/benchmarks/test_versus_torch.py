@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from smp_tf.pipeline.schedule import build
-from smp_tf.pipeline.simulate import ChunkTimes
+from smp_tf.pipeline.programs.simulate import ChunkTimes
+from smp_tf.pipeline.schedules.schedule import build
 from tests.benchmarks.conftest import Refuse
-from tests.partition.test_report import cells
+from tests.partition.plan.test_report import cells
 
 MIB = 2**20
 

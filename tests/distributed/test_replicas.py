@@ -204,7 +204,7 @@ def test_other_schedules_give_the_weights_of_one_process(launches: Launches, par
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("partitions", "replicas"), GRIDS)
 def test_every_schedule_on_shares_of_any_size(partitions: int, replicas: int) -> None:
-    from smp_tf.pipeline.schedule import SCHEDULES
+    from smp_tf.pipeline.schedules.schedule import SCHEDULES
 
     alone = launch(1, CASES, [scheduled_case(1, "simple")])
     [wanted] = alone["simple"].values()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from smp_tf import checkpoint_files
-from smp_tf.partition.slot_shares import Sized, share_out
+from smp_tf.partition.place.slot_shares import Sized, share_out
 from tests.distributed.cases.sharded_slots import OPTIMIZERS
 from tests.distributed.harness import Case, CaseResult, launch
 from tests.distributed.test_replicas import compare

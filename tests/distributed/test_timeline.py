@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from smp_tf import timeline_file
-from smp_tf.pipeline.recorded import RecordedStep
-from smp_tf.pipeline.step_anatomy import StepAnatomy
+from smp_tf.pipeline.measure.recorded import RecordedStep
+from smp_tf.pipeline.measure.step_anatomy import StepAnatomy
 from smp_tf.pipeline.task import Kind
 from smp_tf.timeline_report import RecordedReplica, replicas_of
 from tests.distributed.harness import Case, CaseResult, launch

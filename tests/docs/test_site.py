@@ -12,10 +12,10 @@ import pytest
 
 import smp_tf
 from smp_tf import errors
-from smp_tf.pipeline.draw import draw
-from smp_tf.pipeline.schedule import SCHEDULES, build
-from smp_tf.pipeline.schedule_file import load_schedule
-from smp_tf.pipeline.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.programs.draw import draw
+from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.schedules.schedule import SCHEDULES, build
+from smp_tf.pipeline.schedules.schedule_file import load_schedule
 from tests.docs.pages import DOCS, ROOT, blocks, page
 
 needs_sphinx = pytest.mark.skipif(

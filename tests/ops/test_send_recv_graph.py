@@ -13,7 +13,7 @@ from tensorflow.python.framework import ops as tf_ops
 from smp_tf.ops.errors import LibraryError, NotDifferentiableError
 from smp_tf.ops.library import OPS, check_ops, check_tensorflow_version, tf_ops_library
 from smp_tf.ops.send_recv import begin_step, recv, send
-from smp_tf.partition.op_graph import UNSENDABLE_DTYPES
+from smp_tf.partition.graph.op_graph import UNSENDABLE_DTYPES
 from tests.ops.tensor_parts import every_dtype
 
 NAMES = {"program": 1, "edge": 0, "microbatch": 0, "label": "tokens"}

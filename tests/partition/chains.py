@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from smp_tf.partition.cost import Flow, Stash, Weight
-from smp_tf.partition.placement import Chain, Ranks
-from smp_tf.partition.solve_dag import DagProblem
+from smp_tf.partition.place.placement import Chain, Ranks
+from smp_tf.partition.place.solve_dag import DagProblem
+from smp_tf.partition.units.cost import Flow, Stash, Weight
 
 Needs = Sequence[tuple[int, int]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smp_tf.partition.op_graph import (
+from smp_tf.partition.graph.op_graph import (
     ARGUMENT,
     VARIABLE,
     Call,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from smp_tf.partition.batch_tail import find_tail
-from smp_tf.partition.op_graph import OpGraph, Tensor
-from smp_tf.partition.sample_rows import SampleRows
+from smp_tf.partition.graph.op_graph import OpGraph, Tensor
+from smp_tf.partition.samples.batch_tail import find_tail
+from smp_tf.partition.samples.sample_rows import SampleRows
 from tests.partition.op_graph_builder import GraphBuilder
 
 #: Samples of the whole batch, and of a microbatch.

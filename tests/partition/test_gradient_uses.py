@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from smp_tf.partition.gradient_uses import NonlinearUse, nonlinear_uses
-from smp_tf.partition.op_graph import OpGraph, Tensor
+from smp_tf.partition.graph.op_graph import OpGraph, Tensor
+from smp_tf.partition.samples.gradient_uses import NonlinearUse, nonlinear_uses
 from tests.partition.op_graph_builder import GraphBuilder
 
 #: Given a builder, a gradient, the loss and a constant, makes what the step returns.

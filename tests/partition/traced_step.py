@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import keras_adapter, planning
-from smp_tf.partition.lower import Lowered, lower
-from smp_tf.partition.op_graph import Node, OpGraph
-from smp_tf.partition.plan import Plan
-from smp_tf.partition.split import Split
-from smp_tf.partition.trace import Recorder, Trace, trace
+from smp_tf.partition.graph.op_graph import Node, OpGraph
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.split.split import Split
+from smp_tf.partition.trace.lower import Lowered, lower
+from smp_tf.partition.trace.trace import Recorder, Trace, trace
 
 FLOATS = tf.TensorSpec([4, 8], tf.float32)
 

@@ -21,8 +21,8 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from smp_tf.partition.cost import Flow, Weight
-from smp_tf.partition.placement import Chain
+from smp_tf.partition.place.placement import Chain
+from smp_tf.partition.units.cost import Flow, Weight
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import keras_adapter, planning, proposal
-from smp_tf.partition.lower import Lowered, OutputSlot, lower
-from smp_tf.partition.op_graph import ARGUMENT, CAPTURE, SEED, SOURCES, OpGraph, Tensor
-from smp_tf.partition.randomness import make_stateless
-from smp_tf.partition.split import Split, Transfer
-from smp_tf.partition.step_outputs import Delivery
-from smp_tf.partition.trace import Recorder, Trace, trace
-from smp_tf.pipeline.segment_function import SegmentFunction, build_segment_function
-from smp_tf.pipeline.stage_program import plan_program
+from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, SEED, SOURCES, OpGraph, Tensor
+from smp_tf.partition.rewrite.randomness import make_stateless
+from smp_tf.partition.split.split import Split, Transfer
+from smp_tf.partition.split.step_outputs import Delivery
+from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
+from smp_tf.partition.trace.trace import Recorder, Trace, trace
+from smp_tf.pipeline.run.segment_function import SegmentFunction, build_segment_function
+from smp_tf.pipeline.run.stage_program import plan_program
 from smp_tf.pipeline.task import Kind, Program, Task
 from tests.graphs_as_written import graphs_as_written
 

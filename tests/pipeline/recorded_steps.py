@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from smp_tf.pipeline.recorded import Message, ProgramRecord, RecordedStep, TaskRun
-from smp_tf.pipeline.schedule import build
-from smp_tf.pipeline.simulate import ChunkTimes, Timeline, simulate
+from smp_tf.pipeline.measure.recorded import Message, ProgramRecord, RecordedStep, TaskRun
+from smp_tf.pipeline.programs.simulate import ChunkTimes, Timeline, simulate
+from smp_tf.pipeline.programs.transfers import add_transfers
+from smp_tf.pipeline.schedules.schedule import build
 from smp_tf.pipeline.task import Edge, Kind
-from smp_tf.pipeline.transfers import add_transfers
 
 
 def edges(stages: int) -> list[Edge]:

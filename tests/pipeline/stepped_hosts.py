@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from smp_tf.pipeline.dependencies import dependencies
-from smp_tf.pipeline.replay import Span
-from smp_tf.pipeline.shared_host import Sharing
+from smp_tf.pipeline.programs.dependencies import dependencies
+from smp_tf.pipeline.programs.replay import Span
+from smp_tf.pipeline.programs.shared_host import Sharing
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
 

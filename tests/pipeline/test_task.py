@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smp_tf.pipeline.errors import ProgramError, TaskTextError
-from smp_tf.pipeline.schedule import SCHEDULES, add_transfers, build
+from smp_tf.pipeline.schedules.schedule import SCHEDULES, add_transfers, build
 from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse, parse_program
 
 NUMBERS = st.integers(0, 300)

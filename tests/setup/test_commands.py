@@ -57,7 +57,9 @@ def test_unit_tests_come_first_and_every_part_looks_where_its_tests_are(
     assert [found.group(1) for found in marked if found] == expected
     assert told.count(f'VIRTUAL_ENV="{root / environment}" python -m pytest ') == len(parts)
     units, *several = [[word.rstrip("/") for word in part.split() if word.startswith("tests/")] for part in parts]
-    there = {f"tests/{path.parent.name}" for path in (root / "tests").glob("*/test_*.py")}
+    there = {f"tests/{path.parent.name}" for path in (root / "tests").glob("*/test_*.py")} | {
+        f"tests/{path.parent.parent.name}" for path in (root / "tests").glob("*/*/test_*.py")
+    }
     # tests/conftest.py refuses tests of several processes anywhere else.
     assert units == sorted(there - {f"tests/{name}" for name in ALL_SEVERAL})
     assert several == [[f"tests/{name}" for name in (*SOME_SEVERAL, *ALL_SEVERAL)]] * 2

@@ -15,7 +15,7 @@ import smp_tf as smp
 from smp_tf import collectives_in_steps
 from smp_tf.collectives_in_steps import refuse_what_hangs
 from smp_tf.errors import StepError
-from smp_tf.partition.op_graph import OpGraph
+from smp_tf.partition.graph.op_graph import OpGraph
 from tests.partition.op_graph_builder import GraphBuilder
 
 

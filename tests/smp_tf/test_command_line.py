@@ -19,8 +19,8 @@ from smp_tf import command_line, command_output, timeline_file
 from smp_tf.config import check_config
 from smp_tf.errors import ConfigError
 from smp_tf.named_function import named_function
-from smp_tf.partition.fingerprint import fingerprint
-from smp_tf.partition.plan_file import PlanFile
+from smp_tf.partition.graph.fingerprint import fingerprint
+from smp_tf.partition.plan.plan_file import PlanFile
 from smp_tf.planning import units_of
 
 SCRIPT = """

@@ -13,7 +13,7 @@ from smp_tf import first_steps, lifecycle, runtime
 from smp_tf.errors import PeerError
 from smp_tf.first_steps import Expected, Measured, render
 from smp_tf.topology import Grid, Topology
-from tests.partition.test_plan import small_plan
+from tests.partition.plan.test_plan import small_plan
 
 MIB = 2**20
 

@@ -11,9 +11,9 @@ import pytest
 from smp_tf import host_memory
 from smp_tf.errors import MemoryLimitError
 from smp_tf.host_memory import memory_of_host, require_host_memory
-from smp_tf.partition.plan import Plan
+from smp_tf.partition.plan.plan import Plan
 from smp_tf.topology import Grid, Topology
-from tests.partition.test_plan import small_plan
+from tests.partition.plan.test_plan import small_plan
 
 #: Two replicas of two partitions; stage 1 of the last one is on another host.
 TOPOLOGY = Topology(Grid(4, 2), 0, 0, 3, ("a", "a", "a", "b"), (11, 12, 13, 14))

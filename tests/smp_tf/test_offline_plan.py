@@ -18,8 +18,8 @@ from smp_tf.config import Config, check_config
 from smp_tf.errors import ConfigError, MemoryLimitError, OfflinePlanError, PlacementError
 from smp_tf.offline_plan import OfflineModel, OfflinePlan, memory_over_time, offline
 from smp_tf.optimizer_names import slots_by_name
-from smp_tf.pipeline.simulate import ChunkTimes, simulate
-from smp_tf.pipeline.stage_program import edges_of, plan_program
+from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.run.stage_program import edges_of, plan_program
 from smp_tf.times_by_size import UnitTimes
 
 
@@ -78,7 +78,7 @@ def test_a_step_is_shorter_where_ranks_of_a_host_are_faster_while_others_wait(ke
     with offline():
         # Three rounds of 4 + 8, whatever the link.
         assert step_time((1.0, 1.0)) == pytest.approx(36.0)
-        # As in tests/pipeline/test_shared_host.py, where a forward task takes 1 in place of 4.
+        # As in tests/pipeline/programs/test_shared_host.py, where a forward task takes 1 in place of 4.
         assert step_time((1.0, 0.5)) == pytest.approx(4 * 6.5)
         # A rank of a host of its own never waits for the other one's processors: what was measured beside others is
         # what it is taken to take.

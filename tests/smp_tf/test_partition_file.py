@@ -14,9 +14,9 @@ import smp_tf as smp
 from smp_tf import partition_file, runtime
 from smp_tf.config import Config
 from smp_tf.errors import ConfigError, PlacementError
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.plan import Plan
-from smp_tf.partition.plan_file import PlanFile, StoredPlan, to_store
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.plan.plan_file import PlanFile, StoredPlan, to_store
 from smp_tf.planning import PlacementRequest
 from smp_tf.proposal import propose
 from tests.partition.op_graph_builder import chain_of_dense

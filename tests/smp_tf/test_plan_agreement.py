@@ -13,8 +13,8 @@ import tensorflow as tf
 from smp_tf import plan_agreement, planning, proposal
 from smp_tf.errors import MemoryLimitError, PlacementError, RankMismatchError
 from smp_tf.microbatching import SplitArgument
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.plan import Plan
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.plan.plan import Plan
 from tests.partition.op_graph_builder import chain_of_dense
 
 from .rank_threads import Ranks

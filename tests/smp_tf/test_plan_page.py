@@ -14,8 +14,8 @@ from tf_keras import layers
 
 from smp_tf.config import check_config
 from smp_tf.offline_plan import OfflineModel, OfflinePlan, offline
-from smp_tf.partition.plan import as_bytes
-from smp_tf.partition.report import remarks, sent
+from smp_tf.partition.plan.plan import as_bytes
+from smp_tf.partition.plan.report import remarks, sent
 from smp_tf.plan_page import page
 
 

@@ -13,7 +13,7 @@ from smp_tf.cluster import Cluster, Host
 from smp_tf.config import check_config
 from smp_tf.errors import MemoryLimitError, PlacementError
 from smp_tf.offline_plan import OfflineModel, offline
-from smp_tf.pipeline.schedule import IN_ORDER, LEAN
+from smp_tf.pipeline.schedules.schedule import IN_ORDER, LEAN
 from smp_tf.plan_search import Search, search
 from smp_tf.plan_text import comparison
 

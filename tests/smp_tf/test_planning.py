@@ -10,10 +10,10 @@ import pytest
 
 from smp_tf import planning
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.placement import Ranks
-from smp_tf.partition.plan import Plan
-from smp_tf.partition.plan_file import PlanFile, to_store
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.place.placement import Ranks
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.plan.plan_file import PlanFile, to_store
 from smp_tf.planning import PlacementRequest, cut, cut_into_units, prune
 from smp_tf.proposal import propose
 from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense

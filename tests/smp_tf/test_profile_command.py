@@ -13,7 +13,7 @@ import tensorflow as tf
 import smp_tf as smp
 from smp_tf import command_line, profile_command
 from smp_tf.named_function import named_function
-from smp_tf.partition.fingerprint import fingerprint
+from smp_tf.partition.graph.fingerprint import fingerprint
 from smp_tf.profiling import forward_backward
 
 pytestmark = pytest.mark.large

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from smp_tf import profiling, runtime
-from smp_tf.partition.cost import Machine, estimate
-from smp_tf.partition.units import build_units
+from smp_tf.partition.units.cost import Machine, estimate
+from smp_tf.partition.units.units import build_units
 from smp_tf.profile_cache import Hardware
 from smp_tf.profiling import hardware_alike, measure_in_rounds, shares, shares_alone
 from tests.partition.op_graph_builder import chain_of_dense

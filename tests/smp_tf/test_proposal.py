@@ -8,10 +8,10 @@ import pytest
 
 from smp_tf import memory_forecast, planning, proposal
 from smp_tf.errors import MemoryLimitError, PlacementError
-from smp_tf.partition.op_graph import OpGraph
-from smp_tf.partition.placement import Ranks
-from smp_tf.partition.plan import Plan
-from smp_tf.pipeline.schedule import IN_ORDER
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.place.placement import Ranks
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.pipeline.schedules.schedule import IN_ORDER
 from tests.partition.op_graph_builder import chain_of_dense
 
 GRAPH = chain_of_dense(8, batch=16)

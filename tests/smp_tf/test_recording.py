@@ -16,7 +16,7 @@ import smp_tf as smp
 from smp_tf import recording, timeline_file
 from smp_tf.errors import NotInitializedError, TimelineError
 from smp_tf.ops import recorder
-from smp_tf.pipeline.recorded import RankRecord
+from smp_tf.pipeline.measure.recorded import RankRecord
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3) / 10.0
 

@@ -11,8 +11,8 @@ import pytest
 
 from smp_tf import timeline_file
 from smp_tf.errors import TimelineError
-from smp_tf.pipeline.recorded import RankRecord, TaskRun
-from smp_tf.pipeline.simulate import ChunkTimes
+from smp_tf.pipeline.measure.recorded import RankRecord, TaskRun
+from smp_tf.pipeline.programs.simulate import ChunkTimes
 from smp_tf.pipeline.task import parse
 from tests.pipeline.recorded_steps import program, recorded
 

@@ -10,8 +10,8 @@ import pytest
 
 from smp_tf import command_line, timeline_file
 from smp_tf.errors import TimelineError
-from smp_tf.pipeline.recorded import RankRecord, TaskRun
-from smp_tf.pipeline.simulate import ChunkTimes
+from smp_tf.pipeline.measure.recorded import RankRecord, TaskRun
+from smp_tf.pipeline.programs.simulate import ChunkTimes
 from smp_tf.pipeline.task import parse
 from smp_tf.timeline_page import page
 from smp_tf.timeline_report import replicas_of, text

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from smp_tf import tf_internals, timeline_tensorboard
-from smp_tf.pipeline.recorded import waits_of
+from smp_tf.pipeline.measure.recorded import waits_of
 from tests.smp_tf.test_timeline_file import records
 
 

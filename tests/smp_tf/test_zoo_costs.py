@@ -8,7 +8,7 @@ import pytest
 
 import smp_tf as smp
 from smp_tf.offline_plan import offline
-from smp_tf.partition.cost import estimate
+from smp_tf.partition.units.cost import estimate
 from smp_tf.planning import prune, units_of
 from tests.distributed.cases.equality import make_model
 from tests.distributed.models import MODELS, forward_backward

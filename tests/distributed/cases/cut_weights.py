@@ -15,8 +15,8 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf import sharded_slots, sums_at_receivers
 from smp_tf.optimizer_state import innermost, slots
-from smp_tf.pipeline.reduction import parts_of
-from smp_tf.pipeline.stage_program import build_stage_program
+from smp_tf.pipeline.run.reduction import parts_of
+from smp_tf.pipeline.run.stage_program import build_stage_program
 from tests.distributed.cases.sent_bytes import counted
 
 SAMPLES, WORDS, WIDTH = 12, 6001, 8

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf.pipeline import reduction
+from smp_tf.pipeline.run import reduction
 
 
 def trained(folder: str, steps: int, sparse: bool = False) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.keras import layers
 
-from smp_tf.pipeline import stage_program
+from smp_tf.pipeline.run import stage_program
 
 [cpu] = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

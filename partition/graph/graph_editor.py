@@ -1,0 +1,74 @@
+"""Write a changed copy of an op graph, node by node, in topological order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from smp_tf.partition.graph.op_graph import Gradient, Node, OpGraph, Tensor
+
+
+class GraphEditor:
+    """Copies a graph and lets a pass put nodes in between.
+
+    Args:
+        graph: the graph to copy.
+
+    Example:
+        >>> editor = GraphEditor(graph)
+        >>> for number in range(len(graph.nodes)):
+        ...     node = editor.moved_node(number)
+        ...     editor.keep(number, node)
+        >>> copy = editor.finish()
+    """
+
+    def __init__(self, graph: OpGraph) -> None:
+        self._graph = graph
+        self._nodes: list[Node] = []
+        self._new_number: dict[int, int] = {}
+        self._kept: list[int] = []
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """A tensor of the old graph in the new one; its node must have been kept."""
+        return Tensor(self._new_number[tensor.node], tensor.index)
+
+    def moved_node(self, number: int) -> Node:
+        """An old node with its inputs renumbered, ready to be changed and kept."""
+        node = self._graph.nodes[number]
+        return dataclasses.replace(
+            node,
+            inputs=tuple(self.moved(t) for t in node.inputs),
+            control=tuple(self._new_number[c] for c in node.control),
+        )
+
+    def add(self, node: Node) -> Tensor:
+        """Append a new node, which refers to nodes of the new graph; gives its first output."""
+        self._nodes.append(node)
+        return Tensor(len(self._nodes) - 1, 0)
+
+    def keep(self, number: int, node: Node) -> None:
+        """Append what takes the place of an old node."""
+        self._new_number[number] = len(self._nodes)
+        self._kept.append(len(self._nodes))
+        self._nodes.append(node)
+
+    def finish(self, library: bytes | None = None) -> OpGraph:
+        """The new graph, checked.
+
+        Args:
+            library: the new function library; None for the old one.
+        """
+        nodes = list(self._nodes)
+        for new in self._kept:
+            # A backward op may come before the forward op it names: a loop takes inputs made for its gradient.
+            forward_of = nodes[new].forward_of
+            if forward_of is not None:
+                nodes[new] = dataclasses.replace(nodes[new], forward_of=self._new_number[forward_of])
+        result = dataclasses.replace(
+            self._graph,
+            nodes=tuple(nodes),
+            outputs=tuple(self.moved(t) for t in self._graph.outputs),
+            gradients=tuple(Gradient(g.variable, tuple(map(self.moved, g.tensors))) for g in self._graph.gradients),
+            library=self._graph.library if library is None else library,
+        )
+        result.validate()
+        return result

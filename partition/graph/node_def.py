@@ -1,0 +1,100 @@
+"""Reading the serialised parts of an op graph: NodeDefs and the function library.
+
+TensorFlow is imported when something is first parsed, not when this file is imported: a graph made
+by hand, with empty definitions, is costed and cut without it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smp_tf.partition.graph.op_graph import Node
+
+#: Calls of functions within functions that are looked into; one that calls itself has no end.
+MAX_DEPTH = 16
+
+
+@lru_cache(maxsize=4096)
+def _parse_node(definition: bytes) -> Any:
+    from tensorflow.core.framework import node_def_pb2
+
+    return node_def_pb2.NodeDef.FromString(definition)
+
+
+def attributes(node: Node) -> Any:
+    """Attributes of a node, AttrValues by name; empty for a node without a definition."""
+    if not node.definition:
+        return {}
+    return _parse_node(node.definition).attr
+
+
+@lru_cache(maxsize=8)
+def functions(library: bytes) -> dict[str, Any]:
+    """FunctionDefs of a serialised FunctionDefLibrary, by name."""
+    if not library:
+        return {}
+    from tensorflow.core.framework import function_pb2
+
+    parsed = function_pb2.FunctionDefLibrary.FromString(library)
+    return {function.signature.name: function for function in parsed.function}
+
+
+def bodies(attrs: Any) -> list[str]:
+    """The functions of which a call, a loop or a choice runs one: a loop its body, a choice one of its branches.
+
+    Args:
+        attrs: attributes of the node.
+
+    Returns:
+        Their names.
+    """
+    if "branches" in attrs:
+        return [function.name for function in attrs["branches"].list.func]
+    return [attrs[name].func.name for name in ("f", "body", "then_branch", "else_branch") if name in attrs]
+
+
+def function_names(attrs: Any) -> list[str]:
+    """Names of all functions that attributes refer to, and some that are only text.
+
+    Args:
+        attrs: attributes of a node or of a function; a fused LSTM names its twin for another device in a plain string.
+    """
+    names = []
+    for attribute in attrs.values():
+        if attribute.HasField("func"):
+            names.append(attribute.func.name)
+        elif attribute.HasField("s") and attribute.s.isascii():
+            names.append(attribute.s.decode())
+        names.extend(function.name for function in attribute.list.func)
+    return names
+
+
+def colocated_with(node: Node) -> tuple[str, ...]:
+    """Names of the nodes that this one must be placed with (the `_class` attribute)."""
+    if b"_class" not in node.definition:
+        return ()
+    found = attributes(node)["_class"].list.s
+    return tuple(s.decode()[len("loc:@") :] for s in found if s.startswith(b"loc:@"))
+
+
+def in_order(function: Any) -> list[Any]:
+    """A function's nodes, each after the nodes it reads: a body may list them in any order."""
+    by_name = {node.name: node for node in function.node_def}
+    done: set[str] = set()
+    order: list[Any] = []
+    for first in function.node_def:
+        stack = [first]
+        while stack:
+            node = stack[-1]
+            needs = sorted({i.lstrip("^").partition(":")[0] for i in node.input})
+            missing = [by_name[n] for n in needs if n in by_name and n not in done]
+            if node.name in done or not missing:
+                stack.pop()
+                if node.name not in done:
+                    done.add(node.name)
+                    order.append(node)
+            else:
+                stack.extend(missing)
+    return order

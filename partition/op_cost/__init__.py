@@ -1,0 +1,1 @@
+"""What one op costs: operations, bytes and working memory, also of functions and loops."""

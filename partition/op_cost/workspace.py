@@ -1,0 +1,92 @@
+"""Memory that an op takes for itself while it runs, and gives back when it is done.
+
+An `Einsum` is a product of matrices, and what does not lie as such is copied:
+
+    aecd,abcd->acbe     aecd ─ copied to ac,e,d ─┐
+                        abcd ─ copied to ac,b,d ─┴▶ ac,e,b ─ copied ─▶ acbe
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from smp_tf.partition.graph.node_def import attributes
+from smp_tf.partition.graph.op_graph import Node, OpGraph, TensorType
+from smp_tf.partition.op_cost.node_cost import elements
+
+#: Bytes of the number of an element.
+_PLACE_BYTES = 8
+#: Types whose convolutions oneDNN computes, without copies.
+_ONEDNN_DTYPES = frozenset({"float32", "bfloat16", "half"})
+_CONVOLUTION_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv2DBackpropInput"})
+#: Bytes of the processor's last cache, which TensorFlow fills with patches of images.
+_CACHE_BYTES = 32 * 2**20
+
+
+def workspace(graph: OpGraph, node: Node, unknown: int = 1) -> int:
+    """Bytes that an op takes beside its inputs and outputs.
+
+    Args:
+        graph: the op graph.
+        node: the op.
+        unknown: length assumed for dimensions that are only known when the step runs.
+    """
+    inputs = [graph.type_of(t) for t in node.inputs]
+    if node.op == "MaxPoolGrad":
+        # The maxima once more, and where each was found.
+        return inputs[1].nbytes(unknown) + _PLACE_BYTES * int(elements(inputs[1], unknown))
+    if node.op in _CONVOLUTION_GRADIENTS and inputs[2].dtype not in _ONEDNN_DTYPES:
+        return _patches(node, inputs, unknown)
+    if node.op == "Einsum":
+        return _einsum(attributes(node)["equation"].s.decode() if node.definition else "", inputs, node, unknown)
+    return 0
+
+
+def _patches(node: Node, inputs: Sequence[TensorType], unknown: int) -> int:
+    """Where oneDNN has no kernel, the patches that a kernel sees are written side by side: of one image, or of many."""
+    is_filter = node.op == "Conv2DBackpropFilter"
+    kernel = node.outputs[0] if is_filter else inputs[1]
+    *window, taken, given = (unknown if side is None else side for side in kernel.shape or ())
+    made = elements(inputs[2], unknown)
+    if not (window and given and made):
+        return 0
+    images = (inputs[2].shape or (1,))[0] or unknown
+    positions = made / given / images
+    patch = math.prod(window) * taken
+    item = inputs[2].nbytes(unknown) / made
+    if not is_filter:
+        return int(positions * patch * item)
+    one = positions * patch + patch * given + positions * given
+    return int(positions * patch * item * math.ceil(_CACHE_BYTES / item / one))
+
+
+def _einsum(equation: str, inputs: Sequence[TensorType], node: Node, unknown: int) -> int:
+    """The operands and the product, as far as they are copied: those whose axes are not in the order of a product."""
+    given, _, result = equation.replace(" ", "").partition("->")
+    terms = given.split(",")
+    if len(terms) != 2 or "." in equation:
+        return 0
+    # The axes of both and of the result number the products; those of both alone are summed over.
+    kinds = {
+        label: 0 if all(label in term for term in (*terms, result)) else 1 if label in result else 2
+        for label in given.replace(",", "")
+    }
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(given.replace(",", "")))}
+
+    def in_order(term: str, order: Sequence[int]) -> bool:
+        ranks = [(order[kinds[label]], numbers[label]) for label in term]
+        return ranks == sorted(ranks)
+
+    copied = sum(
+        kind.nbytes(unknown)
+        for term, kind in zip(terms, inputs, strict=True)
+        if not in_order(term, (0, 1, 2)) and not in_order(term, (0, 2, 1))
+    )
+    product = [
+        sorted((label for label in term if kinds[label] < 2), key=lambda x: (kinds[x], numbers[x])) for term in terms
+    ]
+    made = [label for label in product[0] if kinds[label] == 0] + [x for term in product for x in term if kinds[x] == 1]
+    if made != list(result):
+        copied += node.outputs[0].nbytes(unknown)
+    return copied

@@ -1,0 +1,1 @@
+"""Solvers: which stage runs which unit."""

@@ -1,0 +1,274 @@
+"""Place the units of a step: the best cut of one order, or a placement that is better, and how much better any can be.
+
+    units in one order ──▶ solve_chain: the best cut ──▶ is no other order possible? done
+                                                    ├──▶ stage_limits: is no placement much better? done
+                                                    └──▶ solve_dag: the best placement in any order, or a bound
+
+A model whose layers follow one another has one order only, and its best cut is the best placement. Where a model has
+branches, a placement may put one branch beside the other in a way that no cut of one order does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from smp_tf.partition.errors import MemoryLimitError, PlacementError
+from smp_tf.partition.place.placement import Chain, Chunks, Placement, Ranks, in_flight_of
+from smp_tf.partition.place.solve_chain import MOST_SHARED_GROUPS, TOLERANCE, solve_chain
+from smp_tf.partition.place.solve_chunks import looks_at_all, solve_chunks
+from smp_tf.partition.place.solve_dag import MOST_CHOICES, DagProblem, solve_dag
+from smp_tf.partition.place.stage_limits import MOST_UNITS, StageLimits
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement, and what is proved of it.
+
+    Args:
+        placement: the stages of the units.
+        gap: by how much the score of any other placement is smaller at most, as a share of this one's, also of those
+            that leave aside what a script has put on stages; None where an earlier step has placed some of the units.
+        without: why the solver that could have proved more was not used; None where it was, or was not needed.
+    """
+
+    placement: Placement
+    gap: float | None
+    without: str | None = None
+
+
+def place(
+    chain: Chain,
+    needs: Iterable[tuple[int, int]],
+    stages: int,
+    *,
+    objective: str = "memory",
+    microbatches: int = 1,
+    ranks: Ranks | None = None,
+    seconds: float = 0.0,
+    worth: float = 0.0,
+    most_choices: int = MOST_CHOICES,
+    chunks: Chunks | None = None,
+) -> Placed:
+    """Place units on exactly `stages` stages, none empty.
+
+    Args:
+        chain: the units in topological order, their costs, and the stages that are given.
+        needs: pairs of units, the second of which needs something of the first.
+        stages: number of stages.
+        objective: "speed": the seconds of a step; "memory": the bytes of the fullest stage.
+        microbatches: per step.
+        ranks: how these differ, and what they may need; None where they are alike and may need anything.
+        seconds: for how long to look beyond cuts of one order, about; the same on every run and machine.
+        worth: the least gain that is worth looking for: seconds of a step, or bytes.
+        most_choices: units times stages beyond which it is not looked for.
+        chunks: where they are, and what stages keep of them; None for one on every stage, and what 1F1B keeps. Where a
+            stage has several, cuts of one order are all that is looked for.
+
+    Returns:
+        The placement.
+
+    Raises:
+        PlacementError: there are fewer units than stages, or manual placements are not in order.
+        MemoryLimitError: no cut keeps within what ranks may need, nor was a placement found that does.
+
+    Example:
+        >>> place(Chain(("a", "b", "c"), (1.0, 2.0, 3.0)), [(0, 1), (1, 2)], 2, objective="speed").gap
+        0.0
+    """
+    ranks = ranks or Ranks.alike(stages)
+    pairs = sorted(set(needs))
+    pinned = any(at is not None for at in chain.pinned)
+    by_hand = any(at is not None for at in chain.manual)
+    chunks = chunks or Chunks.one_each(in_flight_of(stages, microbatches, None))
+    if not chunks.are_stages:
+        cut = solve_chunks(chain, chunks, objective=objective, microbatches=microbatches, ranks=ranks)
+        score = cut.score(objective, microbatches)
+        bound = _least_possible(chain, chunks, objective, microbatches, ranks)
+        if not by_hand and looks_at_all(chain, chunks) and _is_only_order(chain, pairs):
+            bound = score
+        return Placed(cut, None if pinned else _gap(score, bound))
+    held = chunks.in_flight
+    try:
+        cut = solve_chain(
+            chain,
+            stages,
+            objective=objective,
+            microbatches=microbatches,
+            in_flight=held,
+            ranks=ranks,
+            tolerance=near(objective, stages, microbatches),
+        )
+    except MemoryLimitError:
+        if pinned or by_hand or seconds <= 0 or len(chain.names) * stages > most_choices:
+            raise
+        beside = _where_no_cut_fits(chain, pairs, chunks, objective, microbatches, ranks, seconds)
+        if beside is None:
+            raise
+        return beside
+    score = cut.score(objective, microbatches)
+    if pinned:
+        return Placed(cut, None)
+    if by_hand:
+        least = _least_without_hand(chain, pairs, stages, objective, microbatches, ranks, chunks)
+        return Placed(cut, _gap(score, least))
+    bound = _least_possible(chain, chunks, objective, microbatches, ranks)
+    if _is_only_order(chain, pairs):
+        bound = max(bound, cut.least)
+    tolerance = near(objective, stages, microbatches)
+    enough = max(worth, tolerance * score)
+    if score - bound <= enough or seconds <= 0:
+        return Placed(cut, _gap(score, bound))
+    if len(chain.names) * stages > most_choices:
+        many = f"{len(chain.names):,} units on {stages} partitions are more than a solver looks through"
+        return Placed(cut, _gap(score, bound), many)
+    within = None
+    if len(chain.names) <= MOST_UNITS:
+        tight = _Tight(chain, pairs, held, ranks, objective, microbatches)
+        bound = max(bound, tight.bound(bound, score, enough))
+        if score - bound <= enough:
+            return Placed(cut, _gap(score, bound))
+        within = tight.within(score)
+    problem = DagProblem(chain, tuple(pairs), stages, objective, microbatches, held, ranks, cut.chunk_of, within)
+    try:
+        found = solve_dag(problem, seconds)
+    except PlacementError as error:
+        return Placed(cut, _gap(score, bound), str(error))
+    if found is None:
+        return Placed(cut, _gap(score, bound), "the solver found nothing in its time")
+    bound = max(bound, found.bound)
+    better = found.score(objective, microbatches)
+    if better < score * (1 - tolerance):
+        return Placed(found, _gap(better, bound))
+    return Placed(cut, _gap(score, bound))
+
+
+def near(objective: str, stages: int, microbatches: int) -> float:
+    """By what share of the best score a placement may be above it and is taken all the same: costs are estimates.
+
+    Args:
+        objective: "speed" or "memory".
+        stages: number of stages.
+        microbatches: per step.
+    """
+    others = microbatches - 1
+    if objective == "memory" or not others:
+        return TOLERANCE
+    # A step takes all stages once and the slowest for the others: it has this share at least, and is within 1 % itself.
+    return min(TOLERANCE, 0.01 * others / (others + stages))
+
+
+def _where_no_cut_fits(
+    chain: Chain,
+    pairs: Sequence[tuple[int, int]],
+    chunks: Chunks,
+    objective: str,
+    microbatches: int,
+    ranks: Ranks,
+    seconds: float,
+) -> Placed | None:
+    """A placement within what ranks may need that no cut of one order gives; None where none was found."""
+    if _is_only_order(chain, pairs):
+        return None
+    held, within = chunks.in_flight, None
+    if len(chain.names) <= MOST_UNITS:
+        within = StageLimits(chain, pairs, held, ranks, objective).within(math.inf)
+        if within is None:
+            return None
+    problem = DagProblem(chain, tuple(pairs), chunks.stages, objective, microbatches, held, ranks, None, within)
+    try:
+        found = solve_dag(problem, seconds)
+    except PlacementError:
+        return None
+    if found is None:
+        return None
+    bound = max(found.bound, _least_possible(chain, chunks, objective, microbatches, ranks))
+    return Placed(found, _gap(found.score(objective, microbatches), bound))
+
+
+def _least_without_hand(
+    chain: Chain,
+    pairs: Sequence[tuple[int, int]],
+    stages: int,
+    objective: str,
+    microbatches: int,
+    ranks: Ranks,
+    chunks: Chunks,
+) -> float:
+    """A score that no placement is below, also none that leaves aside what a script has put on stages."""
+    free = dataclasses.replace(chain, manual=())
+    found = place(free, pairs, stages, objective=objective, microbatches=microbatches, ranks=ranks, chunks=chunks)
+    assert found.gap is not None
+    return found.placement.score(objective, microbatches) * (1.0 - found.gap)
+
+
+class _Tight:
+    """`StageLimits` of a score: bytes of the fullest stage, or seconds of a step, by those of the slowest stage.
+
+    Args:
+        chain, needs, in_flight, ranks, objective: see `StageLimits`.
+        microbatches: per step.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        needs: Sequence[tuple[int, int]],
+        in_flight: Sequence[int],
+        ranks: Ranks,
+        objective: str,
+        microbatches: int,
+    ) -> None:
+        self._limits = StageLimits(chain, needs, in_flight, ranks, objective)
+        # A step takes what all stages do for one microbatch, and what the slowest does for the others.
+        self._others = microbatches - 1 if objective == "speed" else 1
+        self._once = sum(chain.times) / max(ranks.speed) if objective == "speed" else 0.0
+
+    def bound(self, low: float, score: float, worth: float) -> float:
+        """A score that no placement is below: `low`, or a greater one; within `worth` of `score` is near enough."""
+        if not self._others:
+            return low
+        least = self._limits.least(max(0.0, self._largest(low)), self._largest(score), worth / self._others)
+        return self._others * least + self._once
+
+    def within(self, score: float) -> tuple[list[int], list[int]] | None:
+        """The first and last stages of units in any placement that is no worse than one with this score."""
+        return self._limits.within(self._largest(score)) if self._others else None
+
+    def _largest(self, score: float) -> float:
+        return (score - self._once) / self._others
+
+
+def _gap(score: float, bound: float) -> float:
+    return max(0.0, 1.0 - bound / score) if score else 0.0
+
+
+def _is_only_order(chain: Chain, needs: Sequence[tuple[int, int]]) -> bool:
+    """Whether each unit needs the one before it, and no owner of a weight is left out of the search for cuts."""
+    follows = set(needs)
+    shared = [weight.users for weight in chain.weights if len(weight.users) > 1]
+    every_owner = len(set(shared)) == len(shared) <= MOST_SHARED_GROUPS and all(len(users) == 2 for users in shared)
+    return every_owner and all((at, at + 1) in follows for at in range(len(chain.names) - 1))
+
+
+def _least_possible(chain: Chain, chunks: Chunks, objective: str, microbatches: int, ranks: Ranks) -> float:
+    """A score that no placement can beat: all stages alike, none with less than the largest unit, nothing sent."""
+    if objective == "speed":
+        whole, largest = sum(chain.times), max(chain.times, default=0.0)
+        slowest = max(whole / sum(ranks.speed), largest / max(ranks.speed))
+        return microbatches * slowest + (whole / max(ranks.speed) - slowest) / chunks.per_stage
+    # At its fullest moment a stage holds at least this of whatever it stashes, and a chunk this of what is in it.
+    kept = min(max(min(held.values()) for held in moments) for moments in chunks.moments)
+    kept_alone = min(chunks.most_of_each)
+    alone = [0.0] * len(chain.names)
+    whole = 0.0
+    for users, nbytes, stashes in (
+        *((weight.users, weight.stored, 0.0) for weight in chain.weights),
+        *((stash.readers, 0.0, stash.nbytes) for stash in chain.stashes),
+    ):
+        whole += nbytes + stashes * kept
+        if len(users) == 1:
+            alone[users[0]] += nbytes + stashes * kept_alone
+    return max(whole / chunks.stages, *alone)

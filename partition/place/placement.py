@@ -1,0 +1,344 @@
+"""What a placement of units is, and what it costs; the solvers (`solve_chain`, `solve_dag`) look for a good one.
+
+units     a  b  c  d  e             a ─▶ b ─▶ c ─▶ d ─▶ e
+chunk_of  0  0  1  2  2             times   (3.0, 2.5, 2.8)     seconds per microbatch, by stage
+owners    {0: 0, 1: 1, 2: 2}        memory  (9e6, 8e6, 9e6)     bytes, by stage
+
+A stage is what one rank runs: one chunk of the units, or several, by a `placement` such as (0, 1, 1, 0).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.units.cost import Costs, Flow, Stash, Weight
+
+#: Units that a message names.
+_MOST_NAMES = 6
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Units in topological order with everything a placement is costed from.
+
+    Args:
+        names: of the units, for messages.
+        times: seconds of compute of each unit per microbatch, forward and backward.
+        flows, stashes, weights: see `cost`.
+        manual: stage that each unit must be on, or None.
+        pinned: chunk that each unit must be in, or None.
+        seconds_per_byte: of the link between two stages.
+    """
+
+    names: tuple[str, ...]
+    times: tuple[float, ...]
+    flows: tuple[Flow, ...] = ()
+    stashes: tuple[Stash, ...] = ()
+    weights: tuple[Weight, ...] = ()
+    manual: tuple[int | None, ...] = ()
+    pinned: tuple[int | None, ...] = ()
+    seconds_per_byte: float = 0.0
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], costs: Costs, *, manual: Sequence[int | None] = (), pinned: Sequence[int | None] = ()
+    ) -> Chain:
+        """The chain of a step's units with their estimated costs."""
+        return cls(
+            names=tuple(names),
+            times=tuple(u.time_forward + u.time_backward for u in costs.units),
+            flows=costs.flows,
+            stashes=costs.stashes,
+            weights=costs.weights,
+            manual=tuple(manual),
+            pinned=tuple(pinned),
+            seconds_per_byte=1.0 / costs.machine.link,
+        )
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How the ranks that stages run on differ from the machine that costs are for, and from one another.
+
+    Args:
+        speed: how fast each computes, in times of that machine.
+        link: how fast each sends and receives, in times of that machine's link.
+        memory: bytes that each may need, or None.
+        hosts: a number for the host of each; empty where all are on one.
+        own: bytes that each has, or None, whatever `memory_limit` says; empty where nothing is known of them.
+        limited_by: what says how many it has, in words.
+    """
+
+    speed: tuple[float, ...]
+    link: tuple[float, ...]
+    memory: tuple[float | None, ...]
+    hosts: tuple[int, ...] = ()
+    own: tuple[float | None, ...] = ()
+    limited_by: tuple[str, ...] = ()
+
+    @classmethod
+    def alike(cls, count: int, memory_limit: float | None = None) -> Ranks:
+        """Ranks that do not differ.
+
+        Args:
+            count: how many.
+            memory_limit: bytes that each may need, or None.
+        """
+        return cls((1.0,) * count, (1.0,) * count, (memory_limit,) * count)
+
+    def within(self, memory_limit: float | None) -> Ranks:
+        """The same ranks, none of which may need more than a limit.
+
+        Args:
+            memory_limit: bytes, or None for no other limit than each has.
+        """
+        if memory_limit is None:
+            return self
+        memory = tuple(memory_limit if most is None else min(most, memory_limit) for most in self.memory)
+        return dataclasses.replace(self, memory=memory)
+
+    def is_own_limit(self, stage: int) -> bool:
+        """Whether what a rank has is what limits it, and not `memory_limit`.
+
+        Args:
+            stage: that of the rank.
+        """
+        own = self.own[stage] if self.own else None
+        return own is not None and own == self.memory[stage]
+
+    def limit_in_words(self, stage: int) -> str:
+        """What says how much the rank of a stage may need.
+
+        Args:
+            stage: the stage.
+        """
+        return self.limited_by[stage] if self.is_own_limit(stage) else "memory_limit"
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Which stage runs which chunk, and of how many microbatches each keeps the stash.
+
+    Args:
+        placement: the stage of every chunk.
+        moments: for each stage, how many microbatches it holds of each of its chunks when it may hold most, as
+            `pipeline.stash.stash_profile` has it.
+    """
+
+    placement: tuple[int, ...]
+    moments: tuple[tuple[Mapping[int, int], ...], ...]
+
+    @classmethod
+    def one_each(cls, in_flight: Sequence[int]) -> Chunks:
+        """One chunk on every stage.
+
+        Args:
+            in_flight: microbatches whose stash each stage holds at once.
+        """
+        return cls(tuple(range(len(in_flight))), tuple(({stage: held},) for stage, held in enumerate(in_flight)))
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.moments)
+
+    @property
+    def per_stage(self) -> float:
+        """Chunks of a stage, on average."""
+        return len(self.placement) / self.stages
+
+    @property
+    def are_stages(self) -> bool:
+        """Whether each chunk is a stage of its own, in order."""
+        return self.placement == tuple(range(self.stages))
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """Of each stage, the stashes of all its chunks together, when there are most."""
+        return tuple(max((sum(held.values()) for held in moments), default=0) for moments in self.moments)
+
+    @property
+    def most_of_each(self) -> tuple[int, ...]:
+        """Of each chunk, the stashes when there are most of it, which is not when there are most of others."""
+        return tuple(
+            max((held.get(chunk, 0) for held in self.moments[stage]), default=0)
+            for chunk, stage in enumerate(self.placement)
+        )
+
+    def stash(self, nbytes: Sequence[float]) -> list[float]:
+        """Bytes of stash that each stage holds at its fullest.
+
+        Args:
+            nbytes: of one microbatch, for each chunk.
+        """
+        return [
+            max((sum(count * nbytes[chunk] for chunk, count in held.items()) for held in moments), default=0.0)
+            for moments in self.moments
+        ]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Chunks for the units of a step.
+
+    Args:
+        chunk_of: chunk of each unit.
+        owners: for each variable that units use, the chunk that stores it.
+        times: seconds of each stage per microbatch, transfers included.
+        memory: bytes of each stage.
+        placement: the stage of every chunk; empty where each is a stage of its own.
+    """
+
+    chunk_of: tuple[int, ...]
+    owners: dict[int, int]
+    times: tuple[float, ...]
+    memory: tuple[float, ...]
+    placement: tuple[int, ...] = ()
+
+    @property
+    def stage_of(self) -> tuple[int, ...]:
+        """Stage of each unit."""
+        return tuple(self.placement[chunk] for chunk in self.chunk_of) if self.placement else self.chunk_of
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """First unit of chunk 1, of chunk 2 and so on, where every chunk is a run of units."""
+        chunks = len(self.placement or self.times)
+        return tuple(sum(c < later for c in self.chunk_of) for later in range(1, chunks))
+
+    def score(self, objective: str, microbatches: int) -> float:
+        """What is to be small: a step's seconds for "speed", the bytes of the fullest stage for "memory"."""
+        if objective == "memory":
+            return max(self.memory)
+        return step_time(self.times, microbatches, len(self.placement or self.times) / len(self.times))
+
+
+def step_time(times: Sequence[float], microbatches: int, chunks_per_stage: float = 1.0) -> float:
+    """Estimated seconds of a step.
+
+    Args:
+        times: seconds of each stage per microbatch.
+        microbatches: per step.
+        chunks_per_stage: of so many chunks a stage does one while others wait for the first and the last microbatch.
+
+    Source:
+        Alpa (arXiv 2201.12023), section 5; with several chunks, Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
+    """
+    slowest = max(times)
+    return microbatches * slowest + (sum(times) - slowest) / chunks_per_stage
+
+
+def in_flight_of(stages: int, microbatches: int, in_flight: Sequence[int] | None) -> tuple[int, ...]:
+    """Microbatches whose stash each stage holds at once: what was given, or what 1F1B keeps.
+
+    Args:
+        stages: number of stages.
+        microbatches: per step.
+        in_flight: one number a stage, or None.
+
+    Raises:
+        ValueError: there are not as many numbers as stages.
+    """
+    if in_flight is None:
+        return tuple(min(stages - r, microbatches) for r in range(stages))
+    if len(in_flight) != stages:
+        raise ValueError(f"in_flight must have one entry per stage: received {len(in_flight)} for {stages} stages.")
+    return tuple(in_flight)
+
+
+def costed(
+    chain: Chain,
+    chunk_of: Sequence[int],
+    owners: Mapping[int, int],
+    microbatches: int,
+    chunks: Chunks,
+    ranks: Ranks | None = None,
+) -> Placement:
+    """A placement with what it costs.
+
+    Args:
+        chain: the units with their costs.
+        chunk_of: chunk of each; chunks may be empty.
+        owners: chunk that stores each variable; of those that are not here, the chunk of the first unit that uses it.
+        microbatches: over which the copies of a step are spread.
+        chunks: where they are, and what they keep.
+        ranks: how these differ; None where they do not.
+
+    Returns:
+        The placement.
+    """
+    ranks = ranks or Ranks.alike(chunks.stages)
+    stage_of = [chunks.placement[chunk] for chunk in chunk_of]
+    computing, moved = [0.0] * chunks.stages, [0.0] * chunks.stages
+    stashed = [0.0] * len(chunks.placement)
+    for stage, seconds in zip(stage_of, chain.times, strict=True):
+        computing[stage] += seconds
+    for flow in chain.flows:
+        here = stage_of[flow.producer]
+        for readers in (
+            {stage_of[c] for c in flow.consumers if c > flow.producer},
+            {stage_of[c] for c in flow.consumers if c < flow.producer},
+        ):
+            for stage in (readers | {here}) if readers - {here} else ():
+                moved[stage] += flow.nbytes
+    for stash in chain.stashes:
+        for chunk in {chunk_of[reader] for reader in stash.readers}:
+            stashed[chunk] += stash.nbytes
+    memory = chunks.stash(stashed)
+    decided = {w.variable: owners.get(w.variable, chunk_of[w.users[0]]) for w in chain.weights}
+    for weight in chain.weights:
+        used = {stage_of[user] for user in weight.users}
+        owner = chunks.placement[decided[weight.variable]]
+        memory[owner] += weight.stored - weight.copied
+        for stage in used:
+            memory[stage] += weight.copied
+            if len(used) > 1:
+                moved[stage] += (weight.value + (weight.gradient and weight.value)) / microbatches
+    times = tuple(
+        seconds / speed + nbytes * chain.seconds_per_byte / link
+        for seconds, nbytes, speed, link in zip(computing, moved, ranks.speed, ranks.link, strict=True)
+    )
+    placement = () if chunks.are_stages else chunks.placement
+    return Placement(tuple(chunk_of), decided, times, tuple(memory), placement)
+
+
+def placed_by_hand(chain: Chain, stages: int) -> list[tuple[int, str]]:
+    """Stage and name of the units whose stage is given by hand.
+
+    Args:
+        chain: the units.
+        stages: number of stages.
+
+    Raises:
+        PlacementError: there is no such stage.
+    """
+    placed = [(stage, name) for stage, name in zip(chain.manual, chain.names, strict=False) if stage is not None]
+    for stage, name in placed:
+        if not 0 <= stage < stages:
+            raise PlacementError(
+                f"{name!r} was placed on partition {stage}. There are {stages}: use 0 to {stages - 1}."
+            )
+    return placed
+
+
+def check_units(names: Sequence[str], stages: int) -> None:
+    """Refuses more stages than there are units.
+
+    Args:
+        names: of the units.
+        stages: number of stages.
+
+    Raises:
+        PlacementError: some stage would be without a unit.
+    """
+    count = len(names)
+    if stages > count:
+        listed = ", ".join(names[:_MOST_NAMES]) + (f", … {count - _MOST_NAMES} more" if count > _MOST_NAMES else "")
+        raise PlacementError(
+            f"The model has {count} unit{'s' if count != 1 else ''} that can be put on different partitions "
+            f"({listed}), and every partition needs at least one. Received: partitions={stages}; the largest possible "
+            f"is {count}. Use fewer partitions, or build the model of more layers."
+        )

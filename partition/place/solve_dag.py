@@ -1,0 +1,172 @@
+"""Place the units of a graph in stages: the best of all placements, and how good that is proved to be.
+
+A chain is cut at points of one topological order; here every unit has a stage of its own, and the only rule is that
+data flows to the same or to a later stage:
+
+    order    a  b  c  d            a ─▶ c            stage 0   a  c
+    cut      a  b │ c  d           b ─▶ d            stage 1   b  d      nothing crosses, as no cut of the order has it
+
+The costs are those of `solve_chain`: compute and transfers for time, weights and stash for memory. It is an integer
+program (`integer_program`), solved from the best cut on; where time runs out, the bound it has proved is told.
+
+Source:
+    Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020), section 5: the
+    integer program for contiguous splits; here with ownership of shared weights and stashes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.place.placement import Chain, Chunks, Placement, Ranks, costed, in_flight_of
+
+#: Units times stages; more take longer than anybody waits for a plan.
+MOST_CHOICES = 20_000
+#: Seconds by the clock, for each one that a solver may take by its own count, and for its start.
+_PATIENCE, _START = 5.0, 60.0
+#: Runs a file without its folder among those of modules, one of which has a name of the standard library.
+_RUN = "import runpy, sys; sys.path.pop(0); runpy.run_path(sys.argv[1], run_name='__main__')"
+
+
+@dataclass(frozen=True)
+class DagProblem:
+    """What is to be placed: units on exactly `stages` stages, none empty, each not before what it needs.
+
+    Args:
+        chain: the units with their costs, and the stages that are given.
+        needs: pairs of units, the second of which needs something of the first.
+        stages: number of stages.
+        objective: "speed": least sum(c) + (microbatches - 1) max(c) over the stages' times c; "memory": least bytes on
+            the fullest stage.
+        microbatches: per step.
+        in_flight: microbatches whose stash a stage holds at once; None for what 1F1B keeps.
+        ranks: how these differ, and what they may need; None where they are alike and may need anything.
+        hint: a placement to begin with, such as the best cut of a chain.
+        within: the first and the last stage of every unit, in placements that are wanted; None for any.
+    """
+
+    chain: Chain
+    needs: tuple[tuple[int, int], ...]
+    stages: int
+    objective: str = "memory"
+    microbatches: int = 1
+    in_flight: tuple[int, ...] | None = None
+    ranks: Ranks | None = None
+    hint: tuple[int, ...] | None = None
+    within: tuple[list[int], list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class DagSolution(Placement):
+    """A placement of units, with what is proved of it.
+
+    Args:
+        bound: the score of no placement is smaller.
+    """
+
+    bound: float = 0.0
+
+
+def solve_dag(problem: DagProblem, seconds: float = 10.0) -> DagSolution | None:
+    """The best placement of the units of a graph.
+
+    Args:
+        problem: what is to be placed.
+        seconds: when to stop looking, about. Counted in work, not by a clock: the same graph gives the same result.
+
+    Returns:
+        The best placement found; None where none was in this time, or where there is none.
+
+    Raises:
+        PlacementError: OR-tools is not installed, the solver failed, or the graph is too large to look.
+
+    Example:
+        >>> problem = DagProblem(Chain(("a", "b", "c", "d"), (1.0,) * 4), ((0, 2), (1, 3)), 2, "speed")
+        >>> solve_dag(problem).times
+        (2.0, 2.0)
+    """
+    return solve_dags([problem], seconds)[0]
+
+
+def solve_dags(problems: Sequence[DagProblem], seconds: float = 10.0) -> list[DagSolution | None]:
+    """`solve_dag` of several problems, for which the solver is started once.
+
+    Args:
+        problems: what is to be placed.
+        seconds: for each of them.
+
+    Returns:
+        The solution of each.
+
+    Raises:
+        PlacementError: as `solve_dag`.
+    """
+    for problem in problems:
+        units = len(problem.chain.names)
+        if units * problem.stages > MOST_CHOICES:
+            raise PlacementError(
+                f"a placement is looked for among at most {MOST_CHOICES} choices, units times partitions, and here are "
+                f"{units} units on {problem.stages} partitions"
+            )
+    if importlib.util.find_spec("ortools") is None:
+        raise PlacementError("OR-tools is not installed (pip install ortools)")
+    records = [_record(problem) for problem in problems]
+    asked = json.dumps({"seconds": seconds, "clock": _PATIENCE * seconds, "problems": records})
+    program = [sys.executable, "-c", _RUN, str(Path(__file__).with_name("integer_program.py"))]
+    try:
+        answer = subprocess.run(
+            program, input=asked, capture_output=True, text=True, timeout=_START + _PATIENCE * seconds * len(problems)
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PlacementError(f"the solver did not end within {error.timeout:.0f} s") from None
+    except OSError as error:
+        raise PlacementError(f"the solver cannot be started: {error}") from None
+    if answer.returncode:
+        last = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise PlacementError(f"the solver ended with status {answer.returncode}: {last}")
+    try:
+        found = json.loads(answer.stdout)
+    except json.JSONDecodeError:
+        raise PlacementError(f"the solver did not answer in JSON: {answer.stdout[:100]!r}") from None
+    return [_solution(problem, one) for problem, one in zip(problems, found, strict=True)]
+
+
+def _record(problem: DagProblem) -> dict[str, Any]:
+    """A problem as the solver reads it: units and weights by number."""
+    chain, ranks = problem.chain, problem.ranks or Ranks.alike(problem.stages)
+    return {
+        "objective": problem.objective,
+        "microbatches": problem.microbatches,
+        "in_flight": in_flight_of(problem.stages, problem.microbatches, problem.in_flight),
+        "times": chain.times,
+        "manual": chain.manual,
+        "needs": problem.needs,
+        "seconds_per_byte": chain.seconds_per_byte,
+        "flows": [(flow.producer, flow.consumers, flow.nbytes) for flow in chain.flows],
+        "stashes": [(stash.readers, stash.nbytes) for stash in chain.stashes],
+        "weights": [(w.users, w.stored, w.copied, w.value + (w.gradient and w.value)) for w in chain.weights],
+        "speed": ranks.speed,
+        "link": ranks.link,
+        "limits": ranks.memory,
+        "hint": problem.hint,
+        "within": problem.within,
+    }
+
+
+def _solution(problem: DagProblem, found: dict[str, Any]) -> DagSolution | None:
+    if not found["found"]:
+        return None
+    chain = problem.chain
+    held = in_flight_of(problem.stages, problem.microbatches, problem.in_flight)
+    owners = {chain.weights[int(number)].variable: stage for number, stage in found["owners"].items()}
+    best = costed(chain, found["stage_of"], owners, problem.microbatches, Chunks.one_each(held), problem.ranks)
+    bound = min(found["bound"], best.score(problem.objective, problem.microbatches))
+    return DagSolution(best.chunk_of, best.owners, best.times, best.memory, bound=bound)

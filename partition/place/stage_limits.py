@@ -1,0 +1,227 @@
+"""On which stages a unit can be where no stage has more than so much, and how little every placement needs at least.
+
+What a unit needs comes before it, on the same or an earlier stage, and has to fit there; so has what needs it, behind:
+
+    units, by bytes    a 4 ─▶ b 5 ─▶ c 4 ─▶ e 3        no stage has more than 10, there are two:
+                              └────▶ d 2 ───┘
+    first stage        a 0    b 0    c 1    e 1         before c there are a and b, with it 13
+                                     d 1                and before d as well: 11
+    last stage         a 0    b 0    c 1    e 1         behind b there are c, d and e, with it 14
+
+Where a unit finds no stage, no placement is that small. The largest limit of which this is known is a bound for all
+placements, proved without looking for one; and a solver that looks has less to decide.
+
+Source:
+    Earliest and latest stations of assembly lines: Scholl and Becker, "State-of-the-art exact and heuristic solution
+    procedures for simple assembly line balancing" (European Journal of Operational Research 168, 2006);
+    here with loads that depend on the stage, and what several units share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smp_tf.partition.place.placement import Chain, Ranks
+
+#: Units whose needs are held as a table of all pairs.
+MOST_UNITS = 3000
+#: Halvings of the distance to the best bound.
+_STEPS = 8
+#: Rounding of sums does not make a unit too large.
+_SLACK = 1e-9
+#: Rows of the table that are looked at together.
+_ROWS = 128
+
+_Flags = NDArray[np.bool_]
+_Stages = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What units bring to a stage: each its own, and sets of them something together, where at least one is there.
+
+    Args:
+        alone: per stage and unit.
+        together: per stage and set.
+        members: of all sets, one set after the other.
+        begins: where each set begins in `members`.
+        most: of each stage, or None for what is asked.
+    """
+
+    alone: NDArray[np.float64]
+    together: NDArray[np.float64]
+    members: _Stages
+    begins: _Stages
+    most: Sequence[float | None]
+
+    def fit(self, stage: int, units: _Flags, limit: float | None) -> _Flags:
+        """Whether sets of units, one a row, fit on a stage together with nothing else."""
+        given = [most for most in (self.most[stage], limit) if most is not None]
+        if not given:
+            return np.ones(len(units), bool)
+        brought = units @ self.alone[stage]
+        if len(self.begins):
+            some = np.logical_or.reduceat(units[:, self.members], self.begins, axis=1)
+            brought = brought + some @ self.together[stage]
+        return np.asarray(brought <= min(given) * (1 + _SLACK))
+
+
+class StageLimits:
+    """On which stages units can be.
+
+    Args:
+        chain: the units in topological order, with their costs.
+        needs: pairs of units, the second of which needs something of the first.
+        in_flight: microbatches whose stash each stage holds.
+        ranks: how these differ, and the bytes that they may need.
+        objective: what is limited: "memory", the bytes of a stage, or "speed", its seconds of compute.
+
+    Example:
+        >>> chain = Chain(("a", "b", "c"), (4.0, 5.0, 4.0))
+        >>> limits = StageLimits(chain, [(0, 1), (1, 2)], (1, 1), Ranks.alike(2), "speed")
+        >>> limits.within(9.0)
+        ([0, 0, 1], [0, 0, 1])
+        >>> limits.within(8.0) is None
+        True
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        needs: Iterable[tuple[int, int]],
+        in_flight: Sequence[int],
+        ranks: Ranks,
+        objective: str,
+    ) -> None:
+        self._stages = len(in_flight)
+        self._is_speed = objective == "speed"
+        self._before = _closure(len(chain.names), needs)
+        # The same from the other end, where the last unit is the first.
+        self._behind = np.ascontiguousarray(self._before.T[::-1, ::-1])
+        held = _held(chain, in_flight, ranks.memory)
+        self._loads = [_computed(chain, ranks.speed), held] if self._is_speed else [held]
+
+    def within(self, limit: float) -> tuple[list[int], list[int]] | None:
+        """The first and the last stage of every unit, in any placement of which no stage has more.
+
+        Args:
+            limit: bytes, or seconds of compute.
+
+        Returns:
+            The two lists; None where there is no such placement.
+        """
+        forwards = list(range(self._stages))
+        first: _Stages = np.zeros(len(self._before), np.int64)
+        last = first + self._stages - 1
+        # What one end leaves is less for the other.
+        for _ in range(2):
+            found = self._earliest(self._before, forwards, self._stages - 1 - last, limit)
+            if found is None:
+                return None
+            first = found
+            # From the other end units and stages are counted backwards.
+            found = self._earliest(self._behind, forwards[::-1], first[::-1], limit)
+            if found is None:
+                return None
+            last = self._stages - 1 - found[::-1]
+            if (first > last).any():
+                return None
+        return first.tolist(), last.tolist()
+
+    def least(self, low: float, high: float, worth: float) -> float:
+        """A number that the fullest stage of no placement is below.
+
+        Args:
+            low: one that is known.
+            high: what the fullest stage of a placement has.
+            worth: what is nearer to `high` than this is near enough.
+        """
+        if self._is_too_little(high - worth):
+            return high - worth
+        for _ in range(_STEPS):
+            if high - low <= worth:
+                break
+            middle = (low + high) / 2
+            if self._is_too_little(middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _is_too_little(self, limit: float) -> bool:
+        return self.within(limit) is None
+
+    def _earliest(self, before: _Flags, stages: Sequence[int], from_end: _Stages, limit: float) -> _Stages | None:
+        """For every unit, how many stages come before the first that it can be on.
+
+        Args:
+            before: for each unit, itself and all that must come before it, which have smaller numbers.
+            stages: in the order in which they are filled; where that is backwards, so are the units.
+            from_end: for each unit, how many stages come behind the last that it can be on.
+            limit: of each stage.
+        """
+        count, backwards = len(before), stages[0] > stages[-1]
+        found: _Stages = np.full(count, len(stages), np.int64)
+        for at, stage in enumerate(stages):
+            left = found == len(stages)
+            # What cannot be on an earlier stage, nor on a later one.
+            surely = left & (len(stages) - 1 - from_end <= at)
+            too_much = np.zeros(count, bool)
+            rows = np.flatnonzero(left)
+            for block in (rows[begin : begin + _ROWS] for begin in range(0, len(rows), _ROWS)):
+                # Where something before a unit does not fit, neither does the unit.
+                open_rows = block[~(before[block] & too_much).any(axis=1)]
+                units = (before[open_rows] & left) | surely
+                fits = np.ones(len(open_rows), bool)
+                for load, most in zip(self._loads, (limit, None), strict=False):
+                    fits &= load.fit(stage, units[:, ::-1] if backwards else units, most)
+                found[open_rows[fits]] = at
+                too_much[open_rows[~fits]] = True
+        return None if (found == len(stages)).any() else found
+
+
+def _closure(count: int, needs: Iterable[tuple[int, int]]) -> _Flags:
+    """For every unit, itself and all that it needs, directly or not."""
+    direct: list[list[int]] = [[] for _ in range(count)]
+    for before, after in needs:
+        direct[after].append(before)
+    found: _Flags = np.eye(count, dtype=bool)
+    for unit in range(count):
+        for before in direct[unit]:
+            found[unit] |= found[before]
+    return found
+
+
+def _computed(chain: Chain, speed: Sequence[float]) -> _Load:
+    times = np.asarray(chain.times)
+    alone = np.stack([times / one for one in speed])
+    none: Any = np.zeros(0, np.int64)
+    return _Load(alone, np.zeros((len(speed), 0)), none, none, [None] * len(speed))
+
+
+def _held(chain: Chain, in_flight: Sequence[int], memory: Sequence[float | None]) -> _Load:
+    """Weights and stashes; of a weight of several units at least the copy that each stage has."""
+    weights: dict[tuple[int, ...], float] = {}
+    stashes: dict[tuple[int, ...], float] = {}
+    for weight in chain.weights:
+        users = tuple(sorted(set(weight.users)))
+        weights[users] = weights.get(users, 0.0) + (weight.stored if len(users) == 1 else weight.copied)
+    for stash in chain.stashes:
+        readers = tuple(sorted(set(stash.readers)))
+        stashes[readers] = stashes.get(readers, 0.0) + stash.nbytes
+    alone = np.zeros((len(in_flight), len(chain.names)))
+    sets = sorted(users for users in {*weights, *stashes} if len(users) > 1)
+    together = np.zeros((len(in_flight), len(sets)))
+    for stage, held in enumerate(in_flight):
+        for users in {*weights, *stashes}:
+            if len(users) == 1:
+                alone[stage, users[0]] = weights.get(users, 0.0) + held * stashes.get(users, 0.0)
+        together[stage] = [weights.get(users, 0.0) + held * stashes.get(users, 0.0) for users in sets]
+    members = np.asarray([unit for users in sets for unit in users], np.int64)
+    begins = np.cumsum([0, *map(len, sets)])[:-1]
+    return _Load(alone, together, members, begins, memory)

@@ -1,0 +1,408 @@
+"""The plan: which chunk has which unit and owns which variable, which stage runs it, and what that is forecast to cost.
+
+A plan is data. Rank 0 makes it, the others receive it as text, the report prints it, and a file keeps what people may
+want to read and to change of it (`plan_file`):
+
+    Units, Costs, Placement ──▶ Plan ──▶ JSON ──▶ Plan ──▶ chunks of the units of another trace
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.place.placement import Chunks, Placement
+from smp_tf.partition.place.slot_shares import Sized, fullest_share
+from smp_tf.partition.plan.json_record import record_from
+from smp_tf.partition.units.cost import Costs
+from smp_tf.partition.units.units import Unit
+
+VERSION = 3
+#: No plan is larger: a thousand layers and their variables take about 0.3 MiB.
+MAX_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class StageForecast:
+    """What one stage is expected to hold, to do and to send.
+
+    Args:
+        units: number of units.
+        parameters: numbers in the trainable and other variables it owns.
+        weight_bytes: bytes of those, and of its copies of other stages' variables.
+        gradient_bytes: bytes in which gradients are accumulated.
+        slot_bytes: bytes of optimizer slots; where replicas share them, of those of the replica that has most.
+        in_flight: microbatches whose stash it holds at once, of each of its chunks.
+        stash_bytes: bytes of all of these.
+        transport_bytes: bytes of what was received and is not read yet, of what is not sent yet, and of what gradients
+            are averaged through; 0 before the cut.
+        working_bytes: bytes of the batch and of tensors that live within one task only; 0 before the cut.
+        time_share: its share of the compute time of all stages, 0 to 1.
+        sent_forward, sent_backward: bytes per microbatch to later and to earlier chunks.
+        messages_forward, messages_backward: tensors per microbatch to later and to earlier chunks.
+        largest: the unit that has most of what is balanced, among those of the stage.
+        largest_share: its share of that, 0 to 1.
+        gradients_on_host, slots_on_host: whether these are in the host's memory instead of the device's.
+    """
+
+    units: int
+    parameters: int
+    weight_bytes: int
+    gradient_bytes: int
+    slot_bytes: int
+    in_flight: int
+    stash_bytes: int
+    transport_bytes: int
+    working_bytes: int
+    time_share: float
+    sent_forward: int
+    sent_backward: int
+    messages_forward: int
+    messages_backward: int
+    largest: str = ""
+    largest_share: float = 0.0
+    gradients_on_host: bool = False
+    slots_on_host: bool = False
+
+    @property
+    def stored_bytes(self) -> int:
+        """All bytes it holds at its fullest."""
+        return self.constant_bytes + self.stash_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Those of them in the host's memory instead of the device's."""
+        return self.gradients_on_host * self.gradient_bytes + self.slots_on_host * self.slot_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Those of them in the device's memory."""
+        return self.stored_bytes - self.host_bytes
+
+    @property
+    def constant_bytes(self) -> int:
+        """Those that do not follow the microbatches under way."""
+        stored = self.weight_bytes + self.gradient_bytes + self.slot_bytes
+        return stored + self.transport_bytes + self.working_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SharedVariable:
+    """A variable that several units use.
+
+    Args:
+        name: the variable.
+        owner: stage that stores it.
+        copies: other stages that use it: each receives the value and returns a gradient once per
+            step. Empty when all uses were put on the owner.
+        nbytes: bytes of the value.
+    """
+
+    name: str
+    owner: int
+    copies: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placement of a model over stages.
+
+    Args:
+        stages: number of stages.
+        microbatches: number of microbatches it was made for.
+        schedule: the schedule it was made for: its name, or the text of one that has none.
+        objective: what was balanced, "memory" or "speed".
+        fingerprint: hash of the step it was made for.
+        placement: the stage of every chunk; where each stage has one chunk, 0, 1, 2 and so on.
+        units: chunk of every unit, by name, in topological order.
+        owners: chunk of every variable of the model, by name.
+        shared: variables with more than one user.
+        forecast: one entry a stage.
+        defaulted: op types whose cost was guessed.
+        reasons: what decided the placement besides the stage that has most, one sentence each.
+        gap: by how much what was balanced is less at most in any other placement, as a share; None where nothing is
+            proved, as of a placement that was given.
+        recompute: for units whose forward is made again in backward, the group of units that are so together, by name.
+    """
+
+    stages: int
+    microbatches: int
+    schedule: str
+    objective: str
+    fingerprint: str
+    placement: tuple[int, ...]
+    units: dict[str, int]
+    owners: dict[str, int]
+    shared: tuple[SharedVariable, ...] = ()
+    forecast: tuple[StageForecast, ...] = ()
+    defaulted: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    gap: float | None = None
+    recompute: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The plan as text: stable, one unit and one variable a line."""
+        fields = {"version": VERSION, **dataclasses.asdict(self)}
+        return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read a plan.
+
+        Args:
+            text: what `to_json` gave.
+
+        Returns:
+            An equal plan.
+
+        Raises:
+            PlacementError: it is too long, not JSON, of another version, or a field is missing,
+                unknown or mistyped.
+        """
+        if len(text.encode()) > MAX_BYTES:
+            raise PlacementError(f"A plan has at most {MAX_BYTES} bytes. Received: {len(text.encode())} bytes.")
+        try:
+            fields = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise PlacementError(f"A plan must be JSON. {error}.") from None
+        if not isinstance(fields, dict):
+            raise PlacementError(f"A plan must be a JSON object. Received: {type(fields).__name__}.")
+        version = fields.pop("version", None)
+        if version != VERSION:
+            raise PlacementError(
+                f"This release reads plans of version {VERSION}. Received: version {version!r}. Make the plan anew."
+            )
+        plan = record_from(cls, fields, "the plan")
+        chunks = len(plan.placement)
+        if sorted(set(plan.placement)) != list(range(plan.stages)) or len(plan.forecast) not in (0, plan.stages):
+            raise PlacementError(
+                f"A plan of {plan.stages} stages must have chunks on stages 0 to {plan.stages - 1} and forecast each. "
+                f"Received: chunks on {plan.placement}, forecasts: {len(plan.forecast)}."
+            )
+        wrong = [chunk for chunk in (*plan.units.values(), *plan.owners.values()) if not 0 <= chunk < chunks]
+        if wrong:
+            raise PlacementError(f"A plan of {chunks} chunks must name chunks 0 to {chunks - 1}. Received: {wrong[0]}.")
+        return plan
+
+    @property
+    def schedule_name(self) -> str:
+        """The schedule in a word or two."""
+        return "own schedule" if self.schedule[:1].isdigit() else self.schedule
+
+    @property
+    def has_one_chunk_each(self) -> bool:
+        """Whether each stage has one chunk, and the chunks are in the order of the stages."""
+        return self.placement == tuple(range(self.stages))
+
+    def stage_of(self, name: str) -> int:
+        """Stage of the unit with a name."""
+        return self.placement[self.units[name]]
+
+    def stages_of(self, units: Iterable[Unit]) -> tuple[int, ...]:
+        """Stage of each of the given units, by name.
+
+        Raises:
+            PlacementError: as `chunks_of`.
+        """
+        return tuple(self.placement[chunk] for chunk in self.chunks_of(units))
+
+    def chunks_of(self, units: Iterable[Unit]) -> tuple[int, ...]:
+        """Chunk of each of the given units, by name.
+
+        Raises:
+            PlacementError: a unit is not in the plan: it was made for another model.
+        """
+        found = []
+        for unit in units:
+            if unit.name not in self.units:
+                raise PlacementError(
+                    f"The plan does not say where {unit.name!r} goes: it was made for another "
+                    f"model. "
+                    f"It names {len(self.units)} layers, the first of them "
+                    f"{next(iter(self.units), None)!r}."
+                )
+            found.append(self.units[unit.name])
+        return tuple(found)
+
+
+def make_plan(
+    graph: OpGraph,
+    units: Sequence[Unit],
+    costs: Costs,
+    solution: Placement,
+    *,
+    chunks: Chunks,
+    microbatches: int,
+    schedule: str,
+    objective: str,
+    fingerprint: str,
+    owners: Mapping[int, int] | None = None,
+    gap: float | None = None,
+    speed: Sequence[float] | None = None,
+    slot_shares: int = 1,
+) -> Plan:
+    """Write down a placement with its forecast.
+
+    Args:
+        graph: the step.
+        units: its units.
+        costs: their costs.
+        solution: the placement.
+        chunks: where these are, and what stages keep.
+        microbatches: number of microbatches the cuts were made for.
+        schedule: name of the schedule they were made for.
+        objective: "memory" or "speed".
+        fingerprint: hash of the step.
+        owners: chunks of all variables of the model, where they are known better than from the
+            cuts, such as those of variables that no unit uses.
+        gap: by how much other placements are better at most; see `Plan`.
+        speed: of the ranks of all stages, in times of that of the costs; None where they are alike.
+        slot_shares: among how many replicas the slots of a stage are shared; the costs are of equal shares.
+
+    Returns:
+        The plan; its forecast is estimated from op types and shapes.
+    """
+    owner_of = {**solution.owners, **(owners or {})}
+    shared = []
+    for weight in costs.weights:
+        if len(weight.users) > 1:
+            used_on = {solution.stage_of[u] for u in weight.users}
+            owner = chunks.placement[owner_of[weight.variable]]
+            name = graph.variables[weight.variable].name
+            shared.append(SharedVariable(name, owner, tuple(sorted(used_on - {owner})), int(weight.value)))
+    largest = _largest(units, costs, solution, chunks, objective)
+    speeds = speed or (1.0,) * chunks.stages
+    forecast = _forecast(graph, costs, solution, owner_of, chunks, largest, speeds, slot_shares)
+    return Plan(
+        stages=chunks.stages,
+        microbatches=microbatches,
+        schedule=schedule,
+        objective=objective,
+        fingerprint=fingerprint,
+        placement=chunks.placement,
+        units={unit.name: solution.chunk_of[unit.index] for unit in units},
+        owners={graph.variables[v].name: chunk for v, chunk in sorted(owner_of.items())},
+        shared=tuple(shared),
+        forecast=forecast,
+        defaulted=costs.defaulted,
+        gap=gap,
+        recompute={u.name: group for u, group in zip(units, costs.groups, strict=False) if group is not None},
+    )
+
+
+def _forecast(
+    graph: OpGraph,
+    costs: Costs,
+    solution: Placement,
+    owner_of: Mapping[int, int],
+    chunks: Chunks,
+    largest: Sequence[tuple[str, float]],
+    speed: Sequence[float],
+    slot_shares: int,
+) -> tuple[StageForecast, ...]:
+    """Costs summed per stage; a tensor counts once for each stage that receives or keeps it."""
+    stages, in_flight = chunks.stages, chunks.in_flight
+    stage_of, chunk_of = solution.stage_of, solution.chunk_of
+    sums: dict[str, list[float]] = {
+        name: [0.0] * stages for name in ("weight", "gradient", "time", "parameter", "unit")
+    }
+    trained = {gradient.variable for gradient in graph.gradients}
+    shared: list[list[Sized]] = [[] for _ in range(stages)]
+    slots: list[list[float]] = [[] for _ in range(stages)]
+    stash_of = [0.0] * len(chunks.placement)
+    sent = {True: [[0, 0.0] for _ in range(stages)], False: [[0, 0.0] for _ in range(stages)]}
+    for unit, cost in enumerate(costs.units):
+        sums["time"][stage_of[unit]] += (cost.time_forward + cost.time_backward) / speed[stage_of[unit]]
+        sums["unit"][stage_of[unit]] += 1
+    for weight in costs.weights:
+        owner = chunks.placement[owner_of[weight.variable]]
+        shape = graph.variables[weight.variable].type.shape or ()
+        count = 1
+        for dim in shape:
+            count *= dim or 1
+        sums["parameter"][owner] += count
+        if weight.variable in trained:
+            # One whose shape is open is not cut.
+            rows = shape[0] if shape and None not in shape else None
+            shared[owner].append(Sized(weight.value, rows or 1))
+            slots[owner].append(weight.slots * slot_shares)
+        for stage in {owner} | {stage_of[u] for u in weight.users}:
+            sums["weight"][stage] += weight.value
+            sums["gradient"][stage] += weight.gradient
+    for stash in costs.stashes:
+        for chunk in {solution.chunk_of[r] for r in stash.readers}:
+            stash_of[chunk] += stash.nbytes
+    held = chunks.stash(stash_of)
+    for flow in costs.flows:
+        source = stage_of[flow.producer]
+        for target in {stage_of[c] for c in flow.consumers} - {source}:
+            first = min(chunk_of[c] for c in flow.consumers if stage_of[c] == target)
+            ahead = first > chunk_of[flow.producer]
+            sent[ahead][source][0] += 1
+            sent[ahead][source][1] += flow.nbytes
+    whole = sum(sums["time"]) or 1.0
+    return tuple(
+        StageForecast(
+            units=int(sums["unit"][r]),
+            parameters=int(sums["parameter"][r]),
+            weight_bytes=int(sums["weight"][r]),
+            gradient_bytes=int(sums["gradient"][r]),
+            slot_bytes=round(fullest_share(shared[r], slots[r], slot_shares)),
+            in_flight=in_flight[r],
+            stash_bytes=int(held[r]),
+            transport_bytes=0,
+            working_bytes=0,
+            time_share=round(sums["time"][r] / whole, 4),
+            sent_forward=int(sent[True][r][1]),
+            sent_backward=int(sent[False][r][1]),
+            messages_forward=int(sent[True][r][0]),
+            messages_backward=int(sent[False][r][0]),
+            largest=largest[r][0],
+            largest_share=largest[r][1],
+            gradients_on_host=any(weight.is_gradient_on_host for weight in costs.weights),
+            slots_on_host=any(weight.are_slots_on_host for weight in costs.weights),
+        )
+        for r in range(stages)
+    )
+
+
+def _largest(
+    units: Sequence[Unit], costs: Costs, solution: Placement, chunks: Chunks, objective: str
+) -> list[tuple[str, float]]:
+    """Of each stage, the unit that has most of what is balanced, and its share of it."""
+    stored = {w.variable: w.stored for w in costs.weights}
+    most = chunks.most_of_each
+
+    def weight(unit: Unit) -> float:
+        cost = costs.units[unit.index]
+        if objective == "speed":
+            return cost.time_forward + cost.time_backward
+        kept = most[solution.chunk_of[unit.index]] * cost.stash_bytes
+        return sum(stored[v] for v in cost.variables) + kept
+
+    found = []
+    for stage in range(chunks.stages):
+        inside = [unit for unit in units if solution.stage_of[unit.index] == stage]
+        largest = max(inside, key=weight, default=None)
+        total = sum(map(weight, inside))
+        found.append(("", 0.0) if largest is None or not total else (largest.name, round(weight(largest) / total, 4)))
+    return found
+
+
+def as_bytes(count: float, up: bool = False) -> str:
+    """Bytes for people, such as "3.1 GiB".
+
+    Args:
+        count: how many.
+        up: round up, so that what is said is enough.
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{math.ceil(count / size * 10) / 10 if up else count / size:.1f} {unit}"
+    return f"{int(count)} B"

@@ -1,0 +1,247 @@
+"""The plan as a table for people."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from smp_tf.partition.plan.plan import Plan, StageForecast, as_bytes
+from smp_tf.partition.units.units import AFTER_MODEL
+
+#: A gap that rounds to 0.0 % is none.
+_NO_GAP = 0.0005
+
+
+def heading(plan: Plan) -> str:
+    """What was asked for, in a line.
+
+    Args:
+        plan: the plan.
+    """
+    balanced = "stored bytes" if plan.objective == "memory" else "time per microbatch"
+    partitions = "1 partition" if plan.stages == 1 else f"{plan.stages} partitions"
+    microbatches = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
+    return f"{partitions}, {microbatches}, {plan.schedule_name}, balanced by {balanced}"
+
+
+def render(plan: Plan, width: int = 100, color: bool = False) -> str:
+    """The plan as text: a row per stage, then what else there is to know.
+
+    Args:
+        plan: the plan, with its forecast.
+        width: columns of the terminal.
+        color: mark the heading with terminal codes.
+
+    Returns:
+        Lines, each at most `width` wide.
+
+    Example:
+        >>> print(render(plan, width=100))
+    """
+    table = Table(title=heading(plan), title_justify="left", expand=False)
+    table.add_column("stage", justify="right")
+    table.add_column("layers", overflow="fold", ratio=1)
+    for name in (
+        "parameters",
+        "weights\n+ slots",
+        "stash\nin flight",
+        "memory\nin all",
+        "time",
+        "sent\nper microbatch",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    names = layer_names(plan)
+    for stage, row in enumerate(plan.forecast):
+        table.add_row(
+            str(stage),
+            names[stage],
+            f"{row.parameters:,}",
+            f"{as_bytes(row.weight_bytes)}\n+ {as_bytes(row.slot_bytes)}",
+            f"{as_bytes(row.stash_bytes)}\n{row.in_flight} ×",
+            as_bytes(row.device_bytes),
+            f"{row.time_share:.0%}",
+            sent(row),
+        )
+    text = io.StringIO()
+    console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
+    console.print(table)
+    if plan.shared:
+        console.print(shared_table(plan))
+    for line in remarks(plan):
+        console.print(line, markup=False, highlight=False, soft_wrap=False)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def sent(row: StageForecast) -> str:
+    """What a stage sends per microbatch, a line to later stages and one to earlier ones; "-" for nothing.
+
+    Args:
+        row: the stage's forecast.
+    """
+    lines = [f"{as_bytes(row.sent_forward)} →"] * (row.sent_forward > 0)
+    lines += [f"← {as_bytes(row.sent_backward)}"] * (row.sent_backward > 0)
+    return "\n".join(lines) or "-"
+
+
+def shared_table(plan: Plan) -> Table:
+    """The weights that several layers use, a row each: where they are stored, and where copies of them are.
+
+    Args:
+        plan: the plan.
+    """
+    table = Table(title="shared weights", title_justify="left")
+    table.add_column("weight", overflow="fold")
+    for name in ("size", "stage", "copies on"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, size, stage, copies in shared_rows(plan):
+        table.add_row(Text(name), size, stage, copies)
+    return table
+
+
+def shared_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
+    """Of every weight that several layers use: its name, its size, its stage, and the stages that have copies of it.
+
+    Args:
+        plan: the plan.
+    """
+    return [
+        (
+            shared.name,
+            as_bytes(shared.nbytes),
+            str(shared.owner),
+            ", ".join(map(str, shared.copies)) or "-",
+        )
+        for shared in plan.shared
+    ]
+
+
+def remarks(plan: Plan) -> list[str]:
+    """What the tables have no column for: copies, what is on the host, why it is so, and what is proved of it.
+
+    Args:
+        plan: the plan, with its forecast.
+
+    Returns:
+        Sentences, each with a word for what it is about.
+    """
+    lines = []
+    if any(shared.copies for shared in plan.shared):
+        lines.append("shared: once per step a copy is sent the value, and its gradient is sent back")
+    lines.extend(f"on the host: {line}" for line in on_host(plan))
+    lines.extend(f"why: {reason}" for reason in reasons(plan))
+    lines.extend(f"proved: {line}" for line in proved(plan))
+    if plan.defaulted:
+        lines.append("cost guessed for: " + ", ".join(plan.defaulted))
+    return lines
+
+
+def reasons(plan: Plan) -> tuple[str, ...]:
+    """What decided the placement, one sentence each: first the stage that limits it.
+
+    Args:
+        plan: the plan, with its forecast.
+    """
+    if len(plan.forecast) < 2:
+        return plan.reasons
+    if plan.objective == "speed":
+        stage, row = max(enumerate(plan.forecast), key=lambda at: at[1].time_share)
+        said, of = f"stage {stage} takes the longest, {row.time_share:.0%} of the compute time", "of that"
+    else:
+        stage, row = max(enumerate(plan.forecast), key=lambda at: at[1].device_bytes)
+        said, of = f"stage {stage} stores the most, {as_bytes(row.device_bytes)}", "of what layers keep there"
+    if row.units == 1 and row.largest:
+        said += f"; {row.largest} is alone there"
+    elif row.largest_share > 0.5:
+        said += f"; {row.largest} alone is {row.largest_share:.0%} {of}"
+    return (said, *plan.reasons)
+
+
+def on_host(plan: Plan) -> tuple[str, ...]:
+    """What is in the hosts' memory instead of the devices', in one sentence; nothing where nothing is.
+
+    Args:
+        plan: the plan, with its forecast.
+    """
+    if not any(row.host_bytes for row in plan.forecast):
+        return ()
+    what = "gradients and slots" if plan.forecast[0].slots_on_host else "gradients"
+    sizes = ", ".join(f"{as_bytes(row.host_bytes)} of stage {stage}" for stage, row in enumerate(plan.forecast))
+    return (f"{what}, {sizes}; memory in all is that of the device without them",)
+
+
+def proved(plan: Plan) -> tuple[str, ...]:
+    """What other placements of the same units could gain, by what is known before a cut; nothing where nothing is.
+
+    Args:
+        plan: the plan.
+    """
+    if plan.gap is None or plan.stages == 1:
+        return ()
+    if plan.objective == "speed":
+        none, some, what = "makes the step shorter", "shorter", "makes the step"
+        by = "by the times of layers"
+    else:
+        none, some, what = "has less on its fullest stage", "less on its fullest stage", "has"
+        by = "of weights, gradients, slots and stash"
+    if plan.gap < _NO_GAP:
+        return (f"no other placement {none}, {by}",)
+    return (f"any other placement {what} at most {plan.gap:.1%} {some}, {by}",)
+
+
+def layer_names(plan: Plan) -> list[str]:
+    """The layers of each stage in a few words, such as "embedding … block_3/attention (14)", a run for each chunk.
+
+    A layer that is cut is named by the layers in it.
+    """
+    chunks: list[list[str]] = [[] for _ in plan.placement]
+    for name, chunk in plan.units.items():
+        chunks[chunk].append(name)
+    around = _around([name for name in plan.units if name != AFTER_MODEL])
+    where: dict[str, set[int]] = {}
+    for name, chunk in plan.units.items():
+        for path in _paths(name, around):
+            where.setdefault(path, set()).add(chunk)
+
+    def shown(name: str) -> str:
+        paths = _paths(name, around)
+        return next((path for path in paths if len(where[path]) == 1), paths[-1])
+
+    stages: list[list[str]] = [[] for _ in range(plan.stages)]
+    for stage, names in zip(plan.placement, chunks, strict=True):
+        stages[stage].append(_first_and_last([shown(n) for n in names], len(names)))
+    return [" │ ".join(shown) for shown in stages]
+
+
+def _around(names: Sequence[str]) -> int:
+    """How many parts of their paths all units have in common: the model, and one that it wraps."""
+    paths = [name.partition(" + ")[0].split("/")[:-1] for name in names]
+    same = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    return sum(1 for _ in same)
+
+
+def _paths(name: str, around: int) -> list[str]:
+    """The layers that a unit is in, outermost first, and itself, each by its path within what is around all units.
+
+    Of several models they begin with the model's name.
+    """
+    if name == AFTER_MODEL:
+        return [name]
+    path = name.partition(" + ")[0].split("/")
+    first = around + 1 if around else min(2, len(path))
+    return ["/".join(path[around:end]) for end in range(min(first, len(path)), len(path) + 1)]
+
+
+def _first_and_last(names: Sequence[str], count: int) -> str:
+    distinct = list(dict.fromkeys(names))
+    if not distinct:
+        return "-"
+    if len(distinct) == 1:
+        return distinct[0] if count == 1 else f"{distinct[0]} ({count})"
+    if len(distinct) == 2:
+        return f"{distinct[0]}, {distinct[1]}" + (f" ({count})" if count > 2 else "")
+    return f"{distinct[0]} … {distinct[-1]} ({count})"

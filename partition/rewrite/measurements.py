@@ -1,0 +1,55 @@
+"""Measurements that a model takes of itself, such as `add_metric` in a layer's call, are no part of the model.
+
+    call of a layer:   hidden ──▶ mean ──▶ assign to the metric's sum ──▶ its result
+                                  │        └──────────── leaves the call ───────────┘
+                                  └ stays: an op of the layer
+
+A metric is a variable of the script: it lives on every rank, while the ops of a model run on one. What writes it, and
+what follows from it, is therefore taken out of the call, as if the step had done it with a tensor that the layer gave.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from smp_tf.partition.graph.op_graph import OpGraph
+
+
+def leave_the_model(graph: OpGraph) -> OpGraph:
+    """The graph with measurements outside the layer calls that take them.
+
+    Args:
+        graph: a pruned op graph.
+
+    Returns:
+        The same graph where there are none, and where other layers of the model go on with what they give: that is an
+        error when it is placed.
+    """
+    written = {v for node in graph.nodes for v in node.writes if not graph.variables[v].in_model}
+    if not written:
+        return graph
+    measurements: set[int] = set()
+    for number, node in enumerate(graph.nodes):
+        touched = {*node.reads, *node.writes}
+        if touched & written or any(t.node in measurements for t in node.inputs):
+            if node.backward or any(graph.variables[v].in_model for v in touched):
+                return graph
+            measurements.add(number)
+    taken_in = {graph.nodes[number].call for number in measurements if set(graph.nodes[number].writes) & written}
+    around = set().union(*(_with_parents(graph, call) for call in taken_in))
+    if any(graph.nodes[number].call not in around for number in measurements) or around == {0}:
+        return graph
+    nodes = tuple(
+        dataclasses.replace(node, call=0) if number in measurements else node for number, node in enumerate(graph.nodes)
+    )
+    return dataclasses.replace(graph, nodes=nodes)
+
+
+def _with_parents(graph: OpGraph, call: int) -> set[int]:
+    """A layer call, those it was made in, and what is outside all calls."""
+    found = {0}
+    current: int | None = call
+    while current:
+        found.add(current)
+        current = graph.calls[current].parent
+    return found

@@ -1,0 +1,154 @@
+"""Finds what of a step can be computed for a whole batch from tensors that its microbatches have made.
+
+A step is cut into microbatches; its losses and logs are then averages over these. Whether they are what one process
+would compute shows when the end of the step, its *tail*, is computed once for all samples:
+
+    microbatch 0 ─ layers ─▶ rows ┐
+    microbatch 1 ─ layers ─▶ rows ├─ joined ─▶ tail of the whole batch's graph ─▶ loss, logs
+    microbatch 2 ─ layers ─▶ rows ┘
+
+The tail begins as near to the results as rows go (`sample_rows.py`), so a loss over logits needs the losses of samples
+only, and a contrastive loss, which compares samples, needs what the layers gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
+from smp_tf.partition.graph.op_kinds import RANDOM_OPS
+from smp_tf.partition.samples.sample_rows import SampleRows
+
+#: Why something cannot be computed that is made of gradients.
+DEPENDS_ON_GRADIENTS = "it depends on gradients"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A tensor where the tail begins.
+
+    Args:
+        whole: the tensor in the whole batch's graph.
+        part: the same in a microbatch's graph.
+        axis: along which the microbatches are joined; None where all of them have the same, which depends on no sample.
+    """
+
+    whole: Tensor
+    part: Tensor
+    axis: int | None
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What is computed for a whole batch.
+
+    Args:
+        nodes: nodes of the whole graph that it consists of, in topological order.
+        cuts: where it begins.
+        arguments: numbers of the step's tensor arguments that it reads.
+        results: by name, what it gives: tensors of the whole graph, and numbers of nodes that write.
+        left_out: by name of other results, why they cannot be computed.
+    """
+
+    nodes: tuple[int, ...]
+    cuts: tuple[Cut, ...]
+    arguments: tuple[int, ...]
+    results: Mapping[str, tuple[Tensor | int, ...]]
+    left_out: Mapping[str, str]
+
+
+def find_tail(whole: OpGraph, rows: SampleRows, wanted: Mapping[str, Sequence[Tensor | int]]) -> Tail:
+    """Finds the tail of a step that gives some of its results.
+
+    Args:
+        whole: the step, traced for all samples of a batch.
+        rows: what its tensors are made of.
+        wanted: by name, what is to be computed together: tensors of `whole`, and numbers of its nodes that write.
+
+    Returns:
+        The tail of those that can be computed, and why others cannot.
+    """
+    found = {name: _Walk(whole, rows).back_from(targets) for name, targets in wanted.items()}
+    left_out = {name: walk.obstacle for name, walk in found.items() if walk.obstacle is not None}
+    walks = [walk for walk in found.values() if walk.obstacle is None]
+    nodes = set().union(*(walk.nodes for walk in walks))
+    cuts = {cut.whole: cut for walk in walks for cut in walk.cuts.values()}
+    arguments = {whole.nodes[n].source for n in nodes if whole.nodes[n].op == ARGUMENT}
+    return Tail(
+        tuple(sorted(nodes)),
+        tuple(cuts[tensor] for tensor in sorted(cuts)),
+        tuple(sorted(number for number in arguments if number is not None)),
+        {name: tuple(targets) for name, targets in wanted.items() if name not in left_out},
+        left_out,
+    )
+
+
+class _Walk:
+    """The way back from one result to where its tail begins."""
+
+    def __init__(self, whole: OpGraph, rows: SampleRows) -> None:
+        self._whole = whole
+        self._rows = rows
+        self.nodes: set[int] = set()
+        self.cuts: dict[Tensor, Cut] = {}
+        self.obstacle: str | None = None
+
+    def back_from(self, targets: Iterable[Tensor | int]) -> _Walk:
+        """Goes all ways back from tensors and nodes, until the obstacle that is met first."""
+        stack: list[Tensor] = []
+        for target in targets:
+            stack.extend(self._through(target) if isinstance(target, int) else [target])
+        seen: set[Tensor] = set()
+        while stack and self.obstacle is None:
+            current = stack.pop()
+            if current not in seen:
+                seen.add(current)
+                stack.extend(self._before(current))
+        return self
+
+    def _before(self, tensor: Tensor) -> Iterable[Tensor]:
+        """What a tensor is to be computed of; nothing where it is a cut, or an obstacle."""
+        node, content = self._whole.nodes[tensor.node], self._rows.of(tensor)
+        if content.gradients:
+            self.obstacle = DEPENDS_ON_GRADIENTS
+            return ()
+        if node.op not in SOURCES and self._is_cut(tensor):
+            return ()
+        if node.op in RANDOM_OPS:
+            self.obstacle = f"it depends on random numbers that every microbatch draws anew (op {node.name!r})"
+            return ()
+        if node.op == VARIABLE and content.weights:
+            self.obstacle = "it reads a weight of the model in another way for a batch than for a microbatch"
+            return ()
+        return self._through(tensor.node)
+
+    def _through(self, number: int) -> list[Tensor]:
+        """Notes that a node belongs to the tail; returns what it needs."""
+        found: list[Tensor] = []
+        stack = [number]
+        while stack:
+            current = stack.pop()
+            if current in self.nodes:
+                continue
+            self.nodes.add(current)
+            node = self._whole.nodes[current]
+            found.extend(node.inputs)
+            # What is read of a script's variable, such as a metric's state, depends on what was written before.
+            stack.extend(before for before in node.control if self._writes_for_script(before))
+        return found
+
+    def _writes_for_script(self, number: int) -> bool:
+        return any(not self._whole.variables[index].in_model for index in self._whole.nodes[number].writes)
+
+    def _is_cut(self, tensor: Tensor) -> bool:
+        """Whether the tail can begin at a tensor, which is then noted."""
+        content, other = self._rows.of(tensor), self._rows.in_part(tensor)
+        if other is None or self._whole.type_of(tensor).dtype in UNSENDABLE_DTYPES:
+            return False
+        of_weights_alone = content.weights and not content.samples and not content.random
+        is_same = of_weights_alone and not self._rows.differs(tensor)
+        if content.rows is None and not is_same:
+            return False
+        self.cuts[tensor] = Cut(tensor, other, content.rows)
+        return True

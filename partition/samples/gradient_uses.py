@@ -1,0 +1,129 @@
+"""Finds uses of gradients that give another result for the microbatches of a batch than for the whole batch.
+
+The gradient of a batch is the average of its microbatches' gradients. So what a step computes of gradients may be
+averaged over the microbatches only where it is *linear* in them:
+
+    gradient * 0.5, gradient + decay * weight, gradient - mean(gradient)     the average is that of the batch
+    gradient / norm(gradients), gradient ** 2, clip(gradient)                the average is something else
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from smp_tf.partition.graph.op_graph import ARGUMENT, Node, OpGraph, Tensor
+from smp_tf.partition.graph.op_kinds import named
+
+#: Ops that are linear in all of their data inputs together.
+_LINEAR = named(
+    """
+    Add AddN AddV2 BroadcastTo Cast CheckNumerics ConcatV2 Conj ConjugateTranspose Cumsum EnsureShape ExpandDims
+    GatherNd GatherV2 Identity IdentityN Imag MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 Mean Neg Pack Pad
+    PreventGradient Real Reshape Reverse ReverseV2 Roll Slice Snapshot Split SplitV Squeeze StopGradient StridedSlice
+    Sub Sum Tile Transpose Unpack UnsortedSegmentSum
+    """
+)
+#: Ops that are linear in each of their inputs, where the others do not depend on the samples.
+_BILINEAR = named(
+    """
+    BatchMatMul BatchMatMulV2 BatchMatMulV3 Conv2D DepthwiseConv2dNative Einsum MatMul Mul MulNoNan
+    """
+)
+#: Ops that are linear in their first input, where the second does not depend on the samples.
+_QUOTIENTS = frozenset({"RealDiv", "Div", "DivNoNan"})
+#: Ops that choose among their other inputs by the first.
+_CHOICES = frozenset({"Select", "SelectV2"})
+#: Ops that say of gradients whether they are finite, and what is made of that: where all are, it is always the same.
+_FINITE = named("IsFinite IsInf IsNan")
+_OF_FINITE = named("All Any Identity LogicalAnd LogicalNot LogicalOr")
+#: Ops of whose inputs only type and shape matter.
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"})
+
+
+@dataclass(frozen=True, slots=True)
+class NonlinearUse:
+    """A use of gradients that is not linear, and what it leads to.
+
+    Args:
+        op: name of the op.
+        kind: its type.
+        position: which output of the step it leads to; None for a variable of the script's.
+        variable: which variable it leads to; None for an output.
+    """
+
+    op: str
+    kind: str
+    position: int | None
+    variable: str | None
+
+
+def nonlinear_uses(graph: OpGraph) -> tuple[NonlinearUse, ...]:
+    """Finds what a step returns, or writes, that is not linear in its gradients.
+
+    Args:
+        graph: a step, traced for a microbatch.
+
+    Returns:
+        For each output and each variable of the script that it leads to: the op where it stops being linear.
+    """
+    on_samples = _reached(graph, (n for n, node in enumerate(graph.nodes) if node.op == ARGUMENT))
+    linear = {tensor for gradient in graph.gradients for tensor in gradient.tensors[:1]}
+    stops: dict[Tensor, int] = {}
+    finite: set[Tensor] = set()
+    for number, node in enumerate(graph.nodes):
+        # What backward makes of a gradient on its way to other weights is no use of it.
+        if node.backward or node.op in _SHAPES:
+            continue
+        broken = next((stops[t] for t in node.inputs if t in stops), None)
+        outputs = [Tensor(number, index) for index in range(len(node.outputs))]
+        if node.op in _FINITE or (node.op in _OF_FINITE and any(t in finite for t in node.inputs)):
+            finite.update(outputs)
+        elif broken is not None:
+            stops.update(dict.fromkeys(outputs, broken))
+        elif any(t in linear for t in node.inputs):
+            if _is_linear(graph, node, linear, finite, on_samples):
+                linear.update(outputs)
+            else:
+                stops.update(dict.fromkeys(outputs, number))
+    uses = [
+        NonlinearUse(graph.nodes[stops[t]].name, graph.nodes[stops[t]].op, position, None)
+        for position, t in enumerate(graph.outputs)
+        if t in stops
+    ]
+    for node in graph.nodes:
+        for written in node.writes:
+            if (stop := next((stops[t] for t in node.inputs if t in stops), None)) is not None:
+                uses.append(
+                    NonlinearUse(graph.nodes[stop].name, graph.nodes[stop].op, None, graph.variables[written].name)
+                )
+    return tuple(uses)
+
+
+def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], finite: set[Tensor], on_samples: set[int]) -> bool:
+    """Whether a node's outputs are linear in those of its inputs that are."""
+    if node.writes:
+        return True
+    is_of_gradients = [t in linear for t in node.inputs]
+    others_are_fixed = all(
+        is_one or t.node not in on_samples for is_one, t in zip(is_of_gradients, node.inputs, strict=True)
+    )
+    if node.op in _LINEAR:
+        # What is added to gradients may depend on samples: it is averaged as they are.
+        return True
+    if node.op in _BILINEAR:
+        return sum(is_of_gradients) == 1 and others_are_fixed
+    if node.op in _QUOTIENTS:
+        return not is_of_gradients[1] and others_are_fixed
+    if node.op in _CHOICES:
+        return node.inputs[0] in finite or (not is_of_gradients[0] and node.inputs[0].node not in on_samples)
+    return False
+
+
+def _reached(graph: OpGraph, starts: Iterable[int]) -> set[int]:
+    """The nodes that depend on some nodes."""
+    found = set(starts)
+    for number, node in enumerate(graph.nodes):
+        if any(t.node in found for t in node.inputs):
+            found.add(number)
+    return found

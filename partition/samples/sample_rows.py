@@ -1,0 +1,228 @@
+"""Tells which tensors of a step hold one row a sample, each made of its own sample alone.
+
+The step is traced twice: for a microbatch (the part) and for all samples of a batch (the whole). A tensor whose shape
+differs between the two holds samples along the dimension that differs. Outside the model it holds *rows* as long as
+only ops that treat every row alike have made it:
+
+    model ──▶ logits [n, 10] ──▶ cross entropy [n] ──▶ mean []
+              rows               rows                  no rows: it mixes the samples
+
+Rows of all microbatches, one after the other, are the rows of the batch. What is computed of them afterwards, such as a
+loss, can so be computed for the whole batch at once (`batch_tail.py`).
+
+What a layer of the model computes counts as rows where a dimension is as long as there are samples: a layer that mixes
+samples (batch normalisation) sees microbatches, and that is no matter of losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.python.framework import tensor_util
+
+from smp_tf.partition.graph.op_graph import ARGUMENT, SOURCES, VARIABLE, Node, OpGraph, Tensor
+from smp_tf.partition.graph.op_kinds import RANDOM_OPS, named
+
+#: Ops that compute every element of their output from the elements at the same place of their inputs.
+_ELEMENTWISE = named(
+    """
+    Abs Add AddN AddV2 Cast Ceil CheckNumerics ClipByValue Cos Digamma Div DivNoNan Elu Equal Erf Erfc Exp Expm1 Floor
+    FloorDiv FloorMod Greater GreaterEqual Identity Inv IsFinite IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p
+    LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg NotEqual OnesLike Pow PreventGradient RealDiv
+    Reciprocal Relu Relu6 Rint Round Rsqrt SelectV2 Selu Sigmoid Sign Sin Softplus Softsign Sqrt Square
+    SquaredDifference StopGradient Sub Tan Tanh TruncateDiv Xdivy Xlog1py Xlogy ZerosLike
+    """
+)
+#: Ops that compute row i of their output from row i of their inputs, where the first dimension stays as it is.
+_ROW_BY_ROW = named("All Any ArgMax ArgMin BiasAdd ExpandDims Max Mean Min OneHot Prod Squeeze Sum TopKV2")
+#: Ops of images that compute each by itself.
+_BY_SAMPLE = named("AvgPool AvgPool3D Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a tensor of the whole batch's graph is made of.
+
+    Args:
+        rows: the dimension along which it holds rows that were made one by one; None where it holds none.
+        samples: whether it depends on samples.
+        weights: whether it depends on variables of a model.
+        gradients: whether it depends on gradients.
+        random: whether it depends on random numbers that are no rows, so that every microbatch has others.
+    """
+
+    rows: int | None = None
+    samples: bool = False
+    weights: bool = False
+    gradients: bool = False
+    random: bool = False
+
+
+class SampleRows:
+    """What the tensors of a step's whole graph are made of.
+
+    Args:
+        whole: the step, traced for all samples of a batch.
+        part: the same step, traced for a microbatch.
+        samples: of the whole batch.
+        unknown: names of nodes that stand for gradients in `whole`.
+    """
+
+    def __init__(self, whole: OpGraph, part: OpGraph, samples: int, unknown: frozenset[str] = frozenset()) -> None:
+        self._samples = samples
+        self._whole = whole
+        self._part = part
+        self._unknown = unknown
+
+    def in_part(self, tensor: Tensor) -> Tensor | None:
+        """The tensor of the part's graph that is made in the same place; None where there is none."""
+        node = self._whole.nodes[tensor.node]
+        number = self._part.number_of.get(node.name)
+        if number is None:
+            return None
+        other = self._part.nodes[number]
+        # Random ops were made stateless in the part.
+        is_same = other.op == node.op or {other.op, node.op} <= RANDOM_OPS
+        if node.op == ARGUMENT:
+            is_same = is_same and other.source == node.source
+        if node.op not in RANDOM_OPS:
+            # A name may stand for another op where one of the traces has made more.
+            ours = [self._whole.nodes[t.node].name for t in node.inputs]
+            is_same = is_same and ours == [self._part.nodes[t.node].name for t in other.inputs]
+        return Tensor(number, tensor.index) if is_same and len(other.outputs) == len(node.outputs) else None
+
+    @cached_property
+    def contents(self) -> tuple[tuple[Content, ...], ...]:
+        """For every node of the whole graph what each of its outputs is made of."""
+        found: list[tuple[Content, ...]] = []
+        for number, node in enumerate(self._whole.nodes):
+            given = [found[t.node][t.index] for t in node.inputs]
+            found.append(tuple(self._content(number, node, index, given) for index in range(len(node.outputs))))
+        return tuple(found)
+
+    def of(self, tensor: Tensor) -> Content:
+        """What a tensor of the whole graph is made of."""
+        return self.contents[tensor.node][tensor.index]
+
+    def differs(self, tensor: Tensor) -> tuple[int, ...] | None:
+        """The dimensions of a tensor that are another length for a microbatch; None where that cannot be told.
+
+        Lengths that are not even known for the whole batch, such as that of its longest sample, are among them only
+        where no other dimension is.
+        """
+        lengths = self._lengths(tensor)
+        if lengths is None:
+            return None
+        known = tuple(d for d, (whole, part) in enumerate(lengths) if whole is not None and whole != part)
+        return known or tuple(d for d, (whole, _) in enumerate(lengths) if whole is None)
+
+    def _lengths(self, tensor: Tensor) -> list[tuple[int | None, int | None]] | None:
+        """The lengths of each dimension, for the whole batch and for a microbatch; None where they do not compare."""
+        other = self.in_part(tensor)
+        if other is None:
+            return None
+        whole, part = self._whole.type_of(tensor).shape, self._part.type_of(other).shape
+        if whole is None or part is None or len(whole) != len(part):
+            return None
+        return list(zip(whole, part, strict=True))
+
+    def _of_samples(self, tensor: Tensor) -> int | None:
+        """The dimension of a tensor that is as long as there are samples; None where there is none, or no telling.
+
+        One of another length has them in another order: of samples and their augmented copies, one kind comes after the
+        other in a batch, and in each of its microbatches.
+        """
+        lengths = self._lengths(tensor) or []
+        found = [d for d, (whole, part) in enumerate(lengths) if whole == self._samples and part != whole]
+        others = [d for d, (whole, part) in enumerate(lengths) if None not in (whole, part) and part != whole]
+        return found[0] if len(found) == 1 and set(others) <= set(found) else None
+
+    def _content(self, number: int, node: Node, index: int, given: list[Content]) -> Content:
+        tensor = Tensor(number, index)
+        only = self._of_samples(tensor)
+        if node.op == ARGUMENT:
+            return Content(rows=only, samples=self.differs(tensor) != ())
+        if node.op == VARIABLE:
+            return Content(weights=node.source is not None and self._whole.variables[node.source].in_model)
+        if node.op in SOURCES:
+            return Content()
+        gradients = node.backward or node.name in self._unknown or any(c.gradients for c in given)
+        samples = any(c.samples for c in given)
+        weights = any(c.weights for c in given)
+        if node.op in RANDOM_OPS:
+            return Content(rows=only, samples=True, random=only is None)
+        random = any(c.random for c in given)
+        if node.call:
+            # Of layers everything that holds samples is taken as it is.
+            is_rows = only is not None and (samples or weights)
+            return Content(only if is_rows else None, samples or is_rows, weights, gradients, random and not is_rows)
+        rows = 0 if samples and not gradients and self._keeps_rows(node, tensor, given) else None
+        return Content(rows, samples, weights, gradients, random and rows is None)
+
+    def _keeps_rows(self, node: Node, tensor: Tensor, given: list[Content]) -> bool:
+        """Whether every row of an output is made of the same row of all inputs that hold samples."""
+        if any(c.samples and c.rows != 0 for c in given):
+            return False
+        shape = self._whole.type_of(tensor).shape
+        if not shape or shape[0] is None or self.differs(tensor) in (None, ()):
+            return False
+        if node.op == "Reshape":
+            # In row-major order what is of a sample stays together, in as many rows each as go into the samples.
+            return shape[0] % self._samples == 0 and self._keeps_length(tensor, shape[0])
+        shapes = [self._whole.type_of(t).shape for t in node.inputs]
+        of_samples = [s for c, s in zip(given, shapes, strict=True) if c.samples]
+        if any(not s or s[0] != shape[0] for s in of_samples):
+            return False
+        if node.op in _ELEMENTWISE:
+            others = [s for c, s in zip(given, shapes, strict=True) if not c.samples]
+            is_aligned = all(s is not None and len(s) == len(shape) for s in of_samples)
+            return is_aligned and all(_is_for_every_row(s, len(shape)) for s in others)
+        if node.op in ("ConcatV2", "Pack"):
+            # The last input of a concatenation says along which dimension: not along the first, which stays as it is.
+            return all(c.samples for c in (given[:-1] if node.op == "ConcatV2" else given))
+        if node.op in ("Softmax", "LogSoftmax"):
+            return len(shape) > 1
+        if node.op in _BY_SAMPLE:
+            # Of images, with weights that are no samples' own.
+            return given[0].samples and not any(c.samples for c in given[1:])
+        if node.op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
+            return len(shape) > 2 and all(c.samples for c in given)
+        if node.op == "MatMul":
+            return given[0].samples and not given[1].samples and not self._attribute(node, "transpose_a")
+        if node.op == "GatherV2":
+            return not given[0].samples and given[1].samples and not self._attribute(node, "batch_dims")
+        if node.op == "StridedSlice":
+            return given[0].samples and self._takes_all_rows(node)
+        if node.op in ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits", "InTopKV2"):
+            return given[0].samples and given[1].samples
+        return node.op in _ROW_BY_ROW
+
+    def _keeps_length(self, tensor: Tensor, length: int) -> bool:
+        """Whether the first dimension is as long for a microbatch as its samples say, where that is known."""
+        lengths = self._lengths(tensor)
+        return lengths is not None and lengths[0][1] != length
+
+    def _takes_all_rows(self, node: Node) -> bool:
+        """Whether a slice takes everything along the first dimension, in order."""
+        masks = node_def_pb2.NodeDef.FromString(node.definition).attr
+        if not (masks["begin_mask"].i & 1 and masks["end_mask"].i & 1):
+            return False
+        if (masks["ellipsis_mask"].i | masks["new_axis_mask"].i | masks["shrink_axis_mask"].i) & 1:
+            return False
+        strides = self._whole.nodes[node.inputs[3].node]
+        if strides.op != "Const":
+            return False
+        value = tensor_util.MakeNdarray(node_def_pb2.NodeDef.FromString(strides.definition).attr["value"].tensor)
+        return int(value[0]) == 1
+
+    def _attribute(self, node: Node, name: str) -> int:
+        """A number or truth value among the attributes of a node."""
+        attribute = node_def_pb2.NodeDef.FromString(node.definition).attr[name]
+        return int(attribute.i or attribute.b)
+
+
+def _is_for_every_row(shape: tuple[int | None, ...] | None, rank: int) -> bool:
+    """Whether something that does not depend on samples is the same for every row of what it is combined with."""
+    return shape is not None and (len(shape) < rank or (len(shape) == rank and shape[0] == 1))

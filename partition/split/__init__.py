@@ -1,0 +1,1 @@
+"""The cut: which ops each stage runs, and what passes between stages."""

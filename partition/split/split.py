@@ -1,0 +1,451 @@
+"""Cut a placed op graph into segments: what each chunk runs in each sweep, what flows in, what flows out.
+
+                 sweep 0 on chunk 1                      sweep 1 on chunk 1
+    received ─▶ ┌───────────────────┐ ──── stash ────▶ ┌───────────────────┐ ◀─ received
+    arguments ─▶│ nodes, with copies│                  │ nodes, with copies│
+                │ of what is free   │ ─▶ sent to 2     │ of what is free   │ ─▶ gradients, sent to 0
+                └───────────────────┘                  └───────────────────┘
+
+Backward may be cut once more, for schedules that delay what only weights need (zero bubble):
+
+    part 0, I: what other chunks wait for in this sweep    gradient ─▶ ReluGrad ─┬─▶ MatMul(·, kernelᵀ) ─▶ sent to 0
+    part 1, W: all else                                                         └─▶ MatMul(xᵀ, ·) ─▶ kernel's gradient
+
+Backward may make again what forward made, within groups of layers (see `recompute`): it has copies of their nodes, too,
+and each group's wait for the gradient of the group, so that only one group's tensors are there at once.
+
+A stage is what one rank runs: a chunk, or several, between which nothing is sent. All are cut on every rank, from the
+same graph and plan, so that both ends of a transfer agree without a word.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.graph.op_graph import SOURCES, UNSENDABLE_DTYPES, VARIABLE, OpGraph, Tensor
+from smp_tf.partition.split.assign import Assignment, Role
+from smp_tf.partition.split.recompute_order import waits_of_groups
+from smp_tf.partition.split.step_outputs import Delivery, StepOutputPlan, plan_outputs
+from smp_tf.partition.units.backward_parts import input_gradient_nodes
+from smp_tf.partition.units.recompute import remade_nodes
+
+_READ = "ReadVariableOp"
+#: Chunk, sweep, and part of the sweep.
+_Key = tuple[int, int, int]
+#: Ops that read a weight and can as well be given its value.
+_READERS = frozenset({_READ, "ResourceGather", "ResourceGatherNd", "VariableShape"})
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one chunk runs for one microbatch in one sweep.
+
+    Args:
+        chunk, sweep: where and when.
+        part: 1 for what only weights need of a backward that is cut in two; else 0.
+        nodes: numbers of the nodes to run, in order, copies of free ones, and of those made again, included.
+        sources: the ARGUMENT, CAPTURE, SEED and VARIABLE nodes it takes from its surroundings.
+        inputs: tensors made elsewhere: by an earlier segment of the stage or received.
+        remote_values: variables of other stages whose value it reads; the value is fed in, once per step.
+        outputs: tensors that later segments, other stages or the caller need.
+        has_effect: whether it must run even where nobody reads an output.
+        after: nodes that wait for others besides their inputs, each with those.
+    """
+
+    chunk: int
+    sweep: int
+    part: int
+    nodes: tuple[int, ...]
+    sources: tuple[int, ...]
+    inputs: tuple[Tensor, ...]
+    remote_values: tuple[int, ...]
+    outputs: tuple[Tensor, ...]
+    has_effect: bool
+    after: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A tensor that one stage makes and another needs.
+
+    Args:
+        index: running number, the same on every rank.
+        tensor: what is sent; None for the value of a variable.
+        variable: whose value is sent once per step; None for a tensor.
+        src_chunk, src_sweep: where it is made; sweep None for what is there when the step starts.
+        dst_chunk, dst_sweep: where that stage first needs it; sweep None for a result of the step.
+        is_sum: whether the tensor's sum over the microbatches is sent, once per step.
+    """
+
+    index: int
+    tensor: Tensor | None
+    variable: int | None
+    src_chunk: int
+    src_sweep: int | None
+    dst_chunk: int
+    dst_sweep: int | None
+    is_sum: bool = False
+
+    @property
+    def once_per_step(self) -> bool:
+        """Whether it is sent once per step rather than for every microbatch."""
+        return self.is_sum or self.variable is not None
+
+
+@dataclass(frozen=True)
+class Split:
+    """A step, cut: the segments of all stages, the transfers between them and the way of each output.
+
+    Args:
+        graph: the op graph all numbers refer to.
+        assignment: the placement that was cut.
+        segments: by (chunk, sweep, part); where a chunk has nothing to do there is none.
+        transfers: in the order of their index.
+        handed_on: what one chunk makes and another one of its stage needs, numbered behind the transfers; never sent.
+        outputs: one per `graph.outputs`.
+    """
+
+    graph: OpGraph
+    assignment: Assignment
+    segments: dict[_Key, Segment]
+    transfers: tuple[Transfer, ...]
+    handed_on: tuple[Transfer, ...]
+    outputs: tuple[StepOutputPlan, ...]
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return self.assignment.stages
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The stage of every chunk."""
+        return self.assignment.placement
+
+    def segments_of(self, stage: int) -> dict[_Key, Segment]:
+        """The segments of a stage, in order of chunk, sweep and part."""
+        return {key: one for key, one in sorted(self.segments.items()) if self.placement[key[0]] == stage}
+
+    def stage_of_variable(self, index: int) -> int | None:
+        """The stage that owns a variable; None for one of the script's own."""
+        return self.assignment.stage_of(self.assignment.owners[index])
+
+    def stage_of(self, output: StepOutputPlan) -> int | None:
+        """The stage that makes an output; None where all make it."""
+        return self.assignment.stage_of(output.chunk)
+
+    @cached_property
+    def sweeps(self) -> int:
+        """Number of sweeps, the last one of replicated ops included."""
+        return 1 + max((sweep for _, sweep, _ in self.segments), default=0)
+
+    def stash(self, stage: int) -> tuple[Tensor, ...]:
+        """Tensors that the stage keeps between forward and backward, and between the parts of backward.
+
+        Of one microbatch; what backward leaves for a later sweep is not among them.
+        """
+        kept: dict[Tensor, None] = {}
+        own = self.segments_of(stage)
+        forward = {t for (_, sweep, _), segment in own.items() if not sweep for t in segment.outputs + segment.inputs}
+        for (chunk, sweep, part), segment in own.items():
+            first = own.get((chunk, 1, 0)) if part else None
+            before = forward.union(first.outputs, first.inputs) if first else forward
+            kept.update((tensor, None) for tensor in segment.inputs if sweep and tensor in before)
+        return tuple(kept)
+
+
+def split(
+    assignment: Assignment,
+    local_outputs: frozenset[int] = frozenset(),
+    composites: Sequence[tuple[int, ...]] = (),
+    *,
+    cut_backward: Collection[int] = (),
+    recompute: Mapping[int, int] | None = None,
+) -> Split:
+    """Cut a placed graph.
+
+    Args:
+        assignment: the placement of every op.
+        local_outputs: positions of outputs that stay with the stage that makes them.
+        composites: positions of outputs that are parts of one composite tensor; they stay together.
+        cut_backward: chunks whose backward is made in two parts: what other chunks wait for, and all else.
+        recompute: group of the nodes of layers whose forward is made again in backward, group by group.
+
+    Returns:
+        The segments, transfers and outputs of all stages.
+
+    Raises:
+        PlacementError: the cut goes through a tensor that cannot be sent, or separates an op from a variable it must
+            hold the handle of.
+    """
+    return _Splitter(assignment, local_outputs, composites, cut_backward, recompute or {}).run()
+
+
+class _Splitter:
+    def __init__(
+        self,
+        assignment: Assignment,
+        local_outputs: frozenset[int],
+        composites: Sequence[tuple[int, ...]],
+        cut_backward: Collection[int],
+        recompute: Mapping[int, int],
+    ) -> None:
+        self.assignment = assignment
+        self.graph = assignment.graph
+        self.places = assignment.places
+        self.placement = assignment.placement
+        self.outputs = plan_outputs(assignment, local_outputs, composites)
+        self.replicated_sweep = assignment.replicated_sweep
+        self.cut_backward = frozenset(cut_backward)
+        self.waited_for: frozenset[int] = frozenset()
+        self.group_of = recompute
+        # What a sweep after backward reads is kept for it.
+        late = (n for n, p in enumerate(self.places) if recompute and p.role is Role.HOME and p.sweep > 1)
+        kept = {t.node for number in late for t in self.graph.nodes[number].inputs}
+        self.remade = remade_nodes(self.graph, recompute, kept)
+        # Per segment: the nodes it runs itself, and the tensors it takes from elsewhere.
+        self.members: dict[_Key, set[int]] = defaultdict(set)
+        self.taken: dict[_Key, dict[Tensor, None]] = defaultdict(dict)
+        self.remote: dict[_Key, set[int]] = defaultdict(set)
+        self.exported: dict[_Key, dict[Tensor, None]] = defaultdict(dict)
+
+    def _visit(self, number: int) -> _Key:
+        """Chunk, sweep and part of a node that has a chunk."""
+        place = self.places[number]
+        assert place.chunk is not None
+        late = place.role is Role.HOME and place.sweep == 1 and number not in self.waited_for
+        return place.chunk, place.sweep, self._last_part(place.chunk) if late else 0
+
+    def _last_part(self, chunk: int) -> int:
+        """The part of backward that what only weights need is in."""
+        return int(chunk in self.cut_backward)
+
+    def _replicated_keys(self) -> list[_Key]:
+        """Where the replicated ops of each stage are: on the first of its chunks."""
+        stages = range(self.assignment.stages)
+        return [(self.assignment.first_chunk(stage), self.assignment.replicated_sweep, 0) for stage in stages]
+
+    def run(self) -> Split:
+        outputs = self.outputs
+        never_made = {o.tensor.node for o in outputs if o.summands and o.tensor not in o.summands}
+        if self.cut_backward:
+            # What is summed at the owner of a weight is sent when all microbatches are done: nobody waits for it.
+            chunk_of = {
+                n: p.chunk
+                for n, p in enumerate(self.places)
+                if p.role is Role.HOME and p.sweep == 1 and p.chunk is not None
+            }
+            self.waited_for = input_gradient_nodes(self.graph, chunk_of, never_made)
+        roots: dict[_Key, dict[int, None]] = defaultdict(dict)
+        for number, place in enumerate(self.places):
+            if number in never_made:
+                continue
+            if place.role is Role.HOME:
+                roots[self._visit(number)][number] = None
+            elif place.role is Role.REPLICATED:
+                for key in self._replicated_keys():
+                    roots[key][number] = None
+        for output in outputs:
+            node = output.tensor.node
+            if output.delivery is Delivery.MADE_BY_ALL and self.places[node].role is not Role.REPLICATED:
+                for key in self._replicated_keys():
+                    roots[key][node] = None
+            elif self.places[node].role in (Role.WEIGHT, Role.FREE):
+                roots[self._made_at(output)][node] = None
+            for summand in output.summands:
+                self.exported[self._visit(summand.node)][summand] = None
+        for key in sorted(roots):
+            for number in roots[key]:
+                self._include(key, number)
+        transfers, handed_on = self._transfers(outputs)
+        for output in outputs:
+            for key in self._replicated_keys() if output.chunk is None else [self._made_at(output)]:
+                if output.tensor.node in self.members.get(key, ()):
+                    self.exported[key][output.tensor] = None
+        segments = {key: self._segment(key) for key in sorted(self.members) if self.members[key]}
+        return Split(self.graph, self.assignment, segments, transfers, handed_on, outputs)
+
+    def _made_at(self, output: StepOutputPlan) -> _Key:
+        """Chunk, sweep and part that make an output which not all stages make."""
+        if self.places[output.tensor.node].role is Role.HOME:
+            return self._visit(output.tensor.node)
+        chunk = output.chunk
+        assert chunk is not None
+        return (chunk, 1, self._last_part(chunk)) if output.is_gradient else (chunk, 0, 0)
+
+    def _include(self, key: _Key, root: int) -> None:
+        """Put a node and the copies it needs into a segment; note what must come from elsewhere."""
+        stack = [root]
+        members = self.members[key]
+        while stack:
+            number = stack.pop()
+            if number in members:
+                continue
+            members.add(number)
+            node = self.graph.nodes[number]
+            if node.op in SOURCES:
+                continue
+            self._check_handles(key, number)
+            if node.op in _READERS and self._is_remote(key, node.reads):
+                self.remote[key].update(node.reads)
+            for tensor in node.inputs:
+                if self._runs_here(key, tensor.node, number):
+                    stack.append(tensor.node)
+                else:
+                    self._take(key, tensor, number)
+
+    def _is_remote(self, key: _Key, variables: tuple[int, ...]) -> bool:
+        owners = [self.assignment.stage_of(self.assignment.owners[v]) for v in variables]
+        return any(owner not in (None, self.placement[key[0]]) for owner in owners)
+
+    def _check_handles(self, key: _Key, number: int) -> None:
+        node = self.graph.nodes[number]
+        touched = node.reads + node.writes
+        if not self._is_remote(key, touched) or (node.op in _READERS and self._can_copy(touched)):
+            return
+        variable = next(v for v in touched if self._is_remote(key, (v,)))
+        owner = self.assignment.stage_of(self.assignment.owners[variable])
+        raise PlacementError(
+            f"Op {node.name!r} ({node.op}) on stage {self.assignment.stage_of(key[0])} needs the handle of "
+            f"{self.graph.variables[variable].name!r}, which stage {owner} owns. Only plain "
+            f"reads of a weight that the step does not write may cross stages."
+        )
+
+    def _can_copy(self, variables: tuple[int, ...]) -> bool:
+        return all(self.graph.variables[v].read_only for v in variables)
+
+    def _runs_here(self, key: _Key, producer: int, reader: int) -> bool:
+        place = self.places[producer]
+        if place.role in (Role.FREE, Role.WEIGHT):
+            return True
+        if place.role is Role.REPLICATED:
+            return key[1] == self.replicated_sweep
+        if self._is_remade(key, producer, reader):
+            return not self._is_in_first_part(key, producer)
+        return self._visit(producer) == key
+
+    def _is_remade(self, key: _Key, producer: int, reader: int) -> bool:
+        """Whether backward makes again what a forward op made, for one of its group."""
+        place = self.places[producer]
+        return (
+            producer in self.remade
+            and place.role is Role.HOME
+            and (place.chunk, place.sweep) == (key[0], 0)
+            and key[1] == 1
+            and self.group_of.get(reader) == self.group_of[producer]
+        )
+
+    def _is_in_first_part(self, key: _Key, producer: int) -> bool:
+        """Whether the first of two parts of backward, which comes before this one, has made it again."""
+        return key[2] == 1 and producer in self.members[key[0], 1, 0]
+
+    def _take(self, key: _Key, tensor: Tensor, reader: int) -> None:
+        remade = self._is_remade(key, tensor.node, reader)
+        if remade:
+            self.exported[key[0], 1, 0][tensor] = None
+        if tensor in self.taken[key]:
+            return
+        self.taken[key][tensor] = None
+        place = self.places[tensor.node]
+        kind = self.graph.type_of(tensor)
+        made, needed = self.assignment.stage_of(place.chunk), self.assignment.stage_of(key[0])
+        if made != needed and kind.dtype in UNSENDABLE_DTYPES:
+            raise PlacementError(
+                f"Tensor {self.graph.nodes[tensor.node].name}:{tensor.index} ({kind.dtype}) is made on stage "
+                f"{made} and needed on stage {needed}; such a tensor cannot leave its process. Place the ops "
+                f"around it together."
+            )
+        if not remade:
+            self.exported[self._visit(tensor.node)][tensor] = None
+
+    def _transfers(self, outputs: tuple[StepOutputPlan, ...]) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+        """What is sent, and what one chunk of a stage hands on to another.
+
+        A stage gets a tensor once, for the first of its chunks that needs it; the others find it there.
+        """
+        placement, stages = self.placement, range(self.assignment.stages)
+        first_need: dict[tuple[Tensor, int], tuple[int, int | None]] = {}
+        within: dict[tuple[Tensor, int], int] = {}
+        for chunk, sweep, part in sorted(self.taken, key=self._when):
+            for tensor in self.taken[chunk, sweep, part]:
+                source = self.places[tensor.node].chunk
+                if self.assignment.stage_of(source) != placement[chunk]:
+                    first_need.setdefault((tensor, placement[chunk]), (chunk, sweep))
+                elif source != chunk:
+                    within.setdefault((tensor, chunk), sweep)
+        for output in outputs:
+            if output.delivery is Delivery.SENT_TO_ALL:
+                for stage in stages:
+                    if stage != self.assignment.stage_of(output.chunk):
+                        first_need.setdefault((output.tensor, stage), (self.assignment.first_chunk(stage), None))
+        found: list[Transfer] = []
+        for (tensor, _), (chunk, first) in sorted(first_need.items(), key=lambda item: (item[0][0], item[0][1])):
+            sent = next((o for o in outputs if o.tensor == tensor and o.delivery is Delivery.SENT_TO_ALL), None)
+            made, src_sweep, _ = self._visit(tensor.node) if sent is None else self._made_at(sent)
+            found.append(Transfer(len(found), tensor, None, made, src_sweep, chunk, first))
+        # A gradient that the step returns twice is sent once.
+        wanted = [(t, s) for o in outputs for t in o.summands for s in stages if o.gets_sum(s, placement)]
+        for summand, target in dict.fromkeys(wanted):
+            made, sweep_made, _ = self._visit(summand.node)
+            if placement[made] != target:
+                chunk = self._receiver(outputs, summand, target)
+                found.append(Transfer(len(found), summand, None, made, sweep_made, chunk, None, is_sum=True))
+        needed: dict[tuple[int, int], tuple[int, int]] = {}
+        for chunk, sweep, part in sorted(self.remote, key=self._when):
+            for variable in sorted(self.remote[chunk, sweep, part]):
+                if self.assignment.stage_of(self.assignment.owners[variable]) != placement[chunk]:
+                    needed.setdefault((variable, placement[chunk]), (chunk, sweep))
+        for (variable, _), (chunk, sweep) in sorted(needed.items()):
+            owner = self.assignment.owners[variable]
+            assert owner is not None
+            found.append(Transfer(len(found), None, variable, owner, None, chunk, sweep))
+        handed_on: list[Transfer] = []
+        for (tensor, chunk), first_sweep in sorted(within.items()):
+            made, src_sweep, _ = self._visit(tensor.node)
+            index = len(found) + len(handed_on)
+            handed_on.append(Transfer(index, tensor, None, made, src_sweep, chunk, first_sweep))
+        return tuple(found), tuple(handed_on)
+
+    def _when(self, key: _Key) -> tuple[int, int, int]:
+        """Sorts segments in the order in which a microbatch comes to them."""
+        chunk, sweep, part = key
+        return sweep, -chunk if sweep % 2 else chunk, part
+
+    def _receiver(self, outputs: Sequence[StepOutputPlan], summand: Tensor, stage: int) -> int:
+        """The chunk of a stage that a sum is sent to: the one that owns the variable, or else the first."""
+        owners = (o.chunk for o in outputs if summand in o.summands and o.chunk is not None)
+        return next((c for c in owners if self.placement[c] == stage), self.assignment.first_chunk(stage))
+
+    def _segment(self, key: _Key) -> Segment:
+        members = sorted(self.members[key])
+        nodes = tuple(n for n in members if self.graph.nodes[n].op not in SOURCES)
+        sources = tuple(n for n in members if self.graph.nodes[n].op in SOURCES)
+        remote = tuple(sorted(self.remote[key]))
+        has_effect = any(self.graph.nodes[n].stateful for n in nodes)
+        # A handle only the remote reads need is not needed: they read the value that is fed in.
+        used = {t.node for n in nodes for t in self.graph.nodes[n].inputs if not self._reads_remote(key, n)}
+        sources = tuple(n for n in sources if self.graph.nodes[n].op != VARIABLE or n in used)
+        return Segment(
+            chunk=key[0],
+            sweep=key[1],
+            part=key[2],
+            nodes=nodes,
+            sources=sources,
+            inputs=tuple(sorted(self.taken[key])),
+            remote_values=remote,
+            outputs=tuple(sorted(self.exported[key])),
+            has_effect=has_effect,
+            after=self._waits(key) if key[1] == 1 and self.group_of else (),
+        )
+
+    def _waits(self, key: _Key) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        own = {n for n in self.members[key] if self.places[n].role is Role.HOME and self._visit(n) == key}
+        return waits_of_groups(self.graph, self.places, self.members[key], own, self.taken[key], self.group_of)
+
+    def _reads_remote(self, key: _Key, number: int) -> bool:
+        node = self.graph.nodes[number]
+        return node.op in _READERS and self._is_remote(key, node.reads)

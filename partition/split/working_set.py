@@ -1,0 +1,324 @@
+"""How many bytes a segment has in flight while it runs, beside what it was given.
+
+The ops run as TensorFlow's executor runs them: first come, first served, two at once, each for as long as it is
+estimated to take. What an op makes is there from its begin, and what it is the last to read until its end:
+
+    thread 0   a ──▶ b ─────────▶ d ──▶           a makes 4; b and c, which read that, make 8 and 4;
+    thread 1         c ──▶                        d reads what b and c made, and makes 2
+
+    in use     4     4 + 8 + 4    8 + 4 + 2       working set: 16
+
+What a segment was given is there all the time, since whoever calls a function holds its arguments.
+
+An op that calls a function, or a loop, has the working set of its body, the fullest of its branches; its results are
+among what it made:
+
+    made             4 ─ PartitionedCall ─ 4         working set: 4 + 4 + what the body has beside its results
+                         └ a ─ b ─ c ┘
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from smp_tf.partition.graph.node_def import MAX_DEPTH, attributes, bodies, functions
+from smp_tf.partition.graph.op_graph import VARIABLE, Node, OpGraph, Tensor, TensorType
+from smp_tf.partition.graph.op_kinds import (
+    CALL_OPS,
+    FREE_OPS,
+    FUNCTION_OPS,
+    IN_PLACE_OPS,
+    LOOP_OPS,
+    NO_MEMORY_OPS,
+    SAME_MEMORY_OPS,
+)
+from smp_tf.partition.op_cost.function_cost import ASSUMED_TRIPS
+from smp_tf.partition.op_cost.function_graph import function_graph
+from smp_tf.partition.op_cost.loop_turns import turns_at_once
+from smp_tf.partition.op_cost.passed_through import passed_through
+from smp_tf.partition.op_cost.workspace import workspace
+from smp_tf.partition.split.split import Segment
+from smp_tf.partition.units.cost import node_seconds
+
+#: Ops that run at the same time. A plan must not depend on the machine that makes it; TensorFlow runs as many as there
+#: are processors, and on a GPU the host is ahead of the device.
+_AT_ONCE = 2
+#: Two ops that run at once get in each other's way, and which one is ahead differs: what nothing but a sum waits for is
+#: taken to be behind, by so many times.
+_LATE = 2.0
+#: Turns of a loop that have begun before what an earlier one has made is added to the loop's sums, where more than two
+#: may be under way: 1 to 9 of the 16 of an LSTM's gradient were seen.
+_AHEAD = 2
+_ADDING_OPS = frozenset({"Add", "AddV2", "AddN"})
+
+
+def memory_roots(graph: OpGraph, nodes: Collection[int]) -> dict[Tensor, Tensor]:
+    """The tensor in whose memory a tensor lies, for those that are another name for the memory of another one.
+
+    Args:
+        graph: the op graph.
+        nodes: nodes that run in one process, in order; what comes from elsewhere has memory of its own.
+    """
+    root: dict[Tensor, Tensor] = {}
+    for number in nodes:
+        node = graph.nodes[number]
+        if node.op in SAME_MEMORY_OPS:
+            for index, tensor in enumerate(node.inputs[: len(node.outputs)]):
+                root[Tensor(number, index)] = root.get(tensor, tensor)
+        for index, source in passed_through(graph.library, node).items():
+            root[Tensor(number, index)] = root.get(node.inputs[source], node.inputs[source])
+    return root
+
+
+def working_set(
+    graph: OpGraph,
+    segment: Segment,
+    seconds: Sequence[float],
+    summed: Iterable[Tensor] = (),
+    unknown: int = 1,
+) -> int:
+    """The most bytes that a segment's own tensors take at once.
+
+    Args:
+        graph: the op graph.
+        segment: the segment.
+        seconds: how long each node of the graph takes.
+        summed: outputs that are added to a sum at once, and so are not kept to the end.
+        unknown: length assumed for dimensions that are only known when the step runs.
+
+    Returns:
+        Bytes, those of the segment's inputs and of the variables left out.
+    """
+    kept = set(segment.outputs).difference(summed)
+    after = _after(graph, segment.nodes, dict(segment.after))
+    late = _late(graph, segment.nodes, after, seconds, kept)
+    seconds = [took * (_LATE if number in late else 1.0) for number, took in enumerate(seconds)]
+    run = _Run(graph, segment.nodes, seconds, kept, unknown, 0)
+    run.to_end(after)
+    return run.most
+
+
+def _after(graph: OpGraph, nodes: Sequence[int], besides: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+    """Which nodes wait for each.
+
+    Args:
+        graph: the op graph.
+        nodes: those that run.
+        besides: nodes for which a node waits, beside those that it reads.
+    """
+    inside = frozenset(nodes)
+    after: dict[int, list[int]] = {}
+    for number in nodes:
+        node = graph.nodes[number]
+        before = {t.node for t in node.inputs if t.node in inside} | {c for c in node.control if c in inside}
+        before.update(besides.get(number, ()))
+        for each in before:
+            after.setdefault(each, []).append(number)
+    return after
+
+
+def _in_order(nodes: Sequence[int], after: Mapping[int, Sequence[int]]) -> list[int]:
+    """Nodes, each before those that wait for it."""
+    waits = Counter(number for waiting in after.values() for number in waiting)
+    order = [number for number in nodes if not waits[number]]
+    for number in order:
+        for each in after.get(number, ()):
+            waits[each] -= 1
+            if not waits[each]:
+                order.append(each)
+    return order
+
+
+def _late(
+    graph: OpGraph,
+    nodes: Sequence[int],
+    after: Mapping[int, Sequence[int]],
+    seconds: Sequence[float],
+    kept: Collection[Tensor],
+) -> frozenset[int]:
+    """The nodes that make only what is added to sums, where more waits for others that are ready with them.
+
+    Such as the gradient of a kernel:
+
+        gradient of the output ──▶ gradient of the input ──▶ ...        as long as the rest of backward
+                              └──▶ gradient of the kernel ──▶ sum
+    """
+    needed = {tensor.node for tensor in kept}
+    rest: dict[int, float] = {}
+    for number in reversed(_in_order(nodes, after)):
+        readers = after.get(number, ())
+        rest[number] = max((seconds[reader] + rest[reader] for reader in readers), default=0.0)
+        if needed.intersection(readers):
+            needed.add(number)
+    longest = {n: max(rest[reader] for reader in readers) for n, readers in after.items()}
+    before: dict[int, list[int]] = {}
+    for number, readers in after.items():
+        for reader in readers:
+            before.setdefault(reader, []).append(number)
+    return frozenset(
+        number
+        for number in nodes
+        if number not in needed and number in before and all(rest[number] < longest[n] for n in before[number])
+    )
+
+
+class _Run:
+    """Nodes that run, some at the same time, and the bytes of their tensors.
+
+    Args:
+        graph: the op graph.
+        nodes: those that run.
+        seconds: how long each node of the graph takes.
+        kept: tensors that are there at the end.
+        unknown: length assumed for dimensions that are not known.
+        depth: number of calls and loops around.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        nodes: Sequence[int],
+        seconds: Sequence[float],
+        kept: Collection[Tensor],
+        unknown: int,
+        depth: int,
+    ) -> None:
+        self._graph, self._nodes, self._seconds = graph, nodes, seconds
+        self._unknown, self._depth = unknown, depth
+        self._root = memory_roots(graph, nodes)
+        self._size: dict[Tensor, int] = {}
+        self._readers = Counter(self._memory(tensor) for n in nodes for tensor in graph.nodes[n].inputs)
+        self._readers.update(self._memory(tensor) for tensor in kept)
+        #: Bytes now, and at most so far.
+        self.in_use = self.most = 0
+
+    def _memory(self, tensor: Tensor) -> Tensor:
+        return self._root.get(tensor, tensor)
+
+    def to_end(self, after: Mapping[int, Sequence[int]]) -> None:
+        """Run all nodes.
+
+        Args:
+            after: the nodes that wait for each.
+        """
+        waits = Counter(number for waiting in after.values() for number in waiting)
+        ready = deque(number for number in self._nodes if not waits[number])
+        running: list[tuple[float, int, int, int]] = []
+        now, begun = 0.0, 0
+        while ready or running:
+            if ready and len(running) < _AT_ONCE:
+                done = ready.popleft()
+                own = self._begin(done)
+                if self._graph.nodes[done].op not in FREE_OPS:
+                    begun += 1
+                    heapq.heappush(running, (now + self._seconds[done], begun, done, own))
+                    continue
+            else:
+                now, _, done, own = heapq.heappop(running)
+            self._end(done, own)
+            for each in after.get(done, ()):
+                waits[each] -= 1
+                if not waits[each]:
+                    ready.append(each)
+
+    def _begin(self, number: int) -> int:
+        """What a node makes is there, and what it takes for itself, which is returned."""
+        node = self._graph.nodes[number]
+        own = (
+            _in_functions(self._graph, node, self._unknown, self._depth)
+            if node.op in FUNCTION_OPS
+            else workspace(self._graph, node, self._unknown)
+        )
+        made = self._made(number)
+        for tensor in made:
+            self._size[tensor] = self._graph.type_of(tensor).nbytes(self._unknown)
+        if node.op in IN_PLACE_OPS and made:
+            # An input that nobody else reads gives its memory to the output.
+            for source in map(self._memory, node.inputs):
+                if self._readers[source] == 1 and self._size.get(source, 0) == self._size[made[0]]:
+                    self.in_use -= self._size.pop(source, 0)
+                    break
+        self.in_use += own + sum(self._size[tensor] for tensor in made)
+        self.most = max(self.most, self.in_use)
+        return own
+
+    def _end(self, number: int, own: int) -> None:
+        """What a node took for itself is gone, and what nobody else reads."""
+        self.in_use -= own
+        for tensor in self._made(number):
+            if not self._readers[tensor]:
+                self.in_use -= self._size.pop(tensor)
+        for source in map(self._memory, self._graph.nodes[number].inputs):
+            self._readers[source] -= 1
+            if not self._readers[source]:
+                self.in_use -= self._size.pop(source, 0)
+
+    def _made(self, number: int) -> list[Tensor]:
+        """The outputs of a node that have memory of their own."""
+        node = self._graph.nodes[number]
+        outputs = () if node.op in NO_MEMORY_OPS else range(len(node.outputs))
+        return [tensor for index in outputs if (tensor := Tensor(number, index)) not in self._root]
+
+
+def _in_functions(graph: OpGraph, node: Node, unknown: int, depth: int) -> int:
+    """The most bytes that the functions which a node calls have at once, beside what they give."""
+    if not node.definition or depth > MAX_DEPTH:
+        return 0
+    given = tuple(_given(graph, tensor) for tensor in node.inputs)
+    if node.op in LOOP_OPS:
+        # What a turn is given may be of another shape than what the loop was given.
+        pairs = zip(given, node.outputs, strict=True)
+        given = tuple(before if before.dtype == "resource" else after for before, after in pairs)
+    elif node.op not in CALL_OPS:
+        # The first says which branch.
+        given = given[1:]
+    known = functions(graph.library)
+    trips = max((kind.entries for kind in (*given, *node.outputs)), default=0) or ASSUMED_TRIPS
+    called = [name for name in bodies(attributes(node)) if name in known]
+    ahead = min(_AHEAD, turns_at_once(node) - 1, trips - 1) if node.op in LOOP_OPS else 0
+    return max(
+        (_in_function(graph.library, name, given, node.outputs, trips, ahead, unknown, depth) for name in called),
+        default=0,
+    )
+
+
+def _given(graph: OpGraph, tensor: Tensor) -> TensorType:
+    """The type of an input; that of a variable's handle with the type of the variable."""
+    node, kind = graph.nodes[tensor.node], graph.type_of(tensor)
+    if node.op == VARIABLE and node.source is not None:
+        return TensorType(kind.dtype, kind.shape, graph.variables[node.source].type)
+    return kind
+
+
+@lru_cache(maxsize=1024)
+def _in_function(
+    library: bytes,
+    name: str,
+    given: tuple[TensorType, ...],
+    results: tuple[TensorType, ...],
+    trips: int,
+    ahead: int,
+    unknown: int,
+    depth: int,
+) -> int:
+    """The most bytes that a function has at once, beside what it gives; `ahead` turns of a loop have begun besides."""
+    body = function_graph(library, name, given, results, trips)
+    nodes = range(len(given), len(body.nodes))
+    run = _Run(body, nodes, node_seconds(body, unknown=unknown), set(body.outputs), unknown, depth + 1)
+    run.to_end(_after(body, nodes, {}))
+    return run.most - run.in_use + ahead * _added_up(body, len(given), unknown)
+
+
+def _added_up(body: OpGraph, given: int, unknown: int) -> int:
+    """Bytes of what a turn of a loop adds to sums that it hands on: for such sums no op of the next turn waits."""
+    root = memory_roots(body, range(given, len(body.nodes)))
+    added = 0
+    for index, tensor in enumerate(body.outputs):
+        node = body.nodes[root.get(tensor, tensor).node]
+        sources = [root.get(source, source) for source in node.inputs]
+        if node.op in _ADDING_OPS and Tensor(index, 0) in sources:
+            added += sum(body.type_of(source).nbytes(unknown) for source in sources if source.node >= given)
+    return added

@@ -1,0 +1,1 @@
+"""From a `tf.function` to the op graph."""

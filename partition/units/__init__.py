@@ -1,0 +1,1 @@
+"""What is placed as one: the units of a step, and what each costs."""

@@ -1,0 +1,41 @@
+"""Which part of the backward ops of a unit, or stage, those before it wait for, and which only weights do.
+
+    gradient from above ──┬─▶ ReluGrad ──┬─▶ MatMul(·, kernelᵀ) ─▶ gradient to below      input gradient
+                          │              └─▶ MatMul(xᵀ, ·) ──────▶ kernel's gradient      weight gradient
+
+An op that both need, such as the ReluGrad, is a part of the input gradient: nothing goes on below before it has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from smp_tf.partition.graph.op_graph import OpGraph, Tensor
+
+
+def input_gradient_nodes(
+    graph: OpGraph, backward_unit: Mapping[int, int], sums: Collection[int] = (), returned: Collection[int] = ()
+) -> frozenset[int]:
+    """The backward ops that lead to the gradient of a unit's inputs.
+
+    Args:
+        graph: one microbatch of the step.
+        backward_unit: unit, or stage, of every backward node, by its number.
+        sums: nodes that put the gradient of a variable together; what they read is no gradient of an input.
+        returned: nodes that are waited for although no unit reads them.
+
+    Returns:
+        Their numbers. All other nodes of `backward_unit` only make gradients of weights.
+    """
+    found: set[int] = set()
+    for number in sorted(backward_unit, reverse=True):
+        node = graph.nodes[number]
+        if number in sums:
+            continue
+        readers = {r for index in range(len(node.outputs)) for r in graph.consumers.get(Tensor(number, index), ())}
+        leaves = number in returned or any(
+            r in backward_unit and r not in sums and backward_unit[r] != backward_unit[number] for r in readers
+        )
+        if leaves or readers & found:
+            found.add(number)
+    return frozenset(found)

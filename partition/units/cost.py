@@ -1,0 +1,414 @@
+"""What the units of a step cost: time, weights, stash, and the tensors that flow between them.
+
+Costs are static: operations and bytes of every op (see `node_cost`), turned into seconds by a
+roofline, that is the larger of the time to compute and the time to move the data. Three kinds of
+records say what a cut costs; each names the units concerned, so that any set of cuts can be costed
+from them:
+
+    units        0 ──▶ 1 ──▶ 2 ──▶ 3
+    Flow         made in 0, read in 1 and 3: sent once to each stage that reads it
+    Stash        made in a forward pass, read by the backward of 1: kept on the stage of 1
+    Weight       used in 0 and 3: stored on one stage, copied to the other
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from smp_tf.partition.graph.op_graph import SOURCES, UNSENDABLE_DTYPES, OpGraph, Tensor
+from smp_tf.partition.op_cost.function_cost import node_costs
+from smp_tf.partition.op_cost.node_cost import NodeCost
+from smp_tf.partition.op_cost.passed_through import passed_through
+from smp_tf.partition.units.backward_parts import input_gradient_nodes
+from smp_tf.partition.units.units import Unit, constants, copied, weight_derived
+
+#: What the contributions to a variable's gradient may pass on their way into one tensor.
+_SUMMING_OPS = frozenset({"AddN", "ConcatV2", "Identity"})
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Speeds that turn operations and bytes into seconds.
+
+    Args:
+        flops: floating-point operations per second of one process.
+        memory: bytes per second that one process reads or writes.
+        link: bytes per second from one process to another.
+        op_seconds: seconds to start one op.
+    """
+
+    flops: float = 5e10
+    memory: float = 8e9
+    link: float = 4e9
+    op_seconds: float = 4e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A tensor that other units need.
+
+    Args:
+        producer: unit that makes it.
+        consumers: other units that read it, ascending.
+        nbytes: its size.
+        backward: it is made by a backward op.
+        tensor: the tensor itself; None where nobody asks.
+    """
+
+    producer: int
+    consumers: tuple[int, ...]
+    nbytes: float
+    backward: bool = False
+    tensor: Tensor | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stash:
+    """A forward tensor that backward ops read.
+
+    Args:
+        readers: units whose backward ops read it, ascending.
+        nbytes: its size.
+        producer: unit that makes it; None where nobody asks.
+        tensor: the tensor itself; None where nobody asks.
+    """
+
+    readers: tuple[int, ...]
+    nbytes: float
+    producer: int | None = None
+    tensor: Tensor | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A variable of the model.
+
+    Args:
+        variable: its index in the graph.
+        users: units that use it, ascending.
+        value: bytes of the variable itself.
+        gradient: bytes in which its gradient is accumulated; 0 without one.
+        slots: bytes of the optimizer's slots for it.
+        is_gradient_on_host, are_slots_on_host: whether these are in the host's memory instead of the device's.
+    """
+
+    variable: int
+    users: tuple[int, ...]
+    value: float
+    gradient: float
+    slots: float
+    is_gradient_on_host: bool = False
+    are_slots_on_host: bool = False
+
+    @property
+    def stored(self) -> float:
+        """Bytes on the device of the stage that owns it."""
+        return self.copied + (0.0 if self.are_slots_on_host else self.slots)
+
+    @property
+    def copied(self) -> float:
+        """Bytes on the device of another stage that uses it: the value, and the gradient accumulated there."""
+        return self.value + (0.0 if self.is_gradient_on_host else self.gradient)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCost:
+    """What one unit costs for one microbatch.
+
+    Args:
+        time_forward, time_backward: seconds.
+        time_remade: those of backward in which it makes again what forward had made.
+        flops_forward: floating-point operations of the forward pass.
+        flops_input_gradient: those that the gradient of its inputs needs.
+        flops_weight_gradient: those that only gradients of weights need.
+        bytes_read, bytes_written: by all its ops, forward and backward.
+        weight_bytes: value of the variables it uses.
+        slot_bytes: optimizer slots for those variables.
+        stash_bytes: forward tensors its backward ops read, without weights and constants.
+        sent_bytes: forward tensors of it that other units read.
+        variables: the variables it uses; those with more users are counted in each.
+    """
+
+    time_forward: float
+    time_backward: float
+    flops_forward: float
+    flops_input_gradient: float
+    flops_weight_gradient: float
+    bytes_read: float
+    bytes_written: float
+    weight_bytes: float
+    slot_bytes: float
+    stash_bytes: float
+    sent_bytes: float
+    variables: tuple[int, ...]
+    time_remade: float = 0.0
+
+    @property
+    def time_weight_gradient(self) -> float:
+        """Seconds of the backward pass that only gradients of weights need, by their share of its operations."""
+        own = self.time_backward - self.time_remade
+        return own * self.flops_weight_gradient / (self.flops_backward or 1.0)
+
+    @property
+    def time_input_gradient(self) -> float:
+        """Seconds of the rest of the backward pass."""
+        return self.time_backward - self.time_weight_gradient
+
+    @property
+    def flops_backward(self) -> float:
+        """Floating-point operations of the backward pass."""
+        return self.flops_input_gradient + self.flops_weight_gradient
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of all units of a step.
+
+    Args:
+        units: one a unit.
+        flows: tensors that more than one unit touches.
+        stashes: tensors kept for backward.
+        weights: variables of the model that units use.
+        defaulted: op types that were counted as elementwise for want of a rule, and loops of
+            assumed length.
+        machine: speeds used.
+        groups: of every unit, the group with which backward makes it again, or None; empty where all is kept.
+        node_seconds: estimated seconds of every node.
+        alone: what share of its time forward and backward a unit takes while the other ranks of its host wait.
+    """
+
+    units: tuple[UnitCost, ...]
+    flows: tuple[Flow, ...]
+    stashes: tuple[Stash, ...]
+    weights: tuple[Weight, ...]
+    defaulted: tuple[str, ...] = ()
+    machine: Machine = field(default_factory=Machine)
+    groups: tuple[int | None, ...] = ()
+    node_seconds: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    alone: tuple[float, float] = (1.0, 1.0)
+
+    def on_host(self, *, gradients: bool, slots: bool) -> Costs:
+        """The same with some of what is stored in the host's memory, where it takes nothing of a device.
+
+        Args:
+            gradients: whether gradients are accumulated there.
+            slots: whether the optimizer's slots are there.
+        """
+        weights = (
+            dataclasses.replace(weight, is_gradient_on_host=gradients, are_slots_on_host=slots)
+            for weight in self.weights
+        )
+        return dataclasses.replace(self, weights=tuple(weights))
+
+
+def estimate(
+    graph: OpGraph,
+    units: Sequence[Unit],
+    *,
+    slots: float | Mapping[int, float] = 0.0,
+    microbatches: int = 1,
+    machine: Machine | None = None,
+    unknown: int = 1,
+) -> Costs:
+    """Cost every unit from op types and shapes.
+
+    Args:
+        graph: one microbatch of the step.
+        units: its units.
+        slots: optimizer slots per trainable variable, in sizes of the variable (2 for Adam); or by
+            variable index.
+        microbatches: number of microbatches a step, which bounds what a sparse gradient accumulates
+            to.
+        machine: speeds; measured ones where there are any.
+        unknown: length assumed for dimensions that are only known when the step runs.
+
+    Returns:
+        Costs per unit, and what flows between units.
+
+    Example:
+        >>> costs = estimate(graph, build_units(graph), slots=2.0, microbatches=4)
+    """
+    machine = machine or Machine()
+    forward_unit = {n: unit.index for unit in units for n in unit.nodes}
+    backward_unit = {n: unit.index for unit in units for n in unit.backward}
+    per_node = node_costs(graph, unknown)
+    seconds = tuple(_seconds(cost, machine) for cost in per_node)
+    sums = _gradient_sums(graph)
+    of_weights = {t for gradient in graph.gradients for t in gradient.tensors}
+    returned = {t.node for t in graph.outputs if t not in of_weights}
+    for_inputs = input_gradient_nodes(graph, backward_unit, sums, returned)
+    flows, stashes = _tensors(graph, forward_unit, backward_unit, sums, unknown)
+    weights = _weights(graph, units, slots, microbatches, unknown)
+    weight_of = {w.variable: w for w in weights}
+    stash_bytes = [0.0] * len(units)
+    for stash in stashes:
+        for reader in stash.readers:
+            stash_bytes[reader] += stash.nbytes
+    sent_bytes = [0.0] * len(units)
+    for flow in flows:
+        if not flow.backward:
+            sent_bytes[flow.producer] += flow.nbytes
+    costs = tuple(
+        UnitCost(
+            time_forward=sum(seconds[n] for n in unit.nodes),
+            time_backward=sum(seconds[n] for n in unit.backward),
+            flops_forward=sum(per_node[n].flops for n in unit.nodes),
+            flops_input_gradient=sum(per_node[n].flops for n in unit.backward if n in for_inputs),
+            flops_weight_gradient=sum(per_node[n].flops for n in unit.backward if n not in for_inputs),
+            bytes_read=sum(per_node[n].read for n in unit.nodes + unit.backward),
+            bytes_written=sum(per_node[n].written for n in unit.nodes + unit.backward),
+            weight_bytes=sum(weight_of[v].value for v in unit.variables),
+            slot_bytes=sum(weight_of[v].slots for v in unit.variables),
+            stash_bytes=stash_bytes[unit.index],
+            sent_bytes=sent_bytes[unit.index],
+            variables=unit.variables,
+        )
+        for unit in units
+    )
+    placed = forward_unit.keys() | backward_unit.keys()
+    defaulted = sorted({name for number in placed for name in per_node[number].defaulted})
+    return Costs(costs, flows, stashes, weights, tuple(defaulted), machine, node_seconds=seconds)
+
+
+def node_seconds(graph: OpGraph, machine: Machine | None = None, unknown: int = 1) -> tuple[float, ...]:
+    """How long every node of a graph takes once, by estimate.
+
+    Args:
+        graph: the op graph.
+        machine: what it runs on; None for one like any other.
+        unknown: length assumed for dimensions that are only known when the step runs.
+
+    Returns:
+        Seconds, by number of the node.
+    """
+    machine = machine or Machine()
+    return tuple(_seconds(cost, machine) for cost in node_costs(graph, unknown))
+
+
+def _seconds(cost: NodeCost, machine: Machine) -> float:
+    if cost.flops == 0 and cost.moved == 0:
+        return 0.0
+    return max(cost.flops / machine.flops, cost.moved / machine.memory) + machine.op_seconds
+
+
+def with_measured(
+    costs: Costs,
+    units: Sequence[Unit],
+    measured: Mapping[str, tuple[float, float]],
+    alone: tuple[float, float] = (1.0, 1.0),
+) -> tuple[Costs, int]:
+    """The costs with times that were measured where there are any.
+
+    Times of the other units stay estimates, brought to the same scale.
+
+    Args:
+        costs: estimated costs.
+        units: the units they belong to.
+        measured: seconds forward and backward of units, by name; other names are ignored.
+        alone: what share of them they take while the other ranks of the host wait.
+
+    Returns:
+        The costs, and how many of the units were measured.
+    """
+    known = {unit.index: measured[unit.name] for unit in units if unit.name in measured}
+    estimated = sum(costs.units[u].time_forward + costs.units[u].time_backward for u in known)
+    scale = sum(map(sum, known.values())) / estimated if estimated else 1.0
+
+    def timed(number: int, cost: UnitCost) -> UnitCost:
+        forward, backward = known.get(number, (cost.time_forward * scale, cost.time_backward * scale))
+        return dataclasses.replace(cost, time_forward=forward, time_backward=backward)
+
+    if not known:
+        return costs, 0
+    timed_units = tuple(timed(n, cost) for n, cost in enumerate(costs.units))
+    return dataclasses.replace(costs, units=timed_units, alone=alone), len(known)
+
+
+def _tensors(
+    graph: OpGraph,
+    forward_unit: Mapping[int, int],
+    backward_unit: Mapping[int, int],
+    sums: frozenset[int],
+    unknown: int,
+) -> tuple[tuple[Flow, ...], tuple[Stash, ...]]:
+    """What flows between units, and what is kept for backward."""
+    remade = constants(graph) | copied(graph) | weight_derived(graph).keys()
+    flows: list[Flow] = []
+    stashes: list[Stash] = []
+    for number, node in enumerate(graph.nodes):
+        backward = number in backward_unit
+        producer = backward_unit[number] if backward else forward_unit.get(number)
+        if producer is None or node.op in SOURCES or number in remade:
+            continue
+        passed = passed_through(graph.library, node)
+        for index, kind in enumerate(node.outputs):
+            nbytes = float(kind.nbytes(unknown))
+            if index in passed and node.inputs[passed[index]].node in remade:
+                # Kernels that a recurrent layer's function gives to its gradient: the weights themselves.
+                continue
+            if nbytes == 0:
+                continue
+            tensor = Tensor(number, index)
+            readers = [r for r in graph.consumers.get(tensor, ()) if r not in sums]
+            ahead = {forward_unit[r] for r in readers if r in forward_unit}
+            back = {backward_unit[r] for r in readers if r in backward_unit}
+            others = (ahead | back) - {producer}
+            # What a loop keeps for its gradient, a list of tensors, is never sent.
+            if others and kind.dtype not in UNSENDABLE_DTYPES:
+                flows.append(Flow(producer, tuple(sorted(others)), nbytes, backward, tensor))
+            if back and not backward:
+                stashes.append(Stash(tuple(sorted(back)), nbytes, producer, tensor))
+    return tuple(flows), tuple(stashes)
+
+
+def _gradient_sums(graph: OpGraph) -> frozenset[int]:
+    """Nodes that only put a variable's gradient together from what its users give.
+
+    What they read crosses between stages once per step, after it was accumulated, and is costed
+    with the weight.
+    """
+    sums: set[int] = set()
+    stack = [t.node for gradient in graph.gradients for t in gradient.tensors]
+    while stack:
+        number = stack.pop()
+        if number not in sums and graph.nodes[number].op in _SUMMING_OPS:
+            sums.add(number)
+            stack.extend(t.node for t in graph.nodes[number].inputs)
+    return frozenset(sums)
+
+
+def _weights(
+    graph: OpGraph,
+    units: Sequence[Unit],
+    slots: float | Mapping[int, float],
+    microbatches: int,
+    unknown: int,
+) -> tuple[Weight, ...]:
+    """The variables of the model that units use, with what they and their gradients take."""
+    users: dict[int, list[int]] = {}
+    for unit in units:
+        for variable in unit.variables:
+            users.setdefault(variable, []).append(unit.index)
+    gradient_bytes: dict[int, float] = {}
+    for gradient in graph.gradients:
+        whole = float(graph.variables[gradient.variable].type.nbytes(unknown))
+        given = sum(graph.type_of(t).nbytes(unknown) for t in gradient.tensors) * float(microbatches)
+        # Slices of a sparse gradient pile up over the microbatches, but never beyond the whole.
+        gradient_bytes[gradient.variable] = whole if len(gradient.tensors) == 1 else min(whole, given)
+    found = []
+    for variable, used_by in sorted(users.items()):
+        value = float(graph.variables[variable].type.nbytes(unknown))
+        trained = variable in gradient_bytes
+        many = slots.get(variable, 0.0) if isinstance(slots, Mapping) else slots
+        found.append(
+            Weight(
+                variable=variable,
+                users=tuple(used_by),
+                value=value,
+                gradient=gradient_bytes.get(variable, 0.0),
+                slots=many * value if trained else 0.0,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,221 @@
+"""Layers whose forward pass is made again in backward, in place of keeping what it made (activation checkpointing).
+
+Layers that follow one another are joined into groups. Of every microbatch under way a stage keeps what passes from one
+group to another; backward makes the tensors of a group again when its gradient arrives, and those of one group after
+the other:
+
+    forward     ■ a ■ b ■│■ c ■ d ■│■ e ■ f ■          │ kept, ■ made and forgotten
+    backward                          ■ ■ ▶ ∂f ∂e
+                            ■ ■ ▶ ∂d ∂c
+                  ■ ■ ▶ ∂b ∂a
+
+Small groups keep much between them, and a large one needs much while it is at work. The cut in between is that of Chen
+et al., Training Deep Nets with Sublinear Memory Cost (2016), section 3, for layers of any sizes: of all cuts of the
+order of the units, the one with which the sum of both is smallest, by dynamic programming under a bound for the largest
+group, and over a few such bounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from smp_tf.partition.graph.op_graph import OpGraph, Tensor
+from smp_tf.partition.units.cost import Costs, Flow, Stash
+from smp_tf.partition.units.units import Unit
+
+#: Bounds for the largest group that are tried.
+_BOUNDS = 24
+
+
+def group_units(costs: Costs, in_flight: float) -> tuple[int, ...]:
+    """The group of every unit.
+
+    Args:
+        costs: of the units.
+        in_flight: of how many microbatches a stage keeps what passes between groups, times its share of the units.
+
+    Returns:
+        Numbers that ascend from 0.
+    """
+    count = len(costs.units)
+    if not count:
+        return ()
+    kept, working = _kept(costs, count), _working(costs, count)
+    smallest, largest = max(working[i, i] for i in range(count)), max(1.0, working[0, count - 1])
+    found: list[tuple[float, list[int]]] = []
+    for bound in np.geomspace(max(1.0, smallest), max(1.0, smallest, largest), _BOUNDS):
+        total, begins = _cut(kept, working, bound * (1 + 1e-9))
+        ends = [*begins[1:], count]
+        at_work = max(working[begin, end - 1] for begin, end in zip(begins, ends, strict=True))
+        found.append((in_flight * total + at_work, begins))
+    begins = min(found, key=lambda each: each[0])[1]
+    return tuple(int(np.searchsorted(begins, unit, side="right")) - 1 for unit in range(count))
+
+
+def _kept(costs: Costs, count: int) -> np.ndarray:
+    """By the first and last unit of a group, the bytes that later groups read of what it makes."""
+    changes = np.zeros((count, count))
+    for flow in costs.flows:
+        if not flow.backward:
+            changes[flow.producer, flow.producer] += flow.nbytes
+            changes[flow.producer, max(flow.consumers)] -= flow.nbytes
+    return _over_groups(changes)
+
+
+def _working(costs: Costs, count: int) -> np.ndarray:
+    """By the first and last unit of a group, the bytes that backward of the group reads of what it makes."""
+    changes = np.zeros((count, count))
+    for stash in costs.stashes:
+        assert stash.producer is not None
+        changes[stash.producer, max(stash.producer, min(stash.readers))] += stash.nbytes
+    return _over_groups(changes)
+
+
+def _over_groups(changes: np.ndarray) -> np.ndarray:
+    """By the first and last unit of a group, a sum over its units.
+
+    Args:
+        changes: by unit, and by the last unit of the group, how much more or less the unit adds from that one on.
+    """
+    each = np.triu(np.cumsum(changes, axis=1))
+    return np.cumsum(each[::-1], axis=0)[::-1]
+
+
+def _cut(kept: np.ndarray, working: np.ndarray, bound: float) -> tuple[float, list[int]]:
+    """The bytes kept, and the first unit of each group, of the cut that keeps least with no group above the bound."""
+    count = len(kept)
+    best, source = np.full(count + 1, np.inf), np.zeros(count + 1, int)
+    best[0] = 0.0
+    for last in range(count):
+        costs = np.where(working[: last + 1, last] <= bound, best[: last + 1] + kept[: last + 1, last], np.inf)
+        source[last + 1] = int(np.argmin(costs))
+        best[last + 1] = costs[source[last + 1]]
+    begins, end = [], count
+    while end > 0:
+        end = int(source[end])
+        begins.append(end)
+    return float(best[count]), begins[::-1]
+
+
+def needed_again(groups: Sequence[int], chunk_of: Sequence[int], most_of_each: Sequence[int]) -> tuple[int | None, ...]:
+    """The groups without those that are the only one of a chunk which holds one microbatch at most.
+
+    To make such a group again would free nothing: its backward needs all of it at once, and nothing else is there.
+
+    Args:
+        groups: of every unit.
+        chunk_of: chunk of every unit.
+        most_of_each: how many microbatches each chunk holds.
+
+    Returns:
+        The group of every unit; None for one whose tensors are kept.
+    """
+    of_chunk: dict[int, set[int]] = {}
+    for group, chunk in zip(groups, chunk_of, strict=True):
+        of_chunk.setdefault(chunk, set()).add(group)
+    return tuple(
+        None if most_of_each[chunk] <= 1 and len(of_chunk[chunk]) == 1 else group
+        for group, chunk in zip(groups, chunk_of, strict=True)
+    )
+
+
+def groups_of_nodes(units: Sequence[Unit], groups: Sequence[int | None]) -> dict[int, int]:
+    """The group of every forward and backward node that belongs to one.
+
+    Args:
+        units: of the step.
+        groups: the group of every unit, or None.
+    """
+    return {
+        number: group
+        for unit, group in zip(units, groups, strict=True)
+        if group is not None
+        for number in (*unit.nodes, *unit.backward)
+    }
+
+
+def remade_nodes(graph: OpGraph, group_of: Mapping[int, int], kept: Collection[int] = ()) -> frozenset[int]:
+    """The forward nodes whose results only backward of their own group needs, and that can run twice.
+
+    What another group reads is kept for it, and so there for their own, too. What has an effect runs once, and what
+    reads a variable that the step writes would read another value: the results of such nodes are kept as well.
+
+    Args:
+        graph: one microbatch of the step.
+        group_of: group of nodes, forward and backward.
+        kept: nodes whose results are kept for others.
+    """
+    found: set[int] = set()
+    for number in sorted(group_of, reverse=True):
+        node = graph.nodes[number]
+        if (
+            number in kept
+            or node.backward
+            or node.stateful
+            or node.writes
+            or not all(graph.variables[v].read_only for v in node.reads)
+        ):
+            continue
+        readers = {r for at in range(len(node.outputs)) for r in graph.consumers.get(Tensor(number, at), ())}
+        groups = {group_of.get(r) for r in readers if graph.nodes[r].backward or r in found}
+        if groups == {group_of[number]}:
+            found.add(number)
+    return frozenset(found)
+
+
+def with_recompute(costs: Costs, graph: OpGraph, units: Sequence[Unit], groups: Sequence[int | None]) -> Costs:
+    """The costs where groups of units are made again: backward takes longer, and less is kept.
+
+    What a chunk is given is not in it where the chunk begins within a group; nor is, where backward is made in two,
+    what is made again in the first part for the second.
+
+    Args:
+        costs: where all is kept.
+        graph: one microbatch of the step.
+        units: its units.
+        groups: the group of every unit; None for one whose tensors are kept.
+    """
+    group_of = groups_of_nodes(units, groups)
+    remade = remade_nodes(graph, group_of)
+    unit_of = {number: unit.index for unit in units for number in unit.nodes}
+    readers: dict[Tensor, set[int]] = {}
+    records: dict[Tensor, Flow | Stash] = {}
+    for stash in costs.stashes:
+        assert stash.tensor is not None
+        if stash.tensor.node not in remade:
+            readers.setdefault(stash.tensor, set()).update(stash.readers)
+            records[stash.tensor] = stash
+    for flow in costs.flows:
+        if flow.backward:
+            continue
+        assert flow.tensor is not None
+        again = {unit_of[r] for r in graph.consumers.get(flow.tensor, ()) if r in remade}
+        again = {unit for unit in again if groups[unit] != groups[flow.producer]}
+        if again:
+            readers.setdefault(flow.tensor, set()).update(again)
+            records.setdefault(flow.tensor, flow)
+    stashes = tuple(
+        Stash(tuple(sorted(readers[tensor])), record.nbytes, record.producer, tensor)
+        for tensor, record in sorted(records.items())
+    )
+    stash_bytes = [0.0] * len(units)
+    for stash in stashes:
+        for reader in stash.readers:
+            stash_bytes[reader] += stash.nbytes
+    changed = []
+    for unit, cost, kept_bytes in zip(units, costs.units, stash_bytes, strict=True):
+        whole = sum(costs.node_seconds[n] for n in unit.nodes)
+        share = sum(costs.node_seconds[n] for n in unit.nodes if n in remade) / whole if whole else 0.0
+        again_seconds = cost.time_forward * share
+        changed.append(
+            dataclasses.replace(
+                cost,
+                time_backward=cost.time_backward + again_seconds,
+                time_remade=again_seconds,
+                stash_bytes=kept_bytes,
+            )
+        )
+    return dataclasses.replace(costs, units=tuple(changed), stashes=stashes, groups=tuple(groups))

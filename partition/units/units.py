@@ -1,0 +1,538 @@
+"""Units: the smallest pieces of a model that a cut may separate.
+
+The forward ops of the model are taken in the order they were made. A layer's own ops stay together;
+ops that a model runs directly, between its layers, become units of one product each, with the cheap
+ops around it:
+
+    made:    Dense_0 ops │ AddV2 │ Mul │ Dense_1 ops │ MatMul │ Relu │ ...
+                         └──┬────────┘ the fewest bytes cross here: this is where the two units part
+    raw:     [ net/dense_0 ··· ] [ ··· net/dense_1 ] [ net/MatMul ]
+
+Then what must not be separated is contracted: colocated ops, all readers and writers of a variable
+that the step writes, ops joined by a tensor that cannot leave its process, and the cycles that
+these contractions close. A variable that is only read contracts nothing: it may be used on several
+stages.
+
+What belongs to no unit: sources; constants and functions of constants, which are copied to where
+they are used; ops between the step's arguments and the model; and ops that follow a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
+
+import networkx as nx
+
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.graph.node_def import colocated_with
+from smp_tf.partition.graph.op_graph import (
+    ARGUMENT,
+    CAPTURE,
+    SEED,
+    SOURCES,
+    UNSENDABLE_DTYPES,
+    VARIABLE,
+    OpGraph,
+    Tensor,
+)
+from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, MATRIX_OPS
+
+#: Name of the unit that holds what the step does with the model's output.
+AFTER_MODEL = "loss and outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Ops that are always placed together.
+
+    Args:
+        index: position in the topological order of the units.
+        name: path of the layer call, such as "net/block_0/mlp"; unique, and the same in every
+            process.
+        nodes: its forward nodes, in order.
+        backward: the backward nodes that differentiate them, in order.
+        variables: variables of the model that its forward nodes use.
+        stage: the stage the script asked for, or None.
+    """
+
+    index: int
+    name: str
+    nodes: tuple[int, ...]
+    backward: tuple[int, ...]
+    variables: tuple[int, ...]
+    stage: int | None = None
+
+
+def build_units(graph: OpGraph, open_calls: Collection[int] = ()) -> tuple[Unit, ...]:
+    """Group the nodes of a step into units, in topological order.
+
+    Args:
+        graph: one microbatch of the step.
+        open_calls: calls whose own ops may be separated although they call no other layer. A model,
+            and a layer that calls layers, are always open.
+
+    Returns:
+        The units; the last one holds the ops after the model, if there are any.
+
+    Raises:
+        PlacementError: no op was made in a model, or two manual placements contradict each other.
+    """
+    member = _members(graph)
+    if not member:
+        raise PlacementError(
+            "The step calls no distributed model, so there is nothing to place. Call the model inside the step."
+        )
+    fixed = constants(graph)
+    after = _after_model(graph, member)
+    raw = _raw_units(graph, member, after, frozenset(open_calls) | _open_calls(graph))
+    groups = _ordered(graph, _contracted(graph, raw), after)
+    unit_of = {number: index for index, nodes in enumerate(groups) for number in nodes}
+    backward: dict[int, list[int]] = {}
+    for number, index in _backward_units(graph, unit_of, fixed, len(groups)).items():
+        backward.setdefault(index, []).append(number)
+    names = _unique(_name(graph, nodes, after) for nodes in groups)
+    used = _variables_used(graph, groups)
+    return tuple(
+        Unit(
+            index=index,
+            name=names[index],
+            nodes=nodes,
+            backward=tuple(backward.get(index, ())),
+            variables=used[index],
+            stage=_manual_stage(graph, nodes, names[index]),
+        )
+        for index, nodes in enumerate(groups)
+    )
+
+
+def constants(graph: OpGraph) -> frozenset[int]:
+    """Nodes that give the same value in every step: stateless, made of constants alone."""
+    return _made_of(graph, frozenset(), heavy=True)
+
+
+def copied(graph: OpGraph) -> frozenset[int]:
+    """Cheap nodes without effect, made of nothing but what every rank has.
+
+    That is arguments, captures, seeds and constants. Each stage that reads one makes it itself, so
+    it is neither sent nor kept for backward.
+    """
+    return _made_of(graph, frozenset({ARGUMENT, CAPTURE, SEED}), heavy=False)
+
+
+def _made_of(graph: OpGraph, sources: frozenset[str], heavy: bool) -> frozenset[int]:
+    found: set[int] = set()
+    for number, node in enumerate(graph.nodes):
+        if node.op in SOURCES:
+            if node.op in sources:
+                found.add(number)
+            continue
+        if node.stateful or node.reads or node.writes or (not heavy and node.op in MATRIX_OPS | FUNCTION_OPS):
+            continue
+        if any(t.dtype in UNSENDABLE_DTYPES - {"string"} for t in node.outputs):
+            continue
+        if node.outputs and all(t.node in found for t in node.inputs):
+            found.add(number)
+    return frozenset(found)
+
+
+def weight_derived(graph: OpGraph) -> dict[int, frozenset[int]]:
+    """Nodes that can be computed from variables the step never writes, and constants, alone.
+
+    Returns:
+        For each such node, the variables it depends on; each stage that needs the value can make it
+        from its copy of the variables, so it is neither sent nor kept for backward.
+    """
+    fixed = constants(graph)
+    found: dict[int, frozenset[int]] = {}
+    for number, node in enumerate(graph.nodes):
+        if node.op in SOURCES or node.writes or node.backward or number in fixed or node.call == 0:
+            continue
+        if node.reads:
+            if node.op == "ReadVariableOp" and all(graph.variables[v].read_only for v in node.reads):
+                found[number] = frozenset(node.reads)
+        elif not node.stateful and node.inputs and node.op not in MATRIX_OPS | FUNCTION_OPS:
+            behind = [found.get(t.node, frozenset()) for t in node.inputs]
+            if all(t.node in found or t.node in fixed for t in node.inputs):
+                found[number] = frozenset[int]().union(*behind)
+    return found
+
+
+# --- which nodes ----------------------------------------------------------------------------------
+
+
+def _written(graph: OpGraph) -> frozenset[int]:
+    """Variables of the model that some op of the step writes."""
+    return frozenset(v.index for v in graph.variables if v.in_model and not v.read_only)
+
+
+def _touched(graph: OpGraph, number: int) -> set[int]:
+    """Variables a node uses, whether it reads, writes or only holds the handle."""
+    node = graph.nodes[number]
+    handles = (graph.nodes[t.node] for t in node.inputs)
+    return {*node.reads, *node.writes} | {h.source for h in handles if h.op == VARIABLE and h.source is not None}
+
+
+def _members(graph: OpGraph) -> dict[int, None]:
+    """Forward nodes that belong to units, in order.
+
+    They are the ops made in a model, ops elsewhere that use a variable of the model which the step
+    writes, and what depends on either. A backward op that a model's forward op needs (a gradient
+    taken inside `call`) counts as a forward op. An op outside a model belongs to no unit when it
+    needs a gradient, or a variable of the script's own that the step writes: such a variable, a
+    metric's for instance, lives on every rank.
+    """
+    fixed, written = constants(graph), _written(graph)
+    own = {v.index for v in graph.variables if not v.in_model and not v.read_only}
+    nodes = graph.nodes
+    inner: set[int] = set()
+    for number in reversed(range(len(nodes))):
+        node = nodes[number]
+        if number in inner or (node.call != 0 and not node.backward):
+            inner.update(t.node for t in node.inputs if nodes[t.node].backward)
+    members: dict[int, None] = {}
+    behind: set[int] = set()
+    for number, node in enumerate(nodes):
+        if node.op in SOURCES or number in fixed:
+            continue
+        needs = [t.node for t in node.inputs]
+        outside = node.call == 0 and (any(n in behind for n in needs) or bool(_touched(graph, number) & own))
+        if (node.backward and number not in inner) or outside:
+            behind.add(number)
+        elif (
+            node.call != 0
+            or number in inner
+            or any(n in members for n in (*needs, *node.control))
+            or _touched(graph, number) & written
+        ):
+            members[number] = None
+    return members
+
+
+def _after_model(graph: OpGraph, member: Collection[int]) -> frozenset[int]:
+    """Members outside every model that no op of a model needs, nor a written variable of it."""
+    needed: set[int] = set()
+    written = _written(graph)
+    for number in reversed(list(member)):
+        node = graph.nodes[number]
+        if node.call != 0 or number in needed or _touched(graph, number) & written:
+            needed.add(number)
+            needed.update(t.node for t in node.inputs)
+            needed.update(node.control)
+    return frozenset(n for n in member if n not in needed)
+
+
+def _open_calls(graph: OpGraph) -> frozenset[int]:
+    """Calls whose own ops may be separated: models, what calls layers, what a model wraps."""
+    children: dict[int, list[int]] = {}
+    for call in graph.calls[1:]:
+        children.setdefault(call.parent or 0, []).append(call.index)
+    models = set(children.get(0, ()))
+    wrapped = {children[m][0] for m in models if len(children.get(m, ())) == 1}
+    return frozenset(models | wrapped | set(children)) - {0}
+
+
+# --- raw units ------------------------------------------------------------------------------------
+
+
+def _call_stage(graph: OpGraph, call: int) -> int | None:
+    """The stage asked for by the innermost manual placement around a call."""
+    at: int | None = call
+    while at is not None:
+        if graph.calls[at].stage is not None:
+            return graph.calls[at].stage
+        at = graph.calls[at].parent
+    return None
+
+
+def _is_anchor(graph: OpGraph, number: int) -> bool:
+    """Whether an op weighs enough to be a unit of its own."""
+    node = graph.nodes[number]
+    return node.op in MATRIX_OPS | FUNCTION_OPS or (bool(node.reads or node.writes) and node.op != "ReadVariableOp")
+
+
+def _raw_units(
+    graph: OpGraph, member: Collection[int], after: frozenset[int], open_calls: frozenset[int]
+) -> list[list[int]]:
+    """Cut the order in which the members were made into runs.
+
+    Args:
+        graph: the step.
+        member: forward nodes that belong to units, in order.
+        after: those of them that come after the model.
+        open_calls: calls whose own ops may be separated.
+
+    Returns:
+        Runs of nodes; a float, an op that needs no other member such as the read of a weight, has
+        joined the run of its first reader.
+    """
+    floats = _floats(graph, member, after, open_calls)
+    order = [n for n in member if n not in after and n not in floats]
+    pieces: list[list[int]] = []  # runs of one closed call, and single ops of open ones
+    loose: list[bool] = []  # a single op too cheap to be a unit of its own
+    keys: list[tuple[int | None, int | None]] = []
+    for number in order:
+        call = graph.nodes[number].call
+        stage = _call_stage(graph, call)
+        is_open = call == 0 or call in open_calls
+        key = (None if is_open else call, stage)
+        if pieces and not is_open and keys[-1] == key:
+            pieces[-1].append(number)
+            continue
+        pieces.append([number])
+        loose.append(is_open and not _is_anchor(graph, number))
+        keys.append(key)
+    runs = _joined(pieces, loose, [stage for _, stage in keys], _crossing(graph, pieces))
+    if after:
+        runs.append([n for n in member if n in after])
+    run_of = {number: run for run in runs for number in run}
+    for number in reversed(list(floats)):
+        run = run_of[floats[number]]
+        run.append(number)
+        run_of[number] = run
+    return [sorted(run) for run in runs]
+
+
+def _floats(
+    graph: OpGraph, member: Collection[int], after: frozenset[int], open_calls: frozenset[int]
+) -> dict[int, int]:
+    """Ops of open calls that need no other member and have no effect, with their first reader."""
+    free: set[int] = set()
+    written = _written(graph)
+    for number in member:
+        node = graph.nodes[number]
+        if number in after or (node.call != 0 and node.call not in open_calls) or _is_anchor(graph, number):
+            continue
+        effect = node.writes or (node.stateful and node.op != "ReadVariableOp") or set(node.reads) & written
+        needs = [*(t.node for t in node.inputs), *node.control]
+        if not effect and all(n not in member or n in free for n in needs):
+            free.add(number)
+    reader: dict[int, int] = {}
+    for number in member:
+        for tensor in graph.nodes[number].inputs:
+            if tensor.node in free:
+                reader.setdefault(tensor.node, number)
+    return {number: reader[number] for number in member if number in free and number in reader}
+
+
+def _crossing(graph: OpGraph, pieces: list[list[int]]) -> list[int]:
+    """Bytes of the forward tensors alive between piece i - 1 and piece i, for every i."""
+    piece_of = {number: at for at, piece in enumerate(pieces) for number in piece}
+    change = [0] * (len(pieces) + 2)
+    for number, start in piece_of.items():
+        for index, kind in enumerate(graph.nodes[number].outputs):
+            readers = graph.consumers.get(Tensor(number, index), ())
+            end = max((piece_of[r] for r in readers if r in piece_of), default=start)
+            if end > start:
+                # What cannot be sent must not look cheap to part: the contraction would undo the cut.
+                weight = kind.nbytes() if kind.dtype not in UNSENDABLE_DTYPES else 1 << 60
+                change[start + 1] += weight
+                change[end + 1] -= weight
+    alive, total = [], 0
+    for delta in change[: len(pieces) + 1]:
+        total += delta
+        alive.append(total)
+    return alive
+
+
+def _joined(
+    pieces: list[list[int]], loose: list[bool], stages: list[int | None], crossing: list[int]
+) -> list[list[int]]:
+    """Join loose pieces to the heavy ones around them.
+
+    Two heavy pieces part where the fewest bytes cross, late rather than early. Pieces for different
+    stages part too; a loose piece without a stage goes with either neighbour.
+    """
+    if not pieces:
+        return []
+    cuts: set[int] = set()
+
+    def part(left: int, right: int) -> None:
+        cuts.add(min(range(left + 1, right + 1), key=lambda at: (crossing[at], -at)))
+
+    settled = [at for at, is_loose in enumerate(loose) if not is_loose or stages[at] is not None]
+    for left, right in pairwise(settled):
+        if stages[left] != stages[right]:
+            part(left, right)
+    for left, right in pairwise(at for at, is_loose in enumerate(loose) if not is_loose):
+        if not any(left < cut <= right for cut in cuts):
+            part(left, right)
+    bounds = [0, *sorted(cuts), len(pieces)]
+    return [[n for piece in pieces[a:b] for n in piece] for a, b in pairwise(bounds)]
+
+
+# --- contraction ----------------------------------------------------------------------------------
+
+
+def _contracted(graph: OpGraph, raw: list[list[int]]) -> list[list[int]]:
+    """Join raw units that must be placed together."""
+    unit_of = {number: at for at, nodes in enumerate(raw) for number in nodes}
+    ties: nx.Graph = nx.Graph()
+    ties.add_nodes_from(range(len(raw)))
+    users: dict[int, list[int]] = {}
+    written = _written(graph)
+    for number, at in unit_of.items():
+        for name in colocated_with(graph.nodes[number]):
+            other = graph.number_of.get(name)
+            if other in unit_of:
+                ties.add_edge(at, unit_of[other])
+        for tensor in graph.nodes[number].inputs:
+            if graph.type_of(tensor).dtype in UNSENDABLE_DTYPES and tensor.node in unit_of:
+                ties.add_edge(at, unit_of[tensor.node])
+        for variable in _touched(graph, number) & written:
+            users.setdefault(variable, []).append(at)
+    for together in users.values():
+        ties.add_edges_from((together[0], other) for other in together[1:])
+    return [sorted(n for at in joined for n in raw[at]) for joined in sorted(nx.connected_components(ties), key=min)]
+
+
+def _ordered(graph: OpGraph, groups: list[list[int]], after: frozenset[int]) -> list[tuple[int, ...]]:
+    """Contract cycles, and put the groups in topological order: as made, where there is choice."""
+    acyclic = nx.condensation(dependences(graph, groups))
+    nodes_of = {
+        at: tuple(sorted(n for group in data["members"] for n in groups[group]))
+        for at, data in acyclic.nodes(data=True)
+    }
+
+    def made(at: int) -> tuple[bool, int]:
+        return bool(after.intersection(nodes_of[at])), nodes_of[at][0]
+
+    return [nodes_of[at] for at in nx.lexicographical_topological_sort(acyclic, key=made)]
+
+
+def dependences(graph: OpGraph, groups: Sequence[Sequence[int]]) -> nx.DiGraph:
+    """Which group of nodes needs which, by position.
+
+    Args:
+        graph: one microbatch of a step.
+        groups: of its nodes, such as those of units.
+
+    Returns:
+        A graph with an edge from each group to those that need something of it.
+    """
+    group_of = {number: at for at, nodes in enumerate(groups) for number in nodes}
+    edges: nx.DiGraph = nx.DiGraph()
+    edges.add_nodes_from(range(len(groups)))
+    for number, at in group_of.items():
+        node = graph.nodes[number]
+        for before in (*(t.node for t in node.inputs), *node.control):
+            if before in group_of and group_of[before] != at:
+                edges.add_edge(group_of[before], at)
+    return edges
+
+
+def ordered_by_chunk(graph: OpGraph, units: Sequence[Unit], chunks: Sequence[int | None]) -> tuple[Unit, ...]:
+    """Put units whose chunk is known in the order of their chunks, as far as data flows that way.
+
+        made:  k (0)   bias (1)   norm (0)          the bias needs nothing of the norm, nor the norm of the bias
+        here:  k (0)   norm (0)   bias (1)
+
+    A unit without a chunk goes with the one made before it, unless what it needs comes later or who needs it earlier.
+
+    Args:
+        graph: one microbatch of the step.
+        units: of it, in topological order.
+        chunks: the chunk of each, or None.
+
+    Returns:
+        The units in another topological order, with their positions in it.
+    """
+    needs = dependences(graph, [unit.nodes for unit in units])
+    latest: dict[int, float] = {}
+    for at in reversed(range(len(units))):
+        asked = chunks[at]
+        needed = min((latest[user] for user in needs.successors(at)), default=inf)
+        latest[at] = needed if asked is None else asked
+    reached: list[float] = []
+    for at, asked in enumerate(chunks):
+        before = max((reached[source] for source in (*needs.predecessors(at), *range(at)[-1:])), default=0)
+        reached.append(min(before, latest[at]) if asked is None else asked)
+    order = nx.lexicographical_topological_sort(needs, key=lambda at: (reached[at], at))
+    return tuple(replace(units[at], index=index) for index, at in enumerate(order))
+
+
+# --- what belongs to a unit -----------------------------------------------------------------------
+
+
+def _backward_units(graph: OpGraph, unit_of: dict[int, int], fixed: frozenset[int], count: int) -> dict[int, int]:
+    """Unit of every backward node.
+
+    It is that of the op it differentiates, of its layer, or where its inputs are ready.
+
+    Gradients flow towards the first unit, so an op that sums gradients of several units is ready in
+    the earliest.
+    """
+    last_of_call: dict[int, int] = {}
+    for number, unit in unit_of.items():
+        call = graph.nodes[number].call
+        if call != 0:
+            last_of_call[call] = max(unit, last_of_call.get(call, 0))
+    found: dict[int, int] = {}
+    for number, node in enumerate(graph.nodes):
+        if not node.backward or number in unit_of or number in fixed:
+            continue
+        if node.forward_of in unit_of:
+            found[number] = unit_of[node.forward_of]
+        elif node.call in last_of_call:
+            found[number] = last_of_call[node.call]
+        else:
+            gradients = [found[t.node] for t in node.inputs if t.node in found]
+            kept = [unit_of[t.node] for t in node.inputs if t.node in unit_of]
+            found[number] = min(gradients, default=max(kept, default=count - 1))
+    return found
+
+
+def _variables_used(graph: OpGraph, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Variables of the model that each group uses, itself or through a value made of weights."""
+    derived = weight_derived(graph)
+    used: list[tuple[int, ...]] = []
+    for nodes in groups:
+        touched: set[int] = set()
+        for number in nodes:
+            if number not in derived:
+                touched |= _touched(graph, number)
+            for tensor in graph.nodes[number].inputs:
+                touched |= derived.get(tensor.node, frozenset())
+        used.append(tuple(sorted(v for v in touched if graph.variables[v].in_model)))
+    return used
+
+
+def _manual_stage(graph: OpGraph, nodes: Iterable[int], name: str) -> int | None:
+    """The stage the script asked for; units tied together must agree."""
+    asked = {_call_stage(graph, graph.nodes[n].call) for n in nodes} - {None}
+    if len(asked) > 1:
+        raise PlacementError(
+            f"The manual placements of {name!r} contradict each other: parts of it that share "
+            f"state, and so must be "
+            f"on one stage, were put on stages {sorted(s for s in asked if s is not None)}. "
+            "Put them under one smp.partition(i)."
+        )
+    return next(iter(asked), None)
+
+
+def _name(graph: OpGraph, nodes: tuple[int, ...], after: frozenset[int]) -> str:
+    """Paths of the innermost calls a unit is made of; of more than two, the first and the last."""
+    paths: dict[str, int] = {}
+    for number in nodes:
+        if number not in after:
+            paths.setdefault(graph.calls[graph.nodes[number].call].path, number)
+    if not paths:
+        return AFTER_MODEL
+    leaves = [p for p in paths if p and not any(q != p and q.startswith(p + "/") for q in paths)]
+    if not leaves:
+        leaves = ["step"]
+    if len(leaves) > 2:
+        return f"{leaves[0]} + … + {leaves[-1]} ({len(leaves)})"
+    return " + ".join(leaves)
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    """Number the second and later units of one name."""
+    seen: dict[str, int] = {}
+    given = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        given.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+    return given

@@ -1,0 +1,1 @@
+"""What a run took: measured times and memory, as values."""

@@ -1,0 +1,189 @@
+"""Measure a unit of a step: it runs as a stage of its own, forward and backward, as it would for many microbatches.
+
+    made-up inputs ─▶ F 1.2 ─ stash ─▶ B 2.0 ◀─ made-up gradients      milliseconds
+
+Units are measured independently of each other, in any order and by any process: what flows between them is made up
+(see `made_up`). Weights are there for one unit at a time, with the sums of their gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from smp_tf.partition.graph.op_graph import Tensor
+from smp_tf.partition.split.split import Segment, Split
+from smp_tf.pipeline.measure.made_up import Surroundings, values_for
+from smp_tf.pipeline.run.accumulator import Accumulator, fits
+from smp_tf.pipeline.run.host import has_device
+from smp_tf.pipeline.run.segment_function import build_segment_function
+
+#: Seconds of calls that a segment's time is the median of, and how many calls at least and at most.
+_ENOUGH = 0.1
+_FEWEST_CALLS, _MOST_CALLS = 3, 20
+#: Calls of a segment for each of a function that does nothing.
+_FOR_EACH_EMPTY = 4
+#: Bytes of a processor's share of the last cache, where the system does not say.
+_CACHE_SHARE = 16 << 20
+
+
+@dataclass(frozen=True)
+class ReadyUnit:
+    """A unit whose functions are there and have run once.
+
+    Args:
+        calls: by sweep, the function of the segment and what to call it with.
+        empty: by sweep, a function that is called with the same and does nothing.
+    """
+
+    calls: dict[int, tuple[Callable[..., Any], Sequence[tf.Tensor]]]
+    empty: dict[int, Callable[..., Any]]
+
+    def measure(self) -> dict[int, float]:
+        """Run every segment for a while.
+
+        Returns:
+            Seconds by sweep: the median over the calls, without what calling a function takes that does nothing.
+        """
+        return {sweep: _measured(function, self.empty[sweep], given) for sweep, (function, given) in self.calls.items()}
+
+
+def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
+    """Build the functions of a unit and run each once, which also optimises it.
+
+    Args:
+        split: the step, cut into as many stages as there are units.
+        unit: which of them.
+        around: what the step is given from outside.
+
+    Returns:
+        What can be measured. It holds the unit's weights, and the unit's alone.
+    """
+    graph = split.graph
+    last = split.assignment.replicated_sweep
+    # Measurements that every rank takes belong to no unit; they would count what is made up.
+    segments = [s for (stage, sweep, _), s in sorted(split.segments.items()) if stage == unit and sweep < last]
+    made = {t for segment in segments for t in segment.outputs}
+    foreign = {t for segment in segments for t in segment.inputs if t not in made}
+    values = values_for(split, foreign, around)
+    calls: dict[int, tuple[Callable[..., Any], Sequence[tf.Tensor]]] = {}
+    empty: dict[int, Callable[..., Any]] = {}
+    for segment in segments:
+        sums = _sums(split, segment)
+        function = build_segment_function(
+            graph,
+            segment,
+            around.variables_of(graph, segment),
+            outputs=tuple(t for t in segment.outputs if t not in sums or t in _read(split)),
+            accumulators=sums,
+        )
+        given = around.given_to(graph, function, values)
+        _begin(list(sums.values()))
+        outputs = function.function(*given)
+        values.update(zip(function.outputs, outputs, strict=True))
+        calls[segment.sweep] = function.function, given
+        empty[segment.sweep] = _empty(function.function, given)
+        # A first call takes 10 to 30 ms, which would be subtracted from what a slow unit takes.
+        empty[segment.sweep](*given)
+    return ReadyUnit(calls, empty)
+
+
+def _sums(split: Split, segment: Segment) -> dict[Tensor, Accumulator]:
+    """Sums over the microbatches that a segment adds gradients to, as it does in a step of several."""
+    summed = {t for o in split.outputs if o.is_summed for t in o.summands or (o.tensor,)}
+    kinds = {t: split.graph.type_of(t) for t in segment.outputs if t in summed}
+    return {
+        t: Accumulator(kind, f"smp_profiled_sum_{number}")
+        for number, (t, kind) in enumerate(kinds.items())
+        if fits(kind)
+    }
+
+
+def _read(split: Split) -> frozenset[Tensor]:
+    return frozenset(t for segment in split.segments.values() for t in segment.inputs)
+
+
+def _begin(sums: list[Accumulator]) -> None:
+    def clear() -> None:
+        for accumulator in sums:
+            accumulator.clear(tf.no_op())
+
+    if sums:
+        tf.function(clear).get_concrete_function()()
+
+
+def _empty(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> Callable[..., Any]:
+    """A function that takes and returns as many tensors as another, and does nothing; it captures none.
+
+    A stage calls one function for all of its units. Of the calls that single units take, a model of a hundred units
+    would seem to need half of its time for microbatches of one sample.
+    """
+    results = len(function.outputs)  # type: ignore[attr-defined]
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
+    nothing = tf.function(lambda *tensors: [tf.constant(0) for _ in range(results)], autograph=False)
+    return nothing.get_concrete_function(*specs)
+
+
+def _cool() -> None:
+    """Leave the cache as the rest of a model would between two calls of a unit: a warm one seemed up to a third faster.
+
+    A process loses no more than its share of it: what the unit before it has just made is still there.
+    """
+    ballast = _ballast()
+    np.add(ballast, 1, out=ballast)
+
+
+@functools.cache
+def _ballast() -> np.ndarray:
+    """Memory as large as a processor's share of the largest cache."""
+    shares = [_CACHE_SHARE]
+    with contextlib.suppress(OSError, ValueError):
+        caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
+        shares = [_size(cache) // _sharers(cache) for cache in caches] or shares
+    return np.zeros(max(shares), np.uint8)
+
+
+def _size(cache: Path) -> int:
+    """Bytes of a cache; the system says "32768K"."""
+    return int((cache / "size").read_text().strip().rstrip("K")) << 10
+
+
+def _sharers(cache: Path) -> int:
+    """How many processors share it: the bits of "00000000,00000003"."""
+    return int((cache / "shared_cpu_map").read_text().replace(",", ""), 16).bit_count()
+
+
+def _measured(function: Callable[..., Any], empty: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
+    """Seconds of what a function does beyond one that does nothing."""
+    taken: list[float] = []
+    for_nothing: list[float] = []
+    while len(taken) < _FEWEST_CALLS or (sum(taken) < _ENOUGH and len(taken) < _MOST_CALLS):
+        # In between, so that what slows the machine for a while slows both.
+        if len(taken) % _FOR_EACH_EMPTY == 0:
+            for_nothing.append(_seconds(empty, given))
+        taken.append(_seconds(function, given))
+    return max(0.0, statistics.median(taken) - statistics.median(for_nothing))
+
+
+def _seconds(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
+    """Seconds of a call."""
+    _cool()
+    began = time.perf_counter()
+    function(*given)
+    _finish()
+    return time.perf_counter() - began
+
+
+def _finish() -> None:
+    """Wait until the devices are done; on a GPU a function returns earlier."""
+    if has_device():
+        tf.test.experimental.sync_devices()

@@ -1,0 +1,248 @@
+"""Looks into a recorded step of a replica: was it as planned, where did the time go, what was it that took so long.
+
+Of a gap in front of a task, the message that came last tells what it was:
+
+    rank 0   ───── 0F1 ─────┐ sent
+    rank 1   ─ 0F0 ─┤ bubble ├ message ┤ other ├─ 1F1 ─
+                                       there
+
+Until the other rank had sent it, the plan had nothing to do there: a bubble. Then the message was on its way, and what
+is left TensorFlow took to begin the task. While the other rank had not begun the step, this one waited for its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from smp_tf.pipeline.measure.recorded import Message, ProgramRecord, RecordedStep, TaskRun
+from smp_tf.pipeline.programs.dependencies import dependencies
+from smp_tf.pipeline.programs.replay import replay
+from smp_tf.pipeline.programs.simulate import Timeline
+from smp_tf.pipeline.task import Kind, Task
+
+#: What the time of a rank goes into, in the order of a table.
+PARTS = ("compute", "bubble", "message", "reduce", "apply", "input", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a rank's time, and what it went into: one of `PARTS`."""
+
+    part: str
+    begin: int
+    end: int
+
+
+class StepAnatomy:
+    """A recorded step of one replica.
+
+    Args:
+        program: what was planned.
+        stages: the step on the rank of every stage, all on one clock; None where it was not recorded.
+    """
+
+    def __init__(self, program: ProgramRecord, stages: Sequence[RecordedStep | None]) -> None:
+        self.program = program
+        self.stages = tuple(stages)
+        self._depends = dependencies(program.planned, program.edges)
+        self._needs = self._depends.by_task()
+        self._runs: dict[Task, tuple[int, TaskRun]] = {}
+        self._messages: dict[Task, Message] = {}
+        self._placement = program.planned.placement()
+        for stage, step in enumerate(self.stages):
+            if step is not None:
+                self._runs.update((run.task, (stage, run)) for run in step.compute)
+                self._messages.update((message.task, message) for message in step.messages)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the step is known on every stage."""
+        return None not in self.stages
+
+    def out_of_order(self, stage: int) -> tuple[Task, Task] | None:
+        """The first two tasks of a stage that ran in another order than planned, or at once; None if none did.
+
+        A task without anything to compute is planned, and does not run.
+        """
+        step = self.stages[stage]
+        assert step is not None
+        place = {task: position for position, task in enumerate(self.program.planned.ranks[stage])}
+        for first, second in zip(step.compute, step.compute[1:], strict=False):
+            if place.get(first.task, -1) >= place.get(second.task, -1) or first.end > second.begin:
+                return first.task, second.task
+        return None
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """When the first compute task of all began and the last one ended; both 0 where none ran."""
+        runs = [run for _, run in self._runs.values()]
+        return min((run.begin for run in runs), default=0), max((run.end for run in runs), default=0)
+
+    @property
+    def bubble_ratio(self) -> float:
+        """Share of the stages' time, from the first compute task to the last, in which they did not compute."""
+        begin, end = self.span
+        whole = (end - begin) * len(self.stages)
+        return 1 - sum(run.end - run.begin for _, run in self._runs.values()) / whole if whole else 0.0
+
+    def simulated(self, latency: float = 0.0) -> Timeline:
+        """The step as planned, each task taking as long as it did.
+
+        Args:
+            latency: nanoseconds that a message takes.
+        """
+        lengths = {task: float(run.end - run.begin) for task, (_, run) in self._runs.items()}
+        planned = self.program.planned
+        result = replay(planned, self._depends, lambda task: lengths.get(task, 0.0), lambda _: latency)
+        return Timeline(planned, result.spans)
+
+    def critical_path(self) -> list[tuple[int, TaskRun]]:
+        """The chain of tasks that made the step so long, each with its stage, in the order in which they ran.
+
+        From the task that ended last backwards: the one before it is that which it could not begin without: the maker
+        of the message that came last, or the task before it on its rank, whichever was done later.
+        """
+        path: list[tuple[int, TaskRun]] = []
+        if self._runs:
+            path.append(max(self._runs.values(), key=lambda found: found[1].end))
+        while path:
+            stage, run = path[-1]
+            before = self._before(stage, run)
+            if before is None:
+                break
+            path.append(before)
+        return path[::-1]
+
+    def _before(self, stage: int, run: TaskRun) -> tuple[int, TaskRun] | None:
+        step = self.stages[stage]
+        assert step is not None
+        position = step.compute.index(run)
+        own = step.compute[position - 1] if position else None
+        last = self._last_message(run.task)
+        if last is not None and (own is None or last.end > own.end):
+            made = self._maker(last)
+            if made is not None and made[1].end < run.end:
+                return made
+        return None if own is None else (stage, own)
+
+    def _last_message(self, task: Task) -> Message | None:
+        """Of the messages that a task reads, the one that came last."""
+        read = [self._messages[need] for need in self._needed(task) if need in self._messages]
+        return max(read, key=lambda message: message.end, default=None)
+
+    def _needed(self, task: Task) -> Iterator[Task]:
+        """What a task needs; in place of one that had nothing to compute, what that needs."""
+        for need in self._needs[task]:
+            if need.kind.is_compute and need not in self._runs:
+                yield from self._needed(need)
+            else:
+                yield need
+
+    def _send(self, received: Message) -> Task | None:
+        return next((need for need in self._needs[received.task] if need.kind is Kind.SEND), None)
+
+    def _maker(self, received: Message) -> tuple[int, TaskRun] | None:
+        """The task that made what was received: of those that it was made of, the last."""
+        send = self._send(received)
+        if send is None:
+            return None
+        made = [self._runs[need] for need in self._needed(send) if need in self._runs]
+        return max(made, key=lambda found: found[1].end, default=None)
+
+    def pieces(self, stage: int) -> list[Piece]:
+        """What a rank's time went into, from the begin of the step to that of the next one, without a hole.
+
+        Args:
+            stage: of the rank, on which the step was recorded.
+        """
+        return list(self._pieces(stage))
+
+    def time_spent(self, stage: int) -> dict[str, int]:
+        """Nanoseconds of a rank by what they went into, from the begin of the step to that of the next one.
+
+        Args:
+            stage: of the rank, on which the step was recorded.
+
+        Returns:
+            All of `PARTS`.
+        """
+        spent = dict.fromkeys(PARTS, 0)
+        for piece in self._pieces(stage):
+            spent[piece.part] += piece.end - piece.begin
+        return spent
+
+    def averaging(self, stage: int) -> tuple[int, int]:
+        """How long a rank averages gradients over replicas, and how much of that is hidden.
+
+        Args:
+            stage: of the rank, on which the step was recorded.
+
+        Returns:
+            Nanoseconds in which at least one bucket was on its way, and those of them before the last compute task of
+            all stages ended, by which the step is no longer.
+        """
+        step = self.stages[stage]
+        assert step is not None
+        _, last = self.span
+        whole = hidden = 0
+        at = step.begin
+        for run in step.updates:
+            if run.task.bucket is not None and run.end > at:
+                begin = max(at, run.begin)
+                whole += run.end - begin
+                hidden += max(0, min(run.end, last) - begin)
+                at = run.end
+        return whole, hidden
+
+    def _pieces(self, stage: int) -> Iterator[Piece]:
+        step = self.stages[stage]
+        assert step is not None
+        at = step.begin
+        for run in step.compute:
+            yield from self._gap(stage, at, run.begin, self._last_message(run.task))
+            yield Piece("compute", run.begin, run.end)
+            at = run.end
+        results = [message for message in step.messages if message.task.kind is Kind.RECV and message.end > at]
+        last = max(results, key=lambda message: message.end, default=None)
+        yield from self._after(step, [*self._gap(stage, at, step.end, last), Piece("input", step.end, step.until)])
+
+    def _gap(self, stage: int, begin: int, end: int, message: Message | None) -> Iterator[Piece]:
+        """What the time between two tasks went into, the later of which waited for a message."""
+        at = begin
+        if message is not None and message.end > begin:
+            send = self._send(message)
+            source = self.stages[self._placement[send.chunk]] if send is not None else None
+            if source is not None:
+                sent = self._messages.get(send) if send is not None else None
+                for part, until in (("input", source.begin), ("bubble", sent.begin if sent is not None else end)):
+                    until = min(max(until, at), message.end, end)
+                    yield from _piece(part, at, until)
+                    at = until
+                yield from _piece("message", at, min(message.end, end))
+            else:
+                # Whether it was on its way, only the other rank's record would tell.
+                yield from _piece("bubble", at, min(message.end, end))
+            at = min(message.end, end)
+        yield from _piece("other", at, end)
+
+    def _after(self, step: RecordedStep, pieces: Sequence[Piece]) -> Iterator[Piece]:
+        """The pieces behind the last compute task, with what of them is REDUCE or APPLY taken out."""
+        updates = [run for run in step.tasks if not run.task.kind.is_compute]
+        cuts = sorted({moment for run in updates for moment in (run.begin, run.end)})
+        last = max((run.end for run in updates), default=step.end)
+        for piece in pieces:
+            inner = [moment for moment in cuts if piece.begin < moment < piece.end]
+            for begin, end in zip([piece.begin, *inner], [*inner, piece.end], strict=True):
+                kinds = {run.task.kind for run in updates if run.begin <= begin and end <= run.end}
+                part = piece.part
+                if kinds:
+                    part = "reduce" if Kind.REDUCE in kinds else "apply"
+                elif part == "input" and end <= last:
+                    part = "other"
+                yield from _piece(part, begin, end)
+
+
+def _piece(part: str, begin: int, end: int) -> Iterator[Piece]:
+    if end > begin:
+        yield Piece(part, begin, end)

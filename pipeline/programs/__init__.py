@@ -1,0 +1,1 @@
+"""Lists of tasks: made, checked, simulated and drawn, without TensorFlow."""

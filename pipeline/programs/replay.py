@@ -1,0 +1,186 @@
+"""Replays a program: when does each task run, and which ranks get stuck.
+
+Every rank goes through its list. A compute task starts when the rank is free and all it depends on
+is finished. Transfers are those of `walk`.
+
+With a limit on send buffers, a rank does not pass a SEND before one of the buffers of that edge is
+free again, and a buffer is free when its transfer has moved.
+
+What comes out does not depend on which rank goes on first, so a rank's time may be far ahead of
+another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from smp_tf.pipeline.programs.dependencies import Dependencies
+from smp_tf.pipeline.programs.walk import Walk
+from smp_tf.pipeline.task import Kind, Program, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a task ran, in the unit of the given durations.
+
+    A transfer starts when its end is opened and ends when the tensor has arrived.
+    """
+
+    task: Task
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A rank that waits forever: at which position of its list, and for which tasks."""
+
+    rank: int
+    position: int
+    needs: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came out.
+
+    Attributes:
+        program: what was replayed.
+        starts: when each task of each rank's list started; None of those that did not run.
+        ends: when they ended.
+        stuck: the ranks that did not get through.
+    """
+
+    program: Program
+    starts: tuple[tuple[float | None, ...], ...]
+    ends: tuple[tuple[float | None, ...], ...]
+    stuck: tuple[Stuck, ...]
+
+    @cached_property
+    def spans(self) -> tuple[tuple[Span, ...], ...]:
+        """The spans of the tasks that ran, in the order of each rank's list."""
+        return tuple(
+            tuple(
+                Span(task, start, end)
+                for task, start, end in zip(*lists, strict=True)
+                if start is not None and end is not None
+            )
+            for lists in zip(self.program.ranks, self.starts, self.ends, strict=True)
+        )
+
+
+def replay(
+    program: Program,
+    depends: Dependencies,
+    duration: Callable[[Task], float],
+    latency: Callable[[Task], float],
+    send_buffers: Mapping[int, int] | None = None,
+) -> Replay:
+    """Runs the program on paper.
+
+    Args:
+        program: the lists to go through.
+        depends: what its tasks depend on, as `dependencies` returns it.
+        duration: time a rank is busy with a task that is not a transfer.
+        latency: time between a task and a dependent of it on another rank; asked about SEND tasks,
+            and about compute tasks that another rank's compute task depends on.
+        send_buffers: how many tensors of an edge a sender can hold, by edge; None for any number.
+
+    Returns:
+        When the tasks ran, and where ranks got stuck.
+    """
+    replayer = _Replayer(program, depends, duration, latency, send_buffers)
+    return replayer.run()
+
+
+class _Replayer(Walk):
+    """Each rank has a clock of its own."""
+
+    def __init__(
+        self,
+        program: Program,
+        depends: Dependencies,
+        duration: Callable[[Task], float],
+        latency: Callable[[Task], float],
+        send_buffers: Mapping[int, int] | None,
+    ) -> None:
+        super().__init__(program, depends, latency)
+        self.duration = duration
+        self.send_buffers = send_buffers
+        self.free_at = [0.0] * program.stages
+        self.sent: dict[int | None, list[int]] = {}
+
+    def _advance(self, rank: int, number: int) -> bool:
+        task = self.tasks[number]
+        if task.kind is Kind.RECV:
+            self._open_receive(number, self.free_at[rank])
+            return True
+        if task.kind is Kind.SEND:
+            return self._send(rank, number)
+        ready = self._ready(rank, number, self.free_at[rank])
+        if ready is None:
+            return False
+        self.start[number] = ready
+        self.free_at[rank] = ready + self.duration(task)
+        self._ends(number, self.free_at[rank])
+        return True
+
+    def _send(self, rank: int, number: int) -> bool:
+        holder = self._holder(number)
+        for need in self.needs[number] if holder is None else (holder, *self.needs[number]):
+            if self.end[need] is None:
+                self._wait(rank, need)
+                return False
+        if holder is not None:
+            free = self.end[holder]
+            assert free is not None
+            self.free_at[rank] = max(self.free_at[rank], free)
+        self.sent.setdefault(self.tasks[number].edge, []).append(number)
+        self._open_send(number, self.free_at[rank])
+        return True
+
+    def _holder(self, number: int) -> int | None:
+        """The earlier SEND whose buffer this one needs."""
+        if self.send_buffers is None:
+            return None
+        edge = self.tasks[number].edge
+        assert edge is not None
+        earlier, buffers = self.sent.get(edge, ()), self.send_buffers[edge]
+        return earlier[-buffers] if len(earlier) >= buffers else None
+
+    def run(self) -> Replay:
+        self._go_on()
+        bounds = list(zip(self.first, self.first[1:], strict=False))
+        return Replay(
+            self.program,
+            tuple(tuple(self.start[begin:end]) for begin, end in bounds),
+            tuple(tuple(self.end[begin:end]) for begin, end in bounds),
+            tuple(self._stuck()),
+        )
+
+    def _stuck(self) -> list[Stuck]:
+        stuck: list[Stuck] = []
+        if self.end.count(None) == len(self.tasks) - self.first[-1]:
+            return stuck
+        receive_of = {needs[0]: at for at, needs in enumerate(self.needs) if self.tasks[at].kind is Kind.RECV}
+        for rank in range(self.program.stages):
+            first, last, at = self.first[rank], self.first[rank + 1], self.at[rank]
+            if at < last:
+                stuck.append(Stuck(rank, at - first, self._missing(at)))
+                continue
+            # It went through its list, and of a transfer that it opened the other end is lacking.
+            open_end = next((number for number in range(first, last) if self.end[number] is None), None)
+            if open_end is not None:
+                is_send = self.tasks[open_end].kind is Kind.SEND
+                other = receive_of.get(open_end) if is_send else self.needs[open_end][0]
+                stuck.append(Stuck(rank, open_end - first, () if other is None else (self.tasks[other],)))
+        return stuck
+
+    def _missing(self, number: int) -> tuple[Task, ...]:
+        """What a task waits for that its rank stands before."""
+        holder = self._holder(number) if self.tasks[number].kind is Kind.SEND else None
+        if holder is not None and self.end[holder] is None:
+            return (self.tasks[holder],)
+        return tuple(self.tasks[need] for need in self.needs[number] if self.end[need] is None)

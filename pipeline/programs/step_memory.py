@@ -1,0 +1,277 @@
+"""What a stage holds over a step, beside its weights: the program of all stages is replayed, and tensors come and go.
+
+    stage 0    F0 ──── F1 ──── ┄┄┄┄ B0 ──── B1 ────
+    stash      ├ of 0 ──────────────────┤
+                        ├ of 1 ─────────────────┤
+    sent        ├ of 0 ─┤  ├ of 1 ─┤                 until the other stage has it
+    received                      ├ for B0 ─┤           from its arrival to the end of its reader
+    working    ▄▄▄▄    ▄▄▄▄         ▄▄▄▄    ▄▄▄▄        of the segment that runs
+
+The fullest moment is what must fit; what each tensor is for is told apart there.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from smp_tf.partition.graph.op_graph import SOURCES, Tensor
+from smp_tf.partition.graph.op_kinds import NO_MEMORY_OPS
+from smp_tf.partition.split.split import Split
+from smp_tf.partition.split.working_set import memory_roots, working_set
+from smp_tf.partition.units.cost import node_seconds
+from smp_tf.pipeline.programs.replay import Span
+from smp_tf.pipeline.programs.simulate import ChunkTimes, Timeline, simulate
+from smp_tf.pipeline.task import Edge, Kind, Program, Task
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Bytes that a stage holds at a moment of forward and backward, such as the fullest.
+
+    Args:
+        stash: what forward keeps for backward, of all microbatches under way.
+        transport: what was received and is not read yet, and what is not sent yet.
+        working: what lives within the task that runs, and results that are kept to the end.
+    """
+
+    stash: int
+    transport: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.stash + self.transport + self.working
+
+
+def step_memory(
+    split: Split,
+    program: Program,
+    edges: Sequence[Edge],
+    times: Sequence[Sequence[ChunkTimes]],
+    samples: int = 1,
+) -> tuple[StepMemory, ...]:
+    """What the stages of a cut step hold at their fullest.
+
+    Args:
+        split: the cut step.
+        program: the tasks of all stages, transfers included.
+        edges: the transfers, as the program names them.
+        times: how long the tasks of each chunk take, in any one unit; where that is not known, several that may be, of
+            which for every stage those count with which it holds the most.
+        samples: samples of a microbatch, where the graph leaves that length open.
+
+    Returns:
+        One entry a stage. Weights, slots, the stage's own sums of gradients and the batch are not in it.
+    """
+    stages = _stages(split, program.stages, samples)
+    timelines = [simulate(program, each, edges).spans for each in times]
+    held = [
+        [stage.fullest(own, read) for stage, own in zip(stages, spans, strict=True)]
+        for spans, read in ((spans, _first_reads(split, spans)) for spans in timelines)
+    ]
+    return tuple(max(each, key=lambda memory: memory.total) for each in zip(*held, strict=True))
+
+
+def memory_over_step(
+    split: Split, timeline: Timeline, samples: int = 1
+) -> tuple[tuple[tuple[float, StepMemory], ...], ...]:
+    """What the stages of a cut step hold from moment to moment.
+
+    Args:
+        split: the cut step.
+        timeline: what runs when, transfers included.
+        samples: samples of a microbatch, where the graph leaves that length open.
+
+    Returns:
+        Per stage, when a task begins or ends and what is held from then on: within a task all that is there at any time
+        of it. Weights, slots, the stage's own sums of gradients and the batch are not in it.
+    """
+    read = _first_reads(split, timeline.spans)
+    stages = _stages(split, len(timeline.spans), samples)
+    return tuple(stage.moments(own, read) for stage, own in zip(stages, timeline.spans, strict=True))
+
+
+def _stages(split: Split, count: int, samples: int) -> list[_Stage]:
+    seconds = node_seconds(split.graph, unknown=samples)
+    return [_Stage(split, stage, seconds, samples) for stage in range(count)]
+
+
+#: When what is sent is first read, by transfer and microbatch.
+_Reads = Mapping[tuple[int, int], float]
+
+
+def _first_reads(split: Split, spans: Sequence[Sequence[Span]]) -> _Reads:
+    """When the first reader of each transfer's tensor begins, by transfer and microbatch; none for results."""
+    begins: dict[tuple[int, int | None, int | None], float] = {}
+    for own in spans:
+        for span in own:
+            begins.setdefault((span.task.chunk, span.task.sweep, span.task.microbatch), span.start)
+    microbatches = {s.task.microbatch for own in spans for s in own if s.task.microbatch is not None}
+    return {
+        (t.index, m): begins[t.dst_chunk, t.dst_sweep, m]
+        for t in split.transfers
+        if t.dst_sweep is not None and not t.once_per_step
+        for m in microbatches
+        if (t.dst_chunk, t.dst_sweep, m) in begins
+    }
+
+
+class _Use(enum.Enum):
+    """What a tensor that lives longer than a task is there for."""
+
+    STASH = 0
+    TRANSPORT = 1
+    RESULT = 2
+
+
+@dataclass(slots=True)
+class _Life:
+    """From when to when a tensor of a microbatch is there, and when a segment first reads it."""
+
+    begin: float
+    end: float
+    use: _Use
+    received: bool = False
+    read: float = math.inf
+
+
+def _moments(changes: Mapping[_Use, Sequence[int]], working: Sequence[int]) -> Iterator[StepMemory]:
+    """What is there at one moment after the other, given what comes and goes before each."""
+    held = {use: list(accumulate(change)) for use, change in changes.items()}
+    for at, own in enumerate(working):
+        yield StepMemory(held[_Use.STASH][at], held[_Use.TRANSPORT][at], held[_Use.RESULT][at] + own)
+
+
+def _key(task: Task) -> tuple[int, int, int]:
+    """Chunk, sweep and part of what a task runs."""
+    return task.chunk, task.sweep or 0, task.part
+
+
+class _Stage:
+    """One stage of the step, which is replayed by when its tasks run, and when what is sent is first read.
+
+    Args:
+        split: the cut step.
+        stage: which stage.
+        seconds: how long each node of the step takes.
+        samples: length assumed for dimensions that are not known.
+    """
+
+    def __init__(self, split: Split, stage: int, seconds: Sequence[float], samples: int) -> None:
+        self._graph = split.graph
+        self._samples = samples
+        self._segments = split.segments_of(stage)
+        self._transfers = {t.index: t for t in split.transfers if not t.once_per_step}
+        self._sums = {t.index: t.tensor for t in split.transfers if t.is_sum and t.tensor is not None}
+        self._root = memory_roots(split.graph, sorted({n for s in self._segments.values() for n in s.nodes}))
+        self._stash = {self._memory_of(t) for t in split.stash(stage)}
+        self._results = {self._memory_of(o.tensor) for o in split.outputs if not o.is_summed}
+        summed = [t for o in split.outputs if o.is_summed for t in o.summands or (o.tensor,)]
+        self._summed = frozenset(summed)
+        self._working = {
+            when: working_set(split.graph, segment, seconds, summed, samples)
+            for when, segment in self._segments.items()
+        }
+
+    def fullest(self, spans: Sequence[Span], read: _Reads) -> StepMemory:
+        """What is there in the task in which most is there."""
+        moments = [held for _, held in self.moments(spans, read)]
+        if not moments:
+            return StepMemory(0, 0, 0)
+        most = max(moments, key=lambda moment: moment.total)
+        # The stash of all microbatches under way is told apart also where it is not whole at that moment.
+        stash = max(moment.stash for moment in moments)
+        return StepMemory(stash, most.transport, max(0, most.total - stash - most.transport))
+
+    def moments(self, all_spans: Sequence[Span], read: _Reads) -> tuple[tuple[float, StepMemory], ...]:
+        """When a task begins or ends, and what is there from then on."""
+        spans = [s for s in all_spans if s.task.kind.is_compute and _key(s.task) in self._working]
+        begins, ends = [span.start for span in spans], [span.end for span in spans]
+        within = {use: [0] * (len(spans) + 1) for use in _Use}
+        behind = {use: [0] * (len(spans) + 1) for use in _Use}
+        for tensor, life in self._lives(all_spans, read):
+            nbytes = self._graph.type_of(tensor).nbytes(self._samples)
+            # In every task that ends after it came and begins before it went; and between tasks.
+            for changes, first, last in (
+                (within, bisect_right(ends, life.begin), bisect_left(begins, life.end)),
+                (behind, bisect_left(ends, life.begin), bisect_left(ends, life.end)),
+            ):
+                if first < last:
+                    changes[life.use][first] += nbytes
+                    changes[life.use][last] -= nbytes
+        working = [self._working[_key(span.task)] for span in spans]
+        inside = zip(begins, _moments(within, working), strict=True)
+        between = zip(ends, _moments(behind, [0] * len(spans)), strict=True)
+        return tuple(moment for pair in zip(inside, between, strict=True) for moment in pair)
+
+    def _lives(self, spans: Sequence[Span], read: _Reads) -> Iterator[tuple[Tensor, _Life]]:
+        """The tensors that come from elsewhere or outlive the task that makes them."""
+        lives: dict[tuple[Tensor, int], _Life] = {}
+        for span in spans:
+            task = span.task
+            assert task.microbatch is not None or task.kind.is_transfer
+            if task.kind is Kind.RECV and task.edge in self._transfers:
+                self._begins(lives, self._transfers[task.edge].tensor, task.microbatch, span.end, _Use.TRANSPORT)
+            elif task.kind is Kind.RECV and task.edge in self._sums:
+                # What another stage adds to a gradient lies beside this stage's own sum until both are whole.
+                yield self._sums[task.edge], _Life(span.end, math.inf, _Use.TRANSPORT)
+            elif task.kind is Kind.SEND and task.edge in self._transfers:
+                # A message may need all the time that it has.
+                assert task.microbatch is not None
+                until = max(span.end, read.get((task.edge, task.microbatch), span.end))
+                self._is_there(lives, self._transfers[task.edge].tensor, task.microbatch, until, _Use.TRANSPORT)
+            elif (segment := self._segments.get(_key(task))) and task.kind.is_compute:
+                for tensor in segment.inputs:
+                    self._is_there(lives, tensor, task.microbatch, span.end, read=span.start)
+                for tensor in segment.outputs:
+                    if tensor not in self._summed:
+                        self._begins(lives, tensor, task.microbatch, span.end, _Use.RESULT)
+        for (tensor, _), life in lives.items():
+            if tensor in self._results:
+                life.end = math.inf
+            if tensor in self._stash:
+                # What is received is stash from its first reader on.
+                if life.received and life.read > life.begin:
+                    yield tensor, _Life(life.begin, life.read, _Use.TRANSPORT)
+                    life.begin = life.read
+                life.use = _Use.STASH
+            yield tensor, life
+
+    def _begins(
+        self,
+        lives: dict[tuple[Tensor, int], _Life],
+        tensor: Tensor | None,
+        microbatch: int | None,
+        at: float,
+        use: _Use,
+    ) -> None:
+        if tensor is None or microbatch is None:
+            return
+        memory = self._memory_of(tensor)
+        node = self._graph.nodes[memory.node]
+        if node.op not in SOURCES and node.op not in NO_MEMORY_OPS:
+            lives.setdefault((memory, microbatch), _Life(at, at, use, use is _Use.TRANSPORT))
+
+    def _is_there(
+        self,
+        lives: dict[tuple[Tensor, int], _Life],
+        tensor: Tensor | None,
+        microbatch: int | None,
+        until: float,
+        use: _Use | None = None,
+        read: float = math.inf,
+    ) -> None:
+        life = None if tensor is None or microbatch is None else lives.get((self._memory_of(tensor), microbatch))
+        if life is not None:
+            life.end = max(life.end, until)
+            life.use = use or life.use
+            life.read = min(life.read, read)
+
+    def _memory_of(self, tensor: Tensor) -> Tensor:
+        return self._root.get(tensor, tensor)

@@ -1,0 +1,106 @@
+r"""Goes through the lists of all ranks, each as far as it can.
+
+SEND and RECV take a rank no time: they open one end of a transfer, which moves when both ends are open (a rendezvous)
+and is finished a latency later:
+
+    rank 0   |--- F0 ---| S0.0 opens
+                              \ latency
+    rank 1   |-- B --| R0.0 opened earlier, finished here, its reader may start
+
+A rank that stands before something that cannot be known yet is taken up again when that has an end, and no earlier: no
+task is tried more often where there are many.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+
+from smp_tf.pipeline.programs.dependencies import Dependencies
+from smp_tf.pipeline.task import Program, Task
+
+
+class Walk(ABC):
+    """The state of all ranks. Tasks are numbers here, as `Dependencies` has them.
+
+    Args:
+        program: the lists to go through.
+        depends: what its tasks depend on, as `dependencies` returns it.
+        latency: time between a task and a dependent of it on another rank; asked about SEND tasks, and about compute
+            tasks that another rank's compute task depends on.
+    """
+
+    def __init__(self, program: Program, depends: Dependencies, latency: Callable[[Task], float]) -> None:
+        self.program = program
+        self.tasks, self.first, self.needs = depends.tasks, depends.first, depends.needs
+        self.latency = latency
+        #: Where each rank stands.
+        self.at = list(self.first[:-1])
+        # What the program lacks never starts.
+        self.start: list[float | None] = [None] * len(self.tasks)
+        #: Of what has ended, or will as far as is known: a transfer whose ends are open.
+        self.end: list[float | None] = [None] * len(self.tasks)
+        #: The RECV of a SEND, once it is open.
+        self._receive_of: dict[int, int] = {}
+        self._able = deque(range(program.stages))
+        #: The ranks that stand before something that needs a task.
+        self._waiting: dict[int, list[int]] = {}
+
+    @abstractmethod
+    def _advance(self, rank: int, number: int) -> bool:
+        """Takes the next task of a rank; False, and something will take the rank up, when it cannot go on."""
+
+    def _go_on(self) -> None:
+        """Goes on with every rank that can."""
+        while self._able:
+            rank = self._able.popleft()
+            number, last = self.at[rank], self.first[rank + 1]
+            while number < last and self._advance(rank, number):
+                number += 1
+            self.at[rank] = number
+
+    def _take_up(self, rank: int) -> None:
+        self._able.append(rank)
+
+    def _ready(self, rank: int, number: int, moment: float) -> float | None:
+        """When all that a task needs is there and a moment has come; None, and the rank waits, while that is open."""
+        for need in self.needs[number]:
+            ended = self.end[need]
+            if ended is None:
+                self._wait(rank, need)
+                return None
+            if not self.first[rank] <= need < number:
+                ended += self.latency(self.tasks[need])
+            if ended > moment:
+                moment = ended
+        return moment
+
+    def _open_receive(self, number: int, moment: float) -> None:
+        self.start[number] = moment
+        (send,) = self.needs[number]
+        self._receive_of[send] = number
+        if self.start[send] is not None:
+            self._moves(send, number)
+
+    def _open_send(self, number: int, moment: float) -> None:
+        self.start[number] = moment
+        receive = self._receive_of.get(number)
+        if receive is not None:
+            self._moves(number, receive)
+
+    def _moves(self, send: int, receive: int) -> None:
+        """Both ends of a transfer are open."""
+        opened, other = self.start[send], self.start[receive]
+        assert opened is not None
+        assert other is not None
+        arrived = max(opened, other) + self.latency(self.tasks[send])
+        self._ends(send, arrived)
+        self._ends(receive, arrived)
+
+    def _ends(self, number: int, moment: float) -> None:
+        self.end[number] = moment
+        self._able.extend(self._waiting.pop(number, ()))
+
+    def _wait(self, rank: int, number: int) -> None:
+        self._waiting.setdefault(number, []).append(rank)

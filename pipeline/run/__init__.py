@@ -1,0 +1,1 @@
+"""A program written into a TensorFlow graph."""

@@ -1,0 +1,214 @@
+"""Averaging gradients over replicas while the step still runs: in buckets, each as soon as all in it are complete.
+
+    last task     B3 ├─ g7 ─ g6 ─┬─ g5 ─ g4 ─┬─ g3 ─ g2 ─ g1 ─┤
+    replicas                     └─ bucket 0 ─┴─ bucket 1 ──────┴─ bucket 2 ─┤ end of the step, optimizer
+
+A gradient is complete where the last microbatch has been added to it. The buckets take the gradients that the step
+returns from the last to the first, about the order in which backward makes those of a list of weights, and are the
+same whatever program a replica runs: one with a smaller batch may run fewer microbatches. Where nothing is sent or
+received after the last task that makes gradients, as on the first stage, buckets are begun within that task
+(`early_sums`); elsewhere that would compete with what another stage waits for, and they begin behind it, while the
+stages before still compute. A weight may change once all tasks of its rank have ended and its own gradient is there:
+the optimizer need not wait for other buckets. The step ends when all are there: its next call has averages of the same
+names, of which Horovod takes one at a time.
+
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.3:
+buckets, of the parameters in reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from smp_tf.partition.graph.op_graph import Tensor
+from smp_tf.partition.split.split import Split
+from smp_tf.partition.split.step_outputs import StepOutputPlan
+from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
+from smp_tf.pipeline.task import Kind, Task
+
+#: A bucket is full with this, as measured best by the source.
+MOST_BYTES = 25 << 20
+#: All replicas have to agree on every bucket, so small ones are put together.
+LEAST_BYTES = 1 << 20
+#: Or with this share of a stage's gradients: the last bucket is there only when all are.
+SHARE = 1 / 8
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are averaged together.
+
+    Args:
+        number: counts the buckets of the stage.
+        positions: of the gradients among the outputs of the step.
+        after: index of the rank's task behind which all of them are complete.
+    """
+
+    number: int
+    positions: tuple[int, ...]
+    after: int
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What is known of the gradients that a step returns beside its graph, by position among the outputs.
+
+    Args:
+        elsewhere: those whose sums over the replicas another replica gets, and this one does not.
+        nbytes: how large those are that were made of gradients, the same on all replicas.
+    """
+
+    elsewhere: frozenset[int] = frozenset()
+    nbytes: Mapping[int, int] = field(default_factory=dict)
+
+
+class Sums(NamedTuple):
+    """What a replica gets of a bucket.
+
+    Attributes:
+        tensors: the sums over the replicas, of the positions that no other replica gets alone, in their order.
+        there: what was received: there when all of it is.
+    """
+
+    tensors: list[tf.Tensor]
+    there: list[tf.Tensor]
+
+
+#: Sums the gradients of a bucket, in the order of its positions, over the replicas.
+Reduce = Callable[[Sequence[tf.Tensor], Bucket], Sums]
+
+
+def limit_of_buckets(total: int) -> int:
+    """What makes a bucket full.
+
+    Args:
+        total: bytes of all gradients of a stage.
+
+    Returns:
+        Bytes.
+    """
+    return min(MOST_BYTES, max(LEAST_BYTES, int(total * SHARE)))
+
+
+def group_gradients(
+    split: Split, stage: int, limit: int | None = None, known: Mapping[int, int] | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """Put the gradients that a stage has into groups of so many bytes.
+
+    Args:
+        split: the cut step.
+        stage: which stage.
+        limit: bytes with which a group is full; None for `limit_of_buckets`.
+        known: see `Gradients.nbytes`.
+
+    Returns:
+        The groups: of positions among the outputs of the step, from the last to the first. A gradient that is returned
+        twice is summed twice.
+    """
+    nbytes = {t: split.graph.variables[g.variable].type.nbytes() for g in split.graph.gradients for t in g.tensors}
+    # By the positions alone: which gradients are one tensor may depend on the batch, which differs between replicas.
+    positions = [i for i in reversed(range(len(split.outputs))) if split.outputs[i].gets_sum(stage, split.placement)]
+    # Of a gradient whose shape depends on the batch other replicas may know another size.
+    known = known or {}
+    sizes = [known.get(position, nbytes.get(split.outputs[position].tensor, 0)) for position in positions]
+    limit = limit_of_buckets(sum(sizes)) if limit is None else limit
+    groups: list[list[int]] = []
+    filled = limit
+    for position, size in zip(positions, sizes, strict=True):
+        # Closed once it is full: a small bias travels with its kernel, however large that is.
+        if filled >= limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(position)
+        filled += size
+    return tuple(map(tuple, groups))
+
+
+def plan_buckets(
+    split: Split, stage: int, tasks: Sequence[Task], groups: Sequence[tuple[int, ...]]
+) -> tuple[Bucket, ...]:
+    """Say when each group of gradients is complete.
+
+    Args:
+        split: the cut step.
+        stage: which stage.
+        tasks: of the stage, in order, transfers included.
+        groups: of `group_gradients`.
+
+    Returns:
+        The buckets, in the order of the groups.
+    """
+    complete = _when_complete(split, stage, tasks)
+    return tuple(
+        Bucket(number, group, max(complete[t] for i in group for t in parts_of(split.outputs[i])))
+        for number, group in enumerate(groups)
+    )
+
+
+def parts_of(output: StepOutputPlan) -> tuple[Tensor, ...]:
+    """The tensors whose sums over the microbatches make up an output."""
+    return output.summands or (output.tensor,)
+
+
+def _when_complete(split: Split, stage: int, tasks: Sequence[Task]) -> dict[Tensor, int]:
+    """For every tensor that is summed here, the index of the last task that adds to it or brings it."""
+    segments = split.segments_of(stage)
+    sums = {t.index: t.tensor for t in split.transfers if t.is_sum}
+    found: dict[Tensor, int] = {}
+    for index, task in enumerate(tasks):
+        if task.kind is Kind.RECV and task.edge in sums:
+            tensor = sums[task.edge]
+            assert tensor is not None
+            found[tensor] = index
+        elif task.kind.is_compute and (segment := segments.get(when_of(task))) is not None:
+            found.update(dict.fromkeys(segment.outputs, index))
+    return found
+
+
+def when_of(task: Task) -> tuple[int, int, int]:
+    """Chunk, sweep and part of a compute task, by which its segment is found."""
+    assert task.sweep is not None
+    return task.chunk, task.sweep, task.part
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are averaged in the graph of the step.
+
+    Args:
+        reduce: sums tensors over the replicas.
+        program: number of the program.
+        stage: of this rank.
+        gradients: what is known of them.
+    """
+
+    reduce: Reduce
+    program: int
+    stage: int
+    gradients: Gradients = Gradients()
+
+    def reduced(
+        self, sums: Sequence[tf.Tensor], bucket: Bucket, step: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Operation]:
+        """Write the reduction of a bucket into the graph of the step, where it waits for nothing but its gradients.
+
+        Args:
+            sums: of the gradients over the microbatches.
+            bucket: which bucket.
+            step: number of the step.
+
+        Returns:
+            The sums over the replicas of `positions_here`, and an op that has run when they are there.
+        """
+        where = step, self.program, self.stage
+        begun = begin_reduce(*where, sums, bucket.number)
+        found = self.reduce(sums, bucket)
+        return found.tensors, end_reduce(begun, *where, [*found.tensors, *found.there], bucket.number)
+
+    def positions_here(self, bucket: Bucket) -> list[int]:
+        """The gradients of a bucket whose sums this replica gets, in order."""
+        return [position for position in bucket.positions if position not in self.gradients.elsewhere]

@@ -1,0 +1,1 @@
+"""Orders of compute tasks, one per schedule."""

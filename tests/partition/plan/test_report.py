@@ -1,0 +1,170 @@
+"""The table of a plan: titles, cells, and the lines below it. (A whole table stands in the tests of plans.)"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from smp_tf.partition.plan.plan import Plan, SharedVariable, StageForecast
+from smp_tf.partition.plan.report import layer_names, render
+
+
+def row(**values: Any) -> StageForecast:
+    """A stage's forecast, with 0 for what is not given."""
+    return StageForecast(**{field.name: values.get(field.name, 0) for field in dataclasses.fields(StageForecast)})
+
+
+def plan_of(*rows: StageForecast, **changes: Any) -> Plan:
+    plan = Plan(
+        stages=len(rows),
+        microbatches=4,
+        schedule="simple",
+        objective="memory",
+        fingerprint="",
+        placement=tuple(range(len(rows))),
+        units={f"net/layer_{i}": i for i in range(len(rows))},
+        owners={},
+        shared=(),
+        forecast=rows,
+        defaulted=(),
+        reasons=(),
+    )
+    return dataclasses.replace(plan, **changes)
+
+
+def cells(text: str) -> list[list[str]]:
+    """The cells of the lines within the table, without its heading."""
+    lines = [line for line in text.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def below(text: str) -> list[str]:
+    """The lines after the table."""
+    lines = text.splitlines()
+    return lines[next(i for i, line in enumerate(lines) if line.startswith("└")) + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("stages", "objective", "title"),
+    [
+        (1, "memory", "1 partition, 4 microbatches, simple, balanced by stored bytes"),
+        (3, "speed", "3 partitions, 4 microbatches, simple, balanced by time per microbatch"),
+    ],
+)
+def test_the_title_says_what_was_asked_for(stages: int, objective: str, title: str) -> None:
+    assert render(plan_of(*[row()] * stages, objective=objective)).splitlines()[0] == title
+
+
+def test_a_row_shows_the_forecast_of_its_stage() -> None:
+    stage = row(
+        parameters=1234567,
+        weight_bytes=4938268,
+        slot_bytes=2 * 4938268,
+        stash_bytes=3 * 2**20,
+        in_flight=3,
+        time_share=0.256,
+        sent_forward=2048,
+        sent_backward=512,
+    )
+    first, second = cells(render(plan_of(stage), width=120))
+    assert first[:5] == ["0", "layer_0", "1,234,567", "4.7 MiB", "3.0 MiB"]
+    assert first[-2:] == ["26%", "2.0 KiB →"]
+    assert second[:5] == ["", "", "", "+ 9.4 MiB", "3 ×"]
+    assert second[-1] == "← 512 B"
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "shown"), [(0, 0, ["-", ""]), (8, 0, ["8 B →", ""]), (0, 8, ["← 8 B", ""])]
+)
+def test_only_what_is_sent_is_shown(forward: int, backward: int, shown: list[str]) -> None:
+    text = render(plan_of(row(sent_forward=forward, sent_backward=backward)), width=120)
+    assert [line[-1] for line in cells(text)] == shown
+
+
+def test_rows_are_in_the_order_of_the_stages() -> None:
+    text = render(plan_of(row(parameters=1), row(parameters=2), row(parameters=3)), width=120)
+    assert [line[:3] for line in cells(text) if line[0]] == [
+        ["0", "layer_0", "1"],
+        ["1", "layer_1", "2"],
+        ["2", "layer_2", "3"],
+    ]
+
+
+def test_shared_weights_reasons_and_guesses_are_said_below() -> None:
+    text = render(
+        plan_of(
+            row(),
+            row(),
+            shared=(
+                SharedVariable("net/table", 0, (1, 2), 2**20),
+                SharedVariable("net/scale", 1, (), 4),
+            ),
+            reasons=("because", "and [so] on"),
+            defaulted=("One", "Two"),
+        ),
+        width=200,
+    )
+    assert below(text) == [
+        "shared weights",
+        "┏━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━┳━━━━━━━━━━━┓",
+        "┃ weight    ┃    size ┃ stage ┃ copies on ┃",
+        "┡━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━╇━━━━━━━━━━━┩",
+        "│ net/table │ 1.0 MiB │     0 │      1, 2 │",
+        "│ net/scale │     4 B │     1 │         - │",
+        "└───────────┴─────────┴───────┴───────────┘",
+        "shared: once per step a copy is sent the value, and its gradient is sent back",
+        "why: stage 0 stores the most, 0 B",
+        "why: because",
+        "why: and [so] on",  # brackets are no markup
+        "cost guessed for: One, Two",
+    ]
+
+
+def test_nothing_is_said_below_where_there_is_nothing_to_say() -> None:
+    assert below(render(plan_of(row()))) == []
+
+
+def test_color_is_only_where_it_was_asked_for() -> None:
+    assert "\x1b[" in render(plan_of(row()), color=True)
+    assert "\x1b[" not in render(plan_of(row()))
+
+
+@pytest.mark.parametrize(
+    ("units", "names"),
+    [
+        ({"net/a": 0}, ["a"]),
+        ({"net": 0}, ["net"]),
+        ({"net": 0, "net #2": 1}, ["net", "net #2"]),
+        ({"net/a": 0, "net/b": 0}, ["a, b"]),
+        ({"net/a": 0, "net/b": 0, "net/c": 0}, ["a … c (3)"]),
+        ({"net/a/x": 0, "net/a/y": 0, "net/b": 0}, ["a, b (3)"]),
+        ({"net/a/x": 0, "net/a/y": 1, "net/b": 1}, ["a/x", "a/y, b"]),
+        ({"net/a/p/x": 0, "net/a/p/y": 0, "net/a/q/x": 0, "net/a/q/y": 1, "net/b": 1}, ["a/p, a/q/x (3)", "a/q/y, b"]),
+        ({"wrapped/net/x": 0, "wrapped/net/y": 1, "wrapped/net/z": 1}, ["x", "y, z"]),
+        ({"wrapped/net/x": 0, "loss and outputs": 1}, ["x", "loss and outputs"]),
+        ({"net/a + net/b": 0, "net/c": 1}, ["a", "c"]),
+        ({"net/a": 0, "loss and outputs": 1}, ["a", "loss and outputs"]),
+        ({"net/a": 1}, ["-", "a"]),
+        ({"one/a/x": 0, "one/a/y": 0, "two/b/z": 1}, ["one/a (2)", "two/b"]),
+    ],
+)
+def test_layers_are_named_in_a_few_words(units: dict[str, int], names: list[str]) -> None:
+    assert layer_names(plan_of(*[row()] * len(names), units=units)) == names
+
+
+@pytest.mark.parametrize(
+    ("slots", "said"),
+    [
+        (False, "on the host: gradients, 3.0 KiB of stage 0, 1.0 KiB of stage 1; memory in all is"),
+        (True, "on the host: gradients and slots, 5.0 KiB of stage 0, 1.0 KiB of stage 1; memory in all is"),
+    ],
+)
+def test_what_is_on_the_host_is_told_below_and_is_not_in_the_table(slots: bool, said: str) -> None:
+    first = row(weight_bytes=4096, gradient_bytes=3072, slot_bytes=2048, gradients_on_host=True, slots_on_host=slots)
+    last = row(weight_bytes=1024, gradient_bytes=1024, gradients_on_host=True, slots_on_host=slots)
+    text = render(plan_of(first, last), width=120)
+    assert [line[5] for line in cells(text)[::2]] == ["4.0 KiB" if slots else "6.0 KiB", "1.0 KiB"]
+    assert [line for line in below(text) if line.startswith(said)]
+    assert "on the host" not in render(plan_of(row(gradient_bytes=3072)), width=120)
