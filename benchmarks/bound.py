@@ -48,11 +48,11 @@ from step_time import require_same_loss, take_turn
 from versus_report import chunk_times
 
 sys.path.append(str(HERE.parent))
-from smp_tf import timeline_file
+from smp_tf.offline.timeline_text import WORDS, replicas_of
 from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
 from smp_tf.pipeline.programs.simulate import lower_bound
 from smp_tf.pipeline.task import Kind
-from smp_tf.timeline_report import WORDS, replicas_of
+from smp_tf.recording import timeline_file
 
 #: What plain Keras does with one thread and with all threads, and pipelines.
 ONE, ALL, PIPELINE, ZERO_BUBBLE, ONE_AT_ONCE, SERIAL = "1", "n", "p", "z", "o", "s"

@@ -34,7 +34,8 @@ from rich.console import Console
 from rich.table import Table
 from split_step import own_batch, split_step
 
-from smp_tf import input_check, replica_check, runtime
+from smp_tf.job import runtime
+from smp_tf.steps import input_check, replica_check
 
 WAYS = ("off", "on", "due")
 SEED = 1

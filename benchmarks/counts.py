@@ -38,11 +38,11 @@ from rich.console import Console
 from rich.table import Table
 from split_step import split_step
 
-from smp_tf import runtime
-from smp_tf.control import allgather_json
-from smp_tf.environment import world_rank, world_size
+from smp_tf.job import runtime
+from smp_tf.job.exchange import allgather_json
 from smp_tf.ops.transport import MESSAGE_PROGRAM
 from smp_tf.partition.graph.node_def import bodies
+from smp_tf.start.environment import world_rank, world_size
 
 KEPT = Path(__file__).with_suffix(".json")
 #: Blocks of the GPT and parts of a batch.

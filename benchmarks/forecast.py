@@ -34,11 +34,13 @@ from rich.console import Console
 from rich.table import Table
 from tf_keras import layers
 
-from smp_tf import planning, profiling, runtime
-from smp_tf.control import allgather_json
+from smp_tf.job import runtime
+from smp_tf.job.exchange import allgather_json
+from smp_tf.model import profiling
 from smp_tf.partition.units.cost import estimate
 from smp_tf.pipeline.measure.profile import make_ready
-from smp_tf.plan_timeline import timeline_of
+from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.timeline import timeline_of
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Broadcast(Way):
     def _broadcast(self, tensor: Any, root: int, edge: int) -> Any:
         import horovod.tensorflow as hvd
 
-        from smp_tf import runtime
+        from smp_tf.job import runtime
 
         name = f"hand_over_{tensor.shape[0]}_{edge}"
         return hvd.broadcast(tensor, root, name=name, process_set=runtime.current().process_sets.mp)

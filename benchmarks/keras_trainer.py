@@ -96,7 +96,8 @@ class Pipeline(Split):
 
     def steps(self, count: int) -> dict[str, Any]:
         """Runs some steps; returns when they began and ended, memory, what was sent, and how long every task took."""
-        from smp_tf import recording, timeline_file
+        from smp_tf.recording import record as recording
+        from smp_tf.recording import timeline_file
 
         before = self._sent()
         recording.start()

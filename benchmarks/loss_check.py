@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from split_step import own_batch
 
-from smp_tf import runtime
+from smp_tf.job import runtime
 
 WAYS = ("off", "on")
 SEED = 1

@@ -14,7 +14,7 @@ import smp_tf as smp  # isort: split
 
 from answers import answer
 
-from smp_tf.environment import world_rank
+from smp_tf.start.environment import world_rank
 from tests.distributed.cases.memory import forecast_and_measured
 
 

@@ -20,8 +20,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from smp_tf import planning
-from smp_tf.config import Config  # isort: split
+from smp_tf.config.config import Config  # isort: split
 
 import tensorflow as tf
 import tf_keras
@@ -34,10 +33,11 @@ from rich.table import Table
 from sizes import model_of, size_of
 from step_time import require_same_loss, take_turn
 
-from smp_tf.offline_plan import OfflineModel, offline
-from smp_tf.plan_search import search
-from smp_tf.profiling import measure
-from smp_tf.times_by_size import Times, times_for
+from smp_tf.model.profiling import measure
+from smp_tf.offline.plan import OfflineModel, offline
+from smp_tf.offline.search import search
+from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.times_by_size import Times, times_for
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -61,8 +61,8 @@ def patched(way: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(program, "plan_early_sums", return_value=None))
         if way == "without":
             stack.enter_context(mock.patch.object(step, "sum_gradients_at", lambda sums, *_: (list(sums), [])))
-            own = importlib.import_module("smp_tf.sparse_gradients").own_weighted_sum
-            split = importlib.import_module("smp_tf.split_program")
+            own = importlib.import_module("smp_tf.replicas.sparse_gradients").own_weighted_sum
+            split = importlib.import_module("smp_tf.steps.program")
             stack.enter_context(mock.patch.object(split, "weighted_sum", lambda parts, weights, _: own(parts, weights)))
         yield
 
@@ -85,8 +85,8 @@ def horovod_way(size: Size) -> Callable[..., Any]:
 
 def hidden_by_timeline(step: Callable[[], Any], steps: int) -> float:
     """The share of the averaging, on all ranks, that was done before the last task had ended."""
-    from smp_tf import timeline_file
-    from smp_tf.timeline_report import replicas_of
+    from smp_tf.offline.timeline_text import replicas_of
+    from smp_tf.recording import timeline_file
 
     with tempfile.TemporaryDirectory() as folder:
         at = smp.allgather(folder, smp.WORLD)[0]

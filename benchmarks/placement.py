@@ -33,9 +33,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from smp_tf.config import check_config
+from smp_tf.config.config import check_config
 from smp_tf.errors import PlacementError
-from smp_tf.offline_plan import OfflineModel, OfflinePlan, offline
+from smp_tf.offline.plan import OfflineModel, OfflinePlan, offline
 from smp_tf.partition.place.placement import Chain, Chunks, costed, step_time
 
 BATCH, MICROBATCHES = 8, 4

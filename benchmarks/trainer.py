@@ -196,7 +196,7 @@ class Split(Trainer):
 
         super().__init__(size, microbatches)
         self.stopwatch = Stopwatch(
-            importlib.import_module("smp_tf.step"),
+            importlib.import_module("smp_tf.steps.step"),
             {
                 "trace": ("trace_step",),
                 "plan": ("proposal.propose", "agree_on_plan", "planning.cut", "memory_forecast.with_exact_transfers"),
@@ -241,7 +241,7 @@ class Split(Trainer):
 
     def recorded_steps(self, count: int, folder: str) -> dict[str, Any]:
         """As `steps`; what this rank did meanwhile is written into the folder."""
-        from smp_tf import recording
+        from smp_tf.recording import record as recording
 
         recording.start()
         told = self.steps(count)

@@ -22,26 +22,12 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from smp_tf import callbacks
-    from smp_tf.checkpoint import CheckpointManager
-    from smp_tf.dataset_shards import shard_dataset
-    from smp_tf.distributed_optimizer import DistributedOptimizer
-    from smp_tf.lifecycle import init, is_initialized, shutdown
-    from smp_tf.manual_placement import partition
-    from smp_tf.messaging import (
-        allgather,
-        barrier,
-        broadcast,
-        dp_barrier,
-        mp_barrier,
-        recv_from,
-        send,
-    )
-    from smp_tf.model import DistributedModel
-    from smp_tf.norms import clip_by_global_norm, global_norm
-    from smp_tf.one_bit_adam import OneBitAdam
-    from smp_tf.one_bit_lamb import OneBitLAMB
-    from smp_tf.post_partition_hooks import register_post_partition_hook
-    from smp_tf.ranks import (
+    from smp_tf.batch.output import StepOutput
+    from smp_tf.checkpoint.manager import CheckpointManager
+    from smp_tf.gradients.average import average_gradients
+    from smp_tf.gradients.norms import clip_by_global_norm, global_norm
+    from smp_tf.job.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
+    from smp_tf.job.ranks import (
         dp_rank,
         dp_size,
         get_dp_group,
@@ -59,11 +45,17 @@ if TYPE_CHECKING:
         tp_rank,
         tp_size,
     )
-    from smp_tf.recording import timeline
-    from smp_tf.replica_averages import average_gradients
-    from smp_tf.step import step
-    from smp_tf.step_output import StepOutput
-    from smp_tf.topology import CommGroup, RankType
+    from smp_tf.job.topology import CommGroup, RankType
+    from smp_tf.model.manual_placement import partition
+    from smp_tf.model.model import DistributedModel
+    from smp_tf.optimizer.distributed_optimizer import DistributedOptimizer
+    from smp_tf.optimizer.one_bit_adam import OneBitAdam
+    from smp_tf.optimizer.one_bit_lamb import OneBitLAMB
+    from smp_tf.recording.record import timeline
+    from smp_tf.start.lifecycle import init, is_initialized, shutdown
+    from smp_tf.steps.post_partition_hooks import register_post_partition_hook
+    from smp_tf.steps.step import step
+    from smp_tf.training.dataset_shards import shard_dataset
 
     WORLD = CommGroup.WORLD
     MP_GROUP = CommGroup.MP_GROUP
@@ -74,55 +66,55 @@ if TYPE_CHECKING:
 
 # Public name -> "module" or "module:attribute path" (when the attribute is not the name itself).
 _WHERE: dict[str, str] = {
-    "init": "smp_tf.lifecycle",
-    "shutdown": "smp_tf.lifecycle",
-    "is_initialized": "smp_tf.lifecycle",
-    "DistributedOptimizer": "smp_tf.distributed_optimizer",
-    "average_gradients": "smp_tf.replica_averages",
-    "allgather": "smp_tf.messaging",
-    "barrier": "smp_tf.messaging",
+    "init": "smp_tf.start.lifecycle",
+    "shutdown": "smp_tf.start.lifecycle",
+    "is_initialized": "smp_tf.start.lifecycle",
+    "DistributedOptimizer": "smp_tf.optimizer.distributed_optimizer",
+    "average_gradients": "smp_tf.gradients.average",
+    "allgather": "smp_tf.job.objects",
+    "barrier": "smp_tf.job.objects",
     "callbacks": "smp_tf:callbacks",
-    "broadcast": "smp_tf.messaging",
-    "dp_barrier": "smp_tf.messaging",
-    "mp_barrier": "smp_tf.messaging",
-    "recv_from": "smp_tf.messaging",
-    "send": "smp_tf.messaging",
-    "CheckpointManager": "smp_tf.checkpoint",
-    "DistributedModel": "smp_tf.model",
-    "clip_by_global_norm": "smp_tf.norms",
-    "global_norm": "smp_tf.norms",
-    "OneBitAdam": "smp_tf.one_bit_adam",
-    "OneBitLAMB": "smp_tf.one_bit_lamb",
-    "StepOutput": "smp_tf.step_output",
-    "shard_dataset": "smp_tf.dataset_shards",
-    "partition": "smp_tf.manual_placement",
-    "register_post_partition_hook": "smp_tf.post_partition_hooks",
-    "step": "smp_tf.step",
-    "timeline": "smp_tf.recording",
-    "rank": "smp_tf.ranks",
-    "size": "smp_tf.ranks",
-    "local_rank": "smp_tf.ranks",
-    "local_size": "smp_tf.ranks",
-    "mp_rank": "smp_tf.ranks",
-    "mp_size": "smp_tf.ranks",
-    "dp_rank": "smp_tf.ranks",
-    "dp_size": "smp_tf.ranks",
-    "pp_rank": "smp_tf.ranks",
-    "pp_size": "smp_tf.ranks",
-    "tp_rank": "smp_tf.ranks",
-    "tp_size": "smp_tf.ranks",
-    "rdp_rank": "smp_tf.ranks",
-    "rdp_size": "smp_tf.ranks",
-    "get_mp_group": "smp_tf.ranks",
-    "get_dp_group": "smp_tf.ranks",
-    "CommGroup": "smp_tf.topology",
-    "RankType": "smp_tf.topology",
-    "WORLD": "smp_tf.topology:CommGroup.WORLD",
-    "MP_GROUP": "smp_tf.topology:CommGroup.MP_GROUP",
-    "DP_GROUP": "smp_tf.topology:CommGroup.DP_GROUP",
-    "PP_GROUP": "smp_tf.topology:CommGroup.PP_GROUP",
-    "TP_GROUP": "smp_tf.topology:CommGroup.TP_GROUP",
-    "RDP_GROUP": "smp_tf.topology:CommGroup.RDP_GROUP",
+    "broadcast": "smp_tf.job.objects",
+    "dp_barrier": "smp_tf.job.objects",
+    "mp_barrier": "smp_tf.job.objects",
+    "recv_from": "smp_tf.job.objects",
+    "send": "smp_tf.job.objects",
+    "CheckpointManager": "smp_tf.checkpoint.manager",
+    "DistributedModel": "smp_tf.model.model",
+    "clip_by_global_norm": "smp_tf.gradients.norms",
+    "global_norm": "smp_tf.gradients.norms",
+    "OneBitAdam": "smp_tf.optimizer.one_bit_adam",
+    "OneBitLAMB": "smp_tf.optimizer.one_bit_lamb",
+    "StepOutput": "smp_tf.batch.output",
+    "shard_dataset": "smp_tf.training.dataset_shards",
+    "partition": "smp_tf.model.manual_placement",
+    "register_post_partition_hook": "smp_tf.steps.post_partition_hooks",
+    "step": "smp_tf.steps.step",
+    "timeline": "smp_tf.recording.record",
+    "rank": "smp_tf.job.ranks",
+    "size": "smp_tf.job.ranks",
+    "local_rank": "smp_tf.job.ranks",
+    "local_size": "smp_tf.job.ranks",
+    "mp_rank": "smp_tf.job.ranks",
+    "mp_size": "smp_tf.job.ranks",
+    "dp_rank": "smp_tf.job.ranks",
+    "dp_size": "smp_tf.job.ranks",
+    "pp_rank": "smp_tf.job.ranks",
+    "pp_size": "smp_tf.job.ranks",
+    "tp_rank": "smp_tf.job.ranks",
+    "tp_size": "smp_tf.job.ranks",
+    "rdp_rank": "smp_tf.job.ranks",
+    "rdp_size": "smp_tf.job.ranks",
+    "get_mp_group": "smp_tf.job.ranks",
+    "get_dp_group": "smp_tf.job.ranks",
+    "CommGroup": "smp_tf.job.topology",
+    "RankType": "smp_tf.job.topology",
+    "WORLD": "smp_tf.job.topology:CommGroup.WORLD",
+    "MP_GROUP": "smp_tf.job.topology:CommGroup.MP_GROUP",
+    "DP_GROUP": "smp_tf.job.topology:CommGroup.DP_GROUP",
+    "PP_GROUP": "smp_tf.job.topology:CommGroup.PP_GROUP",
+    "TP_GROUP": "smp_tf.job.topology:CommGroup.TP_GROUP",
+    "RDP_GROUP": "smp_tf.job.topology:CommGroup.RDP_GROUP",
 }
 
 __all__ = [
@@ -220,7 +212,7 @@ def _find_rooms_beside_this_folder() -> None:
 
 def _set_environment() -> None:
     """Sets what TensorFlow and Horovod read while they start; a value of the user's own stays."""
-    from smp_tf.environment import prepare
+    from smp_tf.start.environment import prepare
 
     prepare()
 
@@ -230,7 +222,7 @@ def __getattr__(name: str) -> Any:
     if where is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _NEED_TF_KERAS:
-        from smp_tf.environment import require_tf_keras
+        from smp_tf.start.environment import require_tf_keras
 
         require_tf_keras()
     module_name, _, path = where.partition(":")
@@ -260,14 +252,14 @@ def _watch_import() -> None:
     """Lets a rank that its launcher ends before `smp.init` say why."""
     # What it takes to ask the launcher is imported only where there is one.
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
-        from smp_tf import import_watch
+        from smp_tf.start import import_watch
 
         import_watch.start()
 
 
 def _keep_standard_descriptors() -> None:
     """Does so before libraries open files of theirs."""
-    from smp_tf.standard_descriptors import open_those_missing
+    from smp_tf.start.standard_descriptors import open_those_missing
 
     open_those_missing()
 

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from smp_tf import horovod_waits, runtime
+from smp_tf.collectives import horovod_waits
 from smp_tf.errors import StepError
+from smp_tf.job import runtime
 
 _means_replicas = False
 
@@ -40,7 +41,7 @@ def watch() -> None:
 def mean_replicas() -> None:
     """Makes Horovod's functions mean this rank's group of replicas, until `smp.shutdown`."""
     global _means_replicas
-    from smp_tf.lifecycle import on_shutdown
+    from smp_tf.start.lifecycle import on_shutdown
 
     if not _means_replicas:
         _means_replicas = True
@@ -73,7 +74,7 @@ def _replace_keras_functions(keras: ModuleType) -> None:
 def _replacement(name: str, original: Callable[..., Any], scoped: Callable[..., Any]) -> Callable[..., Any]:
     import tensorflow as tf
 
-    from smp_tf import import_watch
+    from smp_tf.start import import_watch
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -164,7 +165,7 @@ def _wrapped_optimizer(name: str, original: Callable[..., Any]) -> Callable[...,
                 "fit smp_tf, which averages gradients over the replicas and accumulates them over the microbatches. "
                 "Leave these options out, and set microbatches instead."
             )
-        from smp_tf.distributed_optimizer import DistributedOptimizer
+        from smp_tf.optimizer.distributed_optimizer import DistributedOptimizer
 
         return DistributedOptimizer(wrapped)
 
@@ -211,7 +212,7 @@ def _is_world(process_set: Any) -> bool:
 
 
 def _in_a_step() -> bool:
-    from smp_tf.model_context import step_being_traced
+    from smp_tf.variables.model_context import step_being_traced
 
     return step_being_traced() is not None
 
@@ -228,8 +229,9 @@ def _refuse_in_a_step(name: str) -> None:
 
 def _refuse_what_is_split(name: str, given: Any) -> None:
     """Raise where a collective over all processes is given what only some of them have."""
-    from smp_tf import gradient_marks, variables
-    from smp_tf.step_output import StepOutput
+    from smp_tf.batch.output import StepOutput
+    from smp_tf.replicas import gradient_marks
+    from smp_tf.variables import store as variables
 
     for value in given if isinstance(given, list) else [given]:
         is_gradient = gradient_marks.is_averaged(value) or gradient_marks.is_unaveraged(value)
@@ -274,7 +276,7 @@ def _over_replicas(name: str, original: Callable[..., Any], bound: inspect.Bound
         return original(*bound.args, **bound.kwargs)
 
     if name in ("broadcast_variables", "broadcast_"):
-        from smp_tf import sharded_slots
+        from smp_tf.sharding import shares as sharded_slots
 
         shares = sharded_slots.of_shares()
         return call([v for v in given if not _is_elsewhere(v) and id(v.handle) not in shares])
@@ -299,7 +301,10 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     """Reduce what is not averaged yet; what is, is so on all replicas, and its average and sum are known."""
     import horovod.tensorflow as hvd
 
-    from smp_tf import data_parallel, gradient_marks, sharded_slots, unaveraged_gradients
+    from smp_tf.replicas import gradient_marks
+    from smp_tf.replicas import sums as data_parallel
+    from smp_tf.replicas import unaveraged as unaveraged_gradients
+    from smp_tf.sharding import shares as sharded_slots
 
     op = hvd.handle_average_backwards_compatibility(arguments["op"], arguments["average"])
     arguments["op"], arguments["average"] = op, None
@@ -328,7 +333,7 @@ def _refuse_what_may_be_averaged(name: str, values: Sequence[Any]) -> None:
     """Raise where a tensor may be a step's average that was changed: then other replicas have None in its place."""
     import tensorflow as tf
 
-    from smp_tf import sharded_slots
+    from smp_tf.sharding import shares as sharded_slots
 
     for value in values:
         if not isinstance(value, tf.Tensor) or not (owners := sharded_slots.owners_of_shape(value)):
@@ -343,13 +348,13 @@ def _refuse_what_may_be_averaged(name: str, values: Sequence[Any]) -> None:
 
 
 def _is_elsewhere(value: Any) -> bool:
-    from smp_tf import variables
+    from smp_tf.variables import store as variables
 
     return value is None or (_is_variable(value) and variables.is_remote(value))
 
 
 def _world_rank(name: str, root: int) -> int:
-    from smp_tf.topology import CommGroup
+    from smp_tf.job.topology import CommGroup
 
     members: Sequence[int] = runtime.current().topology.members(CommGroup.DP_GROUP)
     if not 0 <= root < len(members):
@@ -364,7 +369,7 @@ def _alone(name: str, values: Any, arguments: dict[str, Any]) -> Any:
     """What a collective gives in a group of one."""
     import tensorflow as tf
 
-    from smp_tf import data_parallel
+    from smp_tf.replicas import sums as data_parallel
 
     if name == "broadcast_variables":
         return None

@@ -9,8 +9,8 @@ import pytest
 import tf_keras
 from tf_keras import layers
 
-from smp_tf.config import check_config
-from smp_tf.offline_plan import OfflineModel, offline
+from smp_tf.config.config import check_config
+from smp_tf.offline.plan import OfflineModel, offline
 from smp_tf.partition.place.placement import Chain, Chunks, costed
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smp_tf import checkpoint_files
+from smp_tf.checkpoint import files as checkpoint_files
 from tests.distributed.harness import Case, CaseResult, launch, launch_script
 from tests.full_only import params
 
@@ -251,7 +251,7 @@ def test_a_save_of_some_ranks_only_is_an_error_in_time(folders: Path) -> None:
 def save_and_kill(rank: int, call: str, number: int, folder: Path) -> str:
     """Let a rank be killed at its n-th call of a kind in a second save; the name of the latest checkpoint, found whole.
 
-    `tests/smp_tf/test_checkpoint_cuts.py` tries all states of the disk without processes.
+    `tests/smp_tf/checkpoint/test_checkpoint_cuts.py` tries all states of the disk without processes.
     """
     script = "tests/distributed/scripts/killed_save.py"
     outcome = launch_script(2, script, [str(folder), str(rank), call, str(number)])

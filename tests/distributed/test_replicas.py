@@ -213,7 +213,7 @@ def test_every_schedule_on_shares_of_any_size(partitions: int, replicas: int) ->
         compare(result, wanted, 1e-9)
 
 
-# Six processes. By default the layouts are looked at in one (tests/smp_tf/test_topology.py).
+# Six processes. By default the layouts are looked at in one (tests/smp_tf/job/test_topology.py).
 @pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_puts_stages_and_replicas_where_its_letters_say(launches: Launches, layout: str) -> None:

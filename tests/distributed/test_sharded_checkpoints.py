@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smp_tf import checkpoint_files
+from smp_tf.checkpoint import files as checkpoint_files
 from tests.distributed.harness import Case, CaseResult, launch
 from tests.distributed.test_sharded_slots import config
 from tests.full_only import params

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smp_tf import checkpoint_files
+from smp_tf.checkpoint import files as checkpoint_files
 from smp_tf.partition.place.slot_shares import Sized, share_out
 from tests.distributed.cases.sharded_slots import OPTIMIZERS
 from tests.distributed.harness import Case, CaseResult, launch

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from smp_tf import timeline_file
+from smp_tf.offline.timeline_text import RecordedReplica, replicas_of
 from smp_tf.pipeline.measure.recorded import RecordedStep
 from smp_tf.pipeline.measure.step_anatomy import StepAnatomy
 from smp_tf.pipeline.task import Kind
-from smp_tf.timeline_report import RecordedReplica, replicas_of
+from smp_tf.recording import timeline_file
 from tests.distributed.harness import Case, CaseResult, launch
 
 CASES = "tests.distributed.cases.timeline"
@@ -133,7 +133,7 @@ def test_replicas_reduce(tmp_path: Path) -> None:
                 assert [str(run.task)[1:] for run in stage.tasks[len(stage.compute) :]] == ["REDUCE0", "APPLY0"]
                 assert step.time_spent(number)["reduce"] > 0
     page = tmp_path / "out.html"
-    command = [sys.executable, "-m", "smp_tf.command_line", "timeline", str(tmp_path), "--html", str(page)]
+    command = [sys.executable, "-m", "smp_tf.command.main", "timeline", str(tmp_path), "--html", str(page)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "replica 1:" in told.stdout
     assert "gradients were averaged over replicas for" in told.stdout

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from smp_tf import import_watch
-from smp_tf.environment import prepare
+from smp_tf.start import import_watch
+from smp_tf.start.environment import prepare
 from tests import quick_import
 from tests.distributed import rank_main
 
@@ -171,7 +171,7 @@ def _import_what_ranks_need() -> None:
     import rich.table  # noqa: F401
     import tensorflow as tf
 
-    import smp_tf.first_steps
+    import smp_tf.planning.first_steps
 
     # Keras, and what smp_tf is made of, is imported when it is first asked for.
     tf.keras.layers.Layer  # noqa: B018

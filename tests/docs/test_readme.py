@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import smp_tf
-from smp_tf.config import KEYS
+from smp_tf.config.config import KEYS
 from tests.distributed.harness import ONE_THREAD, Outcome, launch_script
 from tests.docs.pages import DOCS, ROOT, blocks, page
 

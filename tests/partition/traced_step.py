@@ -8,12 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf import keras_adapter, planning
+from smp_tf.keras import layers as keras_adapter
 from smp_tf.partition.graph.op_graph import Node, OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
+from smp_tf.pipeline.planner import plan as planning
 
 FLOATS = tf.TensorSpec([4, 8], tf.float32)
 

@@ -23,13 +23,15 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from smp_tf import keras_adapter, planning, proposal
+from smp_tf.keras import layers as keras_adapter
 from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, SEED, SOURCES, OpGraph, Tensor
 from smp_tf.partition.rewrite.randomness import make_stateless
 from smp_tf.partition.split.split import Split, Transfer
 from smp_tf.partition.split.step_outputs import Delivery
 from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
+from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner import propose as proposal
 from smp_tf.pipeline.run.segment_function import SegmentFunction, build_segment_function
 from smp_tf.pipeline.run.stage_program import plan_program
 from smp_tf.pipeline.task import Kind, Program, Task

@@ -16,8 +16,9 @@ import pytest
 import smp_tf
 from smdistributed.modelparallel.tensorflow import checkpoint_files
 from smdistributed.modelparallel.tensorflow.utils import receive_checkpoint_files, send_checkpoint_files
-from smp_tf import folder_lock, runtime
+from smp_tf.checkpoint import folder_lock
 from smp_tf.errors import CheckpointError, MessageError
+from smp_tf.job import runtime
 
 
 @pytest.fixture

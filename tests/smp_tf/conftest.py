@@ -11,8 +11,8 @@ import h5py
 import pytest
 
 import smp_tf as smp
-from smp_tf import runtime
-from smp_tf.topology import Grid
+from smp_tf.job import runtime
+from smp_tf.job.topology import Grid
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.equal_parts import Exchange
+from smp_tf.replicas.equal_parts import Exchange
 
 
 class Replicas:

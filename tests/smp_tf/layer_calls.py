@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import smp_tf as smp
-from smp_tf import keras_adapter, tf_internals
-from smp_tf.guarded_variables import tracing_step
-from smp_tf.model_context import set_step_being_traced
+from smp_tf import tf_internals
+from smp_tf.keras import layers as keras_adapter
+from smp_tf.variables.guarded import tracing_step
+from smp_tf.variables.model_context import set_step_being_traced
 
 
 class CallList:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from smp_tf import control, messaging
-from smp_tf.control import ControlChannel
-from smp_tf.topology import Grid, Topology
+from smp_tf.job import exchange as control
+from smp_tf.job import objects as messaging
+from smp_tf.job.exchange import ControlChannel
+from smp_tf.job.topology import Grid, Topology
 
 #: A thread that waits longer than this has found nobody who answers.
 DEADLINE = 20.0

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from smp_tf import arrivals
+from smp_tf.start import arrivals
 
 
 class Rendezvous:

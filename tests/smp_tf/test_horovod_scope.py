@@ -16,9 +16,13 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
-from smp_tf import distributed_optimizer, gradient_marks, horovod_scope, runtime, sharded_slots
+from smp_tf import horovod_scope
 from smp_tf.errors import StepError
-from smp_tf.topology import Grid
+from smp_tf.job import runtime
+from smp_tf.job.topology import Grid
+from smp_tf.optimizer import distributed_optimizer
+from smp_tf.replicas import gradient_marks
+from smp_tf.sharding import shares as sharded_slots
 from tests import quick_import
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,7 +193,7 @@ def test_weights_of_other_ranks_are_not_broadcast(
     hvd: ModuleType, replicas: None, asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, other = tf.Variable(1.0, name="mine"), tf.Variable(1.0, name="other")
-    monkeypatch.setattr("smp_tf.variables.is_remote", lambda variable: variable is other)
+    monkeypatch.setattr("smp_tf.variables.store.is_remote", lambda variable: variable is other)
     hvd.broadcast_variables([other, mine], 0)
     assert asked == [("broadcast_variables", 3, 1, ["mine:0"])]
 
@@ -283,7 +287,7 @@ def test_a_collective_inside_a_step_is_refused(hvd: ModuleType, init: Callable[.
 
 
 def test_inside_a_step_a_distributed_tape_is_a_tape(hvd: ModuleType, replicas: None) -> None:
-    from smp_tf.model_context import set_step_being_traced
+    from smp_tf.variables.model_context import set_step_being_traced
 
     tape = tf.GradientTape()
     before = set_step_being_traced(object())

@@ -34,7 +34,7 @@ def run(code, **environment):
 
 def test_import_loads_neither_tensorflow_nor_horovod():
     code = """
-import sys, smp_tf, smp_tf.pipeline.schedules.schedule, smp_tf.topology, smp_tf.config
+import sys, smp_tf, smp_tf.pipeline.schedules.schedule, smp_tf.job.topology, smp_tf.config.config
 print([name for name in ("tensorflow", "tf_keras", "horovod", "numpy") if name in sys.modules])
 """
     assert run(code) == "[]"

@@ -25,9 +25,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import smp_tf
-from smp_tf import contained_path, durable_files, folder_lock
 from smp_tf.announce import tell
+from smp_tf.checkpoint import folder_lock
 from smp_tf.errors import MessageError
+from smp_tf.files import contained_path, durable_files
 
 _CHUNK = 4 << 20
 #: The manifest of a checkpoint; the name of its series is a group.

@@ -19,8 +19,8 @@ from typing import Any
 import tf_keras
 
 import tensorflow as tf
-from smp_tf.keras_adapter import Patch
-from smp_tf.optimizer_patch import optimizers_defining
+from smp_tf.keras.layers import Patch
+from smp_tf.optimizer.patch import optimizers_defining
 from smp_tf.partition.tf_internals import leave_unconverted
 from smp_tf.tf_internals import follow_schedule
 

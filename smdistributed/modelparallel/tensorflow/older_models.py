@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from smp_tf.keras_adapter import Patch
-from smp_tf.model import DistributedModel
+from smp_tf.keras.layers import Patch
+from smp_tf.model.model import DistributedModel
 
 _SAGEMAKERS_FOLDER = "/opt/ml/model"
 

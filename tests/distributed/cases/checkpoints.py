@@ -13,8 +13,9 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import checkpoint_files, restore
-from smp_tf.checkpoint_keys import Kind, survey
+from smp_tf.checkpoint import files as checkpoint_files
+from smp_tf.checkpoint import restore
+from smp_tf.checkpoint.survey import Kind, survey
 
 SAVED_AT = 3
 STEPS = 6

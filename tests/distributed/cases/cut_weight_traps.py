@@ -12,7 +12,8 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
-from smp_tf import row_blocks, sharded_slots
+from smp_tf.sharding import row_blocks
+from smp_tf.sharding import shares as sharded_slots
 from tests.distributed.cases.cut_weights import Net, batch
 
 CONFIG = {"partitions": 1, "microbatches": 2, "seed": 1}

@@ -13,10 +13,11 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import sharded_slots, sums_at_receivers
-from smp_tf.optimizer_state import innermost, slots
+from smp_tf.keras.optimizer_slots import innermost, slots
 from smp_tf.pipeline.run.reduction import parts_of
 from smp_tf.pipeline.run.stage_program import build_stage_program
+from smp_tf.replicas import reduce_scatter as sums_at_receivers
+from smp_tf.sharding import shares as sharded_slots
 from tests.distributed.cases.sent_bytes import counted
 
 SAMPLES, WORDS, WIDTH = 12, 6001, 8
@@ -187,7 +188,7 @@ def fitted(optimizer: str, sparse: bool = False, round_bytes: int = 0, clips: bo
     # Of slices it is not known before how many there are.
     counting: Any = contextlib.nullcontext({}) if sparse else counted()
     # `smp_tf.step` is the decorator.
-    step = importlib.import_module("smp_tf.step")
+    step = importlib.import_module("smp_tf.steps.step")
     programs: list[Any] = []
 
     def built(*args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import runtime
+from smp_tf.job import runtime
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.randn(44, 6).astype(np.float32)

@@ -12,7 +12,7 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf.errors import StepError
-from smp_tf.kept_values import bring_together
+from smp_tf.loss_check.kept_values import bring_together
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.randn(16, 6).astype(np.float32)

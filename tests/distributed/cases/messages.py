@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import runtime
+from smp_tf.job import runtime
 from smp_tf.ops.transport import MESSAGE_PROGRAM
 from tests.distributed.models import MODELS, forward_backward
 

@@ -15,8 +15,8 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import error_feedback
-from smp_tf.optimizer_state import slot_bytes_here
+from smp_tf.keras.optimizer_slots import slot_bytes_here
+from smp_tf.replicas import one_bit_errors as error_feedback
 from tests.distributed.cases.sharded_slots import Net, batch, stepped
 
 LENGTH, BATCH = 32, 16

@@ -12,8 +12,9 @@ import tensorflow as tf
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import planning, profiling
 from smp_tf.errors import StepError
+from smp_tf.model import profiling
+from smp_tf.pipeline.planner import plan as planning
 
 X = np.random.default_rng(5).normal(size=(8, 6)).astype(np.float32)
 

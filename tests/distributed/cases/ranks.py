@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 import smp_tf as smp
-from smp_tf import control, runtime
 from smp_tf.errors import AlreadyInitializedError, MessageError, RankMismatchError
+from smp_tf.job import exchange as control
+from smp_tf.job import runtime
 
 
 def numbers() -> dict[str, Any]:

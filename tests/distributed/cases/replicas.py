@@ -9,7 +9,9 @@ from unittest import mock
 import tensorflow as tf
 
 import smp_tf as smp
-from smp_tf import data_parallel, equal_start, runtime
+from smp_tf.job import runtime
+from smp_tf.replicas import equal_start
+from smp_tf.replicas import sums as data_parallel
 from tests.distributed.cases.equality import make_model, own_variables
 from tests.distributed.cases.training import training_step
 from tests.distributed.models import MODELS, STEPS
@@ -145,7 +147,7 @@ def called_twice() -> dict[str, Any]:
 
 def few_and_many_slices(as_beside_a_gpu: bool = False) -> dict[str, Any]:
     """Sparse gradients of a table of three rows, of few tokens and of many, in a function and in a loop in it."""
-    with mock.patch("smp_tf.sum_of_slices.has_device", return_value=as_beside_a_gpu):
+    with mock.patch("smp_tf.replicas.sparse_sums.has_device", return_value=as_beside_a_gpu):
         return _few_and_many_slices()
 
 

@@ -10,9 +10,9 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import gathered_shares
-from smp_tf.optimizer_state import slots
-from smp_tf.variables import is_remote
+from smp_tf.keras.optimizer_slots import slots
+from smp_tf.sharding import gather as gathered_shares
+from smp_tf.variables.store import is_remote
 from tests.distributed.cases.sent_bytes import counted
 
 ROWS = 12

@@ -11,7 +11,8 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import recording, runtime
+from smp_tf.job import runtime
+from smp_tf.recording import record as recording
 
 
 def dense_net(width: int) -> tf_keras.Model:

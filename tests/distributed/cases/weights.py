@@ -15,9 +15,9 @@ import tf_keras
 from tf_keras import layers
 
 import smp_tf as smp
-from smp_tf import saving
 from smp_tf.errors import OwnershipError, RankMismatchError, StepError
-from smp_tf.variables import is_remote
+from smp_tf.model import saving
+from smp_tf.variables.store import is_remote
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3) / 10.0
 SUBCLASS_FILES = ["w.weights.h5", "w.h5", "w"]

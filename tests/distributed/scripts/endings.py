@@ -13,7 +13,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 
 import smp_tf as smp
-from smp_tf import arrivals
+from smp_tf.start import arrivals
 
 IPC_PRIVATE, IPC_CREAT = 0, 0o1000
 

@@ -32,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.keras import layers
 
-from smp_tf import runtime
+from smp_tf.job import runtime
 
 print("imported", flush=True)
 parser = argparse.ArgumentParser()

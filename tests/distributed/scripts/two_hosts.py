@@ -21,7 +21,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.keras import layers
 
-from smp_tf import arrivals, runtime
+from smp_tf.job import runtime
+from smp_tf.start import arrivals
 from tests.ops.rank_process import network_sockets
 
 STEPS = 4

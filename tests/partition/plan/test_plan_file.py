@@ -13,8 +13,8 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan, SharedVariable
 from smp_tf.partition.plan.plan_file import PlanFile, Planned, StoredPlan, to_store
 from smp_tf.partition.units.units import build_units
-from smp_tf.planning import PlacementRequest, units_of
-from smp_tf.proposal import propose
+from smp_tf.pipeline.planner.plan import PlacementRequest, units_of
+from smp_tf.pipeline.planner.propose import propose
 
 from .op_graph_builder import chain_of_dense
 

@@ -7,8 +7,8 @@ import pytest
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.rewrite.measurements import leave_the_model
-from smp_tf.planning import PlacementRequest
-from smp_tf.proposal import propose
+from smp_tf.pipeline.planner.plan import PlacementRequest
+from smp_tf.pipeline.planner.propose import propose
 from tests.partition.op_graph_builder import GraphBuilder
 
 
@@ -63,7 +63,7 @@ def test_a_model_without_measurements_is_left_alone() -> None:
 
 
 def test_the_model_cannot_go_on_with_a_metric() -> None:
-    from smp_tf.planning import cut
+    from smp_tf.pipeline.planner.plan import cut
 
     request = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
     graph = measured(goes_on=True)

@@ -491,7 +491,7 @@ def test_types_and_functions_are_kept() -> None:
 
 
 def test_the_manual_stage_of_a_layer_is_that_of_its_call() -> None:
-    from smp_tf import manual_placement
+    from smp_tf.model import manual_placement
 
     model = Calls(lambda self, x: self.b(self.a(x)), a=dense("a"), b=dense("b"))
     with contextlib.ExitStack() as stack:

@@ -1,0 +1,1 @@
+"""From a request to a plan, with advice where nothing fits; without Keras and without a job."""

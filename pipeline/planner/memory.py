@@ -1,0 +1,126 @@
+"""What each stage will need, of a step that is cut: the stash, messages and working sets that its cut really has.
+
+weights, gradients, slots │ from step to step
+batch                     │ all of it, over the whole step
+stash, messages, working  │ come and go: at their fullest, see `pipeline/programs/step_memory.py`
+of the optimizer          │ when the stash is gone: averages, and what it makes of few weights at a time
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from smp_tf.optimizer.few_updates import most_at_once
+from smp_tf.partition.graph.op_graph import ARGUMENT, OpGraph, Tensor
+from smp_tf.partition.plan.plan import Plan, StageForecast
+from smp_tf.partition.split.split import Split
+from smp_tf.pipeline.planner.plan import PlacementRequest
+from smp_tf.pipeline.programs.simulate import ChunkTimes
+from smp_tf.pipeline.programs.step_memory import StepMemory, step_memory
+from smp_tf.pipeline.run.stage_program import edges_of, plan_program
+
+#: TensorFlow's allocator hands out pieces it has, larger than asked for where a half would not do: of what comes and
+#: goes, this part more (3 to 17 % were seen).
+_ROUNDED_UP = 14
+#: Tensors as large as a weight that an optimizer has at once while it updates it: Adam two, others more or less.
+_TENSORS_OF_UPDATE = 2
+
+
+def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> Plan:
+    """The plan with the stash, transfers and working sets that its cut really has in place of the estimates.
+
+    Args:
+        plan: the plan.
+        done: the step, cut by it.
+        request: what it was made for.
+    """
+    samples = request.samples
+    program, edges = plan_program(done, plan.schedule, plan.microbatches), edges_of(done)
+    # A backward pass takes about twice the time of the forward pass; a stage whose time nobody knows takes some, and of
+    # the chunks of a stage each takes as long.
+    shares = [max(row.time_share, 0.001) for row in plan.forecast]
+    times = [ChunkTimes(*(shares[stage] / plan.placement.count(stage),) * 3) for stage in plan.placement]
+    # With whom a message lies depends on which stage is faster; where that is an estimate, they may be alike as well.
+    possible = [times] if request.measured else [times, [ChunkTimes() for _ in times]]
+    held = step_memory(done, program, edges, possible, samples)
+    batch = batch_bytes(done.graph, plan.microbatches, samples)
+    # Where nothing is averaged, as in an evaluation, nothing is taken for it.
+    averaging = request.averaging_bytes if done.graph.gradients and not request.gradients_on_host else 0
+    exact = []
+    for stage, row in enumerate(plan.forecast):
+        made = optimizer_bytes(stage, row, done, in_buckets=request.replicas > 1)
+        exact.append(_exact(stage, row, done, held[stage], made, batch, samples))
+    forecast = tuple(dataclasses.replace(row, transport_bytes=row.transport_bytes + averaging) for row in exact)
+    return dataclasses.replace(plan, forecast=forecast)
+
+
+def batch_bytes(graph: OpGraph, microbatches: int, samples: int) -> int:
+    """Bytes of the batch, all of which is there over the whole step.
+
+    Args:
+        graph: one microbatch of the step.
+        microbatches: per step.
+        samples: of a microbatch, where the graph leaves that length open.
+    """
+    return microbatches * sum(
+        kind.nbytes(samples) for node in graph.nodes if node.op == ARGUMENT for kind in node.outputs
+    )
+
+
+def optimizer_bytes(stage: int, row: StageForecast, done: Split, *, in_buckets: bool) -> int:
+    """Bytes that the optimizer makes when the passes are done, beside the gradients.
+
+    These are averages, and what it makes of the weights that it updates at a time; by then it is done with the
+    gradients of others. Averages that come from the host are beside that on the device.
+
+    Args:
+        stage: which stage.
+        row: its forecast.
+        done: the step, cut.
+        in_buckets: whether gradients are averaged over replicas: updates of different buckets do not wait for each
+            other, and may all be under way.
+    """
+    comes = row.gradient_bytes if row.gradients_on_host and not row.slots_on_host else 0
+    if in_buckets:
+        return row.gradient_bytes + comes
+    owners = done.assignment.owners
+    trained = {g.variable: owner for g in done.graph.gradients if (owner := owners[g.variable]) is not None}
+    here = [variable for variable, chunk in trained.items() if done.placement[chunk] == stage]
+    made = _TENSORS_OF_UPDATE * most_at_once(done.graph.variables[variable].type.nbytes(1) for variable in here)
+    return min(row.gradient_bytes, made) + comes
+
+
+def rounding_bytes(comes_and_goes: int) -> int:
+    """Bytes by which the allocator hands out more than is asked for.
+
+    Args:
+        comes_and_goes: bytes of tensors that do not stay from step to step.
+    """
+    return comes_and_goes // _ROUNDED_UP
+
+
+def _exact(
+    stage: int, row: StageForecast, done: Split, held: StepMemory, made: int, batch: int, samples: int
+) -> StageForecast:
+    graph = done.graph
+
+    def nbytes(tensors: Iterable[Tensor | None]) -> int:
+        return sum(graph.type_of(t).nbytes(samples) for t in tensors if t is not None)
+
+    here = [t for t in done.transfers if done.placement[t.src_chunk] == stage]
+    sent = [t for t in here if not t.once_per_step and t.tensor is not None]
+    forward = [t for t in sent if t.dst_chunk > t.src_chunk]
+    backward = [t for t in sent if t.dst_chunk < t.src_chunk]
+    # The optimizer works when the stash is gone.
+    working = batch + max(held.working, made - held.stash - held.transport)
+    return dataclasses.replace(
+        row,
+        stash_bytes=held.stash,
+        transport_bytes=held.transport,
+        working_bytes=working + rounding_bytes(held.stash + held.transport + working),
+        sent_forward=nbytes(t.tensor for t in forward),
+        sent_backward=nbytes(t.tensor for t in backward),
+        messages_forward=len(forward),
+        messages_backward=len(backward),
+    )

@@ -1,0 +1,1 @@
+"""A step's arguments cut into microbatches, and results put together again."""

@@ -1,0 +1,190 @@
+"""Objects of the script's own that a step cuts by their method `smp_slice(num_mb, mb, axis)`.
+
+A traced function takes tensors, so such an object travels as a composite tensor: what it is without its tensors (the
+template), and the tensors. It is put together again wherever its method, or the step, needs it:
+
+    Pair(x, y, name="a")  ──▶  template Pair(Slot 0, Slot 1, name="a") + tensors (x, y)
+                          ──▶  in the caller's graph, for microbatch m: Pair(x, y, "a").smp_slice(M, m, 0)
+                          ──▶  template of the slice + its tensors: what the step of one microbatch is given
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from smp_tf.batch.structure import Slot, children, fill, is_record, key_of, map_children, with_attributes
+from smp_tf.errors import StepError
+
+#: What may hold tensors and is passed as it is: the step uses it, and none of its tensors is cut.
+_KNOWN = (tf.Module, tf.Variable, type)
+
+#: A number for each template: what TensorFlow compares types by must be simple.
+_numbers: dict[Any, int] = {}
+
+
+class ObjectTensors(tf.__internal__.CompositeTensor):
+    """An object taken apart: its template and its tensors.
+
+    Args:
+        template: the object with a `Slot` in place of each tensor.
+        tensors: the tensors, composite ones whole.
+    """
+
+    def __init__(self, template: Any, tensors: Sequence[Any]) -> None:
+        self.template = template
+        self.tensors = tuple(tensors)
+
+    @property
+    def _type_spec(self) -> ObjectSpec:
+        return ObjectSpec(self.template, tuple(map(tf.type_spec_from_value, self.tensors)))
+
+    def value(self) -> Any:
+        """The object, with the tensors in it."""
+        return fill(self.template, self.tensors)
+
+
+class ObjectSpec(tf.TypeSpec):
+    """Type of an object taken apart: its template, and the types of its tensors."""
+
+    def __init__(self, template: Any, specs: Sequence[tf.TypeSpec]) -> None:
+        self.template = template
+        self.specs = tuple(_without_name(spec) for spec in specs)
+        self._number = _numbers.setdefault(key_of(template), len(_numbers))
+
+    @property
+    def value_type(self) -> type[ObjectTensors]:
+        """The class whose instances have such a type."""
+        return ObjectTensors
+
+    @property
+    def _component_specs(self) -> tuple[tf.TypeSpec, ...]:
+        return self.specs
+
+    def _to_components(self, value: ObjectTensors) -> tuple[Any, ...]:
+        return value.tensors
+
+    def _from_components(self, components: Sequence[Any]) -> ObjectTensors:
+        return ObjectTensors(self.template, components)
+
+    def _serialize(self) -> tuple[Any, ...]:
+        return self._number, self.specs
+
+    def common(self, other: ObjectSpec) -> ObjectSpec | None:
+        """The type of both, with dimensions left open in which they differ; None if they differ otherwise."""
+        if self._number != other._number or len(self.specs) != len(other.specs):
+            return None
+        specs = [a.most_specific_common_supertype([b]) for a, b in zip(self.specs, other.specs, strict=True)]
+        return None if None in specs else ObjectSpec(self.template, specs)
+
+
+def _without_name(spec: tf.TypeSpec) -> tf.TypeSpec:
+    return tf.TensorSpec(spec.shape, spec.dtype) if type(spec) is tf.TensorSpec else spec
+
+
+def is_sliced_object(value: Any) -> bool:
+    """Whether an object says by itself how it is cut into microbatches."""
+    return not isinstance(value, type) and callable(getattr(value, "smp_slice", None))
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether an object, no structure that is known, has tensors among its attributes.
+
+    A mapping or sequence may have its items as attributes too, where whoever goes through the items finds them.
+    """
+    if isinstance(value, (*_KNOWN, tf.__internal__.CompositeTensor)) or is_record(value) or tf.is_tensor(value):
+        return False
+    attributes = [a for a in getattr(value, "__dict__", {}).values() if tf.is_tensor(a)]
+    items = {id(item) for _, item in children(value)} if attributes else set()
+    return any(id(attribute) not in items for attribute in attributes)
+
+
+def take_apart(value: Any, name: str) -> ObjectTensors:
+    """An object, or what its `smp_slice` gave, as a composite tensor.
+
+    Args:
+        value: an object, a tensor, or a structure of them.
+        name: what it is, for messages.
+    """
+    tensors: list[Any] = []
+
+    def place(path: str, part: Any) -> Any:
+        if isinstance(part, (np.ndarray, np.generic)):
+            part = tf.convert_to_tensor(part)
+        composite = isinstance(part, tf.__internal__.CompositeTensor) and not isinstance(part, tf.Variable)
+        if isinstance(part, tf.Tensor) or composite:
+            tensors.append(part)
+            return Slot(len(tensors) - 1)
+        if isinstance(part, _KNOWN):
+            return part
+        if is_sliced_object(part) or is_record(part) or holds_tensors(part):
+            return with_attributes(part, lambda key, child: place(f"{path}{key}", child))
+        return map_children(part, lambda key, child: place(f"{path}{key}", child))
+
+    return ObjectTensors(place(name, value), tensors)
+
+
+def slice_of(value: ObjectTensors, microbatches: int, microbatch: int, axis: int, name: str) -> ObjectTensors:
+    """One microbatch of an object.
+
+    Args:
+        value: the whole object.
+        microbatches: into how many it is cut.
+        microbatch: which of them.
+        axis: the axis that the step asks for.
+        name: the argument's name, for messages.
+    """
+    return take_apart(value.value().smp_slice(microbatches, microbatch, axis), f"{name}.smp_slice(...)")
+
+
+def slice_spec(spec: ObjectSpec, microbatches: int, axis: int, name: str) -> ObjectSpec:
+    """The type of every microbatch of an object.
+
+    Args:
+        spec: type of the whole object.
+        microbatches: into how many it is cut.
+        axis: the axis that the step asks for.
+        name: the argument's name, for messages.
+
+    Returns:
+        The type, with dimensions left open in which microbatches differ.
+
+    Raises:
+        StepError: two microbatches do not have the same structure and types.
+    """
+    found: list[ObjectSpec] = []
+
+    def cut(value: ObjectTensors) -> list[Any]:
+        pieces = [slice_of(value, microbatches, number, axis, name) for number in range(microbatches)]
+        found.extend(piece._type_spec for piece in pieces)
+        return [piece.tensors for piece in pieces]
+
+    tf.function(cut, autograph=False).get_concrete_function(spec)
+    common = found[0]
+    for number, other in enumerate(found):
+        both = common.common(other)
+        if both is None:
+            raise StepError(
+                f"smp_slice of step argument {name!r} must give the same structure for every microbatch, since all of "
+                f"them run one program. Microbatch 0 is {spec_in_words(found[0])}; microbatch {number} is "
+                f"{spec_in_words(other)}."
+            )
+        common = both
+    return common
+
+
+def spec_in_words(spec: Any) -> str:
+    """A type for messages, such as "float32(8, 3)"."""
+    if isinstance(spec, ObjectSpec):
+        return f"{spec.template!r} of {', '.join(map(spec_in_words, spec.specs)) or 'no tensors'}"
+    return f"{spec.dtype.name}{spec.shape}"
+
+
+def kind_in_words(spec: Any) -> str:
+    """A type without its sizes, such as "float32 of 2 axes": what replicas with batches of their own have in common."""
+    if isinstance(spec, ObjectSpec):
+        return f"{type(spec.template).__name__} of {', '.join(map(kind_in_words, spec.specs)) or 'no tensors'}"
+    return f"{spec.dtype.name} of {'some' if spec.shape.rank is None else spec.shape.rank} axes"

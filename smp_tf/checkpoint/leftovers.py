@@ -1,0 +1,67 @@
+"""What interrupted saves have left in a folder of checkpoints: which files that are, and when they may go.
+
+    mp_rank_0/ckpt-3-5f0c9a1e.index                a part that no manifest names
+    .writing-0123456789abcdef-ckpt-3.json          a manifest that did not come into its place
+
+A save that goes on in another job looks just like one that was interrupted. So only what nobody has written to for
+long is deleted, by a job that holds the folder (`folder_lock`); what a job knows to be its own, it deletes at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import defaultdict
+
+from smp_tf.checkpoint.files import listing
+from smp_tf.files import contained_path, durable_files
+
+_PART_FOLDER = re.compile(r"mp_rank_[0-9]+")
+
+
+def clean(directory: str, series: str, before: float) -> None:
+    """Delete what saves that were not completed have left long ago.
+
+    Nothing is deleted while a manifest cannot be read: its parts would look like left-overs.
+
+    Args:
+        directory: of the checkpoints.
+        series: common name of the checkpoints, such as "ckpt"; those of other names are left alone.
+        before: nothing is deleted to which somebody has written since, in seconds since 1970 by the clock of the file
+            system; nor anything else of the same save.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    found = listing(directory, series)
+    if found.damaged:
+        return
+    left: defaultdict[str, list[str]] = defaultdict(list)
+    ours = re.compile(rf"(({re.escape(series)}-[0-9]+-[0-9a-f]{{8}})(?:-[0-9]+)?)\.(index|data-)")
+    for folder in sorted(filter(_PART_FOLDER.fullmatch, os.listdir(directory))):
+        with contextlib.suppress(contained_path.PathError):
+            place = contained_path.within(directory, folder)
+            for file in sorted(os.listdir(place)):
+                match = ours.match(file)
+                if match and f"{folder}/{match[1]}" not in found.parts:
+                    left[match[2]].append(os.path.join(place, file))
+    manifest = re.compile(rf"{re.escape(series)}-[0-9]+\.json")
+    for file in os.listdir(directory):
+        # An earlier smp_tf gave them another name.
+        if manifest.fullmatch(durable_files.original_name(file) or file.removesuffix(".writing")) and (
+            file.startswith(".") or file.endswith(".writing")
+        ):
+            left[file].append(os.path.join(directory, file))
+    for files in left.values():
+        if max(map(_written, files)) < before:
+            for path in files:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(path)
+
+
+def _written(path: str) -> float:
+    """When somebody last wrote to a file."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.lstat(path).st_mtime
+    return 0.0

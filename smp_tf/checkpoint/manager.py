@@ -1,0 +1,332 @@
+"""`smp.CheckpointManager`: checkpoints of a training whose state is spread over ranks.
+
+save       all ranks come, say what they have ──▶ owners write parts ──▶ all are done ──▶ rank 0 commits, then rotates
+restore    all ranks agree on the checkpoint  ──▶ each reads what it stores; the rest waits for its objects
+
+`checkpoint_writing` is one save; `checkpoint_files` tells what is written where, `checkpoint_manifest` how that is
+noted, `checkpoint_keys` under which keys, `checkpoint_rotation` what stays, `restore` how it comes back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.announce import announce
+from smp_tf.checkpoint import files as checkpoint_files
+from smp_tf.checkpoint import folder_lock
+from smp_tf.checkpoint import pending as pending_restore
+from smp_tf.checkpoint.manifest import Manifest
+from smp_tf.checkpoint.restore import Restore
+from smp_tf.checkpoint.rotation import Rotation
+from smp_tf.checkpoint.survey import Survey, survey
+from smp_tf.checkpoint.writing import Writing
+from smp_tf.errors import CheckpointError
+from smp_tf.job import exchange as control
+from smp_tf.job import runtime
+from smp_tf.job.agreement import require_agreement
+
+
+class CheckpointManager(tf.train.CheckpointManager):
+    """Saves and restores a training whose state is spread over the ranks, and keeps the latest checkpoints.
+
+    Used like `tf.train.CheckpointManager`, on every rank. Each variable is written by the rank that stores it, into
+    `<directory>/mp_rank_<stage>/`, and read only by ranks that store it; what every rank has (variables of the script,
+    metrics, step counters) is written once. A checkpoint can be restored on another number of partitions or replicas,
+    with another placement, and in one plain process.
+
+    A checkpoint exists when its manifest `<directory>/ckpt-N.json` does, which is written when all else is on disk: a
+    job that is killed while it saves leaves the checkpoint before. One job at a time saves into a folder: its first
+    save takes it, until `smp.shutdown`. The seed and the step counters that dropout masks depend on are part of a
+    checkpoint; Python's and NumPy's generators are the script's own.
+
+    Args:
+        checkpoint: a `tf.train.Checkpoint` of what is to be saved, such as
+            `tf.train.Checkpoint(optimizer=optimizer, model=model, best=tf.Variable(0.0))`; the same on all ranks.
+        directory: a folder that all ranks see.
+        max_to_keep: how many checkpoints stay; the oldest go first. None keeps all.
+        checkpoint_name: what checkpoints are called before their number.
+        keep_checkpoint_every_n_hours: of the checkpoints that are too many, one in so many hours stays for good. It is
+            not listed in `checkpoints` any more, and can be restored by its name.
+        step_counter: a `tf.Variable` that counts steps, for `checkpoint_interval`.
+        checkpoint_interval: the fewest steps between two checkpoints; `save` does nothing before.
+        init_fn: what `restore_or_initialize` calls where there is no checkpoint.
+        last_checkpoint_step: the step of the last checkpoint, for `checkpoint_interval`.
+
+    Raises:
+        TypeError: `checkpoint` is not a `tf.train.Checkpoint`.
+        ValueError: `max_to_keep` or the number of hours is not positive, there is an interval without a step counter,
+            or `checkpoint_name` is a path.
+        NotInitializedError: `smp.init` was not called.
+
+    Example:
+        >>> checkpoint = tf.train.Checkpoint(optimizer=optimizer, model=model)
+        >>> manager = smp.CheckpointManager(checkpoint, "checkpoints", max_to_keep=3)
+        >>> manager.restore()  # the latest; does nothing in an empty folder
+        >>> train(images, labels)
+        >>> manager.save()
+        'checkpoints/ckpt-1'
+    """
+
+    def __init__(
+        self,
+        checkpoint: tf.train.Checkpoint,
+        directory: str | os.PathLike[str],
+        max_to_keep: int | None = None,
+        checkpoint_name: str = "ckpt",
+        *,
+        keep_checkpoint_every_n_hours: float | None = None,
+        step_counter: tf.Variable | None = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+        last_checkpoint_step: int | None = None,
+    ) -> None:
+        runtime.current()
+        if not isinstance(checkpoint, tf.train.Checkpoint):
+            raise TypeError(
+                f"smp.CheckpointManager takes a tf.train.Checkpoint, such as tf.train.Checkpoint(optimizer=optimizer, "
+                f"model=model). Received: {checkpoint!r} (of type {type(checkpoint).__name__})."
+            )
+        if keep_checkpoint_every_n_hours is not None and not keep_checkpoint_every_n_hours > 0:
+            raise ValueError(
+                f"keep_checkpoint_every_n_hours is a number of hours, or None to keep none for good. Received: "
+                f"{keep_checkpoint_every_n_hours!r}"
+            )
+        if (
+            os.path.basename(checkpoint_name) != checkpoint_name
+            or checkpoint_name in ("", ".", "..")
+            or "\0" in checkpoint_name
+        ):
+            raise ValueError(
+                f"checkpoint_name is what files in the folder are called before their number, and no path. "
+                f"Received: {checkpoint_name!r}"
+            )
+        super().__init__(
+            checkpoint,
+            os.fspath(directory),
+            max_to_keep,
+            keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours,
+            checkpoint_name=checkpoint_name,
+            step_counter=step_counter,
+            checkpoint_interval=checkpoint_interval,
+            init_fn=init_fn,
+        )
+        # The constructor of TensorFlow 2.16 does not take it.
+        self._last_checkpoint_step = last_checkpoint_step
+        self._name = checkpoint_name
+        self._rotation = Rotation(max_to_keep, keep_checkpoint_every_n_hours, time.time())
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The checkpoints that are rotated, from oldest to newest, as `<directory>/ckpt-N`."""
+        found = checkpoint_files.listing(self.directory, self._name).manifests
+        return [os.path.join(self.directory, manifest.name) for manifest in found if not manifest.is_kept]
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The checkpoint that was saved last, as `<directory>/ckpt-N`; None where there is none."""
+        names = checkpoint_files.listing(self.directory, self._name).names
+        return os.path.join(self.directory, names[-1]) if names else None
+
+    def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
+        """Save a checkpoint, and delete those that are too many; every rank calls it, outside any `tf.function`.
+
+        Args:
+            checkpoint_number: an int, or a variable or tensor of one; by default the checkpoint's own `save_counter`.
+                A checkpoint of the same number is replaced once the new one is complete.
+            check_interval: whether to do nothing before `checkpoint_interval` is over.
+            options: not supported.
+
+        Returns:
+            `<directory>/ckpt-N`, or None where the interval is not over.
+
+        Raises:
+            CheckpointError: on all ranks, when any of them cannot write, or another job that still runs saves into the
+                folder; when a model has not run a step, or state of an earlier checkpoint is still to be restored.
+                Earlier checkpoints are as they were, and nothing is left of this one.
+            RankMismatchError: not every rank calls it, or not with the same objects.
+            ValueError: options were given.
+
+        Example:
+            >>> manager = smp.CheckpointManager(tf.train.Checkpoint(model=model), "checkpoints")
+            >>> manager.save()
+            'checkpoints/ckpt-1'
+            >>> manager.save(checkpoint_number=7)
+            'checkpoints/ckpt-7'
+        """
+        if options is not None:
+            raise ValueError(f"smp.CheckpointManager.save takes no options. Received: options={options!r}")
+        if not tf.executing_eagerly():
+            raise CheckpointError(
+                "manager.save() was called while a tf.function is traced. Call it outside: it writes files, together "
+                "with all other ranks."
+            )
+        if self._is_too_early(check_interval):
+            return None
+        counter = self.checkpoint.save_counter
+        counter.assign_add(1)
+        number = int(counter if checkpoint_number is None else checkpoint_number)
+        name = f"{self._name}-{number}"
+        found = survey(self.checkpoint)
+        self._check_complete(name, found)
+        writing = Writing(self.directory, self._name, name, found)
+        writing.write_parts()
+        writing.commit(self._rotation)
+        return os.path.join(self.directory, name)
+
+    def restore(
+        self, restore_prefix: str | os.PathLike[str] | None = None, *, expect_partial: bool = False
+    ) -> str | None:
+        """Restore a checkpoint; every rank calls it.
+
+        What exists is restored at once, and what does not exist yet when it is made: the model's variables at the
+        first step, the optimizer's slots when it first applies gradients. Called after the first step, it restores all
+        or, when a file is damaged, nothing. Weights that `model.load_weights` or `set_weights` gives after this call
+        and before the first step stay as given: the last call wins.
+
+        Args:
+            restore_prefix: the checkpoint: "ckpt-2" or a path that ends so; by default the latest.
+            expect_partial: whether it is meant that the checkpoint holds more, or less, than there is here.
+
+        Returns:
+            `<directory>/ckpt-N`, or None where there is no such checkpoint: then nothing is done, and rank 0 says so.
+
+        Raises:
+            CheckpointError: on all ranks, when a file is missing, damaged or truncated on any; when shapes or dtypes
+                differ; when the checkpoint lacks something that is here, or holds something that is not. State of
+                objects that are made later is looked at then: what the first step has not taken up is an error.
+            RankMismatchError: not every rank calls it, or the ranks see different files.
+
+        Example:
+            >>> manager = smp.CheckpointManager(tf.train.Checkpoint(model=model), "checkpoints")
+            >>> manager.restore(restore_prefix="ckpt-2")  # there is none
+        """
+        running = runtime.current()
+        if not tf.executing_eagerly():
+            raise CheckpointError("manager.restore() was called while a tf.function is traced. Call it outside.")
+        directory, name = self._asked(restore_prefix)
+        manifest, problem = None, ""
+        try:
+            manifest = self._find(directory, name)
+        except CheckpointError as error:
+            problem = str(error)
+        seen = {
+            "checkpoint": manifest.name if manifest else None,
+            "hash of its manifest": manifest.digest if manifest else None,
+            "problem": problem,
+        }
+        said = control.allgather_json(seen, name=f"restoring {name or 'the latest checkpoint'}")
+        require_agreement(
+            "the checkpoint to restore",
+            dict(enumerate(said)),
+            running.topology.describe,
+            f"All ranks must see the same folder {directory!r} and ask for the same checkpoint.",
+        )
+        if problem:
+            raise CheckpointError(problem)
+        if running.topology.rank == 0:
+            self._tell_of_another_job()
+        if manifest is None:
+            what = f"checkpoint {name!r}" if name else "checkpoint"
+            announce(f"there is no {what} in {directory!r}; nothing is restored.", running.topology.rank)
+            return None
+        # Made now, so that its value is restored: later checkpoints go on counting.
+        _ = self.checkpoint.save_counter
+        restoring = Restore(self.checkpoint, directory, manifest, expect_partial)
+        restoring.begin()
+        pending_restore.install(restoring)
+        if self.checkpoint_interval is not None:
+            self._last_checkpoint_step = int(self._step_counter)
+        return os.path.join(directory, manifest.name)
+
+    def restore_or_initialize(self) -> str | None:
+        """Restore the latest checkpoint, or call `init_fn` where there is none; every rank calls it.
+
+        Returns:
+            `<directory>/ckpt-N`, or None where there is no checkpoint.
+
+        Raises:
+            CheckpointError: as `restore`.
+            RankMismatchError: as `restore`.
+
+        Example:
+            >>> checkpoint = tf.train.Checkpoint(model=model)
+            >>> manager = smp.CheckpointManager(checkpoint, "checkpoints", init_fn=lambda: print("from the start"))
+            >>> manager.restore_or_initialize()
+            from the start
+        """
+        restored = self.restore()
+        if restored is None and self._init_fn is not None:
+            self._init_fn()
+        return restored
+
+    def _is_too_early(self, check_interval: bool) -> bool:
+        if self.checkpoint_interval is None:
+            return False
+        step, last = int(self._step_counter), self._last_checkpoint_step
+        if last is not None and (step == last or (check_interval and step < last + self.checkpoint_interval)):
+            return True
+        self._last_checkpoint_step = step
+        return False
+
+    def _tell_of_another_job(self) -> None:
+        """Say at the start what would end this job at its first save."""
+        try:
+            folder_lock.require_unused(self.directory, self._name)
+        except CheckpointError as error:
+            announce(f"manager.save() will fail while this is so: {error}", rank=0)
+
+    def _asked(self, restore_prefix: str | os.PathLike[str] | None) -> tuple[str, str]:
+        """Folder and name of what is to be restored; an empty name for the latest."""
+        if restore_prefix is None:
+            return self.directory, ""
+        folder, name = os.path.split(os.fspath(restore_prefix))
+        return folder or self.directory, name
+
+    def _find(self, directory: str, name: str) -> Manifest | None:
+        if not name:
+            found = checkpoint_files.listing(directory, self._name)
+            if found.damaged:
+                # It may be the latest. Reading it again says what is wrong with it, and what to do.
+                name = os.path.basename(found.damaged[-1]).removesuffix(".json")
+            elif found.names:
+                name = found.names[-1]
+            else:
+                return None
+        try:
+            return checkpoint_files.read_manifest(directory, name)
+        except FileNotFoundError:
+            return None
+
+    def _check_complete(self, name: str, found: Survey) -> None:
+        """Raise where a checkpoint saved now would lack something."""
+        if found.unfinished:
+            raise CheckpointError(
+                f"Checkpoint {name!r} would lack variables: the model at {found.unfinished[0]!r} has not run a step "
+                f"yet. Save after the first step."
+            )
+        if found.orphans:
+            path, count = found.orphans[0]
+            raise CheckpointError(
+                f"The optimizer at {path!r} has slots of {count} variables that cannot be reached from the checkpoint, "
+                f"so they have no name in it. Give tf.train.Checkpoint the model too: "
+                f"tf.train.Checkpoint(optimizer=optimizer, model=model)."
+            )
+        if found.other_shares:
+            raise CheckpointError(
+                f"Checkpoint {name!r} would lack slots of the optimizer at {found.other_shares[0]!r}: before "
+                f"smp.shutdown it was used with another shard_optimizer_state, or another number of replicas that "
+                f"shared them. Save before smp.shutdown."
+            )
+        restoring = pending_restore.current()
+        if isinstance(restoring, Restore):
+            waiting = restoring.check()
+            if waiting:
+                raise CheckpointError(
+                    f"Checkpoint {name!r} would lose state of checkpoint {restoring.name!r} that nothing has taken up "
+                    f"yet: {', '.join(waiting[:10])}. Run a training step before, or restore with expect_partial=True."
+                )

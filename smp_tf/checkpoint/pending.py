@@ -1,0 +1,123 @@
+"""The restore that is under way: what a checkpoint holds for objects that do not exist yet.
+
+Whoever makes such objects reports here: steps when it is decided who stores what, optimizers when they make their
+slots. `restore.Restore` does the work; this file only says which one it is, so that everybody may import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from smp_tf.job import runtime
+from smp_tf.keras import optimizer_slots as optimizer_state
+from smp_tf.start.lifecycle import on_shutdown
+
+
+class Pending(Protocol):
+    """What a restore does while objects come into being."""
+
+    due: tf.Variable
+    """Whether something is still to be restored that a step should have taken up; a bool scalar."""
+
+    def values_for(self, placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
+        """See `values_for` below."""
+
+    def take_what_exists(self) -> None:
+        """See `take_what_exists` below."""
+
+    def optimizer_ready(self) -> None:
+        """An optimizer has made its slots: give them their values."""
+
+    def count_step(self) -> None:
+        """A step begins; raises when an earlier one has left state over."""
+
+    def end(self) -> None:
+        """smp_tf ends; raises when steps have left state over."""
+
+
+_pending: Pending | None = None
+
+
+def install(pending: Pending) -> None:
+    """Put a restore in force, in place of an earlier one, until `smp.shutdown`."""
+    global _pending
+    if _pending is None:
+        on_shutdown(_end)
+    _pending = pending
+
+
+def current() -> Pending | None:
+    """The latest restore, if there was one."""
+    return _pending
+
+
+def _end() -> None:
+    global _pending
+    ended, _pending = _pending, None
+    if ended is not None:
+        ended.end()
+
+
+def values_for(placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
+    """The values that variables of models are to have in place of their initial ones.
+
+    Args:
+        placed: variables whose owner is decided now, each with the stage that will store it; the same on all ranks.
+
+    Returns:
+        Gives the value of a variable of this rank, read at that moment, or None where nothing is restored.
+
+    Raises:
+        CheckpointError: a value does not fit, is missing or damaged, on whatever rank.
+    """
+    placed = list(placed)
+    if _pending is None or not placed:
+        return lambda variable: None
+    return _pending.values_for(placed)
+
+
+def take_what_exists() -> None:
+    """Restore what has come into being since, before the first step runs."""
+    if _pending is not None:
+        _pending.take_what_exists()
+
+
+def optimizer_ready(optimizer: Any, built: bool = True) -> None:
+    """An optimizer has made its slots on this rank, or has none to make here.
+
+    Args:
+        optimizer: any Keras optimizer.
+        built: whether it was built for variables of this rank.
+    """
+    if optimizer_state.report(optimizer, built) and _pending is not None:
+        _pending.optimizer_ready()
+
+
+def count_step() -> None:
+    """A step begins, outside any graph; raises when an earlier one has left state over."""
+    if _pending is not None:
+        _pending.count_step()
+
+
+def add_check() -> None:
+    """Write into the current graph, while something is to be restored, a check that its later runs find it restored.
+
+    Once all is restored the check costs reading one bool.
+    """
+    pending = _pending
+    if pending is None or runtime.current_or_none() is None or not bool(_eager_value(pending.due)):
+        return
+
+    def check() -> tf.Tensor:
+        pending.count_step()
+        return tf.constant(True)
+
+    tf.cond(pending.due.read_value(), lambda: tf.py_function(check, [], tf.bool), lambda: tf.constant(True))
+
+
+def _eager_value(variable: tf.Variable) -> Any:
+    with tf.init_scope():
+        return variable.numpy()

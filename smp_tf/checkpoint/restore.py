@@ -1,0 +1,345 @@
+"""Restore a checkpoint into objects that exist, and into those that are still to come.
+
+restore()          files checked; what exists here and belongs here: compared, read once and thrown away
+                   ── all ranks agree that all is well ──▶ read again and assigned
+first step         owners decided: the same for the model's variables, whose values replace their initial ones
+apply_gradients    slots made: assigned, in place of zeros
+second step        what nobody has taken up is an error
+
+A rank reads the tensors, or rows of them, that it stores and no others, from whichever parts hold them, a few at a
+time. Nothing is assigned anywhere before every rank has seen its own tensors whole, so a damaged file leaves all as it
+was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import tf_internals
+from smp_tf.announce import announce
+from smp_tf.checkpoint.files import check_files, read_rows, read_tensors
+from smp_tf.checkpoint.manifest import Manifest, StoredTensor
+from smp_tf.checkpoint.survey import Item, Kind, Survey, survey, variable_of_slot
+from smp_tf.errors import CheckpointError
+from smp_tf.job import exchange as control
+from smp_tf.job import runtime
+from smp_tf.sharding import shares as sharded_slots
+from smp_tf.variables import assigned_values
+from smp_tf.variables import precedence as last_given
+from smp_tf.variables import step_seeds as step_random
+from smp_tf.variables import store as variables
+
+_MOST_KEYS = 10
+
+
+class Restore:
+    """One restore, from the call until all it holds is taken up.
+
+    Args:
+        checkpoint: the `tf.train.Checkpoint` to restore into.
+        directory: of the checkpoint's files.
+        manifest: of the checkpoint, the same on all ranks.
+        expect_partial: whether state that is left over or missing is no error.
+    """
+
+    def __init__(self, checkpoint: Any, directory: str, manifest: Manifest, expect_partial: bool) -> None:
+        self._checkpoint = checkpoint
+        self._directory = directory
+        self._manifest = manifest
+        self._partial = expect_partial
+        self._done: set[str] = set()
+        self._steps = 0
+        self._moment = last_given.now()
+        self.due = variables.make_script_variable(initial_value=True, trainable=False, name="smp_due")
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name, such as "ckpt-3"."""
+        return self._manifest.name
+
+    def begin(self) -> None:
+        """Check the files, and restore what exists.
+
+        Raises:
+            CheckpointError: on all ranks, when on any of them something is damaged, missing, or does not fit.
+        """
+        found = survey(self._checkpoint)
+        items = self._to_take(found)
+        problems: list[str] = []
+        try:
+            check_files(self._directory, self._manifest)
+        except CheckpointError as error:
+            problems.append(str(error))
+        problems += self._misfits(items)
+        if found.has_models and not found.unfinished and not found.waiting:
+            problems += self._left_over(found)
+        problems += [] if problems else self._damage({item.key: item.rows for item in items})
+        self._agree(problems, f"restoring checkpoint {self.name!r}")
+        self._assign(items)
+        step_random.restore(self._manifest.random)
+
+    def values_for(self, placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
+        """As `pending_restore.values_for`."""
+        found = survey(self._checkpoint)
+        key_of = found.key_of()
+        stage = runtime.current().topology.mp_rank
+        known = [(key_of[id(v.handle)], v, owner) for v, owner in placed if id(v.handle) in key_of]
+        if not known:
+            return lambda variable: None
+        own = {key: Item(key, Kind.MODEL, variable, owner) for key, variable, owner in known if owner == stage}
+        problems = self._misfits(own.values())
+        wanted = dict.fromkeys(own) | self._slots_to_look_at({key: item.target for key, item in own.items()}, found)
+        with tf.init_scope():
+            problems += [] if problems else self._damage(wanted)
+        self._agree(problems, f"restoring the model's variables from checkpoint {self.name!r}")
+
+        def value(variable: Any) -> tf.Tensor | None:
+            key = key_of.get(id(variable.handle))
+            if key not in own or key not in self._manifest.tensors:
+                return None
+            self._done.add(key)
+            if last_given.is_given_after(variable, self._moment):
+                return None
+            with tf.init_scope():
+                [(_, tensor)] = read_tensors(self._directory, self._manifest, [key])
+            return tensor
+
+        return value
+
+    def take_what_exists(self) -> None:
+        """As `pending_restore.take_what_exists`."""
+        # Later, the script may have changed what it has made.
+        if self._steps == 0:
+            self._take(self._to_take(survey(self._checkpoint)))
+
+    def optimizer_ready(self) -> None:
+        """Give the slots and other variables that an optimizer has made their values."""
+        found = survey(self._checkpoint)
+        ready = set(found.optimizers) - set(found.waiting)
+        self._take([item for item in self._to_take(found) if item.optimizer in ready])
+
+    def count_step(self) -> None:
+        """Note that a step begins.
+
+        Raises:
+            CheckpointError: earlier steps have left state over.
+        """
+        self._steps += 1
+        if self._steps > 1 and self.due:
+            waiting = self.check()
+            if not waiting:
+                self.due.assign(False)
+
+    def check(self) -> list[str]:
+        """The keys of state whose objects are not there yet: a model that no step has used, an optimizer without slots.
+
+        Raises:
+            CheckpointError: there is state that nothing will ever take up.
+        """
+        found = survey(self._checkpoint)
+        problems = self._left_over(found)
+        if problems:
+            raise CheckpointError(problems[0])
+        if self._partial:
+            return []
+        return [key for key, stored in self._left() if self._waits(key, stored, found)]
+
+    def end(self) -> None:
+        """Look once more when smp_tf ends.
+
+        Raises:
+            CheckpointError: steps have left state over.
+        """
+        if self._steps == 0 or not self.due:
+            return
+        waiting = self.check()
+        if waiting:
+            announce(
+                f"of checkpoint {self.name!r} nothing took up {_listed(waiting)}.", runtime.current().topology.rank
+            )
+
+    def _to_take(self, found: Survey) -> list[Item]:
+        """What is here now and was not restored yet."""
+        return [item for item in found.items.values() if item.is_here and item.key not in self._done]
+
+    def _take(self, items: Sequence[Item]) -> None:
+        problems = self._misfits(items)
+        if problems:
+            raise CheckpointError("\n".join(problems))
+        with tf.init_scope():
+            self._assign(items)
+
+    def _assign(self, items: Sequence[Item]) -> None:
+        """Read and assign; objects get all parts of their state at once."""
+        by_key = {item.key: item for item in items if item.key in self._manifest.tensors}
+        objects: dict[int, tuple[Any, dict[str, tf.Tensor]]] = {}
+        with assigned_values.unnoted():
+            for key, value in self._read({key: item.rows for key, item in by_key.items()}):
+                item = by_key[key]
+                if item.kind is Kind.STATE:
+                    objects.setdefault(id(item.target), (item.target, {}))[1][item.part] = value
+                else:
+                    item.target.assign(value, read_value=False)
+        for target, state in objects.values():
+            tf_internals.set_object_state(target, state)
+        self._done.update(item.key for item in items)
+
+    def _read(self, wanted: Mapping[str, tuple[int, int] | None]) -> Iterator[tuple[str, tf.Tensor]]:
+        """Key and value of tensors, or of some of their rows; what the checkpoint lacks is left out."""
+        there = {key: rows for key, rows in wanted.items() if key in self._manifest.tensors}
+        yield from read_tensors(self._directory, self._manifest, [key for key, rows in there.items() if rows is None])
+        cut = {key: rows for key, rows in there.items() if rows is not None}
+        yield from read_rows(self._directory, self._manifest, cut)
+
+    def _slots_to_look_at(self, own: Mapping[str, Any], found: Survey) -> dict[str, tuple[int, int] | None]:
+        """The slots that this rank reads before they exist, to see that nothing is damaged.
+
+        Args:
+            own: variables that this rank stores, by key.
+            found: what there is.
+        """
+        wanted: dict[str, tuple[int, int] | None] = {}
+        for key, stored in self._manifest.tensors.items():
+            variable, optimizer = own.get(variable_of_slot(key)), found.found_at.get(stored.optimizer)
+            if stored.kind == Kind.SLOT and variable is not None:
+                if sharded_slots.is_updated_elsewhere(variable, optimizer):
+                    continue
+                rows = _rows_to_look_at(variable, optimizer, stored)
+                if rows is None or rows[0] < rows[1]:
+                    wanted[key] = rows
+        return wanted
+
+    def _damage(self, wanted: Mapping[str, tuple[int, int] | None]) -> list[str]:
+        """Read tensors, or some of their rows, and throw them away; what is damaged, in words."""
+        try:
+            for _ in self._read(wanted):
+                pass
+        except CheckpointError as error:
+            return [str(error)]
+        return []
+
+    def _misfits(self, items: Iterable[Item]) -> list[str]:
+        """What the checkpoint lacks, or has in another shape or dtype, in words."""
+        lacking, other = [], []
+        for item in items:
+            stored = self._manifest.tensors.get(item.key)
+            if stored is None:
+                if not self._may_lack(item):
+                    lacking.append(item.key)
+                continue
+            if item.kind is Kind.STATE:
+                continue
+            shape, dtype = item.whole(item.target.shape), item.target.dtype.base_dtype.name
+            if dtype != stored.dtype or not shape.is_compatible_with(stored.shape):
+                here = f"{dtype}{_dimensions(shape)} here"
+                other.append(f"{item.key!r} is {here} and {stored.dtype}{list(stored.shape)} there")
+        problems = []
+        if other:
+            problems.append(
+                f"Checkpoint {self.name!r} in {self._directory} holds other shapes or dtypes: {_listed(other)}. "
+                f"Restore it into the objects it was saved from, or leave these out of tf.train.Checkpoint."
+            )
+        if lacking:
+            problems.append(
+                f"Checkpoint {self.name!r} in {self._directory} lacks {_listed(lacking)}, which tf.train.Checkpoint "
+                f"was given here. To restore what it has, and leave the rest as it is: "
+                f"restore(..., expect_partial=True)."
+            )
+        return problems
+
+    def _may_lack(self, item: Item) -> bool:
+        if self._partial:
+            return True
+        if item.kind not in (Kind.SLOT, Kind.OPTIMIZER) or item.optimizer not in self._manifest.optimizers:
+            return False
+        if not self._manifest.optimizers[item.optimizer]:
+            return True  # it had not been used when the checkpoint was written
+        # A stage that got no gradients had no slots.
+        variable = self._manifest.tensors.get(variable_of_slot(item.key))
+        with_slots = {
+            stored.stage
+            for stored in self._manifest.tensors.values()
+            if stored.kind == Kind.SLOT and stored.optimizer == item.optimizer
+        }
+        return item.kind is Kind.SLOT and variable is not None and variable.stage not in with_slots
+
+    def _left(self) -> list[tuple[str, StoredTensor]]:
+        return [(key, stored) for key, stored in self._manifest.tensors.items() if key not in self._done]
+
+    def _left_over(self, found: Survey) -> list[str]:
+        """What nothing here will take up, in words."""
+        if self._partial:
+            return []
+        here = {item.key for item in self._to_take(found)} if self._steps == 0 else set()
+        keys = [
+            key
+            for key, stored in self._left()
+            if key not in here and not self._is_elsewhere(key, stored, found) and not self._waits(key, stored, found)
+        ]
+        if not keys:
+            return []
+        return [
+            f"Checkpoint {self.name!r} in {self._directory} holds state that nothing here has taken up: "
+            f"{_listed(keys)}. Give tf.train.Checkpoint the same objects under the same names as when it was saved, "
+            f"before the first step; to restore a part of it on purpose: restore(..., expect_partial=True)."
+        ]
+
+    def _is_elsewhere(self, key: str, stored: StoredTensor, found: Survey) -> bool:
+        """Whether another rank has what a key belongs to."""
+        item = found.items.get(variable_of_slot(key))
+        if item is not None and not item.is_here:
+            return True
+        optimizer = found.found_at.get(stored.optimizer)
+        if item is not None and stored.kind == Kind.SLOT and sharded_slots.is_updated_elsewhere(item.target, optimizer):
+            return True
+        # An optimizer that has nothing to do on this rank makes nothing.
+        return stored.optimizer in found.optimizers and not found.optimizers[stored.optimizer]
+
+    def _waits(self, key: str, stored: StoredTensor, found: Survey) -> bool:
+        """Whether the object of a key may still come into being."""
+        if stored.optimizer and stored.optimizer in found.waiting:
+            return True
+        return any(key == path or key.startswith(f"{path}/") for path in found.unfinished)
+
+    def _agree(self, problems: Sequence[str], doing: str) -> None:
+        """Raise on all ranks what any rank has found."""
+        running = runtime.current()
+        said = control.allgather_json(list(problems), name=doing)
+        found: dict[str, list[int]] = {}
+        for rank, theirs in enumerate(said):
+            for problem in theirs:
+                found.setdefault(problem, []).append(rank)
+        if not found:
+            return
+        if running.topology.size == 1:
+            raise CheckpointError("\n".join(found))
+        lines = [f"{running.topology.describe(ranks[0])}: {problem}" for problem, ranks in found.items()]
+        raise CheckpointError("\n".join([f"Checkpoint {self.name!r} cannot be restored:", *lines]))
+
+
+def _rows_to_look_at(variable: Any, optimizer: Any, stored: StoredTensor) -> tuple[int, int] | None:
+    """The rows of a slot that does not exist yet which this replica reads to see whether they are damaged; None: all.
+
+    Where the slots of a weight are cut, if they are, is known with the optimizer. Until then each replica of the stage
+    takes as many, whoever will have them: what one finds damaged it tells all, and together they see all rows.
+    """
+    if not stored.shape or variable.shape != stored.shape or not sharded_slots.are_shared():
+        return None
+    rows = sharded_slots.rows_here(variable, optimizer)
+    if rows is not None or sharded_slots.replica_of(variable, optimizer) is not None:
+        return rows
+    topology, extent = runtime.current().topology, stored.shape[0]
+    first, last = (extent * replica // topology.dp_size for replica in (topology.dp_rank, topology.dp_rank + 1))
+    return first, last
+
+
+def _listed(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
+    return ", ".join(keys[:_MOST_KEYS]) + more
+
+
+def _dimensions(shape: tf.TensorShape) -> str:
+    return str(shape.as_list()) if shape.rank is not None else " of any shape"

@@ -1,0 +1,247 @@
+"""What a checkpoint holds, and under which keys: the object graph, walked breadth-first.
+
+    tf.train.Checkpoint ─┬─ model ─── dense ─┬─ kernel       model/dense/kernel
+                         │                   └─ bias         model/dense/bias
+                         ├─ optimizer ─┬─ _iterations        optimizer/_iterations
+                         │             └─ _momentums[0]      model/dense/kernel/.OPTIMIZER_SLOT/optimizer/momentums
+                         └─ best                             best
+
+A variable's key is its shortest path of attributes from the root, as in TensorFlow's checkpoints; it does not depend on
+the number of partitions. A slot's key is that of its variable, and never an index, also where a rank has the slot of
+some rows only. As in TensorFlow, "/" and "." in a name are written ".S" and "..", so that a name after "/." is none of
+the user's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import deque
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from smp_tf import tf_internals
+from smp_tf.keras import optimizer_slots as optimizer_state
+from smp_tf.model.model import DistributedModel
+from smp_tf.sharding import shares as sharded_slots
+from smp_tf.variables import store as variables
+
+_SLOT = "/.OPTIMIZER_SLOT/"
+_STATE = "/.ATTRIBUTES/"
+
+
+class Kind(str, enum.Enum):
+    """What a tensor of a checkpoint is the state of."""
+
+    MODEL = "model"
+    """A variable of a distributed model, which its owner stores."""
+    SLOT = "slot"
+    """An optimizer's slot, which the owner of its variable stores, or one replica of it."""
+    OPTIMIZER = "optimizer"
+    """Another variable of an optimizer, such as its step counter."""
+    SCRIPT = "script"
+    """Any other variable, which every rank has."""
+    STATE = "state"
+    """State of something that is no variable: a table, an iterator, a Python object."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One tensor that a checkpoint holds of the objects there are now.
+
+    Args:
+        key: its name in the checkpoint.
+        kind: what it is the state of.
+        target: the variable; for Kind.STATE the object whose state it is part of.
+        stage: the stage that owns it; None for what every rank has, and for what is not decided yet.
+        is_here: whether this rank stores it.
+        optimizer: path of the optimizer it belongs to, or "".
+        is_share: whether not every replica of its stage has it: a slot of this replica's share.
+        part: for Kind.STATE: which part of the object's state.
+        rows: for a slot of a weight that is cut into rows: of which rows, the first and the one after the last. The
+            other replicas of the stage have the slots of the others.
+        extent: how many rows the weight has, where `rows` are given.
+    """
+
+    key: str
+    kind: Kind
+    target: Any
+    stage: int | None = None
+    is_here: bool = True
+    optimizer: str = ""
+    is_share: bool = False
+    part: str = ""
+    rows: tuple[int, int] | None = None
+    extent: int = 0
+
+    def whole(self, shape: tf.TensorShape) -> tf.TensorShape:
+        """The shape of all rows, given that of what is here."""
+        return shape if self.rows is None else tf.TensorShape([self.extent, *shape[1:]])
+
+
+@dataclasses.dataclass
+class Survey:
+    """What is reachable from a root now.
+
+    Args:
+        items: by key, in a stable order.
+        has_models: whether there is any distributed model.
+        unfinished: paths of models whose variables do not all have an owner yet.
+        optimizers: path of every optimizer, and whether it has been built for variables of this rank.
+        found_at: every optimizer, by path.
+        waiting: paths of optimizers that have not made their slots yet.
+        orphans: (path of the optimizer, number of slots' variables that cannot be reached from the root).
+        other_shares: paths of optimizers that have slots of another share than this rank would have now.
+    """
+
+    items: dict[str, Item] = dataclasses.field(default_factory=dict)
+    has_models: bool = False
+    unfinished: list[str] = dataclasses.field(default_factory=list)
+    optimizers: dict[str, bool] = dataclasses.field(default_factory=dict)
+    found_at: dict[str, Any] = dataclasses.field(default_factory=dict)
+    waiting: list[str] = dataclasses.field(default_factory=list)
+    orphans: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    other_shares: list[str] = dataclasses.field(default_factory=list)
+
+    def key_of(self) -> dict[int, str]:
+        """The key of every variable, by `id` of its handle."""
+        return {id(i.target.handle): key for key, i in self.items.items() if i.kind is not Kind.STATE}
+
+
+def variable_of_slot(key: str) -> str:
+    """The key of the variable that a slot's key belongs to; the key itself for no slot."""
+    return key.partition(_SLOT)[0]
+
+
+def state_of(target: Any, part: str) -> tf.Tensor:
+    """The value of one part of an object's state."""
+    state = tf_internals.object_state(target)
+    return state[part]
+
+
+def survey(root: Any) -> Survey:
+    """Walk everything that is reachable from a root by attributes that TensorFlow tracks.
+
+    Args:
+        root: a `tf.train.Checkpoint` or another trackable object.
+
+    Returns:
+        What was found.
+    """
+    with tf.init_scope():
+        return _Walk().from_root(root)
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.found = Survey()
+        self._seen: dict[int, Any] = {}
+        self._handles: set[int] = set()
+        self._optimizers: list[tuple[str, Any]] = []
+
+    def from_root(self, root: Any) -> Survey:
+        left: deque[tuple[str, Any, str, Any]] = deque([("", root, "", None)])
+        while left:
+            path, value, optimizer, model = left.popleft()
+            if id(value) in self._seen:
+                continue
+            self._seen[id(value)] = value  # keeps it alive, so that the id stays its own
+            if isinstance(value, tf.Variable):
+                self._add_variable(path, value, optimizer, model)
+                continue
+            if isinstance(value, tf_keras.metrics.Metric):
+                model = None  # a metric is the script's, also in a model
+            if optimizer_state.is_optimizer(value):
+                optimizer, model = path, None
+                self._optimizers.append((path, value))
+                tracked = optimizer_state.children(value)
+            else:
+                self._add_state(path, value, optimizer)
+                tracked = tf.train.TrackableView.children(value)
+            if isinstance(value, DistributedModel):
+                self.found.has_models = True
+                model = value
+                if not _is_settled(value):
+                    self.found.unfinished.append(path)
+            if isinstance(value, tf.train.Checkpoint):
+                # It names the object that it was made around twice, once in private.
+                tracked = {name: child for name, child in tracked.items() if name != "_root"}
+            for name, child in tracked.items():
+                left.append((f"{path}/{_escaped(name)}" if path else _escaped(name), child, optimizer, model))
+        self._add_slots()
+        return self.found
+
+    def _add_variable(self, path: str, variable: Any, optimizer: str, model: DistributedModel | None) -> None:
+        if id(variable.handle) in self._handles:
+            return
+        self._handles.add(id(variable.handle))
+        store = variables.store_of(variable)
+        state = store.state(variable) if store is not None else None
+        if state is not None:
+            here = state.owner is not None and state.is_local
+            item = Item(path, Kind.MODEL, variable, state.owner, here)
+        elif model is not None and not _is_settled(model) and not model._smp_store.leaves_to_script(variable):
+            # Built before it was wrapped: every rank has it until it is decided who keeps it.
+            item = Item(path, Kind.MODEL, variable, None, False)
+        else:
+            item = Item(path, Kind.OPTIMIZER if optimizer else Kind.SCRIPT, variable, optimizer=optimizer)
+        self.found.items[path] = item
+
+    def _add_state(self, path: str, value: Any, optimizer: str) -> None:
+        for part in sorted(tf_internals.object_state(value)):
+            key = f"{path}{_STATE}{part}"
+            self.found.items[key] = Item(key, Kind.STATE, value, optimizer=optimizer, part=part)
+
+    def _add_slots(self) -> None:
+        reachable = [item for item in self.found.items.values() if item.kind is not Kind.STATE]
+        item_of = {id(item.target): item for item in reachable}
+        seen: set[int] = set()
+        for path, optimizer in self._optimizers:
+            inner = optimizer_state.innermost(optimizer)
+            if id(inner) in seen:
+                continue
+            seen.add(id(inner))
+            self.found.optimizers[path] = optimizer_state.has_slots(optimizer)
+            self.found.found_at[path] = optimizer
+            if not optimizer_state.is_ready(optimizer):
+                self.found.waiting.append(path)
+            with_slots: set[int] = set()
+            for variable, name, slot in optimizer_state.slots(optimizer, [item.target for item in reachable]):
+                of = item_of[id(variable)]
+                with_slots.add(id(variable))
+                if sharded_slots.is_updated_elsewhere(variable, optimizer):
+                    # An optimizer that was built before the model was wrapped; nothing changes them here.
+                    continue
+                key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"
+                self.found.items[key] = _item_of_slot(key, slot, of, path, optimizer)
+            of_model = any(item_of[found].kind is Kind.MODEL for found in with_slots)
+            if of_model and sharded_slots.shares_of(inner) != sharded_slots.count():
+                self.found.other_shares.append(path)
+            count = optimizer_state.count_of_variables(optimizer)
+            if count is not None and optimizer_state.has_slot_lists(optimizer) and len(with_slots) < count:
+                self.found.orphans.append((path, count - len(with_slots)))
+
+
+def _item_of_slot(key: str, slot: Any, of: Item, path: str, optimizer: Any) -> Item:
+    """A slot that is here, of the variable of another item."""
+    variable = of.target
+    rows = sharded_slots.rows_here(variable, optimizer)
+    is_share = rows is not None or sharded_slots.replica_of(variable, optimizer) is not None
+    item = Item(key, Kind.SLOT, slot, of.stage, True, path, is_share)
+    # What an optimizer keeps of a weight in another shape, such as a number, is not of its rows.
+    if rows is None or slot.shape != [rows[1] - rows[0], *variable.shape[1:]]:
+        return item
+    return dataclasses.replace(item, rows=rows, extent=variable.shape[0])
+
+
+def _is_settled(model: DistributedModel) -> bool:
+    """Whether it is decided who stores a model's variables."""
+    if not model.built or model._smp_store.is_new:
+        return False
+    return len(model._smp_store) > 0 or not model.variables
+
+
+def _escaped(name: str) -> str:
+    return str(name).replace(".", "..").replace("/", ".S")

@@ -1,0 +1,319 @@
+"""One save of a checkpoint, from the moment all ranks have come: parts, then the manifest, then the rotation.
+
+Rank 0 holds the folder for its job (`folder_lock`) from the first save on. Of a save that fails each rank deletes its
+own part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.announce import tell
+from smp_tf.checkpoint import files as checkpoint_files
+from smp_tf.checkpoint import folder_lock
+from smp_tf.checkpoint import leftovers as checkpoint_leftovers
+from smp_tf.checkpoint.manifest import Manifest, Part, StoredTensor, require_own_part
+from smp_tf.checkpoint.rotation import Rotation
+from smp_tf.checkpoint.survey import Item, Kind, Survey, state_of
+from smp_tf.errors import CheckpointError, PlacementError
+from smp_tf.files.durable_files import make_folder
+from smp_tf.job import exchange as control
+from smp_tf.job import runtime
+from smp_tf.job.agreement import require_agreement
+from smp_tf.job.topology import CommGroup
+from smp_tf.partition.plan.json_record import record_from
+from smp_tf.variables import assigned_values
+from smp_tf.variables import step_seeds as step_random
+
+
+class Writing:
+    """One save, from the moment all ranks have come.
+
+    Args:
+        directory: of the checkpoints.
+        series: common name of the checkpoints, such as "ckpt".
+        name: of this one.
+        found: what this rank has.
+
+    Raises:
+        CheckpointError: on all ranks, when another job holds the folder, or rank 0 cannot take it.
+        RankMismatchError: the ranks do not save the same, or have not assigned the same to variables of models.
+    """
+
+    def __init__(self, directory: str, series: str, name: str, found: Survey) -> None:
+        self._directory, self._series, self._name, self._found = directory, series, name, found
+        topology = self._topology = runtime.current().topology
+        #: World ranks of the replica that writes all but shares of slots, by stage.
+        self._writers = topology.grid.members(CommGroup.PP_GROUP, 0)
+        mine = {
+            "must agree": {
+                "checkpoint": name,
+                "owners of the model's variables": {
+                    i.key: i.stage for i in found.items.values() if i.kind is Kind.MODEL
+                },
+            },
+            "has": [item.key for item in found.items.values() if not _is_owned(item)],
+            "built": found.optimizers,
+            "left out": assigned_values.left_out(),
+            "nonce": secrets.token_hex(4),
+            "problem": self._take_folder() if topology.rank == 0 else "",
+        }
+        said = control.allgather_json(mine, name=f"saving checkpoint {name!r}")
+        require_agreement(
+            "what is to be saved",
+            {rank: words["must agree"] for rank, words in enumerate(said)},
+            topology.describe,
+            "Save the same objects under the same number on every rank.",
+        )
+        self._raise_errors([words["problem"] for words in said], "be written")
+        assigned_values.compare([words["left out"] for words in said])
+        self._stem = f"{name}-{said[0]['nonce']}"
+        self._built = {
+            path: any(words["built"].get(path, False) for words in said) for words in said for path in words["built"]
+        }
+        #: The ranks in the order in which they are asked: those of replica 0 first.
+        self._order = (*self._writers, *(rank for rank in range(topology.size) if rank not in self._writers))
+        #: The rank that writes what is not a stage's own: the first that has it.
+        self._writer_of: dict[str, int] = {}
+        for rank in reversed(self._order):
+            self._writer_of.update(dict.fromkeys(said[rank]["has"], rank))
+
+    def write_parts(self) -> None:
+        """Write what this rank is to write, and wait for all others.
+
+        Raises:
+            CheckpointError: some rank could not write.
+        """
+        told: dict[str, Any] = {"error": "", "part": None, "tensors": {}}
+        prefix = self._prefix(self._topology.rank)
+        mine = [i for i in self._found.items.values() if i.is_here and self._is_written_here(i)]
+        try:
+            if mine:
+                tensors = {item.key: _value(item) for item in mine}
+                rows = {item.key: (*item.rows, item.extent) for item in mine if item.rows is not None}
+                part = checkpoint_files.write_part(self._directory, prefix, tensors, rows)
+                told["part"] = dataclasses.asdict(part)
+                told["tensors"] = {item.key: self._described(item, tensors[item.key]) for item in mine}
+        except (OSError, CheckpointError, tf.errors.OpError) as error:
+            told["error"] = f"{type(error).__name__}: {error}"
+        except BaseException:
+            self._delete_own_part()
+            raise
+        self._told = control.allgather_json(told, name=f"the parts of checkpoint {self._name!r} being written")
+        errors = [words["error"] for words in self._told]
+        if any(errors):
+            self._delete_own_part()
+            self._make_room()
+        self._raise_errors(errors, "be written")
+
+    def commit(self, rotation: Rotation) -> None:
+        """Make the parts a checkpoint, on rank 0, and delete what is too many.
+
+        Args:
+            rotation: which checkpoints stay.
+
+        Raises:
+            CheckpointError: rank 0 could not.
+        """
+        problem, is_committed = "", False
+        if self._topology.rank == 0:
+            try:
+                replaced = self._commit(rotation.begun)
+            except (OSError, CheckpointError) as error:
+                problem = f"{type(error).__name__}: {error}"
+                own = [self._prefix(rank) for rank in self._order]
+                is_committed = checkpoint_files.is_committed(self._directory, self._name, own)
+            else:
+                self._rotate(rotation, replaced)
+        words = [problem, is_committed]
+        said = control.allgather_json(words, name=f"the end of saving checkpoint {self._name!r}")
+        if any(problem for problem, _ in said) and not any(is_committed for _, is_committed in said):
+            self._delete_own_part()
+            self._make_room()
+        self._raise_errors([problem for problem, _ in said], "be committed")
+
+    def _take_folder(self) -> str:
+        """Hold the folder for this job, on rank 0; what is in the way of that, in words."""
+        try:
+            if folder_lock.current(self._directory, self._series) is None:
+                make_folder(self._directory)
+                folder_lock.take(self._directory, self._series)
+                self._make_room()
+        except (OSError, CheckpointError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _make_room(self) -> None:
+        """Delete what killed jobs have left, on rank 0. Where that fails, it is in the way of no save."""
+        if self._topology.rank != 0:
+            return
+        try:
+            self._clean()
+        except (OSError, CheckpointError) as error:
+            tell(
+                f"smp_tf: of what interrupted saves have left in {self._directory} not all could be deleted, which "
+                f"later saves try again. {type(error).__name__}: {error}"
+            )
+
+    def _rotate(self, rotation: Rotation, replaced: Sequence[str]) -> None:
+        """Delete what is too many, and replaced parts. Where that fails, the checkpoint is saved all the same."""
+        try:
+            for prefix in replaced:
+                checkpoint_files.delete_part(self._directory, prefix)
+            rotation.apply(self._directory, self._series)
+            self._clean()
+        except (OSError, CheckpointError) as error:
+            tell(
+                f"smp_tf: checkpoint {self._name!r} is saved, but of what it replaces in {self._directory} not all "
+                f"could be deleted, which later saves try again. {type(error).__name__}: {error}"
+            )
+
+    def _clean(self) -> None:
+        hold = folder_lock.current(self._directory, self._series)
+        if hold is not None and hold.is_locked:
+            # Ranks that wait for each other longer than this end, and then a save goes on nowhere.
+            before = hold.now() - runtime.current().config.stall_timeout
+            checkpoint_leftovers.clean(self._directory, self._series, before)
+
+    def _prefix(self, rank: int) -> str:
+        """Of the files that a rank writes."""
+        place = self._topology.grid.coordinates(rank)
+        replica = f"-{place['D']}" if place["D"] else ""
+        return f"mp_rank_{place['P']}/{self._stem}{replica}"
+
+    def _delete_own_part(self) -> None:
+        """Delete what this rank has written in a save that failed. Where that fails, it is a left-over."""
+        prefix = self._prefix(self._topology.rank)
+        try:
+            checkpoint_files.delete_part(self._directory, prefix)
+        except (OSError, CheckpointError) as error:
+            tell(f"smp_tf: {prefix}.* in {self._directory}, of a save that failed, could not be deleted: {error}")
+
+    def _commit(self, begun: float) -> tuple[str, ...]:
+        parts: list[Part] = []
+        #: By key: the parts that have it, or rows of it, and what it is.
+        written: dict[str, list[tuple[int, list[Any]]]] = {}
+        for rank in self._order:
+            words = self._told[rank]
+            if words["part"] is None:
+                continue
+            part = self._part_of(rank, words["part"])
+            self._require_seen(rank, part.sizes)
+            for key, described in words["tensors"].items():
+                written.setdefault(key, []).append((len(parts), described))
+            parts.append(part)
+        tensors = {key: _put_together(key, found) for key, found in written.items()}
+        before = checkpoint_files.listing(self._directory, self._series)
+        manifest = Manifest(
+            name=self._name,
+            sequence=before.last_sequence + 1,
+            partitions=self._topology.mp_size,
+            replicas=self._topology.dp_size,
+            parts=tuple(parts),
+            tensors=tensors,
+            optimizers=self._built,
+            random=step_random.state(),
+            saved_at=time.time(),
+            begun=before.manifests[-1].begun if before.manifests else begun,
+        )
+        return checkpoint_files.commit(self._directory, manifest)
+
+    def _part_of(self, rank: int, said: Any) -> Part:
+        """What a rank has written, by its own words: it may be confused, so the files must be those it was to write."""
+        try:
+            part: Part = record_from(Part, said, "its part")
+        except PlacementError as error:
+            raise CheckpointError(
+                f"{self._topology.describe(rank)} wrote something else than a part. {error}"
+            ) from None
+        if part.prefix != self._prefix(rank):
+            raise CheckpointError(
+                f"{self._topology.describe(rank)} must write {self._prefix(rank)!r}, and no other files. Received: "
+                f"{part.prefix!r}"
+            )
+        require_own_part(part, self._name)
+        return part
+
+    def _require_seen(self, rank: int, sizes: Mapping[str, int]) -> None:
+        for file, size in sizes.items():
+            path = os.path.join(self._directory, *file.split("/"))
+            if not os.path.isfile(path) or os.path.getsize(path) != size:
+                raise CheckpointError(
+                    f"{self._topology.describe(rank)} wrote {path}, which rank 0 does not see so. The folder of a "
+                    f"CheckpointManager must be one that all ranks share. Received: directory={self._directory!r}"
+                )
+
+    def _is_written_here(self, item: Item) -> bool:
+        if item.is_share:
+            return True
+        writer = self._writers[item.stage] if item.stage is not None else self._writer_of[item.key]
+        return self._topology.rank == writer
+
+    def _described(self, item: Item, value: tf.Tensor) -> list[Any]:
+        shape = item.whole(value.shape).as_list()
+        return [value.dtype.name, shape, item.kind.value, item.stage, item.optimizer, item.rows]
+
+    def _raise_errors(self, errors: Sequence[str], what: str) -> None:
+        failed = [f"{self._topology.describe(rank)}: {error}" for rank, error in enumerate(errors) if error]
+        if failed:
+            raise CheckpointError("\n".join([f"Checkpoint {self._name!r} could not {what}:", *failed]))
+
+
+def _is_owned(item: Item) -> bool:
+    """Whether a stage stores an item, rather than every rank."""
+    return item.stage is not None
+
+
+def _value(item: Item) -> tf.Tensor:
+    """The value of an item; the memory of a variable, not a copy of it."""
+    if item.kind is Kind.STATE:
+        return state_of(item.target, item.part)
+    return item.target.read_value()
+
+
+def _put_together(key: str, written: Sequence[tuple[int, Sequence[Any]]]) -> StoredTensor:
+    """One tensor of the manifest.
+
+    Args:
+        key: of the tensor.
+        written: the parts that have it, or some rows of it, each with what its rank has told of it.
+
+    Raises:
+        CheckpointError: the parts have rows of it, but not each row once.
+    """
+    part, (dtype, shape, kind, stage, optimizer, _) = written[0]
+    stored = StoredTensor(part, dtype, tuple(shape), kind, stage, optimizer)
+    if all(rows is None for _, (*_, rows) in written):
+        # Several may have it whole: what an optimizer keeps of a cut weight beside slots of rows is the same on all.
+        return stored
+    extent = stored.shape[0]
+    slices = sorted((*(rows or (0, extent)), part) for part, (*_, rows) in written)
+    missing, twice, end = [], [], 0
+    for start, stop, _ in (*slices, (extent, extent, -1)):
+        if start > end:
+            missing.append(_rows(end, start))
+        if start < min(stop, end):
+            twice.append(_rows(start, min(stop, end)))
+        end = max(end, stop)
+    if missing or twice:
+        faults = [f"no replica has written {', '.join(missing)}"] if missing else []
+        faults += [f"several have written {', '.join(twice)}"] if twice else []
+        raise CheckpointError(
+            f"The replicas of a stage must write each of the {extent} rows of {key!r} once, but "
+            f"{', and '.join(faults)}. Apply gradients on all replicas alike before you save."
+        )
+    if len(slices) == 1:
+        return stored
+    first = slices[0][2]
+    return dataclasses.replace(stored, part=first, slices=tuple((part, start, stop) for start, stop, part in slices))
+
+
+def _rows(start: int, stop: int) -> str:
+    return f"row {start}" if stop == start + 1 else f"rows {start} to {stop - 1}"

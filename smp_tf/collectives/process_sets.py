@@ -1,0 +1,172 @@
+"""Horovod: starting it, its process sets for our groups, and one exchange of bytes at start-up."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import horovod.tensorflow as hvd
+from horovod.common.exceptions import HorovodInternalError
+
+from smp_tf.errors import EnvironmentSetupError, PeerError
+from smp_tf.job.topology import CommGroup, Grid
+from smp_tf.start.environment import require_dynamic_process_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from smp_tf.start.start_watch import StartWatch
+
+# What one rank may say to the others at start-up.
+_HELLO_LIMIT = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessSets:
+    """The Horovod process sets of this rank; None for a group of one, which has nothing to reduce.
+
+    Args:
+        mp: The ranks of this rank's replica.
+        dp: The ranks that run this rank's stage.
+        owned: The sets that were added for us, on all ranks in the same order.
+    """
+
+    mp: hvd.ProcessSet | None
+    dp: hvd.ProcessSet | None
+    owned: tuple[hvd.ProcessSet, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Where Horovod says this process is."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+def world() -> World:
+    """Where Horovod says this process is."""
+    return World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+
+
+def start_horovod(watch: StartWatch) -> None:
+    """Starts Horovod unless it runs already.
+
+    Args:
+        watch: Is told who is waited for.
+
+    Raises:
+        EnvironmentSetupError: It runs, but was started without dynamic process sets.
+        PeerError: A rank ended meanwhile.
+    """
+    require_dynamic_process_sets()
+    if not hvd.is_initialized():
+        watch.await_those_missing()
+        try:
+            hvd.init(process_sets="dynamic")
+        except ValueError as error:
+            lost = watch.arrivals.lost()
+            if not lost:
+                raise
+            raise PeerError(f"{_in_words(lost)} ended while Horovod started in smp.init.") from error
+        watch.await_others()
+
+
+def _in_words(lost: Sequence[str]) -> str:
+    who = " and ".join(lost)
+    return f"{who[:1].upper()}{who[1:]}"
+
+
+def built_with() -> str:
+    """What this Horovod was built with, in words."""
+    parts = [name for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if built]
+    return " and ".join(parts) or "neither MPI nor Gloo"
+
+
+def add_process_sets(grid: Grid, rank: int) -> ProcessSets:
+    """Adds the sets of all mp and dp groups; every rank calls this with the same grid.
+
+    Args:
+        grid: The world's arithmetic.
+        rank: This rank.
+
+    Returns:
+        The sets this rank is in.
+    """
+    # Adding is collective over the world, so every rank adds every group's set, in one order.
+    sets: dict[tuple[int, ...], hvd.ProcessSet] = {tuple(range(grid.world_size)): hvd.global_process_set}
+    owned = []
+    for kind in (CommGroup.MP_GROUP, CommGroup.DP_GROUP):
+        for members in grid.groups(kind):
+            if len(members) > 1 and tuple(sorted(members)) not in sets:
+                try:
+                    added = hvd.add_process_set(list(members))
+                except ValueError as error:
+                    raise EnvironmentSetupError(
+                        f"Horovod refuses the group of ranks {list(members)}: {error}. If the "
+                        "script adds process sets of its own, let it do so after smp.init() and "
+                        "leave out those that smp_tf has made."
+                    ) from error
+                sets[tuple(sorted(members))] = added
+                owned.append(added)
+
+    def mine(kind: CommGroup) -> hvd.ProcessSet | None:
+        members = tuple(sorted(grid.members(kind, rank)))
+        return sets[members] if len(members) > 1 else None
+
+    return ProcessSets(mine(CommGroup.MP_GROUP), mine(CommGroup.DP_GROUP), tuple(owned))
+
+
+def remove_process_sets(sets: ProcessSets) -> None:
+    """Removes what `add_process_sets` added; every rank calls this."""
+    for added in sets.owned:
+        hvd.remove_process_set(added)
+
+
+def exchange_bytes(
+    payload: bytes, name: str, most: int = _HELLO_LIMIT, lost: Callable[[], Sequence[str]] = list
+) -> list[bytes]:
+    """Gives every rank what every rank says; for start-up, before there is a transport.
+
+    Args:
+        payload: What this rank says.
+        name: A name of this exchange that all ranks use.
+        most: The most bytes that a rank may say.
+        lost: Names the ranks whose processes are gone, as far as that is known, where the exchange fails.
+
+    Returns:
+        What the ranks said, in rank order.
+
+    Raises:
+        PeerError: A rank ended meanwhile.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    if hvd.size() == 1:
+        return [payload]
+    if len(payload) > most:
+        raise ValueError(f"{name}: {len(payload)} bytes are more than {most}.")
+
+    def allgather(values: Any, part: str) -> Sequence[Any]:
+        gathered = hvd.allgather(
+            tf.convert_to_tensor(values), name=f"{name}.{part}", process_set=hvd.global_process_set
+        )
+        return gathered.numpy()
+
+    try:
+        lengths = allgather(np.array([len(payload)], np.int64), "lengths")
+        together = bytes(allgather(np.frombuffer(payload, np.uint8), "bytes"))
+    except (tf.errors.OpError, HorovodInternalError) as error:
+        who = _in_words(lost() or ["another rank"])
+        raise PeerError(
+            f"{who} ended while the ranks greeted each other ({name}). Its own message, earlier in the output, says "
+            f"why; of one that was killed, the launcher says which it was."
+        ) from error
+    said, start = [], 0
+    for length in lengths:
+        said.append(together[start : start + int(length)])
+        start += int(length)
+    return said

@@ -1,0 +1,99 @@
+"""Files that a command writes at its end, and tries when it begins."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from smp_tf.command.output import UsageError, put
+
+#: A pipe that nobody reads is an error, and not waited for.
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
+
+
+class OutputFiles:
+    """Files that a command writes at its end, tried when it begins: what stands in them may take long to make.
+
+    Args:
+        files: by their options, where they are given.
+        read: the files that the command reads.
+
+    Raises:
+        UsageError: one cannot be written, two are one, or one is read, too.
+    """
+
+    def __init__(self, files: Mapping[str, Path | None], read: Iterable[str | Path | None]) -> None:
+        self._given = {option: file for option, file in files.items() if file is not None}
+        self._files: dict[str, Path] = {}
+        inputs = {os.path.realpath(file) for file in read if file is not None and os.path.isfile(file)}
+        for option, file in self._given.items():
+            named = f"{option} {file}"
+            try:
+                # The script may go to another folder.
+                file = self._files[option] = file.absolute()
+                _require_writable(named, file)
+            except OSError as error:
+                raise UsageError(f"{named} cannot be written: {error.strerror}.") from error
+            if os.path.realpath(file) in inputs:
+                raise UsageError(f"{named} is a file that is read. Name another one.")
+        if len({os.path.realpath(file) for file in self._files.values()}) < len(self._files):
+            first, *_ = self._given.values()
+            raise UsageError(f"{' and '.join(self._given)} would be written to one file: {first}. Give them two.")
+
+    def write(self, option: str, text: str) -> None:
+        """Write one of the files, and say so.
+
+        Args:
+            option: whose file it is.
+            text: what is to stand in it.
+
+        Raises:
+            UsageError: it cannot be written any more.
+        """
+        try:
+            with os.fdopen(
+                os.open(self._files[option], _FLAGS, 0o666), "w", encoding="utf-8", errors="replace"
+            ) as file:
+                # One that somebody reads slowly is waited for.
+                os.set_blocking(file.fileno(), True)
+                file.write(text)
+        except OSError as error:
+            raise UsageError(f"{option} {self._given[option]} cannot be written: {error.strerror}.") from error
+        put(f"wrote {self._given[option]}", sys.stderr)
+
+
+def _require_writable(named: str, file: Path) -> None:
+    """See that a file can be written. One that is there stays as it is, and none is left.
+
+    Args:
+        named: the file as it was given, with its option.
+        file: the file.
+
+    Raises:
+        UsageError: there is no folder for it, or it is a folder.
+        OSError: it cannot be written.
+    """
+    try:
+        is_folder = stat.S_ISDIR(os.stat(file.parent).st_mode)
+    except FileNotFoundError:
+        raise UsageError(f"There is no folder {str(file.parent)!r} to write {file.name} to.") from None
+    if not is_folder:
+        raise UsageError(f"{named} cannot be written: {str(file.parent)!r} is a file, not a folder.")
+    try:
+        mode = os.stat(file).st_mode
+    except FileNotFoundError:
+        # Perhaps a link to a file that is not there.
+        new = os.path.realpath(file)
+        os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        os.unlink(new)
+        return
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{named} cannot be written: it is a folder.")
+    if stat.S_ISREG(mode):
+        os.close(os.open(file, os.O_WRONLY))
+    elif not os.access(file, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -1,0 +1,62 @@
+"""Files that are named now and read later: whether they are the same by then.
+
+`load_weights` before the first step only notes which value belongs to which variable, and its owner reads it at the
+first step. Another file of the same name would give other weights without a word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from smp_tf.errors import CheckpointError
+from smp_tf.files import mounts
+
+_T = TypeVar("_T")
+#: Which file it is, where the file system's numbers say that, its size, and when it was written to last; None where
+#: there is none.
+_Stamp = tuple[int, int, int] | None
+
+
+class NotedFiles:
+    """Files as they are now.
+
+    Args:
+        paths: of the files.
+    """
+
+    def __init__(self, *paths: str) -> None:
+        self._stamps = {os.path.abspath(path): _stamp(path) for path in paths}
+
+    def read(self, read: Callable[[], _T]) -> _T:
+        """Return what a function reads from the files, which are still the same.
+
+        Args:
+            read: reads from the files, and from no other.
+
+        Raises:
+            CheckpointError: one of them was replaced, changed or deleted meanwhile.
+        """
+        self._require_same()
+        value = read()
+        self._require_same()
+        return value
+
+    def _require_same(self) -> None:
+        for path, stamp in self._stamps.items():
+            if _stamp(path) != stamp:
+                raise CheckpointError(
+                    f"{path} was replaced, changed or deleted between load_weights, which was given it, and the first "
+                    f"step, which reads it. Leave it as it is until the first step has run, or load the weights after "
+                    f"that step."
+                )
+
+
+def _stamp(path: str) -> _Stamp:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    number = found.st_ino if mounts.has_lasting_numbers(found.st_dev) else 0
+    return number, found.st_size, found.st_mtime_ns

@@ -1,0 +1,1 @@
+"""Norms and averages of gradients, over stages and replicas."""

@@ -1,0 +1,70 @@
+"""Average gradients that no step has averaged over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.gradients.agreement import require_alike
+from smp_tf.job import runtime
+from smp_tf.replicas import sums as data_parallel
+from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged, mark_averaged
+from smp_tf.replicas.sparse_sums import sum_of_slices
+from smp_tf.replicas.unaveraged import require_averaged
+from smp_tf.sharding import shares as sharded_slots
+from smp_tf.variables.host_offload import beside_gradients
+
+
+def average_gradients(gradients: Sequence[Any]) -> list[Any]:
+    """Average gradients over the replicas of this rank's partition.
+
+    What `accumulate` of a step's gradient gives is averaged already and comes back as it is; this is for gradients that
+    were computed in another way, such as those of the script's own variables.
+
+    Args:
+        gradients: tensors or sparse slices, the same on every replica in number, shapes and types; None for those of
+            weights that this rank does not store.
+
+    Returns:
+        The averages, in order; None stays None.
+
+    Raises:
+        NotInitializedError: `smp.init` was not called.
+        StepError: with shard_optimizer_state, replicas were given unlike lists, such as averages of a step that were
+            changed outside a function, or zeros in place of None; in a function it is a tf.errors.OpError.
+        StepError: one is a step's, which leaves it to an optimizer to average it (`"gradient_compression": "1bit"`).
+        tf.errors.OpError: the gradients of another replica have other shapes.
+
+    Example:
+        >>> scale = tf.Variable(2.0)
+        >>> with tf.GradientTape() as tape:
+        ...     penalty = scale**2
+        >>> smp.average_gradients(tape.gradient(penalty, [scale]))
+        [<tf.Tensor: shape=(), dtype=float32, numpy=4.0>]
+    """
+    results = list(gradients)
+    require_averaged(results, "smp.average_gradients (which smp.DistributedOptimizer calls)")
+    replicas = runtime.current().topology.dp_size
+    todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
+    # One name for all: a replica with batches of another size may trace a function once more than others, so that
+    # counting would give the same average other names.
+    name, handles = "smp_average", [] if tf.executing_eagerly() else [data_parallel.order().handle]
+    if sharded_slots.are_received_apart() and results:
+        # What was made of averages is one, such as a clipped one, and other replicas have those of other weights.
+        todo = [i for i in todo if not comes_from_a_step(results[i])]
+        results = require_alike(results, todo, f"{name}_alike", handles)
+    if not todo:
+        return results
+    dense = [i for i in todo if not isinstance(results[i], tf.IndexedSlices)]
+    tensors = [tf.convert_to_tensor(results[i]) for i in dense]
+    sums = data_parallel.sum_gradients(tensors, name, handles=handles)
+    with beside_gradients():
+        for i, total in zip(dense, sums, strict=True):
+            results[i] = data_parallel.scaled(total, 1.0 / replicas)
+    for i in (i for i in todo if isinstance(results[i], tf.IndexedSlices)):
+        results[i] = data_parallel.scaled(sum_of_slices(results[i], f"{name}_{i}", handles), 1.0 / replicas)
+    for i in todo:
+        mark_averaged(results[i])
+    return results

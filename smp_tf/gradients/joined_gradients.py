@@ -1,0 +1,118 @@
+"""Finds an optimizer's own code that computes something of the gradients of several weights.
+
+Each rank gives an optimizer the gradients of the weights that it updates. What is computed of each by itself is what
+one process computes; what is computed of several, such as a norm, would be another number on each stage:
+
+    apply_gradients of the script's own      ops of one gradient             right
+                                             tf.linalg.global_norm           right: it sees all stages
+                                             an op of two gradients          told
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.gradients.other_training import report
+
+#: Ops whose bodies are functions.
+_WITH_BODIES = frozenset({"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"})
+
+
+class _Watch(threading.local):
+    """What is known of the code under way; nothing outside of it."""
+
+    graph: Any = None
+    #: Number of ops that the graph had when the code handed its gradients on to Keras's own method.
+    end: int | None = None
+    #: Ranges of ops that see all stages.
+    allowed: list[range] | None = None
+
+
+_watch = _Watch()
+
+
+@contextlib.contextmanager
+def watching(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Within this context an optimizer's own code makes something of gradients, which is looked at afterwards.
+
+    Args:
+        optimizer: the optimizer.
+        pairs: gradients and variables that its code is given on this rank.
+
+    Raises:
+        StepError: it makes something of several gradients together.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or _watch.graph is not None:
+        yield
+        return
+    start = len(graph.get_operations())
+    _watch.graph, _watch.end, _watch.allowed = graph, None, []
+    try:
+        yield
+        operations = graph.get_operations()
+        end = len(operations) if _watch.end is None else _watch.end
+        allowed = {number for numbers in _watch.allowed for number in numbers}
+        made = [operations[number] for number in range(start, end) if number not in allowed]
+    finally:
+        _watch.graph = _watch.end = _watch.allowed = None
+    _look_at(optimizer, pairs, made)
+
+
+@contextlib.contextmanager
+def allowed() -> Iterator[None]:
+    """Within this context ops may join gradients: what they compute is put together over the stages."""
+    graph = tf.compat.v1.get_default_graph()
+    if _watch.allowed is None or graph is not _watch.graph:
+        yield
+        return
+    start = len(graph.get_operations())
+    yield
+    _watch.allowed.append(range(start, len(graph.get_operations())))
+
+
+def handed_on() -> None:
+    """Note that the optimizer's own code hands its gradients on to Keras's own method."""
+    if _watch.graph is not None and _watch.end is None and tf.compat.v1.get_default_graph() is _watch.graph:
+        _watch.end = len(_watch.graph.get_operations())
+
+
+def _look_at(optimizer: Any, pairs: Sequence[tuple[Any, Any]], made: Sequence[Any]) -> None:
+    """Raise where an op joins several gradients."""
+    names = [variable.name for _, variable in pairs]
+    sources: dict[str, frozenset[int]] = {}
+    for number, (gradient, _) in enumerate(pairs):
+        if gradient is not None:
+            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            sources[values.name] = frozenset([number])
+    for operation in made:
+        if operation.type == "IdentityN" or "Call" in operation.type or operation.type in _WITH_BODIES:
+            # Each output is that of an input; what a function's body joins is not looked at.
+            if len(operation.outputs) <= len(operation.inputs):
+                of_inputs = [sources.get(tensor.name) for tensor in operation.inputs]
+                of_outputs = of_inputs[len(of_inputs) - len(operation.outputs) :]
+                pairs_of = zip(operation.outputs, of_outputs, strict=True)
+                sources.update((output.name, found) for output, found in pairs_of if found is not None)
+            continue
+        found = frozenset().union(*(sources.get(tensor.name, frozenset()) for tensor in operation.inputs))
+        if len(found) > 1 and operation.outputs:
+            one, other, *_ = sorted(found)
+            kind = type(optimizer).__name__
+            report(
+                f"The apply_gradients that the script has for {kind} makes something else of the gradients of one rank "
+                f"than of all",
+                [
+                    f"Its op {operation.name!r} ({operation.type}) takes those of {names[one]!r} and {names[other]!r}, "
+                    f"and each rank gives it those of the weights that it updates alone. For a norm of all take "
+                    f"tf.linalg.global_norm, or clip with tf.clip_by_global_norm or the optimizer's global_clipnorm: "
+                    f"these see all ranks."
+                ],
+                "train with one partition and without shard_optimizer_state",
+            )
+            return
+        sources.update((tensor.name, found) for tensor in operation.outputs)

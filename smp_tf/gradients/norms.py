@@ -1,0 +1,291 @@
+"""The norm of all gradients, and clipping by it, when each rank has the gradients of its own stage.
+
+A list of gradients has, on every rank, one entry per variable; those of other stages, and with shared slots of other
+shares, are None. Each rank squares what it has, the squares of all stages are put together entry by entry (before, over
+replicas that share slots, those of each stage), and every rank gets the same norm:
+
+    stage 0:  [ 4.0   -     -    0.5 ]
+    stage 1:  [  -   2.0   1.0   0.5 ]      an entry that several ranks have (a script's own variable) counts once
+              ────────────────────────
+               4.0 + 2.0 + 1.0 + 0.5   ──▶ sqrt
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from smp_tf import tf_internals
+from smp_tf.batch.output import StepOutput
+from smp_tf.errors import StepError
+from smp_tf.gradients import joined_gradients
+from smp_tf.gradients.stage_reduction import Reduction, over_stages
+from smp_tf.job import runtime
+from smp_tf.replicas.gradient_marks import comes_from_a_step
+from smp_tf.replicas.sums import exchange_of, order, sum_over_replicas
+from smp_tf.sharding import shares as sharded_slots
+
+#: Stands for an entry that a rank does not have; a square is never negative.
+_ABSENT = -1.0
+#: How much the squares of one gradient may differ between ranks that all have it.
+_TOLERANCE = 1e-3
+
+
+def _chosen(rows: tf.Tensor) -> tf.Tensor:
+    """What is known of each entry, from the first rank that has it; `_ABSENT` where none does.
+
+    Args:
+        rows: half the squares of each entry, by rank; `_ABSENT` where a rank does not have it.
+    """
+    absent = tf.fill(tf.shape(rows), tf.constant(_ABSENT, tf.float64))
+    present = tf.not_equal(rows, absent)
+    first = tf.logical_and(present, tf.equal(tf.cumsum(tf.cast(present, tf.int32), axis=0), 1))
+    is_known = tf.reduce_any(present, axis=0)
+    chosen = tf.reduce_sum(tf.where(first, rows, tf.zeros_like(rows)), axis=0)
+    away = tf.abs(tf.where(present, rows - chosen, tf.zeros_like(rows)))
+    largest = tf.reduce_max(tf.where(present, rows, absent), axis=0)
+    differ = tf.logical_and(tf.math.is_finite(largest), tf.reduce_max(away, axis=0) > _TOLERANCE * largest)
+    check = tf.debugging.Assert(
+        tf.logical_not(tf.reduce_any(tf.logical_and(differ, is_known))),
+        [
+            "smp_tf: the norm of all gradients was asked for a list in which one entry stands for different gradients "
+            "on different ranks. Pass the gradients in the same order on every rank, with None left in, not zeros, for "
+            "those that another rank has: one of another stage, or with shard_optimizer_state another replica. Entries "
+            "that differ:",
+            tf.where(differ)[:, 0],
+        ],
+    )
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.where(is_known, chosen, absent[0])
+
+
+def _by_entry(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum over the entries, each taken from the first stage that has it."""
+    chosen = _chosen(tf.stack(parts))
+    is_known = tf.not_equal(chosen, tf.constant(_ABSENT, tf.float64))
+    return tf.reshape(tf.reduce_sum(tf.where(is_known, chosen, tf.zeros_like(chosen))), [1])
+
+
+def _of_all_shares(squares: tf.Tensor) -> tf.Tensor:
+    """What the replicas of a stage have, entry by entry: each of a share, or all of the same."""
+    if not sharded_slots.are_shared():
+        return squares
+    exchange = exchange_of(sharded_slots.count(), f"smp_norm_{_NORM_BY_ENTRY.code}", [order().handle])
+    return _chosen(exchange.allgather(squares[tf.newaxis]))
+
+
+_NORM_BY_ENTRY = Reduction(1, "the norm of all gradients", _by_entry)
+
+
+def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_sum(tf.stack(parts), axis=0)
+
+
+_NORM_OF_OWN = Reduction(2, "the norm that an optimizer clips by", _sum)
+_NOT_FINITE = Reduction(3, "the check for gradients that are not finite", _sum)
+
+
+def _over_optimizers(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
+    """Sum what optimizers have that apply parts of the same gradients: those of all stages, and of all shares."""
+    if sharded_slots.are_shared():
+        [own] = sum_over_replicas([own], f"smp_norm_{reduction.code}", handles=[order().handle])
+    return over_stages(own, reduction)
+
+
+def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
+    """The norm of all gradients together, over all stages of the replica.
+
+    Every rank of the replica must call it (of all replicas, with shard_optimizer_state), outside the step, with a list
+    in the same order.
+
+    Args:
+        gradients: one entry per variable: a dense tensor of floats, `tf.IndexedSlices` (whose values are squared as
+            they are, as TensorFlow does it), a gradient that a step returned (its average is taken), or None for a
+            gradient that another rank has or that does not exist.
+
+    Returns:
+        A scalar, the same on every rank: sqrt(sum of all squares), 0 where there is none. Its type is the widest among
+        this rank's gradients; half and bfloat16 are squared as float32, which is then the result's type.
+
+    Raises:
+        TypeError: what is given is not a list or tuple.
+
+    Example:
+        >>> gradients, loss = forward_backward(images, labels)
+        >>> norm = smp.global_norm([g.accumulate() for g in gradients])
+    """
+    entries = _entries(gradients)
+    squares = [tf.constant(_ABSENT, tf.float64) if e is None else _half_square(e) for e in entries]
+    if not squares:
+        return tf.constant(0.0, _result_type(entries))
+    return _norm(over_stages(_of_all_shares(tf.stack(squares)), _NORM_BY_ENTRY), entries)
+
+
+def clip_by_global_norm(gradients: Sequence[Any], clip_norm: Any, use_norm: Any = None) -> tuple[list[Any], tf.Tensor]:
+    """Scale all gradients so that the norm of all of them, over all stages, is at most a given one.
+
+    As `tf.clip_by_global_norm`; every rank of the replica must call it (of all replicas, with shard_optimizer_state),
+    outside the step, with a list in the same order.
+
+    Args:
+        gradients: as for `smp.global_norm`.
+        clip_norm: the largest norm that stays, a float or a float scalar tensor.
+        use_norm: the norm, where it is known; by default `smp.global_norm(gradients)`.
+
+    Returns:
+        The gradients, those that are None here still None, each times clip_norm / max(norm, clip_norm); and the norm
+        before. A norm that is infinite or not a number makes all gradients NaN.
+
+    Raises:
+        TypeError: what is given is not a list or tuple.
+
+    Example:
+        >>> gradients, loss = forward_backward(images, labels)
+        >>> clipped, norm = smp.clip_by_global_norm([g.accumulate() for g in gradients], 1.0)
+        >>> _ = optimizer.apply_gradients(zip(clipped, model.trainable_variables))
+    """
+    entries = _entries(gradients)
+    norm = global_norm(entries) if use_norm is None else tf.convert_to_tensor(use_norm)
+    clipped, _ = tf.clip_by_global_norm(entries, tf.cast(clip_norm, norm.dtype), use_norm=norm)
+    return clipped, norm
+
+
+def all_finite(here: tf.Tensor) -> tf.Tensor:
+    """Whether all gradients of all stages are finite; every rank must call it.
+
+    Args:
+        here: whether those that this rank applies are, a bool scalar.
+
+    Returns:
+        A bool scalar, the same on every rank.
+    """
+    not_finite = tf.reshape(tf.cast(tf.logical_not(here), tf.float64), [1])
+    return _over_optimizers(not_finite, _NOT_FINITE)[0] < 0.5
+
+
+def norm_of_own(gradients: Sequence[Any]) -> tf.Tensor:
+    """The norm over all stages of gradients that no two ranks give; every rank must call it.
+
+    Args:
+        gradients: those that this rank counts, none of them None; none at all is fine.
+    """
+    own = tf.add_n([_half_square(g) for g in gradients]) if gradients else tf.constant(0.0, tf.float64)
+    return _norm(_over_optimizers(tf.reshape(own, [1]), _NORM_OF_OWN), gradients)
+
+
+def _entries(gradients: Sequence[Any]) -> list[Any]:
+    if not isinstance(gradients, Sequence) or isinstance(gradients, str):
+        raise TypeError(f"Gradients are given as a list or a tuple. Received: {type(gradients).__name__}")
+    found = [g.accumulate() if isinstance(g, StepOutput) else g for g in gradients]
+    return [g if g is None or isinstance(g, tf.IndexedSlices) else tf.convert_to_tensor(g) for g in found]
+
+
+def _half_square(gradient: Any) -> tf.Tensor:
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+    if values.dtype.size < 4:
+        values = tf.cast(values, tf.float32)
+    return tf.cast(tf.nn.l2_loss(values), tf.float64)
+
+
+def _norm(half_square: tf.Tensor, gradients: Sequence[Any]) -> tf.Tensor:
+    return tf.cast(tf.sqrt(2.0 * half_square[0]), _result_type(gradients))
+
+
+def _result_type(gradients: Sequence[Any]) -> tf.DType:
+    types = {g.dtype for g in gradients if g is not None} or {tf.as_dtype(tf_keras.backend.floatx())}
+    return tf.float64 if tf.float64 in types else tf.float32
+
+
+class _Counted(threading.local):
+    """Which of the gradients that an optimizer is about to clip count as this rank's; None outside `counting`."""
+
+    entries: Sequence[bool] | None = None
+
+
+_counted = _Counted()
+
+
+@contextlib.contextmanager
+def counting(entries: Sequence[bool]) -> Iterator[None]:
+    """Within this context, `tf.linalg.global_norm` over as many gradients is that of all stages.
+
+    Args:
+        entries: for each gradient that is not None, whether this rank counts it; one that every rank has is counted by
+            one of them.
+    """
+    before, _counted.entries = _counted.entries, entries
+    try:
+        yield
+    finally:
+        _counted.entries = before
+
+
+class NormPatch:
+    """Makes `tf.linalg.global_norm`, and so `tf.clip_by_global_norm`, see all stages for lists of a step's gradients.
+
+    Lists of other tensors, and calls within a step, where all gradients are seen, stay TensorFlow's own.
+
+    Args:
+        in_step: whether a step is being traced.
+    """
+
+    def __init__(self, in_step: Callable[[], bool]) -> None:
+        self._in_step = in_step
+        self._original: Callable[..., Any] | None = None
+
+    def install(self) -> bool:
+        """Put ours in place. Doing it twice is doing it once.
+
+        Returns:
+            Whether it was not in place before.
+        """
+        if self._original is not None:
+            return False
+        self._original = tf_internals.replace_global_norm(self._global_norm)
+        return True
+
+    def remove(self) -> None:
+        """Put TensorFlow's own back."""
+        if self._original is not None:
+            tf_internals.replace_global_norm(self._original)
+            self._original = None
+
+    def _global_norm(self, t_list: Any, name: str | None = None) -> Any:
+        assert self._original is not None
+        given = [t for t in t_list if t is not None] if isinstance(t_list, (list, tuple)) else []
+        if _counted.entries is not None:
+            if len(given) != len(_counted.entries):
+                raise StepError(
+                    f"An optimizer computes the norm of {len(given)} gradients, and was given {len(_counted.entries)} "
+                    f"on this rank. Gradients are spread over the ranks, and a norm is one of all of them: compute it "
+                    f"of all gradients that apply_gradients is given, once; tf.clip_by_norm clips one by its own."
+                )
+            own = [t for t, counts in zip(given, _counted.entries, strict=True) if counts]
+            with joined_gradients.allowed():
+                return tf.cast(norm_of_own(own), _result_type(given))
+        if not self._in_step() and _is_spread(t_list):
+            return global_norm(t_list)
+        return self._original(t_list, name)
+
+
+def _is_spread(t_list: Any) -> bool:
+    """Whether a list holds gradients of a step, some of which other ranks may have."""
+    running = runtime.current_or_none()
+    if running is None or (running.topology.mp_size == 1 and not sharded_slots.are_shared()):
+        return False
+    if not isinstance(t_list, (list, tuple)):
+        return False
+    tensors = [t for t in t_list if t is not None]
+    if any(comes_from_a_step(t) for t in tensors):
+        return True
+    # What was made eagerly of a gradient bears no mark; the None of those that are elsewhere is one.
+    return len(tensors) < len(t_list) and all(_is_eager(t) for t in tensors)
+
+
+def _is_eager(value: Any) -> bool:
+    return hasattr(value.values if isinstance(value, tf.IndexedSlices) else value, "numpy")

@@ -1,0 +1,88 @@
+"""Replicas that share slots are given averages: each updates its share by its own gradient, and all take the result.
+
+    replica 0   gradient of its own ─▶ kernel ──▶ ┐ weights are equal on all, and those of no average:
+    replica 1   gradient of its own ─▶ bias   ──▶ ┘ comparing weights would not show it
+
+A gradient that a step gives one replica alone is None on the others, so that what another one has is no step's. Of a
+gradient that all are given, and that bears no mark, all tell each other a hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from smp_tf.errors import StepError
+from smp_tf.job import runtime
+from smp_tf.job.content_hash import content_hash
+from smp_tf.replicas import sums as data_parallel
+from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged
+from smp_tf.sharding.shares import are_shared, goes_to_all, receiver_of
+
+_ADVICE = (
+    "Compute gradients of a model's weights in a step, or average them by smp.average_gradients(gradients) on all "
+    "replicas before they are applied."
+)
+
+
+def require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Raise where gradients of a model's weights are applied that are not averages; all replicas of a stage call it.
+
+    Args:
+        pairs: gradients, or None, and variables, as an optimizer is given them.
+
+    Raises:
+        StepError: there is one; zeros stand for None.
+        tf.errors.OpError: likewise, in a function.
+    """
+    if not are_shared():
+        return
+    unknown = [(g, v) for g, v in pairs if g is not None and not is_averaged(g) and not comes_from_a_step(g)]
+    for gradient, variable in unknown:
+        if receiver_of(variable) not in (None, runtime.current().topology.dp_rank) and not goes_to_all(variable):
+            _require_zeros(gradient, variable)
+    of_all = [(gradient, variable) for gradient, variable in unknown if goes_to_all(variable)]
+    if of_all:
+        _require_the_same(of_all)
+
+
+def _require_zeros(gradient: Any, variable: Any) -> None:
+    words = (
+        f"With shard_optimizer_state replica {receiver_of(variable)} alone gets the gradient of {variable.name!r} "
+        f"from a step, and updates the weight. Replica {runtime.current().topology.dp_rank} applies one that no "
+        f"step has given it, so it is not averaged over the replicas. {_ADVICE}"
+    )
+    value = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+    is_nothing = tf.logical_not(tf.reduce_any(tf.not_equal(value, 0)))
+    if not tf.executing_eagerly():
+        tf.debugging.Assert(is_nothing, [f"smp_tf: {words}"])
+    elif not is_nothing:
+        raise StepError(words)
+
+
+def _require_the_same(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """What a script has made of averages is the same on all replicas; what no step has averaged is not."""
+    handles = [] if tf.executing_eagerly() else [data_parallel.order().handle]
+    exchange = data_parallel.exchange_of(runtime.current().topology.dp_size, "smp_applied", handles)
+    heard = exchange.allgather(tf.concat([_hash(gradient) for gradient, _ in pairs], axis=0)[tf.newaxis])
+    names = [variable.name for _, variable in pairs]
+    differ = tf.reduce_any(tf.not_equal(heard, heard[:1]), axis=0)
+    words = (
+        "With shard_optimizer_state replicas apply gradients of a model's weights that differ from each other, so they "
+        f"are not averaged. {_ADVICE} They are those of"
+    )
+    if not tf.executing_eagerly():
+        found = tf.boolean_mask(tf.constant(names), differ)
+        tf.debugging.Assert(tf.logical_not(tf.reduce_any(differ)), [f"smp_tf: {words}", found], summarize=10)
+    elif np.any(differ):
+        raise StepError(f"{words} {', '.join(name for name, is_other in zip(names, differ, strict=True) if is_other)}.")
+
+
+def _hash(gradient: Any) -> tf.Tensor:
+    """Of a dense gradient or of slices, int64[1]."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.bitwise.bitwise_xor(content_hash(gradient.values), content_hash(gradient.indices))
+    return content_hash(tf.convert_to_tensor(gradient))

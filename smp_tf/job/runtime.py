@@ -1,0 +1,76 @@
+"""What `smp.init` built, for everyone who needs it until `smp.shutdown`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from smp_tf.config.config import Config
+from smp_tf.errors import NotInitializedError
+from smp_tf.job.topology import Topology
+
+if TYPE_CHECKING:
+    from smp_tf.collectives.process_sets import ProcessSets
+    from smp_tf.job.exchange import ControlChannel
+    from smp_tf.ops.transport import Transport
+    from smp_tf.partition.plan.plan_file import PlanFile
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """One initialised smp_tf.
+
+    Args:
+        given: The configuration as checked, before the world's size decided the rest of it.
+        config: The configuration in force: `partitions` and `horovod` are set.
+        topology: This rank's place in the world.
+        process_sets: The Horovod groups of this rank.
+        seed: The seed all ranks share: the configured one, or the one rank 0 drew.
+        transport: The connection to all ranks; None in a world of one process.
+        control: Agreements and barriers between ranks.
+        plan_file: The plans to run with; None where plans are made.
+    """
+
+    given: Config
+    config: Config
+    topology: Topology
+    process_sets: ProcessSets
+    seed: int
+    transport: Transport | None
+    control: ControlChannel
+    plan_file: PlanFile | None = None
+
+
+_current: Runtime | None = None
+_starts = 0
+
+
+def current() -> Runtime:
+    """The runtime in force.
+
+    Raises:
+        NotInitializedError: `smp.init` was not called, or `smp.shutdown` was.
+    """
+    if _current is None:
+        raise NotInitializedError(
+            "smp_tf is not initialised. Call smp.init() first, at the top of the script, for "
+            'example: smp.init({"partitions": 2, "microbatches": 4})'
+        )
+    return _current
+
+
+def current_or_none() -> Runtime | None:
+    """The runtime in force, if there is one."""
+    return _current
+
+
+def install(runtime: Runtime | None) -> None:
+    """Puts a runtime in force, or none; only init and shutdown do this."""
+    global _current, _starts
+    _current = runtime
+    _starts += runtime is not None
+
+
+def starts() -> int:
+    """How many times smp_tf was initialised in this process, the same on all ranks."""
+    return _starts

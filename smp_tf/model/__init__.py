@@ -1,0 +1,1 @@
+"""`smp.DistributedModel`: wrapping, manual placement, saving, loading, profiling."""

@@ -1,0 +1,528 @@
+"""`smp.DistributedModel`: a Keras model whose layers and weights are spread over the partitions."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from smp_tf import tf_internals
+from smp_tf.errors import StepError
+from smp_tf.gradients.norms import NormPatch
+from smp_tf.job import runtime
+from smp_tf.keras.layer_variables import variables_of
+from smp_tf.keras.layers import state_patch
+from smp_tf.keras.strategy_scope import refuse_strategy
+from smp_tf.optimizer.patch import optimizer_patch
+from smp_tf.start.lifecycle import on_shutdown
+from smp_tf.variables.guarded import tracing_step
+from smp_tf.variables.model_context import in_keras_loop, saving, step_being_traced
+from smp_tf.variables.store import VariableStore
+from smp_tf.variables.weight_reads import read_patch
+
+#: In force from the first distributed model until `smp.shutdown`.
+norm_patch = NormPatch(lambda: step_being_traced() is not None)
+
+
+def patch_keras() -> None:
+    """Make Keras and TensorFlow see all ranks, until `smp.shutdown`. Doing it twice is doing it once."""
+    for patch in (optimizer_patch, state_patch, norm_patch, read_patch):
+        if patch.install():
+            on_shutdown(patch.remove)
+
+
+class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
+    """Metaclass: variables made while a distributed model is constructed get no storage yet."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        runtime.current()  # an error that says so where smp.init was forgotten
+        patch_keras()
+        refuse_strategy(f"A {cls.__name__} was made")
+        if cls is DistributedModel:
+            from smp_tf.model.wrapped import wrap
+
+            return wrap(*args, **kwargs)
+        store = VariableStore(cls.__name__)
+        # Keras calls the layers of a functional model in a graph of its own while the model is constructed.
+        # What the constructor loads from files is read by the rank that will store it.
+        with tf.variable_creator_scope(store.creator), tracing_step(), tf_internals.values_read_late():
+            model = super().__call__(*args, **kwargs)
+        model._smp_store.extend(store)
+        _models.append(weakref.ref(model))
+        return model
+
+
+#: The distributed models that there are, in the order in which they were made.
+_models: list[weakref.ref[Any]] = []
+
+
+def model_with(layer: Any) -> DistributedModel | None:
+    """The distributed model that a layer is part of: the one that was made first; None if there is none."""
+    _models[:] = [reference for reference in _models if reference() is not None]
+    for reference in _models:
+        model = reference()
+        if model is not None and any(module is layer for module in model.submodules):
+            return model
+    return None
+
+
+class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
+    """A Keras model that is split over the partitions of a replica.
+
+    Subclass it as you would subclass `tf_keras.Model`, with layers made in `__init__` and used in `call`; or wrap a
+    model: `smp.DistributedModel(model)` for one that exists, `smp.DistributedModel(lambda: build())` for one that is
+    to be built without ever holding its weights in one place. Call it inside a function decorated with `@smp.step`.
+
+    Args:
+        model: for wrapping only: a Keras model, or a function without arguments that returns one.
+
+    Raises:
+        NotInitializedError: `smp.init` was not called.
+        StepError: the model was called outside a step.
+
+    Example:
+        >>> class Net(smp.DistributedModel):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.hidden = tf_keras.layers.Dense(64, activation="relu")
+        ...         self.head = tf_keras.layers.Dense(10)
+        ...
+        ...     def call(self, x):
+        ...         return self.head(self.hidden(x))
+        >>> model = Net()
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make the model and the store of its variables, which is there before `__init__` runs."""
+        model = super().__new__(cls, *args, **kwargs)
+        object.__setattr__(model, "_smp_store", VariableStore(cls.__name__))
+        # Which logs of its last batch were results of metrics.
+        object.__setattr__(model, "_smp_logs_of_metrics", frozenset())
+        return model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model: inside a step, or on symbolic Keras inputs to build it."""
+        trace = step_being_traced()
+        if trace is None:
+            if not self.built and in_keras_loop():
+                self._build_for(args, kwargs)
+                return None
+            if not _is_symbolic(args, kwargs) and not saving():
+                raise StepError(
+                    f"Model {self.name!r} was called outside a step. Its layers live on different ranks, so it can be "
+                    f"called only inside a function decorated with @smp.step, which smp_tf cuts."
+                )
+            with self._without_storage():
+                return super().__call__(*args, **kwargs)
+        with trace.model_call(self):
+            return super().__call__(*args, **kwargs)
+
+    def _build_for(self, args: Any, kwargs: Any) -> None:
+        """Make the variables for inputs like these, without storage, and compute nothing."""
+        with tf_internals.scratch_graph("build").as_default(), self._without_storage():
+            like = tf.nest.map_structure(
+                lambda value: tf.zeros(tf.shape(value), value.dtype) if tf.is_tensor(value) else value, (args, kwargs)
+            )
+            super().__call__(*like[0], **like[1])
+
+    @tf_internals.not_an_override
+    def build(self, input_shape: Any) -> None:
+        """Make the variables for inputs of a shape, without storage; as `tf_keras.Model.build`.
+
+        Args:
+            input_shape: of a batch, with None for the number of samples; or a structure of shapes.
+
+        Example:
+            >>> net = smp.DistributedModel(lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]))
+            >>> net.build([None, 3])
+            >>> [variable.shape.as_list() for variable in net.variables]
+            [[3, 2], [2]]
+        """
+        with self._without_storage():
+            self._build(input_shape)
+
+    def _build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+
+    @contextlib.contextmanager
+    def _without_storage(self) -> Iterator[None]:
+        """Ops made within this context only say which variables there are; their storage comes with the plan."""
+        with tf.variable_creator_scope(self._smp_store.creator), tracing_step():
+            yield
+
+    @property
+    def local_variables(self) -> list[Any]:
+        """The variables this rank stores, in the order of `variables`.
+
+        Raises:
+            StepError: no step has run yet, so it is not decided who stores what.
+        """
+        return [v for v in variables_of(self) if self._is_local(v)]
+
+    @property
+    def local_trainable_variables(self) -> list[Any]:
+        """The trainable variables this rank stores, in the order of `trainable_variables`.
+
+        Raises:
+            StepError: no step has run yet, so it is not decided who stores what.
+        """
+        return [v for v in self.trainable_variables if self._is_local(v)]
+
+    @tf_internals.not_an_override
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Choose optimizer, losses and metrics; see `tf_keras.Model.compile`."""
+        refuse_strategy(f"Model {self.name!r} was compiled")
+        super().compile(*args, **kwargs)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Train the model, as `tf_keras.Model.fit` does; every rank calls it with the same arguments.
+
+        All ranks of a replica are given the same batches, and the batch size is that of a replica. The history is the
+        same on every rank, and callbacks take the same decisions; files are written, and progress is shown, by rank 0.
+
+        Args:
+            *args: as for `tf_keras.Model.fit`.
+            **kwargs: the same by keyword.
+
+        Returns:
+            Keras's `History`: losses and metrics over the batches of all replicas.
+
+        Raises:
+            StepError: the model was compiled with run_eagerly, or its `train_step` cannot be run in microbatches.
+
+        Example:
+            >>> model.compile(optimizer="adam", loss="mse")
+            >>> history = model.fit(inputs, targets, batch_size=32, epochs=3)
+        """
+        from smp_tf.training.loops import run_loop
+
+        return run_loop(self, super().fit, args, kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Losses and metrics, as `tf_keras.Model.evaluate` gives them, over the batches of all replicas.
+
+        Args:
+            *args: as for `tf_keras.Model.evaluate`; every rank of a replica is given the same.
+            **kwargs: the same by keyword.
+
+        Returns:
+            The same on every rank: a number, a list of them, or with `return_dict=True` a dictionary.
+
+        Example:
+            >>> loss = model.evaluate(inputs, targets)
+        """
+        from smp_tf.training.loops import run_loop
+
+        return run_loop(self, super().evaluate, args, kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predictions, as `tf_keras.Model.predict` gives them, for what this replica is given.
+
+        Args:
+            *args: as for `tf_keras.Model.predict`; every rank of a replica is given the same.
+            **kwargs: the same by keyword.
+
+        Returns:
+            Arrays, on every rank of the replica.
+
+        Example:
+            >>> classes = model.predict(inputs).argmax(-1)
+        """
+        from smp_tf.training.loops import run_loop
+
+        return run_loop(self, super().predict, args, kwargs)
+
+    @tf_internals.not_an_override
+    def get_metrics_result(self) -> dict[str, Any]:
+        """The results of the metrics by name; between batches, over all replicas: every rank calls it."""
+        if not tf.executing_eagerly():
+            traced: dict[str, Any] = super().get_metrics_result()
+            return traced
+        from smp_tf.training.logs import summed_states
+
+        with summed_states(self.metrics):
+            summed: dict[str, Any] = super().get_metrics_result()
+        return summed
+
+    def _validate_and_get_metrics_result(self, logs: Any) -> Any:
+        """What Keras calls with the logs of the last batch, at the end of an epoch and of an evaluation.
+
+        It replaces them by the results of the metrics where these have the same names, which are those of all replicas
+        then. Of a `train_step` or `test_step` that returns anything else, the rest is averaged here, also what has a
+        metric's name and is the value of a batch. Private to Keras, and seen in tf_keras 2.16 to 2.21.
+        """
+        found = super()._validate_and_get_metrics_result(logs)
+        if found is not logs or not isinstance(logs, dict) or runtime.current().topology.dp_size == 1:
+            return found
+        from smp_tf.training.logs import average_now
+
+        summed = self.get_metrics_result()
+        return average_now(logs, 1, "the logs of an epoch or evaluation") | {
+            name: value for name, value in summed.items() if name in logs and name in self._smp_logs_of_metrics
+        }
+
+    def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
+        """What `fit` calls for every batch: `train_step`, traced for one microbatch, cut and pipelined.
+
+        Args:
+            force: make a new one where there is one.
+
+        Returns:
+            A function of an iterator over batches that gives the logs.
+        """
+        from smp_tf.training.loops import train_function
+
+        made: Callable[[Any], Any] | None = self.train_function  # type: ignore[has-type]
+        if made is None or force:
+            made = self.train_function = train_function(self)
+        return made
+
+    def make_test_function(self, force: bool = False) -> Callable[[Any], Any]:
+        """What `evaluate` calls for every batch: `test_step`, cut and pipelined; see `make_train_function`."""
+        from smp_tf.training.loops import test_function
+
+        made: Callable[[Any], Any] | None = self.test_function  # type: ignore[has-type]
+        if made is None or force:
+            made = self.test_function = test_function(self)
+        return made
+
+    def make_predict_function(self, force: bool = False) -> Callable[[Any], Any]:
+        """What `predict` calls for every batch: `predict_step`, cut and pipelined; see `make_train_function`."""
+        from smp_tf.training.loops import predict_function
+
+        made: Callable[[Any], Any] | None = self.predict_function  # type: ignore[has-type]
+        if made is None or force:
+            made = self.predict_function = predict_function(self)
+        return made
+
+    def save(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        save_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Write the whole model, as `tf_keras.Model.save` does; every rank calls it.
+
+        See `save_model`.
+
+        Args:
+            filepath: a folder for a SavedModel, or a file that ends in `.keras` or `.h5`.
+            overwrite: whether what is there may be replaced.
+            save_format: "tf", "keras" or "h5"; it must fit the path, which decides.
+            **options: not supported: anything but Keras's defaults is an error.
+
+        Raises:
+            StepError: something is there already, the format does not fit the path, or options were given.
+
+        Example:
+            >>> model.save("trained")
+        """
+        from smp_tf.model.saving import save
+
+        save(self, filepath, overwrite, save_format, options)
+
+    def save_model(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole, unsplit model.
+
+        Every rank must call it. Rank 0 writes, and never holds more than one weight of another rank.
+
+        Args:
+            path: a folder for a SavedModel, which `tf_keras.models.load_model` reads without smp_tf; a file that ends
+                in `.keras` or `.h5` for a wrapped model, read the same way; or one that ends in `.weights.h5` for
+                the weights alone. What was there is replaced once the new is complete; what else is in a folder stays.
+
+        Raises:
+            StepError: the model has not run a step yet, such a model cannot be written to such a file, or what is
+                there is no model that could be replaced.
+            RankMismatchError: not every rank calls it.
+
+        Example:
+            >>> model.save_model("trained")
+            >>> loaded = tf_keras.models.load_model("trained")  # elsewhere, without smp_tf
+        """
+        from smp_tf.model.saving import save_model
+
+        save_model(self, path)
+
+    def save_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        save_format: str | None = None,
+        options: Any = None,
+    ) -> None:
+        """Write the weights of the whole model, as `tf_keras.Model.save_weights` does; every rank must call it.
+
+        Rank 0 writes, and never holds more than one weight of another rank. What is written loads into the same class
+        with `tf_keras.Model` as its base, or into the model that was wrapped.
+
+        Args:
+            filepath: a file that ends in `.h5` or `.weights.h5`, or the prefix of checkpoint files.
+            overwrite: whether what is there may be replaced.
+            save_format: "tf" or "h5"; by default by the end of the path.
+            options: not supported; None.
+
+        Raises:
+            StepError: the model has not run a step yet, something is there already, or options were given.
+            RankMismatchError: not every rank calls it.
+
+        Example:
+            >>> model.save_weights("trained.weights.h5")
+        """
+        from smp_tf.model.saving import save_weights
+
+        _refuse_options("save_weights", options)
+        save_weights(self, filepath, overwrite, save_format)
+
+    def load_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        skip_mismatch: bool = False,
+        by_name: bool = False,
+        options: Any = None,
+    ) -> Any:
+        """Read weights as `tf_keras.Model.load_weights` does; every rank must call it.
+
+        Each rank reads what it stores and no more. Before the first step the values take the place of the initial ones.
+
+        Args:
+            filepath: what `save_weights` of a plain or a distributed model wrote, a `.keras` file, or a SavedModel.
+            skip_mismatch: HDF5 only: leave out layers whose weights do not fit.
+            by_name: HDF5 only: match layers by their names instead of their order.
+            options: not supported; None.
+
+        Returns:
+            For a checkpoint that was read now, what was found, with methods such as `expect_partial`; else None.
+
+        Raises:
+            FileNotFoundError: there are no weights at the path.
+            ValueError: they do not fit the model.
+            StepError: options were given.
+
+        Example:
+            >>> model.save_weights("trained.h5")
+            >>> model.load_weights("trained.h5")
+        """
+        from smp_tf.model.loading import load_weights
+
+        _refuse_options("load_weights", options)
+        return load_weights(self, filepath, skip_mismatch, by_name)
+
+    def get_weights(self) -> Sequence[Any]:
+        """The weights as they are now, in the order of `weights`.
+
+        Returns:
+            With one partition a list of arrays; with several a `ShardedWeights`, of which every rank holds its part:
+            making it and giving it to `set_weights` sends nothing, and asking for an element is collective.
+
+        Raises:
+            StepError: there are several partitions and the model has not run a step yet.
+
+        Example:
+            >>> best = model.get_weights()
+            >>> model.set_weights(best)
+        """
+        if runtime.current().topology.mp_size == 1:
+            weights: list[Any] = super().get_weights()
+            return weights
+        from smp_tf.model.sharded_weights import get_weights
+
+        return get_weights(self)
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Give the model other weights; every rank must call it with the same ones, and takes what it stores.
+
+        Before the first step the values take the place of the initial ones.
+
+        Args:
+            weights: what `get_weights` gave, or arrays in the order of `weights`.
+
+        Raises:
+            ValueError: the number of weights, or the shape of one, is not that of the model.
+            StepError: what `get_weights` gave, and this model has not run a step yet.
+
+        Example:
+            >>> best = model.get_weights()
+            >>> model.set_weights(best)
+        """
+        from smp_tf.model.sharded_weights import set_weights
+
+        set_weights(self, weights)
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Print a summary of the model, as `tf_keras.Model.summary`, with the ranks that store each layer's weights.
+
+        Rank 0 prints it. With `print_fn`, every rank that calls it gets the lines.
+
+        Args:
+            *args: as for `tf_keras.Model.summary`.
+            **kwargs: the same by keyword.
+
+        Raises:
+            ValueError: the model is not built yet.
+
+        Example:
+            >>> model.summary()
+            Model: ...
+        """
+        from smp_tf.model.summary import print_summary
+
+        options = inspect.signature(super().summary).bind(*args, **kwargs).arguments
+        print_summary(self, options.pop("print_fn", None), dict(options))
+
+    def profile(self, *example_inputs: Any, **kwargs: Any) -> None:
+        """Measure how long the layers take here, so that the plan made at the first step goes by that.
+
+        Optional: without it the plan goes by estimates from the sizes of the operations. Every rank must call it,
+        before the first step. The ranks share the layers out and measure them at the same time, forward and backward,
+        each with the weights of one layer at a time. The times are kept: the next run on such a machine, with as many
+        samples, finds them (`SMP_TF_PROFILES` names the folder, or is "off").
+
+        Args:
+            *example_inputs: what the model is called with, for any number of samples.
+            **kwargs: the same by keyword; `training` is true unless given, where the model takes it.
+
+        Raises:
+            StepError: the model has run a step already, or gives nothing that has a gradient.
+            RankMismatchError: the ranks do not profile the same model.
+
+        Example:
+            >>> net = smp.DistributedModel(lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]))
+            >>> net.profile(tf.zeros([32, 3]))
+        """
+        from smp_tf.model.profiling import profile
+
+        profile(self, example_inputs, kwargs)
+
+    def _is_local(self, variable: Any) -> bool:
+        owner = self._owner_of(variable)
+        return owner is None or owner == runtime.current().topology.mp_rank
+
+    def _owner_of(self, variable: Any) -> int | None:
+        """The stage that stores a variable; None for one that every rank stores."""
+        if self._smp_store.leaves_to_script(variable):
+            return None
+        state = self._smp_store.state(variable)
+        if state is None or state.owner is None:
+            raise StepError(
+                f"Which rank stores variable {variable.name!r} of model {self.name!r} is decided at the first call of "
+                f"a step that uses the model. Ask after it, or in a hook registered with "
+                f"smp.register_post_partition_hook."
+            )
+        return state.owner
+
+
+def _refuse_options(method: str, options: Any) -> None:
+    if options is not None and not tf_internals.is_default_options(options):
+        raise StepError(f"{method} of a distributed model takes no options of TensorFlow's. Received: {options!r}")
+
+
+def _is_symbolic(args: Any, kwargs: Any) -> bool:
+    return any(tf_keras.backend.is_keras_tensor(t) for t in tf.nest.flatten((args, kwargs)) if tf.is_tensor(t))

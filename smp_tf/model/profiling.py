@@ -1,0 +1,417 @@
+"""`model.profile`: time every unit of a model on example inputs, for the plan that its first step makes.
+
+rank 0                      rank 1
+are the times known? ─────▶ all ranks hear of it
+unit 0 ready                unit 1 ready
+────────── wait for each other ──────────
+unit 0 measured             unit 1 measured       at the same time, as they run in training
+unit 0 measured                                   alone, as they run while the other one waits: the dearest units only
+                            unit 1 measured
+unit 2 ...                  unit 3 ...
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import inspect
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import tensorflow as tf
+from rich.console import Console
+from rich.progress import Progress
+
+from smp_tf.announce import announce
+from smp_tf.errors import PlacementError, StepError
+from smp_tf.job import runtime
+from smp_tf.job.exchange import agree, allgather_json, barrier, broadcast_json
+from smp_tf.model.model import DistributedModel
+from smp_tf.model.profile_cache import FORMAT, Hardware, Profile, ProfileCache, Subject, subject_of, this_hardware
+from smp_tf.model.wrapped import keras_model_of
+from smp_tf.partition.split.split import Split
+from smp_tf.partition.units.cost import Costs, estimate
+from smp_tf.partition.units.units import Unit
+from smp_tf.pipeline.measure.made_up import Surroundings
+from smp_tf.pipeline.measure.profile import ReadyUnit, make_ready
+from smp_tf.pipeline.planner import plan as planning
+from smp_tf.steps.step import step
+from smp_tf.steps.trace import StepTrace
+from smp_tf.watch.failure import type_and_words
+
+#: Seconds forward and backward of a microbatch, by unit.
+Times = dict[str, tuple[float, float]]
+#: Seconds forward and backward.
+Pair: TypeAlias = Sequence[float]
+#: A unit, or its times.
+Made = TypeVar("Made")
+#: How many units of each rank are measured alone, too.
+_UNITS_ALONE = 4
+#: How many ranks of a host measure alone, one after the other.
+_RANKS_ALONE = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What is known of how long the units of a model take.
+
+    Args:
+        times: of units, beside as many others as there are ranks on a host.
+        alone: what share of them units take, forward and backward, while the other ranks of a host wait.
+        failed: why others have no times.
+    """
+
+    times: Times
+    alone: tuple[float, float] = (1.0, 1.0)
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def profile(model: DistributedModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Measure a model; see `DistributedModel.profile`.
+
+    Args:
+        model: a distributed model that has run no step.
+        inputs: example inputs.
+        kwargs: more of them, by keyword.
+
+    Raises:
+        StepError: the model has run a step already, or gives nothing that has a gradient.
+        RankMismatchError: the ranks do not profile the same model.
+    """
+    running = runtime.current()
+    if not tf.executing_eagerly():
+        raise StepError(f"Model {model.name!r} cannot be profiled inside a tf.function. Call profile before it.")
+    if any(model._smp_store.is_placed(variable) for variable in model._smp_store):
+        raise StepError(
+            f"Model {model.name!r} has run a step already, by whose plan it stays. Call profile before the first step."
+        )
+    if running.topology.mp_size == 1:
+        announce("There is one partition, so nothing to plan: profile measures nothing.", running.topology.rank)
+        return
+    if "training" not in kwargs and takes_training(model):
+        kwargs = {**kwargs, "training": True}
+    # All ranks trace, since the model makes its variables meanwhile, and in the same order on all.
+    traced = forward_backward(model).trace(*inputs, **kwargs)
+    given = tf.nest.flatten((inputs, kwargs), expand_composites=True)
+    tensors = [tf.convert_to_tensor(t) for t in given if _is_tensor(t)]
+    samples = samples_in(tensors)
+    known = _known_or_measured(model.name, traced, tensors, samples)
+    per_sample = {name: (ahead / samples, back / samples) for name, (ahead, back) in known.times.items()}
+    model._smp_store.measured, model._smp_store.alone = per_sample, known.alone
+
+
+def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tensor], samples: int) -> Measurement:
+    """The times of a kept profile, or of one that is measured and kept now; the same on all ranks."""
+    topology = runtime.current().topology
+    hardware, cache, subject = this_hardware(topology.local_size), ProfileCache(), subject_of(traced.graph, samples)
+    known, troubles = find(model, cache, subject, hardware_alike(hardware, topology.local_size))
+    for trouble in troubles:
+        announce(trouble, topology.rank)
+    if known is not None:
+        announce(already_known(model, hardware), topology.rank)
+        return known
+    try:
+        units, cut = planning.cut_into_units(traced.graph)
+    except PlacementError as error:
+        announce(f"Model {model!r} could not be profiled; the plan goes by estimates. {error}", topology.rank)
+        return Measurement({})
+    found = measure(model, traced, units, cut, tensors, samples)
+    for name, why in found.failed.items():
+        announce(f"Unit {name!r} could not be measured; the plan goes by an estimate for it. {why}", topology.rank)
+    if topology.rank == 0 and len(found.times) == len(units):
+        cache.keep(new_profile(model, subject, hardware, found))
+        if cache.trouble:
+            announce(cache.trouble, topology.rank)
+    return found
+
+
+def find(
+    model: str, cache: ProfileCache, subject: Subject, kinds: Sequence[Hardware]
+) -> tuple[Measurement | None, list[str]]:
+    """The times that rank 0 has kept, on all ranks, and what was in the way, on rank 0.
+
+    Args:
+        model: its name.
+        cache: where they are kept.
+        subject: of what.
+        kinds: where they may have been measured, the likest to this machine first.
+
+    Returns:
+        The times, or None where none are kept, and words.
+    """
+    found, troubles = None, []
+    for kind in kinds if runtime.current().topology.rank == 0 else ():
+        if found is None:
+            found = cache.find(subject, kind)
+            troubles += [cache.trouble] if cache.trouble else []
+    known = broadcast_json(found and [found.times, found.alone], 0, name=f"profiling model {model!r}")
+    if known is None:
+        return None, troubles
+    times, (forward, backward) = known
+    return Measurement({name: (ahead, back) for name, (ahead, back) in times.items()}, (forward, backward)), troubles
+
+
+def hardware_alike(here: Hardware, processes: int) -> list[Hardware]:
+    """As what a machine may have been measured, the likest to a training first: processes that share its cores.
+
+    Args:
+        here: the machine, as this process has it.
+        processes: how many share it in the training.
+    """
+    threads = max(1, here.cores // processes)
+    shared = dataclasses.replace(here, threads=threads, processes=processes)
+    alone = dataclasses.replace(here, processes=1)
+    others = [dataclasses.replace(alone, threads=count) for count in (threads, 0)]
+    return list(dict.fromkeys([dataclasses.replace(here, processes=processes), shared, *others]))
+
+
+def already_known(model: str, hardware: Hardware) -> str:
+    """What is said where nothing needs to be measured."""
+    return f"The times of model {model!r} on {hardware.device} are known from an earlier profile; nothing is measured."
+
+
+def new_profile(model: str, subject: Subject, hardware: Hardware, found: Measurement) -> Profile:
+    """A profile to keep.
+
+    Args:
+        model: its name.
+        subject: what was measured.
+        hardware: where.
+        found: of all units.
+    """
+    return Profile(FORMAT, model, subject, hardware, dict(found.times), found.alone)
+
+
+def measure(
+    model: str, traced: StepTrace, units: Sequence[Unit], cut: Split, tensors: Sequence[tf.Tensor], samples: int
+) -> Measurement:
+    """Measure every unit of a model: every replica all of them, each of its ranks a share, all at the same time.
+
+    Args:
+        model: its name.
+        traced: the model, traced by `forward_backward`.
+        units: its units.
+        cut: the step, cut into them.
+        tensors: the values of its tensor arguments.
+        samples: in them.
+
+    Returns:
+        What was measured; the same on all ranks.
+
+    Raises:
+        RankMismatchError: the ranks do not measure the same model.
+    """
+    topology = runtime.current().topology
+    what = f"profiling the {len(units)} units of model {model!r}"
+    names = hashlib.sha256(repr([unit.name for unit in units]).encode()).hexdigest()[:16]
+    agree(what, {"units": len(units), "names": names}, hint="Every rank must profile the same model.")
+    costs = estimate(traced.graph, units, unknown=samples)
+    told = broadcast_json(shares(costs, topology.mp_size), 0, name=what)
+    rounds, mine = max(map(len, told)), told[topology.mp_rank]
+    around = surroundings(traced, tensors)
+    failed: dict[str, str] = {}
+    with progress_of(what, topology.rank) as progress:
+        found = measure_in_rounds(
+            what,
+            [units[index].name for index in mine],
+            lambda turn: make_ready(cut, units[mine[turn]].index, around),
+            rounds,
+            lambda done: progress(done, rounds),
+            failed,
+        )
+    said = allgather_json(failed, name=what)
+    in_order = {unit.name: found.times[unit.name] for unit in units if unit.name in found.times}
+    return dataclasses.replace(
+        found, times=in_order, failed={name: why for reasons in said for name, why in reasons.items()}
+    )
+
+
+def measure_in_rounds(
+    what: str,
+    names: Sequence[str],
+    make: Callable[[int], ReadyUnit],
+    rounds: int,
+    progress: Callable[[int], None] = lambda done: None,
+    failed: dict[str, str] | None = None,
+) -> Measurement:
+    """Measure units, those of all ranks at the same time, and some of them alone.
+
+    Args:
+        what: is done, in words; the same on all ranks.
+        names: of this rank's units, the dearest first.
+        make: gives one of these, by its place, ready to be measured. It is kept no longer than it takes.
+        rounds: the largest number of units that a rank has.
+        progress: is told how many rounds are done.
+        failed: to note which of this rank's units TensorFlow cannot run, and why.
+
+    Returns:
+        What was measured of all units, the median of those ranks that had the same one; the same on all ranks.
+    """
+    topology = runtime.current().topology
+    together = max(collections.Counter(topology.hosts).values())
+    measured: Times = {}
+    both: list[tuple[Pair, Pair]] = []
+    ready: ReadyUnit | None = None
+
+    def attempt(work: Callable[[], Made]) -> Made | None:
+        # A unit that made-up numbers are not for, or that runs backward no more often than forward, as py_function.
+        try:
+            return work()
+        except tf.errors.OpError as error:
+            if failed is not None and turn < len(names):
+                failed[names[turn]] = next(line for line in type_and_words(error).splitlines() if line.strip())
+            return None
+
+    for turn in range(rounds):
+        mine = turn < len(names)
+        if mine:
+            # Not beside the one before it: a rank holds the weights of one.
+            ready = None
+            ready = attempt(functools.partial(make, turn))
+        # Ranks that share a host slow each other down, in training too. One that has no unit left measures its last
+        # one again, so that the others are not alone.
+        barrier(name=what)
+        pair = attempt(functools.partial(as_forward_and_backward, ready)) if ready is not None else None
+        ready = ready if pair is not None else None
+        if mine and pair is not None:
+            measured[names[turn]] = pair
+        if turn < _UNITS_ALONE and together > 1:
+            for rank in range(min(together, _RANKS_ALONE)):
+                barrier(name=what)
+                if (
+                    pair is not None
+                    and ready is not None
+                    and (topology.local_rank, topology.local_size) == (rank, together)
+                ):
+                    both.append((pair, as_forward_and_backward(ready)))
+            # Nor does anybody make the next one meanwhile.
+            barrier(name=what)
+        progress(turn + 1)
+    said = allgather_json([measured, both], name=what)
+    all_of: dict[str, list[Pair]] = {}
+    for of_rank, _ in said:
+        for name, pair in of_rank.items():
+            all_of.setdefault(name, []).append(pair)
+    medians = {
+        name: (statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs))
+        for name, pairs in all_of.items()
+    }
+    return Measurement(medians, shares_alone([pair for _, pairs in said for pair in pairs], together))
+
+
+def shares_alone(both: Sequence[tuple[Pair, Pair]], together: int) -> tuple[float, float]:
+    """What share of its time beside others a task takes alone, forward and backward.
+
+    Args:
+        both: seconds forward and backward of units, beside others and alone.
+        together: how many others, and itself.
+
+    Returns:
+        Two shares of at most 1: what takes longer alone was disturbed. Nor can a processor give more to one than it
+        gave to all.
+
+    Example:
+        >>> shares_alone([((2.0, 4.0), (2.0, 2.5)), ((2.0, 4.0), (2.5, 1.5))], together=2)
+        (1.0, 0.5)
+    """
+
+    def share(sweep: int) -> float:
+        beside, alone = (sum(pair[which][sweep] for pair in both) for which in (0, 1))
+        return min(1.0, max(1.0 / together, alone / beside)) if beside else 1.0
+
+    return share(0), share(1)
+
+
+def as_forward_and_backward(ready: ReadyUnit) -> tuple[float, float]:
+    """Seconds forward and backward of a unit: its first sweep, and all others."""
+    seconds = ready.measure()
+    return seconds.get(0, 0.0), sum(taken for sweep, taken in seconds.items() if sweep)
+
+
+def shares(costs: Costs, ranks: int) -> list[list[int]]:
+    """Which units each rank measures: about as long for every rank, by the estimates.
+
+    Args:
+        costs: of all units.
+        ranks: ranks of a replica.
+
+    Returns:
+        Per rank the indices of its units, the dearest first: units that are measured at the same time are much alike.
+    """
+    found: list[list[int]] = [[] for _ in range(ranks)]
+    order = sorted(range(len(costs.units)), key=lambda u: (-_seconds(costs, u), u))
+    for place, unit in enumerate(order):
+        turn, rank = divmod(place, ranks)
+        found[rank if turn % 2 == 0 else ranks - 1 - rank].append(unit)
+    return found
+
+
+def _seconds(costs: Costs, unit: int) -> float:
+    return costs.units[unit].time_forward + costs.units[unit].time_backward
+
+
+def surroundings(traced: StepTrace, tensors: Sequence[tf.Tensor]) -> Surroundings:
+    """What a traced model is given from outside: tensors, captures, and variables of the script."""
+    variables = enumerate(traced.lowered.variables)
+    own = {n: variable for n, variable in variables if not traced.graph.variables[n].in_model}
+    return Surroundings(tensors, traced.lowered.captures, own)
+
+
+def samples_in(tensors: Sequence[tf.Tensor]) -> int:
+    """Samples in example inputs: the length of the first one that has any."""
+    return next((int(tensor.shape[0]) for tensor in tensors if tensor.shape.rank), 1) or 1
+
+
+def _is_tensor(value: Any) -> bool:
+    return tf.is_tensor(value) or hasattr(value, "__array__")
+
+
+def takes_training(model: DistributedModel) -> bool:
+    """Whether the model's `call` has an argument `training`."""
+    parameters = inspect.signature(keras_model_of(model).call).parameters
+    return "training" in parameters
+
+
+def forward_backward(model: DistributedModel, loss: Callable[[Any], tf.Tensor] | None = None) -> Any:
+    """A step that takes a model's inputs, and the gradients of a loss of its outputs.
+
+    Args:
+        model: the model.
+        loss: of what the model gives; None for one that every output takes part in.
+    """
+
+    def of_all(outputs: Any) -> tf.Tensor:
+        tensors = [tf.convert_to_tensor(t) for t in tf.nest.flatten(outputs)]
+        # Of squares: the gradient of a plain sum needs no forward pass, which is so of no loss.
+        sums = [tf.reduce_sum(tf.square(tf.cast(t, tf.float32))) for t in tensors if t.dtype.is_floating]
+        if not sums:
+            raise StepError(f"Model {model.name!r} gives no floating-point numbers, so it has no backward pass.")
+        return tf.add_n(sums)
+
+    @step
+    def forward_and_backward(*inputs: Any, **kwargs: Any) -> Any:
+        with tf.GradientTape() as tape:
+            found = (loss or of_all)(model(*inputs, **kwargs))
+        return tape.gradient(found, model.trainable_variables), found
+
+    return forward_and_backward
+
+
+@contextlib.contextmanager
+def progress_of(what: str, rank: int) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on rank 0's terminal; without one, a line.
+
+    Args:
+        what: is being done.
+        rank: this process's world rank.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        announce(f"{what} ...", rank)
+    with Progress(console=console, transient=True, disable=not console.is_terminal or rank != 0) as bar:
+        task = bar.add_task(what)
+        yield lambda done, of: bar.update(task, completed=done, total=of)

@@ -1,0 +1,196 @@
+"""Write a whole model to a file or folder: the structure by Keras, the values fetched one at a time.
+
+| path            | what is written                | loads into                                            |
+|-----------------|--------------------------------|-------------------------------------------------------|
+| folder          | SavedModel                     | tf_keras.models.load_model, without the class         |
+| `.keras`, `.h5` | model file of a wrapped model  | tf_keras.models.load_model                            |
+| `.weights.h5`   | the weights alone              | load_weights of the same class with tf_keras.Model as |
+|                 |                                | its base, or of the model that was wrapped            |
+
+Whatever it is, it is written in a folder of its own beside its place, and put there when it is complete and on disk:
+what was there before is whole until then. What a folder has beside an earlier SavedModel stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tf_keras
+
+from smp_tf import tf_internals
+from smp_tf.errors import StepError
+from smp_tf.files import durable_files
+from smp_tf.keras.layer_variables import variables_of
+from smp_tf.model import saved_model_folder, tf_checkpoint
+from smp_tf.model.model import DistributedModel
+from smp_tf.model.wrapped import WrappedModel, keras_model_of
+from smp_tf.variables.fetch import write_with_all_weights
+from smp_tf.variables.model_context import save_structure
+
+_HDF5 = (".h5", ".hdf5")
+
+
+def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
+    """Write the whole, unsplit model; see `DistributedModel.save_model`.
+
+    Args:
+        model: a distributed model that has run a step.
+        path: folder or file to write.
+
+    Raises:
+        StepError: the model has not run a step yet, a model of this kind cannot be written to such a file, or what is
+            there cannot be replaced.
+        RankMismatchError: not every rank saves it.
+    """
+    path = os.fspath(path)
+    if path.endswith(".weights.h5"):
+        save_weights(model, path)
+        return
+    is_file = path.endswith((".keras", *_HDF5))
+    if is_file and not isinstance(model, WrappedModel):
+        raise StepError(
+            f"A subclass of smp.DistributedModel cannot be written as a {os.path.splitext(path)[1]} file, which would "
+            f"need the class to be loaded. Received: path={path!r}. Leave out the extension to write a SavedModel, "
+            f"which tf_keras.models.load_model reads without the class, or write the weights alone, to a path that "
+            f"ends in .weights.h5."
+        )
+    doing = f"saving model {model.name!r}"
+    if is_file:
+        saved_model_folder.require_file_place(path)
+        _write(model, path, doing, lambda built: _model_file(model, built))
+    else:
+        saved_model_folder.require_folder_place(path)
+        _write(
+            model,
+            path,
+            doing,
+            lambda built: _saved_model(model, built),
+            saved_model_folder.put_in_place,
+            saved_model_folder.building,
+        )
+
+
+def save(
+    model: DistributedModel,
+    path: str | os.PathLike[str],
+    overwrite: bool,
+    save_format: str | None,
+    options: Mapping[str, Any],
+) -> None:
+    """Write the whole model as Keras's `model.save` is asked to; see `DistributedModel.save`.
+
+    Args:
+        model: a distributed model that has run a step.
+        path: folder or file to write.
+        overwrite: whether what is there may be replaced.
+        save_format: "tf", "keras" or "h5"; None: the path says it.
+        options: further arguments of `save`.
+
+    Raises:
+        StepError: something is there and `overwrite` is false, the format does not fit the path, or options ask for
+            what is not supported.
+    """
+    path = os.fspath(path)
+    extension = os.path.splitext(path)[1]
+    by_path = {".keras": "keras", ".h5": "h5", ".hdf5": "h5"}.get(extension, "tf")
+    if save_format is not None and save_format != by_path:
+        raise StepError(
+            f"The path says how a model is saved: a folder as a SavedModel, files by their end, .keras or .h5. "
+            f"Received: path={path!r} with save_format={save_format!r}."
+        )
+    for name, value in options.items():
+        is_default = value is None or (name == "options" and tf_internals.is_default_options(value))
+        if not is_default and (name, value) not in (("include_optimizer", False), ("save_traces", True)):
+            raise StepError(
+                f"model.save of a distributed model does not take {name}={value!r}. It writes the model without its "
+                f"optimizer, whose state smp.CheckpointManager saves, and with its traces."
+            )
+    if not overwrite and os.path.exists(path):
+        raise StepError(f"There is something in {path!r} already, and overwrite=False was given.")
+    save_model(model, path)
+
+
+def save_weights(
+    model: DistributedModel, path: str | os.PathLike[str], overwrite: bool = True, save_format: str | None = None
+) -> None:
+    """Write the weights of the whole model; see `DistributedModel.save_weights`.
+
+    Args:
+        model: a distributed model that has run a step.
+        path: file to write; in TensorFlow's format, the prefix of its files.
+        overwrite: whether what is there may be replaced.
+        save_format: "tf" or "h5"; by default "h5" where the path ends in .h5 or .keras, else "tf".
+
+    Raises:
+        StepError: the model has not run a step yet, or something is there and `overwrite` is false.
+        RankMismatchError: not every rank saves them.
+    """
+    path = os.fspath(path)
+    as_hdf5 = _is_hdf5(path, save_format)
+
+    def write_hdf5(building: str) -> None:
+        with tf_internals.values_one_by_one():
+            tf_keras.Model.save_weights(keras_model_of(model), building, save_format="h5")
+
+    def write_checkpoint(building: str) -> None:
+        tf_checkpoint.write(model, building, os.path.abspath(path))
+
+    if not overwrite and os.path.exists(path if as_hdf5 else f"{path}.index"):
+        raise StepError(f"There are weights in {path!r} already, and overwrite=False was given.")
+    doing = f"saving the weights of model {model.name!r}"
+    if as_hdf5:
+        saved_model_folder.require_file_place(path)
+        _write(model, path, doing, write_hdf5)
+    else:
+        _write(model, path, doing, write_checkpoint, tf_checkpoint.put_in_place)
+
+
+def _is_hdf5(path: str, save_format: str | None) -> bool:
+    by_name = path.endswith((".keras", *_HDF5))
+    chosen = (save_format or ("h5" if by_name else "tf")).lower().strip()
+    if chosen in ("h5", "hdf5", "keras"):
+        return True
+    if chosen not in ("tf", "tensorflow"):
+        raise ValueError(f'save_format is "tf" or "h5". Received: save_format={save_format!r}')
+    if by_name:
+        raise ValueError(f'save_format="tf" does not go with the path {path!r}, which names an HDF5 file.')
+    return False
+
+
+def _write(
+    model: DistributedModel,
+    path: str,
+    doing: str,
+    write: Callable[[str], None],
+    put_in_place: Callable[[str, str], None] = durable_files.put_in_place,
+    building: Callable[[str], AbstractContextManager[str]] = durable_files.building,
+) -> None:
+    """Have rank 0 write to another path, which replaces the wanted one when all is written."""
+    if not model.built:
+        raise StepError(f"Model {model.name!r} has not run a step yet, so there is nothing to save.")
+    place = os.path.abspath(path)
+
+    def safely() -> None:
+        with building(place) as built:
+            write(built)
+            put_in_place(built, place)
+
+    write_with_all_weights(model, doing, safely)
+
+
+def _model_file(model: DistributedModel, path: str) -> None:
+    with tf_internals.values_one_by_one():
+        if path.endswith(".keras"):
+            tf_keras.models.save_model(keras_model_of(model), path, save_format="keras")
+        else:
+            tf_keras.models.save_model(keras_model_of(model), path, save_format="h5", include_optimizer=False)
+
+
+def _saved_model(model: DistributedModel, path: str) -> None:
+    with save_structure():
+        tf_keras.models.save_model(keras_model_of(model), path, save_format="tf", include_optimizer=False)
+    prefix = os.path.join(path, "variables", "variables")
+    tf_checkpoint.replace_values(prefix, keras_model_of(model), variables_of(model))

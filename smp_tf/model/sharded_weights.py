@@ -1,0 +1,191 @@
+"""The list that `get_weights` gives: every rank holds its own part, and an element is fetched when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import tensorflow as tf
+
+from smp_tf.errors import StepError
+from smp_tf.job import runtime
+from smp_tf.job.exchange import tag_of
+from smp_tf.job.topology import CommGroup
+from smp_tf.keras.layer_variables import is_variable, values_in_list
+from smp_tf.model.model import DistributedModel
+from smp_tf.model.wrapped import keras_model_of
+from smp_tf.variables import assigned_values, foreign_values
+from smp_tf.variables import fetch as gather
+from smp_tf.variables import precedence as last_given
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One weight in the list.
+
+    Args:
+        name: the variable's name.
+        owner: the stage that has the value; None where every rank has it.
+        shape: of the value.
+        dtype: of the value.
+        value: the value, where this rank has it.
+    """
+
+    name: str
+    owner: int | None
+    shape: tf.TensorShape
+    dtype: tf.DType
+    value: np.ndarray | None
+
+
+class ShardedWeights(Sequence[np.ndarray]):
+    """The weights of a split model at one moment; `model.set_weights` takes them back without gathering them.
+
+    Asking for an element, or going through all of them, is collective: all ranks of the replica must do it, and each
+    gets the element. `local` needs no other rank.
+
+    Args:
+        shards: the weights, in the order of `model.weights`.
+
+    Example:
+        >>> best = model.get_weights()      # nothing is sent
+        >>> model.set_weights(best)         # nothing is sent
+        >>> kernel = best[0]                # on all ranks: an array
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = tuple(shards)
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __repr__(self) -> str:
+        here = sum(shard.value is not None for shard in self.shards)
+        return f"<ShardedWeights of {len(self.shards)} weights, {here} of them on this rank>"
+
+    @property
+    def local(self) -> dict[int, np.ndarray]:
+        """The values this rank has, by their place in the list."""
+        return {number: shard.value for number, shard in enumerate(self.shards) if shard.value is not None}
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(index, slice):
+            return [self._fetch(shard) for shard in self.shards[index]]
+        return self._fetch(self.shards[index])
+
+    def _fetch(self, shard: Shard) -> np.ndarray:
+        if shard.owner is None:
+            assert shard.value is not None, "every rank has it"
+            return shard.value
+        topology = runtime.current().topology
+        ranks = topology.members(CommGroup.PP_GROUP)
+        gather.meet(f"reading weight {shard.name!r} of a list of sharded weights")
+        return gather.told_by(ranks[shard.owner], ranks, shard, lambda: shard.value)
+
+
+_MOVED = tag_of("moved weight")
+
+
+def get_weights(model: DistributedModel) -> ShardedWeights:
+    """The weights of a model as they are now; see `DistributedModel.get_weights`.
+
+    Args:
+        model: a distributed model that has run a step.
+
+    Raises:
+        StepError: the model has not run a step yet.
+    """
+    return ShardedWeights([shard for weight in model.weights for shard in _shards(model, weight)])
+
+
+def _shards(model: DistributedModel, weight: Any) -> list[Shard]:
+    if is_variable(weight):
+        return [_shard(model, weight)]
+    name = type(weight).__name__
+    return [Shard(name, None, one.shape, one.dtype, np.array(one.numpy())) for one in weight.get_tensors()]
+
+
+def _shard(model: DistributedModel, variable: Any) -> Shard:
+    owner = model._owner_of(variable)
+    is_here = owner is None or owner == runtime.current().topology.mp_rank
+    value = np.array(variable.numpy()) if is_here else None
+    return Shard(variable.name, owner, variable.shape, variable.dtype, value)
+
+
+def set_weights(model: DistributedModel, weights: Sequence[Any]) -> None:
+    """Give a model other weights; see `DistributedModel.set_weights`.
+
+    Args:
+        model: a distributed model.
+        weights: what `get_weights` gave, or one array for each weight.
+
+    Raises:
+        ValueError: the number of weights or the shape of one is not that of the model.
+        StepError: the model has no weights yet, or is given sharded ones and has not run a step yet.
+    """
+    if not keras_model_of(model).built:
+        raise StepError(
+            f"Model {model.name!r} makes its weights when it is first called, so it has none to set yet. Call "
+            f"model.build(input_shape) before, or set them after the first step."
+        )
+    count = sum(map(values_in_list, model.weights))
+    if count != len(weights):
+        raise ValueError(f"Model {model.name!r} has {count} weights. Received: a list of {len(weights)} weights.")
+    shards = weights.shards if isinstance(weights, ShardedWeights) else None
+    targets, handlers, number = {}, [], 0
+    for weight in model.weights:
+        if is_variable(weight):
+            targets[number] = weight
+            _require_shape(number, weight, shards[number].shape if shards else np.shape(weights[number]))
+        else:
+            handlers.append((weight, weights[number : number + values_in_list(weight)]))
+        number += values_in_list(weight)
+    for handler, values in handlers:
+        handler.set_weights(values)
+    if shards is not None:
+        for number, variable in targets.items():
+            _take(model, variable, shards[number])
+        return
+    with foreign_values.left_out(), last_given.noting(targets.values()):
+        for number, variable in targets.items():
+            variable.assign(weights[number])
+
+
+def _require_shape(number: int, variable: Any, shape: Any) -> None:
+    if not variable.shape.is_compatible_with(shape):
+        raise ValueError(
+            f"Weight {number}, {variable.name!r}, has shape {tuple(variable.shape)}. Received: a value of shape "
+            f"{tuple(shape)}."
+        )
+
+
+def _take(model: DistributedModel, variable: Any, shard: Shard) -> None:
+    """Assign one weight, which travels only where another rank has it than stores the variable."""
+    owner = model._owner_of(variable)
+    topology = runtime.current().topology
+    ranks, here = topology.members(CommGroup.PP_GROUP), topology.mp_rank
+    if owner is None and shard.owner is not None:
+        raise StepError(
+            f"Weight {variable.name!r} is on every rank, and the one it is to get, {shard.name!r}, is on partition "
+            f"{shard.owner} alone. Give set_weights a list of arrays."
+        )
+    if shard.owner in (None, owner):
+        if here == owner or owner is None:
+            with assigned_values.unnoted():
+                variable.assign(shard.value)
+    elif here == shard.owner:
+        assert owner is not None
+        gather.transport().send_bytes(ranks[owner], _MOVED, gather.as_bytes(shard.value))
+    elif here == owner:
+        assert shard.owner is not None
+        value = gather.as_array(gather.transport().recv_bytes(ranks[shard.owner], _MOVED), shard)
+        with assigned_values.unnoted():
+            variable.assign(value)

@@ -1,0 +1,129 @@
+"""`smp.DistributedModel(model)`: a distributed model around one that Keras has made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tf_keras
+
+from smp_tf import tf_internals
+from smp_tf.keras.strategy_scope import refuse_strategy
+from smp_tf.model.model import DistributedModel
+
+
+class WrappedModel(DistributedModel):
+    """A distributed model around an existing Keras model; `smp.DistributedModel(model)` makes it.
+
+    Args:
+        model: the Keras model, or a function that builds it.
+    """
+
+    def __init__(self, model: tf_keras.Model | Callable[[], tf_keras.Model]) -> None:
+        super().__init__()
+        if not isinstance(model, tf_keras.Model):
+            model = model()
+            if not isinstance(model, tf_keras.Model):
+                raise TypeError(
+                    f"smp.DistributedModel takes a Keras model or a function that returns one. The function returned "
+                    f"{model!r} (of type {type(model).__name__})."
+                )
+        self.wrapped = model
+        self._name = model.name
+        parameters = inspect.signature(model.call).parameters.values()
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        # Keras gives these to every model that takes `**kwargs`, as `call` below does.
+        self._not_taken = set() if takes_all else {"training", "mask"} - {parameter.name for parameter in parameters}
+        self._first = next((p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD), None)
+        if tf_internals.is_compiled(model):
+            self._take_over({name: getattr(model, name) for name in tf_internals.SET_BY_COMPILE})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model, as the wrapped one is called: its first argument may be given by name."""
+        if not args and self._first is not None:
+            if self._first not in kwargs:
+                raise ValueError(
+                    f"Keras needs the first argument of a model's call, which is {self._first!r} for {self.name!r}. "
+                    f"Received: {', '.join(map(repr, kwargs)) or 'none'}"
+                )
+            args = (kwargs.pop(self._first),)
+        return super().__call__(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the wrapped model, whose `train_step` is what `fit` runs; see `tf_keras.Model.compile`."""
+        refuse_strategy(f"Model {self.name!r} was compiled")
+        before = dict(vars(self.wrapped))
+        self.wrapped.compile(*args, **kwargs)
+        changed = {name: value for name, value in vars(self.wrapped).items() if before.get(name, self) is not value}
+        self._take_over({name: value for name, value in changed.items() if not name.startswith("_self_")})
+
+    def _take_over(self, compiled: Mapping[str, Any]) -> None:
+        """Let Keras's loops and callbacks, which see this model, find here what compiling has set."""
+        for name, value in compiled.items():
+            object.__setattr__(self, name, value)
+        if self.wrapped.output_names:
+            self.output_names = self.wrapped.output_names
+        # What was made for the optimizer, losses and weights to train of before.
+        for function in ("train_function", "test_function", "predict_function"):
+            object.__setattr__(self, function, None)
+
+    @property
+    def layers(self) -> list[Any]:
+        """The layers of the wrapped model."""
+        found: list[Any] = self.wrapped.layers
+        return found
+
+    @property
+    def metrics(self) -> list[Any]:
+        """The metrics of the wrapped model."""
+        found: list[Any] = self.wrapped.metrics
+        return found
+
+    @tf_internals.not_an_override
+    def train_step(self, data: Any) -> Any:
+        """One step of training, as the wrapped model defines it."""
+        return self.wrapped.train_step(data)
+
+    @tf_internals.not_an_override
+    def test_step(self, data: Any) -> Any:
+        """One step of evaluation, as the wrapped model defines it."""
+        return self.wrapped.test_step(data)
+
+    @tf_internals.not_an_override
+    def predict_step(self, data: Any) -> Any:
+        """One step of prediction, as the wrapped model defines it."""
+        return self.wrapped.predict_step(data)
+
+    @tf_internals.not_an_override
+    def reset_metrics(self) -> None:
+        """Begin anew with the metrics of the wrapped model."""
+        self.wrapped.reset_metrics()
+
+    def _build(self, input_shape: Any) -> None:
+        # Keras's way is to call `call` on placeholders, which it refuses for one that takes any arguments.
+        if not self.wrapped.built:
+            self.wrapped.build(input_shape)
+        self.built = True
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the wrapped model."""
+        return self.wrapped(*args, **{name: value for name, value in kwargs.items() if name not in self._not_taken})
+
+
+def keras_model_of(model: DistributedModel) -> tf_keras.Model:
+    """The model whose files Keras writes and reads: the wrapped one, or the distributed model itself."""
+    return model.wrapped if isinstance(model, WrappedModel) else model
+
+
+def wrap(*args: Any, **kwargs: Any) -> WrappedModel:
+    """What `smp.DistributedModel(model)` gives."""
+    if len(args) != 1 or kwargs or not (isinstance(args[0], tf_keras.Model) or callable(args[0])):
+        raise TypeError(
+            "smp.DistributedModel is either subclassed or given one Keras model, or one function that returns a Keras "
+            f"model. Received: {args!r} {kwargs!r}"
+        )
+    if isinstance(args[0], DistributedModel):
+        raise TypeError(f"{args[0].name!r} is a distributed model already; it cannot be wrapped again.")
+    wrapped: WrappedModel = WrappedModel(args[0])
+    return wrapped

@@ -1,0 +1,1 @@
+"""Planning and reports without a job: clusters, search, pages."""

@@ -1,0 +1,131 @@
+"""What `smp-tf profile` has measured of a model on this machine, looked up for a plan.
+
+    kept: 4 samples, 16 samples        plan: 4 samples  ─▶ as measured
+                                             8 samples  ─▶ on the line through both
+                                            64 samples  ─▶ beyond them, which is said
+
+Files whose names say that they may be of the model (see `profile_cache`) are used only where the model, traced for the
+same size, is the one that was measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from smp_tf.errors import OfflinePlanError, StepError
+from smp_tf.model.profile_cache import Hardware, Profile, ProfileCache, Subject, subject_of, this_hardware
+from smp_tf.model.profiling import hardware_alike
+from smp_tf.offline.plan import OfflineModel
+from smp_tf.pipeline.planner.times_by_size import UnitTimes, times_for
+
+
+class KnownTimes:
+    """The times of one model, for microbatches of whatever size.
+
+    Args:
+        partitions: of the plan; their processes may share this machine.
+        say: is told what was found, or what is wrong with it.
+        of_all_sizes: plans for microbatches of several sizes are compared: one size alone that was measured is no use.
+    """
+
+    def __init__(self, partitions: int, say: Callable[[str], None], *, of_all_sizes: bool = False) -> None:
+        self._partitions = partitions
+        self._say = say
+        self._of_all_sizes = of_all_sizes
+        self._told: set[str] = set()
+        self._subjects: dict[int, Subject | None] = {}
+
+    def __call__(self, model: OfflineModel, samples: int) -> UnitTimes:
+        """Look the times up.
+
+        Args:
+            model: the same at every call.
+            samples: of a microbatch.
+
+        Returns:
+            The times, none where nothing was measured. A size that was not measured gets what two or more others make
+            likely.
+        """
+        subject = self._subject(model, samples)
+        if subject is None:
+            return UnitTimes()
+        cache = ProfileCache()
+        kept = cache.of_form(subject.form)
+        self._tell(cache.trouble)
+        alike = hardware_alike(this_hardware(), self._partitions)
+        alone: list[str] = []
+        for hardware in alike:
+            here = {profile.subject: profile for profile in kept if profile.hardware == hardware}
+            where = _where(hardware)
+            if subject in here and not self._of_all_sizes:
+                self._tell(f"times as measured on {where}; --static ignores them")
+                return UnitTimes(here[subject].times, alone=here[subject].shares_alone)
+            sizes = {of.samples: profile for of, profile in here.items() if of == self._subject(model, of.samples)}
+            if len(sizes) > 1:
+                self._tell_sizes(samples, sizes, where)
+                nearest = sizes[min(sizes, key=lambda size: (abs(size - samples), size))]
+                times = times_for(samples, {size: profile.times for size, profile in sizes.items()})
+                return dataclasses.replace(times, alone=nearest.shares_alone)
+            alone += [f"{size} samples on {where}" for size in sizes]
+        if alone:
+            self._tell(
+                f"only microbatches of {'; of '.join(alone)} were measured, which says nothing of other sizes: all "
+                f"times are estimates. Let smp-tf profile measure microbatches of two sizes or more: --microbatches 1,4"
+            )
+        else:
+            self._tell_others(model, samples, kept, alike)
+        return UnitTimes()
+
+    def _subject(self, model: OfflineModel, samples: int) -> Subject | None:
+        """The model, given microbatches of a size; None where it takes none of that size."""
+        if samples not in self._subjects:
+            try:
+                self._subjects[samples] = subject_of(model.trace_of(samples).graph, samples)
+            except (OfflinePlanError, StepError):
+                self._subjects[samples] = None
+        return self._subjects[samples]
+
+    def _tell(self, text: str) -> None:
+        if text and text not in self._told:
+            self._told.add(text)
+            self._say(text)
+
+    def _tell_sizes(self, samples: int, sizes: Iterable[int], where: str) -> None:
+        measured = sorted(sizes)
+        of = ", ".join(map(str, measured))
+        self._tell(f"times by those of microbatches of {of} samples, as measured on {where}; --static ignores them")
+        if not measured[0] <= samples <= measured[-1]:
+            self._tell(f"microbatches of {samples} samples lie outside of these sizes: their times are less certain")
+
+    def _tell_others(
+        self, model: OfflineModel, samples: int, kept: Sequence[Profile], alike: Sequence[Hardware]
+    ) -> None:
+        """Say what was measured of the model that a plan cannot go by."""
+        others = [profile for profile in kept if profile.hardware not in alike]
+        sizes = {profile.subject.samples for profile in others}
+        # Of the nearest size only, since the model is traced for it.
+        nearest = min(sizes, key=lambda size: (abs(size - samples), size), default=samples)
+        same = [profile.hardware for profile in others if profile.subject == self._subject(model, nearest)]
+        if same:
+            self._tell(
+                f"this model was measured, but not as this plan would run, so all times are estimates: "
+                f"{'; or '.join(dict.fromkeys(_instead(hardware, alike) for hardware in same))}"
+            )
+
+
+def _instead(found: Hardware, wanted: Sequence[Hardware]) -> str:
+    """How a machine differs from what comes nearest to it of those that were looked for."""
+
+    def differing(other: Hardware) -> list[str]:
+        ours, theirs = dataclasses.asdict(found), dataclasses.asdict(other)
+        return [f"{name} {ours[name]!r} instead of {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
+
+    least: list[str] = min((differing(other) for other in wanted), key=len)
+    return ", ".join(least)
+
+
+def _where(hardware: Hardware) -> str:
+    threads = f"{hardware.threads} threads per operation" if hardware.threads else "all threads"
+    together = f", {hardware.processes} processes at once" if hardware.processes > 1 else ""
+    return f"{hardware.device}, {threads}{together}"

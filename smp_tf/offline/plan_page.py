@@ -1,0 +1,288 @@
+"""An offline plan as one page of HTML, which needs nothing beside itself: tables, and pictures in SVG.
+
+layers      a column per stage, each layer a box; what crosses between stages as lines with their bytes
+timeline    a row per rank: forward and backward of every microbatch
+memory      a row per rank: what it holds while the step runs
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from html import escape
+
+from smp_tf.offline.html import LEFT, TASKS, WIDTH, document, items, legend, mark, svg, table
+from smp_tf.offline.numbers import in_flops, in_seconds
+from smp_tf.offline.plan import OfflinePlan, memory_over_time
+from smp_tf.offline.plan_text import forecast
+from smp_tf.partition.plan.plan import as_bytes
+from smp_tf.partition.plan.report import heading, layer_names, remarks, sent, shared_rows
+from smp_tf.partition.units.cost import UnitCost
+
+#: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
+_COLORS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2", "#999999")
+_LARGEST = 20
+
+_STYLE = """
+th:nth-child(1), td:nth-child(1), td.name, th.name { text-align: left; }
+th, td { padding: .25em .5em; } td { white-space: nowrap; } td:last-child { white-space: normal; }
+td.name { overflow-wrap: anywhere; white-space: normal; min-width: 12em; }
+"""
+#: Letters of a layer's name in its box.
+_LETTERS = 31
+
+
+def page(made: OfflinePlan, name: str) -> str:
+    """The page's text.
+
+    Args:
+        made: the plan.
+        name: what was planned.
+
+    Returns:
+        HTML, complete.
+    """
+    plan = made.plan
+    body = [
+        f"<h1>Plan of {escape(name)}</h1>",
+        f"<p>{escape(heading(plan))}.</p>",
+        items([*remarks(plan), forecast(made)]),
+        "<h2>Stages</h2>",
+        f'<div class="wide">{_stages(made)}</div>',
+        *([f"<h2>Shared weights</h2>{_shared(made)}"] if plan.shared else []),
+        "<h2>Layers</h2>",
+        "<p>A column per stage; lines are what one microbatch sends forward, dashed ones what it sends back.</p>",
+        f'<div class="wide">{_layers(made)}</div>',
+        "<h2>Timeline of a step</h2>",
+        f"<p>{_legend(made)}; the number is the microbatch{_paler(made)}.</p>",
+        f'<div class="wide">{_timeline(made)}</div>',
+        "<h2>Memory over a step</h2>",
+        "<p>All that a rank has on its device. At the ends of a curve: what it stores, and the batch. Between them "
+        "also what is in flight, tensors of the task that runs, and behind the last task what the optimizer makes. On "
+        "the right is the most, by the times of this page.</p>",
+        f'<div class="wide">{_memory(made)}</div>',
+        f"<h2>The largest layers</h2>{_largest(made)}",
+    ]
+    return document(f"Plan of {name}", body, _STYLE)
+
+
+def _color(stage: int) -> str:
+    return _COLORS[stage % len(_COLORS)]
+
+
+def _stages(made: OfflinePlan) -> str:
+    heads = (
+        "stage",
+        "layers",
+        "parameters",
+        "weights",
+        "gradients",
+        "slots",
+        "stash",
+        "transport",
+        "working",
+        "in all",
+        "time",
+        "waits",
+        "sent per microbatch",
+    )
+    names = layer_names(made.plan)
+    rows = []
+    for stage, row in enumerate(made.plan.forecast):
+        parts = (row.weight_bytes, row.gradient_bytes, row.slot_bytes, row.stash_bytes, row.transport_bytes)
+        sizes = [as_bytes(part) for part in (*parts, row.working_bytes, row.device_bytes)]
+        numbered = mark(_color(stage)) + str(stage)
+        waits = f"{made.timeline.idle[stage] / made.timeline.step_time:.0%}"
+        shares = (f"{row.time_share:.0%}", waits, sent(row).replace(" ", "\u00a0").replace("\n", ", "))
+        rows.append((numbered, escape(names[stage]), f"{row.parameters:,}", *sizes, *shares))
+    return table(heads, rows, names_at=1)
+
+
+def _shared(made: OfflinePlan) -> str:
+    rows = [(escape(name), *rest) for name, *rest in shared_rows(made.plan)]
+    return table(("weight", "size", "stage", "copies on"), rows, names_at=0)
+
+
+def _layers(made: OfflinePlan) -> str:
+    stage_of = made.plan.stages_of(made.units)
+    columns: list[list[int]] = [[] for _ in range(made.plan.stages)]
+    for unit, stage in enumerate(stage_of):
+        columns[stage].append(unit)
+    short = _short_names([unit.name for unit in made.units])
+    tallest = max(len(column) for column in columns)
+    height = max(4.0, min(20.0, 1400.0 / tallest))
+    width, gap = 200, 110
+    boxes: dict[int, tuple[float, float]] = {}
+    shapes = []
+    for stage, column in enumerate(columns):
+        left = stage * (width + gap)
+        for row, unit in enumerate(column):
+            top = 20 + row * height
+            boxes[unit] = (left, top + height / 2)
+            name = made.units[unit].name
+            cost = made.costs.units[unit]
+            told = (
+                f"{name}: weights {as_bytes(cost.weight_bytes)}, slots {as_bytes(cost.slot_bytes)}; of a microbatch "
+                f"{_work(cost)}, read {as_bytes(cost.bytes_read)}, written {as_bytes(cost.bytes_written)}, stash "
+                f"{as_bytes(cost.stash_bytes)}, {in_seconds(cost.time_forward + cost.time_backward)}"
+            )
+            shapes.append(
+                f'<g><title>{escape(told)}</title><rect x="{left}" y="{top:.1f}" width="{width}" '
+                f'height="{max(height - 1, 1):.1f}" fill="{_color(stage)}" fill-opacity=".55"/>'
+            )
+            if height >= 12:
+                # A picture in the picture: what is wider than the box is cut off.
+                shapes.append(
+                    f'<svg x="{left}" y="{top:.1f}" width="{width}" height="{height:.1f}">'
+                    f'<text x="4" y="{height / 2 + 3.5:.1f}">{escape(short[unit])}</text></svg>'
+                )
+            shapes.append("</g>")
+        shapes.append(f'<text x="{left}" y="12">stage {stage}</text>')
+    lines: list[str] = []
+    for flow in made.costs.flows:
+        source = stage_of[flow.producer]
+        for stage in sorted({stage_of[c] for c in flow.consumers} - {source}):
+            target = next(c for c in flow.consumers if stage_of[c] == stage)
+            (x, y), (x2, y2) = boxes[flow.producer], boxes[target]
+            side = 1 if stage > source else -1
+            x, x2 = (x + width, x2) if side > 0 else (x, x2 + width)
+            look = ' stroke-dasharray="4 3"' if flow.backward else ""
+            # What goes back takes another way than what came.
+            bend, shift = (95, height / 4) if flow.backward else (50, 0.0)
+            y, y2 = y + shift, y2 + shift
+            told = f"{made.units[flow.producer].name} → {made.units[target].name}: {as_bytes(flow.nbytes)}"
+            lines.append(
+                f'<g><title>{escape(told)}</title><path d="M{x} {y:.1f} C{x + bend * side} {y:.1f} '
+                f'{x2 - bend * side} {y2:.1f} {x2} {y2:.1f}" fill="none" stroke="#444"{look}/>'
+                # Beside the layer that sends it, where no two have the same place.
+                f'<text x="{x + 3 * side}" y="{y - 4:.1f}" text-anchor="{"start" if side > 0 else "end"}" '
+                f'stroke="white" stroke-width="3" paint-order="stroke">'
+                f"{as_bytes(flow.nbytes)}</text></g>"
+            )
+    # Lines that pass a stage are behind its boxes.
+    return svg(made.plan.stages * (width + gap) - gap, 24 + tallest * height, [*lines, *shapes])
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Names without the path that all have in common, and long ones without the words with which all of those begin."""
+    paths = [name.split("/") for name in names]
+    common = _in_common([path[:-1] for path in paths])
+    shorter = ["/".join(path[common:]) for path in paths]
+    long = [name for name in shorter if len(name) > _LETTERS]
+    words = long[0].rfind("_", 0, _in_common(long)) + 1 if long else 0
+
+    def within(name: str) -> str:
+        ended = f"…{name[words:]}" if words and len(name) > _LETTERS else name
+        return ended if len(ended) <= _LETTERS else f"{ended[: _LETTERS - 1]}…"
+
+    return [within(name) for name in shorter]
+
+
+def _in_common(all_of: Sequence[str] | Sequence[list[str]]) -> int:
+    """How many items all of some sequences have in common at their begin."""
+    # What the least and the greatest have in common, those between them have too.
+    pairs = zip(min(all_of), max(all_of), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _work(cost: UnitCost) -> str:
+    """Floating-point operations of a unit, by what they are for."""
+    parts = (
+        ("forward", cost.flops_forward),
+        ("for gradients of inputs", cost.flops_input_gradient),
+        ("of weights", cost.flops_weight_gradient),
+    )
+    return ", ".join(f"{in_flops(flops)} {what}" for what, flops in parts)
+
+
+def _legend(made: OfflinePlan) -> str:
+    return legend(span.task.kind for spans in made.timeline.spans for span in spans if span.end > span.start)
+
+
+def _paler(made: OfflinePlan) -> str:
+    return "" if made.plan.has_one_chunk_each else "; later chunks of a rank are paler"
+
+
+def _opacity(placement: Sequence[int], chunk: int) -> float:
+    """1 for the first chunk of a rank, and less and less for those that follow."""
+    own = [other for other, stage in enumerate(placement) if stage == placement[chunk]]
+    return 1 - 0.6 * own.index(chunk) / len(own)
+
+
+def _timeline(made: OfflinePlan) -> str:
+    scale = (WIDTH - LEFT) / made.timeline.step_time
+    shapes = []
+    for rank, spans in enumerate(made.timeline.spans):
+        top = rank * 24
+        shapes.append(f'<text x="0" y="{top + 14}">rank {rank}</text>')
+        for span in spans:
+            task = span.task
+            if task.kind.is_transfer or span.end <= span.start:
+                continue
+            color, _ = TASKS[task.kind]
+            x, wide = LEFT + span.start * scale, (span.end - span.start) * scale
+            told = f"{task}: {in_seconds(span.start)} to {in_seconds(span.end)}"
+            shapes.append(
+                f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{top}" width="{wide:.2f}" height="20" '
+                f'fill="{color}" fill-opacity="{_opacity(made.plan.placement, task.chunk):.2f}" stroke="white" '
+                f'stroke-width=".5"/>'
+            )
+            if wide >= 16 and task.microbatch is not None:
+                middle = x + wide / 2
+                shapes.append(f'<text x="{middle:.1f}" y="{top + 14}" text-anchor="middle">{task.microbatch}</text>')
+            shapes.append("</g>")
+    bottom = 24 * made.plan.stages
+    shapes.append(f'<text x="{LEFT}" y="{bottom + 12}">0</text>')
+    shapes.append(f'<text x="{WIDTH}" y="{bottom + 12}" text-anchor="end">{in_seconds(made.timeline.step_time)}</text>')
+    return svg(WIDTH, bottom + 16, shapes)
+
+
+def _memory(made: OfflinePlan) -> str:
+    over_time = memory_over_time(made)
+    most = max(held for points in over_time for _, held in points) or 1
+    scale = (WIDTH - LEFT - 90) / made.timeline.step_time
+    tall = 46
+    shapes = []
+    for rank, points in enumerate(over_time):
+        bottom = (rank + 1) * (tall + 6)
+        path = [f"M{LEFT} {bottom}"]
+        for (at, held), (until, _) in zip(points, [*points[1:], points[-1]], strict=True):
+            level = bottom - held / most * tall
+            path.append(f"L{LEFT + at * scale:.2f} {level:.1f} L{LEFT + until * scale:.2f} {level:.1f}")
+        path.append(f"L{LEFT + made.timeline.step_time * scale:.2f} {bottom} Z")
+        peak = max(held for _, held in points)
+        shapes.append(
+            f'<g><title>rank {rank}: at most {as_bytes(peak)}</title><path d="{" ".join(path)}" fill="{_color(rank)}" '
+            f'fill-opacity=".7" stroke="{_color(rank)}" stroke-width=".5"/>'
+            f'<text x="0" y="{bottom - 4}">rank {rank}</text>'
+            f'<text x="{WIDTH}" y="{bottom - 4}" text-anchor="end">{as_bytes(peak)}</text></g>'
+        )
+    return svg(WIDTH, len(over_time) * (tall + 6) + 4, shapes)
+
+
+def _largest(made: OfflinePlan) -> str:
+    stage_of = made.plan.stages_of(made.units)
+    whole = sum(cost.time_forward + cost.time_backward for cost in made.costs.units) or 1.0
+    by_time = made.plan.objective == "speed"
+
+    def size(unit: int) -> float:
+        cost = made.costs.units[unit]
+        if by_time:
+            return cost.time_forward + cost.time_backward
+        return cost.weight_bytes + cost.slot_bytes + cost.stash_bytes
+
+    rows = []
+    for unit in sorted(range(len(made.units)), key=lambda at: (-size(at), at))[:_LARGEST]:
+        cost = made.costs.units[unit]
+        sizes = [as_bytes(part) for part in (cost.weight_bytes, cost.slot_bytes, cost.stash_bytes)]
+        sizes += [in_flops(cost.flops_forward), in_flops(cost.flops_input_gradient)]
+        sizes += [in_flops(cost.flops_weight_gradient), as_bytes(cost.bytes_read), as_bytes(cost.bytes_written)]
+        share = (cost.time_forward + cost.time_backward) / whole
+        numbered = mark(_color(stage_of[unit])) + str(stage_of[unit])
+        rows.append((numbered, escape(made.units[unit].name), *sizes, f"{share:.1%}"))
+    heads = (
+        *("stage", "layer", "weights", "slots", "stash"),
+        *("forward", "gradients of inputs", "gradients of weights", "read", "written", "time"),
+    )
+    said = "Weights and slots are stored once; all else is of one microbatch, forward and backward."
+    return f'<p>{said}</p><div class="wide">{table(heads, rows, names_at=1)}</div>'

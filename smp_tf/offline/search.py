@@ -1,0 +1,236 @@
+"""Tries partitions, microbatches and schedules for a number of ranks, and recommends the fastest that fits.
+
+    ranks 8     partitions    1    2    4    8      replicas are what ranks are left for: 8 / partitions
+                microbatches  1    2    4 ... of a batch of one replica
+                schedule      simple, interleaved, zb_h1 ...
+
+What is compared is samples per second over all replicas, each with batches of the same size. Where nothing fits, all of
+it is tried again with activations that backward makes again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from smp_tf.config.config import Config
+from smp_tf.errors import MemoryLimitError, OfflinePlanError, PlacementError, StepError
+from smp_tf.offline.cluster import Cluster, one_host
+from smp_tf.offline.numbers import counted
+from smp_tf.offline.plan import OfflineModel, OfflinePlan
+from smp_tf.pipeline.errors import ScheduleError
+from smp_tf.pipeline.schedules.schedule import IN_ORDER, LEAN, SCHEDULES
+
+#: What is this close to the fastest is as fast, and the one with the fewest partitions and microbatches is taken.
+_AS_FAST = 0.02
+#: More microbatches than so many for each partition leave little to gain.
+_MOST_MICROBATCHES = 16
+#: Of numbers of partitions that leave ranks idle, those up to it are tried where nothing else fits.
+_MOST_COUNTS = 16
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that were tried.
+
+    Args:
+        config: partitions, microbatches and schedule.
+        replicas: number of replicas.
+        speed: samples per second; 0 where there is no plan.
+        bubble: share of the step in which a rank has nothing to do; None where there is no plan.
+        needed: bytes of the fullest rank; None where no plan says.
+        refused: why there is no plan, in a few words; "" where there is one.
+        why: the same in all words, where it is not memory.
+        excess: where it is memory, by how many bytes the rank exceeds its limit that does so most.
+    """
+
+    config: Config
+    replicas: int
+    speed: float
+    bubble: float | None
+    needed: int | None
+    refused: str = ""
+    why: str = ""
+    excess: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan."""
+        return not self.refused
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Partitions, microbatches, and how unusual the schedule is."""
+        return (self.config.partitions or 1, self.config.microbatches, IN_ORDER.index(self.config.pipeline))
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was tried.
+
+    Args:
+        candidates: all of it, in the order of partitions, microbatches and schedules.
+        best: the one to take.
+        made: its plan.
+    """
+
+    candidates: tuple[Candidate, ...]
+    best: Candidate
+    made: OfflinePlan
+
+
+def search(
+    model: OfflineModel,
+    config: Config,
+    ranks: int,
+    *,
+    cluster: Cluster | None = None,
+    partitions: Sequence[int] = (),
+    microbatches: Sequence[int] = (),
+    pipelines: Sequence[str] = (),
+    progress: Callable[[int, int, str], None] = lambda done, of, what: None,
+    proof_seconds: float = 0.0,
+) -> Search:
+    """Plan a model for all settings that a number of ranks allows.
+
+    Args:
+        model: the model.
+        config: optimize and memory_limit count.
+        ranks: number of ranks, all of which are used.
+        cluster: what they are; None for processes like this one, on one host.
+        partitions: numbers of partitions to try; none for all that divide the ranks.
+        microbatches: numbers of microbatches to try; none for powers of two.
+        pipelines: schedules to try; none for all.
+        progress: told how many settings are done, of how many, and what is tried next.
+        proof_seconds: how long to look for a better placement of the one that is taken.
+
+    Returns:
+        What was tried, and what is best.
+
+    Raises:
+        PlacementError: nothing fits; the message says what comes nearest.
+        OfflinePlanError: the model cannot be traced.
+        ConfigError: the cluster has too few ranks.
+    """
+    described, cluster = cluster, cluster or one_host(ranks)
+    counts = list(partitions) or [count for count in range(1, ranks + 1) if ranks % count == 0]
+    found: list[Candidate] = []
+
+    def settings_of(counts: Sequence[int]) -> list[Config]:
+        return [
+            # One partition has one chunk, and no schedule to choose.
+            dataclasses.replace(
+                config,
+                partitions=count,
+                microbatches=parts,
+                pipeline=pipeline,
+                chunks_per_rank=config.chunks_per_rank if count > 1 else None,
+            )
+            for count in counts
+            for parts in _parts(count, model.batch_size, microbatches)
+            for pipeline in (pipelines or (_worth_trying(config, cluster) if count > 1 else ("interleaved",)))
+        ]
+
+    def try_all(settings: Sequence[Config], most_replicas: int = ranks) -> None:
+        many = len(found) + len(settings)
+        for one in settings:
+            stages = one.partitions or 1
+            again = ", recompute" if one.recompute else ""
+            progress(len(found), many, f"{stages} partitions, {one.microbatches} microbatches, {one.pipeline}{again}")
+            found.append(_candidate(model, one, min(ranks // stages, most_replicas), cluster))
+
+    def try_again(settings: Sequence[Config], most_replicas: int = ranks) -> None:
+        try_all(settings, most_replicas)
+        if not config.recompute and not any(candidate.fits for candidate in found):
+            sized = [c.config for c in found[-len(settings) :] if c.needed is not None]
+            try_all([dataclasses.replace(settings, recompute=True) for settings in sized], most_replicas)
+
+    try_again(settings_of(counts))
+    if not partitions and not any(c.fits for c in found) and any(c.replicas > 1 for c in found):
+        # What averages gradients takes memory, too; some ranks would be idle.
+        others = {*range(1, _MOST_COUNTS + 1), *counts}
+        try_again(settings_of(sorted(count for count in others if count <= ranks)), 1)
+    if any(candidate.fits for candidate in found):
+        best = _best(found)
+        made = model.plan(
+            best.config, replicas=best.replicas, cluster=cluster, proof_seconds=proof_seconds, advise=False
+        )
+    else:
+        best = _nearest(found)
+        try:
+            # A longer look may find that it does fit.
+            made = model.plan(
+                best.config,
+                replicas=best.replicas,
+                cluster=described,
+                proof_seconds=proof_seconds,
+                processes=ranks,
+            )
+        except MemoryLimitError as error:
+            said = f"None of {len(found)} settings fits. Nearest comes {_in_words(best.config)}. {error}"
+            raise MemoryLimitError(said) from error
+    found[found.index(best)] = best = _planned(best.config, best.replicas, made)
+    return Search(tuple(found), best, made)
+
+
+def _worth_trying(config: Config, cluster: Cluster) -> list[str]:
+    limited = config.memory_limit is not None or any(host.memory is not None for host in cluster.hosts)
+    return [kind for kind in IN_ORDER if (limited or kind not in LEAN) and _takes(kind, config.chunks_per_rank)]
+
+
+def _takes(kind: str, chunks_per_rank: int | None) -> bool:
+    try:
+        SCHEDULES[kind].chunks_for(chunks_per_rank)
+    except ScheduleError:
+        return False
+    return True
+
+
+def _parts(partitions: int, batch_size: int, given: Sequence[int]) -> list[int]:
+    if given:
+        return list(given)
+    most = min(batch_size, _MOST_MICROBATCHES * partitions) if partitions > 1 else batch_size
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+
+def _candidate(model: OfflineModel, settings: Config, replicas: int, cluster: Cluster) -> Candidate:
+    try:
+        made = model.plan(settings, replicas=replicas, cluster=cluster, proof_seconds=0.0, advise=False)
+    except MemoryLimitError as error:
+        return Candidate(settings, replicas, 0.0, None, error.needed, "does not fit", excess=error.excess)
+    except (PlacementError, ScheduleError) as error:
+        return Candidate(settings, replicas, 0.0, None, None, "cannot be placed", str(error))
+    except (OfflinePlanError, StepError) as error:
+        # A model may cut its batch itself, and not be for microbatches of any size.
+        return Candidate(settings, replicas, 0.0, None, None, "cannot be traced", str(error))
+    return _planned(settings, replicas, made)
+
+
+def _planned(settings: Config, replicas: int, made: OfflinePlan) -> Candidate:
+    needed = max(row.device_bytes for row in made.plan.forecast)
+    return Candidate(settings, replicas, made.samples_per_second, made.timeline.bubble_ratio, needed)
+
+
+def _nearest(found: Sequence[Candidate]) -> Candidate:
+    """Of settings none of which fits, those of which the fewest bytes are too much."""
+    sizes = [candidate for candidate in found if candidate.needed is not None]
+    if all(candidate.refused == "cannot be traced" for candidate in found):
+        raise OfflinePlanError(found[0].why)
+    if not sizes:
+        raise PlacementError(f"None of {len(found)} settings can be placed. The last: {found[-1].why}")
+    return min(sizes, key=lambda candidate: (candidate.excess, candidate.size))
+
+
+def _in_words(config: Config) -> str:
+    partitions, parts = counted(config.partitions or 1, "partition"), counted(config.microbatches, "microbatch", "es")
+    return f"{config.pipeline} with {partitions} and {parts}{' and recompute' if config.recompute else ''}"
+
+
+def _best(found: Sequence[Candidate]) -> Candidate:
+    possible = [candidate for candidate in found if candidate.fits]
+    fastest = max(candidate.speed for candidate in possible)
+    return min(
+        (candidate for candidate in possible if candidate.speed >= fastest * (1 - _AS_FAST)),
+        key=lambda candidate: candidate.size,
+    )

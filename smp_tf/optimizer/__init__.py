@@ -1,0 +1,1 @@
+"""Keras's optimizers applied by parts, and the 1-bit optimizers."""

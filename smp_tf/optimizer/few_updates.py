@@ -1,0 +1,167 @@
+"""Few large weights are being updated by an optimizer at the same time.
+
+An optimizer of Keras makes tensors as large as a weight while it updates it, and says of no two weights which is first.
+TensorFlow runs what is ready: the first op of every weight, then the second op of every weight, and what they make is
+there for all weights together, beside all gradients. So the update of a large weight waits for earlier ones:
+
+    weight 0   mul ─▶ add ─▶ assign ─┐
+    weight 1   mul ─▶ add ─▶ assign ─┼─┐
+    weight 2                         └─┼─▶ mul ─▶ add ─▶ assign
+    weight 3                           └─▶ mul ─▶ add ─▶ assign
+
+Where one weight's update ends and the next one's begins is seen from the order in which the ops were made: an op waits
+for earlier ones only. Where gradients come in buckets, no bucket's updates wait for another one's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import tf_internals
+from smp_tf.job import runtime
+from smp_tf.optimizer.marks import is_split
+from smp_tf.replicas.gradient_marks import computed
+
+#: Updates of large weights that may be under way in any case.
+_FEW = 2
+#: So may any number that have no more than this part of all weights, so that many threads have something to do.
+_PART = 8
+#: Bytes from which on a weight is large. What is smaller the allocator of a CPU does not count.
+_LARGE = 256 << 10
+#: Ops that take a variable and do not write it.
+_ONLY_READ = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+
+
+def most_at_once(sizes: Iterable[int]) -> int:
+    """Bytes of the weights that may be under way at the same time.
+
+    Args:
+        sizes: bytes of all weights that are updated.
+
+    Example:
+        >>> most_at_once([4 << 20, 3 << 20, 2 << 20, 100])
+        7340132
+    """
+    ordered = sorted(sizes, reverse=True)
+    large = [size for size in ordered if size >= _LARGE]
+    return max(sum(large[:_FEW]), sum(large) // _PART) + sum(ordered[len(large) :])
+
+
+@contextlib.contextmanager
+def few_at_once(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """A context within which an optimizer updates variables, few large ones at a time.
+
+    Where nothing is split, a graph stays op for op what it is without smp_tf. Eagerly one op is done after another. A
+    graph for sessions stays, too: one that runs a single update should not run others. What an optimizer makes of all
+    gradients before its first update, as to clip each by its norm, or of all weights behind the last one, is not held
+    back.
+
+    Args:
+        pairs: gradients, or None, and variables that this rank updates.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    running = runtime.current_or_none()
+    is_plain = running is None or not is_split(running) or not tf_internals.is_function(graph)
+    if running is None or is_plain or tf_internals.is_compiled_by_xla():
+        yield
+        return
+    pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    groups = _groups(pairs, graph, running.topology.dp_size)
+    before = len(graph.get_operations())
+    yield
+    # A weight that waits for nothing ends an update, too: what follows is not its own.
+    lane_of: dict[int, tuple[_Lane | None, int]] = {id(variable.handle): (None, 0) for _, variable in pairs}
+    for group in groups:
+        lane_of |= _Lane.of(group)
+    written = {inside.name: lane_of[id(given)] for given, inside in graph.captures if id(given) in lane_of}
+    if any(lane is not None for lane, _ in written.values()):
+        _let_wait(graph.get_operations()[before:], written)
+
+
+def _groups(pairs: Sequence[tuple[Any, Any]], graph: Any, replicas: int) -> Iterable[Sequence[Any]]:
+    """Variables whose gradients come together, so that their updates may wait for each other."""
+    groups: dict[int | None, list[Any]] = {}
+    for gradient, variable in pairs:
+        made = computed(gradient)
+        # What was made of averages may come one by one; but a branch begins when all that it is given is there.
+        if made is not None or replicas == 1 or getattr(gradient, "graph", None) is not graph:
+            groups.setdefault(made.bucket if made is not None else None, []).append(variable)
+    return groups.values()
+
+
+@dataclass
+class _Lane:
+    """Updates of one group of weights, as far as they have been gone through.
+
+    Args:
+        most: bytes of weights that may be under way.
+        under_way: the ops that end the last updates, and bytes of their weights.
+    """
+
+    most: int
+    under_way: list[tuple[tf.Operation, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, variables: Sequence[Any]) -> dict[int, tuple[_Lane | None, int]]:
+        """Of a group, by handle; none of it where there are no more large ones than may be under way."""
+        sizes = ((id(variable.handle), _bytes(variable)) for variable in variables)
+        large = [(handle, size) for handle, size in sizes if size >= _LARGE]
+        lane = cls(most_at_once(size for _, size in large))
+        return {handle: (lane, size) for handle, size in large} if len(large) > _FEW else {}
+
+    def begin(self, size: int) -> list[tf.Operation]:
+        """The ends of the updates that have to be done before one of so many bytes begins.
+
+        An update that waits holds a place of its own size: where sizes differ, what it waits for may be larger.
+        """
+        ends = []
+        while len(self.under_way) >= _FEW and sum(each for _, each in self.under_way) + size > self.most:
+            ends.append(self.under_way.pop(0)[0])
+        return ends
+
+
+def _let_wait(operations: Sequence[tf.Operation], written: Mapping[str, tuple[_Lane | None, int]]) -> None:
+    """Let updates wait for earlier ones.
+
+    Args:
+        operations: the optimizer's, as they were made.
+        written: the lane of a weight, or None, and its bytes, by the name that its handle has in the graph.
+    """
+    own: list[tf.Operation] = []
+    for operation in operations:
+        found = (
+            None
+            if operation.type in _ONLY_READ
+            else next((written[t.name] for t in operation.inputs if t.name in written), None)
+        )
+        if found is None:
+            own.append(operation)
+            continue
+        lane, size = found
+        if lane is not None:
+            ends = lane.begin(size)
+            for first in _first_large(own) if ends else ():
+                tf_internals.wait_for(first, ends)
+            lane.under_way.append((operation, size))
+        own = []
+
+
+def _first_large(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
+    """The ops that take or make something large, but for those that follow another one."""
+    behind: set[str] = set()
+    for operation in operations:
+        if any(before.name in behind for before in (*(t.op for t in operation.inputs), *operation.control_inputs)):
+            behind.add(operation.name)
+        elif any(_bytes(t) >= _LARGE for t in (*operation.inputs, *operation.outputs)):
+            behind.add(operation.name)
+            yield operation
+
+
+def _bytes(tensor: Any) -> int:
+    """Bytes of a tensor or variable; 0 where its shape is not known."""
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size if tensor.dtype != tf.resource else 0

@@ -1,0 +1,246 @@
+"""Keeps Keras's optimizers to the variables that this rank stores and updates. For tf_keras."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from smp_tf import tf_internals
+from smp_tf.checkpoint import pending as pending_restore
+from smp_tf.errors import StepError
+from smp_tf.gradients import norms
+from smp_tf.job import runtime
+from smp_tf.keras import nadam as momentum_product
+from smp_tf.keras.layers import Patch
+from smp_tf.keras.optimizer_methods import OWN_APPLY, REPLACED_APPLY, Wrapper, met, note
+from smp_tf.keras.optimizer_slots import is_on_trial
+from smp_tf.optimizer.apply import (
+    are_of_models,
+    filtered_apply,
+    is_divided,
+    recorded,
+    spread,
+    stored_here,
+    unjoined,
+    updated_here,
+)
+from smp_tf.sharding import gather as gathered_shares
+from smp_tf.sharding import row_blocks
+from smp_tf.sharding import shares as sharded_slots
+from smp_tf.variables import assigned_values
+from smp_tf.variables import store as variables
+from smp_tf.variables.host_offload import are_slots_on_host, are_updates_offloaded, update_on_host
+
+
+class OptimizerPatch(Patch):
+    """Makes optimizers skip what this rank does not store.
+
+    Pairs of a gradient and a variable of another rank are dropped before an optimizer builds its slots, so no slot is
+    made for them and no warning is printed; the iteration counter advances all the same. What an optimizer decides by
+    all gradients, the norm to clip by and whether they are finite, is reduced over the stages. Where replicas share the
+    slots, pairs of other shares are dropped too, and the new weights are gathered. With optimizer_offload slots are
+    made, and updates computed, on the host. The script's own methods are met where they are looked up, also those that
+    are defined later: `optimizer_methods.py`.
+    """
+
+    def _replace(self) -> None:
+        for name, wrapper in _WRAPPERS.items():
+            for optimizer in optimizers_defining(name):
+                if optimizer.__module__.startswith("tf_keras."):
+                    self._wrap(optimizer, name, wrapper)
+                    note(optimizer.__dict__[name], self._originals[-1][2])
+        for optimizer in optimizers_defining("__getattribute__"):
+            self._wrap(optimizer, "__getattribute__", _meeting)
+        # The legacy ones define it themselves.
+        base = tf_keras.optimizers.Optimizer
+        self._add(base, "__getattribute__", _meeting(object.__getattribute__))
+        self._wrap(tf_internals.loss_scaling(), "_is_all_finite", _all_finite_over_stages)
+
+
+#: In force from the first distributed model until `smp.shutdown`.
+optimizer_patch = OptimizerPatch()
+
+
+def optimizers_defining(method: str) -> list[type]:
+    """Every optimizer class, new and legacy, with a definition of its own of a method."""
+    found: list[type] = []
+    bases = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
+    stack: list[type] = [c for base in bases for c in base.__mro__ if c.__module__.startswith("tf_keras.")]
+    while stack:
+        optimizer = stack.pop()
+        if method in optimizer.__dict__ and optimizer not in found:
+            found.append(optimizer)
+        if issubclass(optimizer, bases):
+            stack.extend(optimizer.__subclasses__())
+    return found
+
+
+def _meeting(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    def __getattribute__(optimizer: Any, name: str) -> Any:  # noqa: N807
+        found = original(optimizer, name)
+        if name not in _WRAPPERS:
+            return found
+        averages_first = name == "apply_gradients" and OWN_APPLY in vars(optimizer)
+        return met(optimizer, name, found, recorded if averages_first else _WRAPPERS[name])
+
+    return __getattribute__
+
+
+def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
+    def build(optimizer: Any, var_list: Iterable[Any]) -> Any:
+        wanted = list(var_list)
+        if is_on_trial(optimizer):
+            return original(optimizer, wanted)
+        _refuse_what_is_undecided(wanted)
+        if not spread.inside:
+            # The script builds it, on every rank: the slots are made where the variables are now.
+            variables.keep_for_good(wanted)
+        _require_the_same_shares(optimizer, wanted)
+        sharded_slots.require_rows_as_before(optimizer, wanted)
+        # A class's `build` calls that of its base first, when not all slots are there.
+        outermost = optimizer not in _being_built
+        _being_built.add(optimizer)
+        kept = row_blocks.in_place(optimizer, [v for v in wanted if updated_here(v, optimizer)])
+        try:
+            with update_on_host(kept), _slots_need_no_second_trace(kept):
+                # Some look at the first variable.
+                result = original(optimizer, kept) if kept or not wanted else None
+        finally:
+            if outermost:
+                _being_built.discard(optimizer)
+                if not spread.inside:
+                    row_blocks.empty(kept)
+        if outermost:
+            momentum_product.begin_step(optimizer)
+            pending_restore.optimizer_ready(optimizer, built=bool(kept) or not wanted)
+        return result
+
+    return build
+
+
+_being_built: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _slots_need_no_second_trace(weights: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Lets a `tf.function` keep the trace in which the slots of distributed models' weights are made.
+
+    Args:
+        weights: slots are made for them.
+    """
+    return tf_internals.kept_trace() if are_of_models(weights) else contextlib.nullcontext()
+
+
+def _updated_on_host(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _update_step(optimizer: Any, gradient: Any, variable: Any) -> Any:
+        with update_on_host([variable]):
+            return original(optimizer, gradient, variable)
+
+    return _update_step
+
+
+def _made_on_host(original: Callable[..., Any]) -> Callable[..., Any]:
+    def add_variable_from_reference(optimizer: Any, model_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        with update_on_host([model_variable]):
+            return original(optimizer, model_variable, *args, **kwargs)
+
+    return add_variable_from_reference
+
+
+def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _create_all_weights(optimizer: Any, var_list: Iterable[Any]) -> Any:
+        wanted = list(var_list)
+        if is_on_trial(optimizer):
+            return original(optimizer, wanted)
+        if are_updates_offloaded() and are_of_models(wanted):
+            name = type(optimizer).__name__
+            raise StepError(
+                f"optimizer_offload keeps slots on the host, and tf_keras.optimizers.legacy.{name} keeps them beside "
+                f"its weights. Use the optimizer of tf_keras.optimizers, or leave optimizer_offload out."
+            )
+        _require_the_same_shares(optimizer, wanted)
+        with _slots_need_no_second_trace(wanted):
+            result = original(optimizer, wanted)
+        with tf.init_scope():
+            pending_restore.optimizer_ready(optimizer)
+        return result
+
+    return _create_all_weights
+
+
+def _require_the_same_shares(optimizer: Any, wanted: Iterable[Any]) -> None:
+    """Raise where an optimizer has slots for another share of the variables than this rank updates now."""
+    if runtime.current_or_none() is None or not are_of_models(wanted):
+        return
+    then = _in_words(sharded_slots.shares_of(optimizer), are_slots_on_host(optimizer))
+    now = _in_words(sharded_slots.count(), are_updates_offloaded())
+    if then != now:
+        raise StepError(
+            f"Before smp.shutdown this {type(optimizer).__name__} was used where {then}; now {now}. "
+            f"Make a new optimizer. To keep the slots, save them with smp.CheckpointManager before smp.shutdown, and "
+            f"restore them into the new one."
+        )
+
+
+def _in_words(shares: int, on_host: bool) -> str:
+    words = f"{shares} replicas share slots" if shares > 1 else "every replica has all slots"
+    return f"{words} on the host" if on_host else words
+
+
+def _refuse_what_is_undecided(wanted: Iterable[Any]) -> None:
+    """Raise where an optimizer would make slots on every rank, since it is not decided who stores the variables."""
+    running = runtime.current_or_none()
+    if running is None or not is_divided(running):
+        return
+    for variable in wanted:
+        store = variables.store_of(variable)
+        state = store.state(variable) if store is not None else None
+        if state is not None and state.owner is None:
+            raise StepError(
+                f"An optimizer was to be built for variable {state.name!r} before the first step of its model. Which "
+                f"of the {running.topology.size} ranks has slots for the variable is not decided yet, so every rank "
+                f"would make them. Build the optimizer after the first step, or not at all: apply_gradients does it."
+            )
+
+
+def _filtered_finalize(original: Callable[..., Any]) -> Callable[..., Any]:
+    def finalize_variable_values(optimizer: Any, var_list: Iterable[Any]) -> Any:
+        stored = [v for v in var_list if stored_here(v)]
+        updated = [v for v in stored if updated_here(v, optimizer)]
+        has_averages = getattr(optimizer, "use_ema", False)
+        with assigned_values.unnoted():
+            result = original(optimizer, row_blocks.in_place(optimizer, updated) if has_averages else updated)
+            if has_averages:
+                gathered_shares.gather(optimizer, stored)
+        return result
+
+    return finalize_variable_values
+
+
+def _all_finite_over_stages(original: Callable[..., Any]) -> Callable[..., Any]:
+    def is_all_finite(gradients: Iterable[Any]) -> Any:
+        present = [gradient for gradient in gradients if gradient is not None]
+        here = original(present) if present else tf.constant(True)
+        return norms.all_finite(here) if spread.wrapped else here
+
+    return is_all_finite
+
+
+#: What stands in place of which method.
+_WRAPPERS: dict[str, Wrapper] = {
+    "build": _filtered_build,
+    # The legacy optimizers have no `build`; this is where they make their slots.
+    "_create_all_weights": _reported_weights,
+    "apply_gradients": filtered_apply,
+    REPLACED_APPLY: filtered_apply,
+    "aggregate_gradients": unjoined,
+    "_aggregate_gradients": unjoined,
+    "finalize_variable_values": _filtered_finalize,
+    # Called where Keras has put what is made now beside the weight.
+    "_update_step": _updated_on_host,
+    "add_variable_from_reference": _made_on_host,
+}

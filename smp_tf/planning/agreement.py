@@ -1,0 +1,254 @@
+"""All ranks run the same step by the same plan: rank 0 decides, everyone checks that it traced the same thing.
+
+a variable without an owner, or the first call of      all ranks agree: replicas come to it together
+a step that gives gradients
+another batch size, shape or Python value; a step      the ranks of this replica agree: the others may have had
+without gradients                                      it before, or never get it
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smp_tf.announce import tell
+from smp_tf.batch.microbatches import SplitArgument
+from smp_tf.batch.sliced_objects import kind_in_words, spec_in_words
+from smp_tf.errors import MemoryLimitError, PlacementError, RankMismatchError
+from smp_tf.job import runtime
+from smp_tf.job.agreement import require_agreement
+from smp_tf.job.exchange import allgather_json
+from smp_tf.job.seeds import seed_set_since
+from smp_tf.job.topology import CommGroup
+from smp_tf.partition.graph.fingerprint import difference, fingerprint, form, outline
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.plan.report import render
+from smp_tf.pipeline.errors import ScheduleError
+from smp_tf.variables import step_seeds as step_random
+from smp_tf.watch.deadlock import SAME_STEPS
+from smp_tf.watch.replicas import know_program
+from smp_tf.watch.steps import name_program
+
+#: Highest program number this process has used; numbers are never used twice, since messages bear them.
+_used = 0
+
+
+def agree_on_plan(
+    step: str,
+    arguments: Sequence[SplitArgument],
+    graph: OpGraph,
+    propose: Callable[..., Plan],
+    owners: Mapping[int, int],
+    *,
+    everywhere: bool,
+    known_as: str,
+) -> tuple[Plan, int]:
+    """The plan of the first rank, once all ranks are known to have traced the same step, and a number for the program.
+
+    The ranks of a replica must have traced the same to the last op. Replicas have batches of their own: where those
+    differ in size, so do the graphs, and what must be the same is the step's form: its variables, the layers it calls
+    and the gradients it gives. Who owns which variable is the same everywhere.
+
+    What random ops in steps draw from is decided with it: by rank 0's script, if it has set a seed since `smp.init`.
+
+    Args:
+        step: name of the step function.
+        arguments: its tensor arguments.
+        graph: the op graph this rank traced.
+        propose: gives a plan, given the stages of variables that are decided, by index; the first rank's counts, and
+            only that one is asked.
+        owners: those that an earlier step decided.
+        everywhere: whether all replicas come here now, as they must where owners are decided; else only this one.
+        known_as: what the step function is known by, on all ranks.
+
+    Returns:
+        The plan, and a number that no rank of this replica has used for a program before.
+
+    Raises:
+        RankMismatchError: a rank traced another step, or was given another batch; the message says which and where.
+        PlacementError: the first rank has no plan; all ranks raise what it says.
+    """
+    running = runtime.current()
+    global _used
+    if running.topology.size == 1:
+        proposed = propose(owners)
+        step_random.decide_seed(seed_set_since())
+        _used += 1
+        return proposed, _used
+    words = {argument.name: spec_in_words(argument.spec) for argument in arguments}
+    group = CommGroup.WORLD if everywhere else CommGroup.MP_GROUP
+    members = running.topology.members(group)
+    own = fingerprint(graph)
+    said = {
+        "step": step,
+        "arguments": words,
+        "kinds": {argument.name: kind_in_words(argument.spec) for argument in arguments},
+        "programs": _used,
+        "fingerprint": own,
+        "form": hashlib.sha256("\n".join(form(graph)).encode()).hexdigest(),
+        "proposal": _proposal(functools.partial(propose, owners)) if running.topology.rank == members[0] else None,
+        "seed": seed_set_since(),
+    }
+    doing = f"about to run step {step!r} for the first time on {_in_words(words)}"
+    heard = allgather_json(said, group, name=f"the plan of step {step!r}", doing=doing)
+    everyone = dict(zip(members, heard, strict=True))
+    _require_same_step(everyone)
+    unlike = [c for c in _comparisons(everyone) if everyone[c.rank][c.what] != everyone[c.like][c.what]]
+    if unlike:
+        _explain_difference(step, graph, group, members, unlike)
+    _used = 1 + max(other["programs"] for other in heard)
+    step_random.decide_seed(heard[0]["seed"])
+    name_program(_used, f"{step!r} on {_in_words(words)}")
+    _say_who_takes_part()
+    plan = _plan_in(heard[0]["proposal"])
+    if own != plan.fingerprint:
+        owned = {v.index: plan.owners[v.name] for v in graph.variables if v.in_model}
+        plan = _plan_of_replica(step, functools.partial(propose, owned, plan))
+    return plan, _used
+
+
+def _require_same_step(everyone: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise unless all run the same step, and the ranks of each replica on batches of the same sizes."""
+    running = runtime.current()
+    require_agreement(
+        "which step to run next",
+        {rank: {"step": said["step"], "arguments": said["kinds"]} for rank, said in everyone.items()},
+        running.topology.describe,
+        SAME_STEPS,
+    )
+    for ranks in _replicas(everyone):
+        require_agreement(
+            "which step to run next",
+            {rank: {"arguments": everyone[rank]["arguments"]} for rank in ranks},
+            running.topology.describe,
+            SAME_STEPS,
+        )
+
+
+def _replicas(ranks: Iterable[int]) -> list[tuple[int, ...]]:
+    """The replicas that given ranks are in, each with its first rank first."""
+    grid = runtime.current().topology.grid
+    return list(dict.fromkeys(grid.members(CommGroup.MP_GROUP, rank) for rank in ranks))
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """A rank, the rank it must be like, and in what: "fingerprint", to the last op, or "form"."""
+
+    rank: int
+    like: int
+    what: str
+
+
+def _comparisons(everyone: Mapping[int, Mapping[str, Any]]) -> list[_Comparison]:
+    """The first rank of each replica with that of the first replica, and the others with their replica's first."""
+    (root, *_), *_ = replicas = _replicas(everyone)
+    found = []
+    for first, *others in replicas:
+        same_sizes = everyone[first]["arguments"] == everyone[root]["arguments"]
+        found.append(_Comparison(first, root, "fingerprint" if same_sizes else "form"))
+        found += [_Comparison(other, first, "fingerprint") for other in others]
+    return found
+
+
+def _plan_of_replica(step: str, propose: Callable[[], Plan]) -> Plan:
+    """The plan of this replica's first rank, for a graph that is not rank 0's, like the plan of rank 0."""
+    topology = runtime.current().topology
+    first = topology.rank == topology.members(CommGroup.MP_GROUP)[0]
+    mine = _proposal(propose) if first else None
+    said = allgather_json(mine, CommGroup.MP_GROUP, name=f"the plan of step {step!r} for this replica's batches")
+    return _plan_in(said[0])
+
+
+def _proposal(propose: Callable[[], Plan]) -> dict[str, str]:
+    """A rank's plan, or why it has none, for all that follow it."""
+    try:
+        return {"plan": propose().to_json()}
+    except MemoryLimitError as error:
+        return {"too large": str(error)}
+    except (PlacementError, ScheduleError) as error:
+        return {"refused": str(error)}
+
+
+def _plan_in(proposal: Mapping[str, str]) -> Plan:
+    """The plan of a rank that proposed; its error, where it has none, on every rank."""
+    if "too large" in proposal:
+        raise MemoryLimitError(proposal["too large"])
+    if "refused" in proposal:
+        raise PlacementError(proposal["refused"])
+    return Plan.from_json(proposal["plan"])
+
+
+def agree_on_number(doing: str) -> int:
+    """A number that no rank of this replica has used for a program before.
+
+    Args:
+        doing: what the program computes, in words; the same on all ranks of the replica.
+
+    Returns:
+        The number, equal on all of them.
+
+    Raises:
+        RankMismatchError: a rank does something else.
+    """
+    global _used
+    said = allgather_json(_used, CommGroup.MP_GROUP, name=doing, doing=f"about to compute {doing}")
+    _used = 1 + max(said)
+    name_program(_used, repr(doing))
+    _say_who_takes_part()
+    return _used
+
+
+def know_averaging(number: int, known_as: str, *, everywhere: bool) -> None:
+    """Say that a program gives gradients, which replicas average: none can end it without the others.
+
+    Args:
+        number: of the program.
+        known_as: what its step function is known by, on all ranks.
+        everywhere: see `agree_on_plan`.
+    """
+    running = runtime.current()
+    topology, transport = running.topology, running.transport
+    assert transport is not None, "a world of several ranks has a transport"
+    know_program(number, known_as, everywhere=everywhere)
+    replicas = topology.members(CommGroup.DP_GROUP)
+    transport.set_averaging_ranks(number, [rank for rank in replicas if rank != topology.rank])
+
+
+def _say_who_takes_part() -> None:
+    """Tell the transport whose leaving keeps the newest program from ending."""
+    running = runtime.current()
+    topology, transport = running.topology, running.transport
+    assert transport is not None, "a world of several ranks has a transport"
+    transport.set_program_ranks(_used, topology.members(CommGroup.MP_GROUP))
+
+
+def _explain_difference(
+    step: str, graph: OpGraph, group: CommGroup, members: Sequence[int], unlike: Sequence[_Comparison]
+) -> None:
+    """Raise, with the first difference between ranks that must be alike and are not."""
+    describe = runtime.current().topology.describe
+    mine = {"fingerprint": list(outline(graph)), "form": list(form(graph))}
+    heard = allgather_json(mine, group, name=f"what step {step!r} looks like")
+    lines = dict(zip(members, heard, strict=True))
+    for c in unlike:
+        where = difference(lines[c.like][c.what], lines[c.rank][c.what], f"rank {c.like}", describe(c.rank))
+        if where:
+            raise RankMismatchError(
+                f"The ranks traced different models for step {step!r}. {where} Every rank must build the same model "
+                f"in the same way; nothing in it may depend on the rank."
+            )
+
+
+def _in_words(arguments: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {kind}" for name, kind in arguments.items()) or "no arguments"
+
+
+def show_plan(plan: Plan) -> None:
+    """Print the plan as a table, on rank 0."""
+    if runtime.current().topology.rank == 0 and plan.stages > 1:
+        tell(render(plan))

@@ -1,0 +1,108 @@
+"""What earlier steps of this job have placed, by which a later one goes: a variable stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from smp_tf.announce import announce
+from smp_tf.config.config import Config
+from smp_tf.errors import StepError
+from smp_tf.job import runtime
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.trace.lower import Lowered
+from smp_tf.pipeline.planner import propose as proposal
+from smp_tf.start.lifecycle import on_shutdown
+from smp_tf.variables import store as variables
+from smp_tf.variables.state import VariableState
+
+#: The stage of every chunk in the first plan of this job; none before it.
+_first_placement: list[tuple[int, ...]] = []
+
+
+def chunks_of(lowered: Lowered, used: Collection[int], *, decided_only: bool = False) -> dict[int, int]:
+    """Chunks of the variables by which the placement of a step goes, by index in the graph.
+
+    These are the ones that an earlier step has placed. Where there are none, they are those that are kept until a step
+    uses them: they stay beside the rest of their models.
+
+    Args:
+        lowered: the graph.
+        used: the variables that an op of the step uses, by index.
+        decided_only: whether a step with a plan of its own leaves aside where variables are kept.
+    """
+    placed = [(index, state) for index, state in _placed(lowered, used) if state.is_decided or not decided_only]
+    return {index: state.chunk for index, state in placed if state.chunk is not None}
+
+
+def are_decided(lowered: Lowered, used: Collection[int]) -> bool:
+    """Whether earlier steps have decided who stores all variables that a step uses.
+
+    Args:
+        lowered: the graph.
+        used: the variables that an op of the step uses, by index.
+    """
+    return all(state.is_decided for index, state in _states(lowered) if index in used)
+
+
+def placement(lowered: Lowered, used: Collection[int]) -> tuple[int, ...] | None:
+    """The stage of every chunk in the plan by which an earlier step has placed variables of this one; None before it.
+
+    Args:
+        lowered: the graph.
+        used: the variables that an op of the step uses, by index.
+
+    Raises:
+        StepError: they were placed by plans with other chunks.
+    """
+    decided: dict[tuple[int, ...], str] = {}
+    for _, state in _placed(lowered, used):
+        if state.placement.chunks is not None:
+            decided.setdefault(state.placement.chunks, state.name)
+    if len(decided) > 1:
+        (one, first), (other, second), *_ = decided.items()
+        raise StepError(
+            f"{first!r} was placed by a plan with chunks on partitions {list(one)}, and {second!r} by one with chunks "
+            f"on partitions {list(other)}, so that no step can use both. Let a step that uses both run first, or name "
+            f"the schedule in pipeline instead of 'auto'."
+        )
+    return next(iter(decided), None)
+
+
+def first_placement(config: Config, stages: int) -> tuple[int, ...] | None:
+    """Where chunks are in what this job has planned before, if that is a choice: so models fit together."""
+    known = _is_free(config) and _first_placement and max(_first_placement[0]) + 1 == stages
+    return _first_placement[0] if known else None
+
+
+def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
+    """Keep where the first plan has its chunks; say so where a step without backward has chosen for those with one."""
+    if not _first_placement:
+        on_shutdown(_first_placement.clear)
+        _first_placement.append(plan.placement)
+        if _is_free(config) and plan.stages > 1 and not graph.gradients:
+            announce(
+                f"Step {step!r}, which takes no gradients, has decided where the layers are, also for training: chunks "
+                f"on partitions {list(plan.placement)}. Let the training step run first to have them placed for it.",
+                runtime.current().topology.rank,
+            )
+
+
+def _placed(lowered: Lowered, used: Collection[int]) -> list[tuple[int, VariableState]]:
+    """What is known of the variables by which the placement of a step goes."""
+    found = [(index, state) for index, state in _states(lowered) if index in used and state.owner is not None]
+    return [(index, state) for index, state in found if state.is_decided] or found
+
+
+def _states(lowered: Lowered) -> Iterator[tuple[int, VariableState]]:
+    """What is known of the variables of models, with their index in the graph."""
+    for index, variable in enumerate(lowered.variables):
+        store = variables.store_of(variable)
+        state = store.state(variable) if store is not None else None
+        if state is not None:
+            yield index, state
+
+
+def _is_free(config: Config) -> bool:
+    """Whether a plan chooses on which partitions its chunks are."""
+    return config.pipeline == proposal.AUTO or not config.contiguous

@@ -1,0 +1,190 @@
+"""What the first steps of a training took, beside what the plan said: memory of every rank, and the time of a step.
+
+    step      0          1          2          3          4 ...
+    others    ┆          ┆          ┆   numbers ─┐         (as the fourth begins: nobody waits for this message)
+    rank 0    ┆        clock        ┆        clock, table
+
+A thread of its own waits for these steps; the program that runs them knows nothing of it, so a step runs no Python, and
+the graphs of all replicas are alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from smp_tf import tf_internals
+from smp_tf.announce import tell_in_time
+from smp_tf.job import runtime
+from smp_tf.job.exchange import tag_of
+from smp_tf.job.topology import CommGroup, Topology
+from smp_tf.keras.optimizer_slots import slot_bytes_here
+from smp_tf.partition.plan.plan import Plan, StageForecast, as_bytes
+from smp_tf.start.lifecycle import on_leaving
+from smp_tf.variables.fetch import WRITER
+
+if TYPE_CHECKING:
+    from smp_tf.ops.transport import Transport
+
+#: The steps between whose ends the time is taken: the first also prepares, and makes the optimizer's slots.
+_CLOCK, _TOLD = 1, 3
+#: Seconds that rank 0 gives a message which has been sent.
+_ON_ITS_WAY = 10.0
+_TAG = tag_of("first steps")
+
+
+class _State:
+    #: The program that is reported. TensorFlow may trace what it is written into more than once.
+    program: int | None = None
+
+
+def watch(program: int, plan: Plan, expected: Expected | None = None) -> None:
+    """Report the first steps of a program, unless another one of this job is reported.
+
+    Only trainings over several partitions are, and of several replicas the first.
+
+    Args:
+        program: its number.
+        plan: by which it was cut.
+        expected: how long a step should take, where that is known here.
+    """
+    running = runtime.current()
+    if _State.program is not None or running.transport is None:
+        return
+    if running.topology.mp_size == 1 or running.topology.dp_rank:
+        return
+    _State.program = program
+    report = _Report(program, plan, expected, running.topology, running.transport)
+    report.start()
+    on_leaving(report.end)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How long a step should take by its plan.
+
+    Args:
+        seconds: of a step.
+        is_measured: whether that is made of measured times of layers, at least in part.
+    """
+
+    seconds: float
+    is_measured: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a rank says of its first steps.
+
+    Args:
+        peak: bytes that TensorFlow's allocator has given out at most; None where it does not count.
+        slots: bytes of the optimizer's slots.
+    """
+
+    peak: int | None
+    slots: int
+
+    @classmethod
+    def here(cls) -> Measured:
+        """What this rank has measured so far."""
+        return cls(tf_internals.peak_memory(), slot_bytes_here())
+
+
+class _Report:
+    def __init__(
+        self, program: int, plan: Plan, expected: Expected | None, topology: Topology, transport: Transport
+    ) -> None:
+        self._program = program
+        self._plan = plan
+        self._expected = expected
+        self._topology = topology
+        self._transport = transport
+        self._thread = threading.Thread(target=self._run, name="smp_tf first steps", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Let the thread end: what has not begun by now is not reported, and what has begun is."""
+        self._transport.stop_awaiting()
+        self._thread.join()
+        _State.program = None
+
+    def _run(self) -> None:
+        try:
+            if self._topology.rank == WRITER:
+                self._gather()
+            elif self._transport.await_step(self._program, _TOLD, ended=False):
+                # Where rank 0 ends this step, this rank has begun it: it never waits for long.
+                mine = json.dumps(dataclasses.asdict(Measured.here()))
+                self._transport.send_bytes(WRITER, _TAG, mine.encode())
+        except Exception as error:
+            # A training does not end for want of a report, and one that has failed says why itself.
+            if self._transport.cause is None:
+                tell_in_time(f"smp_tf: the memory of the first steps is not told: {error!r}")
+
+    def _gather(self) -> None:
+        if not self._transport.await_step(self._program, _CLOCK, ended=True):
+            return
+        began = time.monotonic()
+        if not self._transport.await_step(self._program, _TOLD, ended=True):
+            return
+        seconds = (time.monotonic() - began) / (_TOLD - _CLOCK)
+        found = {WRITER: Measured.here()}
+        for rank in self._topology.members(CommGroup.MP_GROUP):
+            if rank != WRITER:
+                text = self._transport.recv_bytes(rank, _TAG, _ON_ITS_WAY)
+                found[rank] = Measured(**json.loads(bytes(text)))
+        tell_in_time(render(self._plan, found, seconds, self._expected))
+
+
+def render(
+    plan: Plan, found: Mapping[int, Measured], seconds: float, expected: Expected | None = None, width: int = 100
+) -> str:
+    """The forecast of every rank beside what it measured.
+
+    Args:
+        plan: with the forecast of every stage.
+        found: by world rank, those of one replica in the order of their stages.
+        seconds: of a step.
+        expected: how long it should take.
+        width: columns of the terminal.
+
+    Returns:
+        Lines, each at most `width` wide; of memory where at least one rank has counted it.
+    """
+    if all(measured.peak is None for measured in found.values()):
+        return _step_in_words(seconds, expected)
+    table = Table(title="memory after the first steps", title_justify="left", expand=False)
+    for column in ("rank", "stage", "forecast", "measured at most"):
+        table.add_column(column, justify="right")
+    for stage, (rank, measured) in enumerate(found.items()):
+        row = with_slots(plan.forecast[stage], measured.slots)
+        peak = "not counted" if measured.peak is None else as_bytes(measured.peak)
+        table.add_row(str(rank), str(stage), as_bytes(row.device_bytes), peak)
+    text = io.StringIO()
+    Console(file=text, width=width).print(table)
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    return "\n".join([*lines, _step_in_words(seconds, expected)])
+
+
+def _step_in_words(seconds: float, expected: Expected | None) -> str:
+    words = f"a step takes {seconds:.3g} s"
+    if expected is None:
+        return words
+    source = "by the times of its layers" if expected.is_measured else "estimated; model.profile measures its layers"
+    return f"{words}; forecast: {expected.seconds:.3g} s, {source}"
+
+
+def with_slots(row: StageForecast, slots: int) -> StageForecast:
+    """The forecast with the slots that an optimizer has, where the plan could only assume some."""
+    return dataclasses.replace(row, slot_bytes=slots)

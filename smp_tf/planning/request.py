@@ -1,0 +1,119 @@
+"""What a plan of a step has to be like, and what is expected of the one that was made."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from smp_tf.batch.output_positions import composites_of
+from smp_tf.job import runtime
+from smp_tf.keras.optimizer_slots import slots_of
+from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.place.placement import Ranks
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.split.split import Split
+from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.timeline import timeline_of
+from smp_tf.pipeline.run.host import has_device
+from smp_tf.pipeline.schedules.schedule import is_named, placement_of
+from smp_tf.planning import earlier_steps as placed_before
+from smp_tf.planning import first_steps, partition_file
+from smp_tf.replicas.sums import averaging_bytes
+from smp_tf.sharding import shares as sharded_slots
+from smp_tf.steps.trace import StepTrace
+
+#: Slots per variable of an optimizer that nobody knows before it is applied: as many as Adam has.
+_USUAL_SLOTS = 2.0
+
+
+def known_slots(models: Sequence[Any]) -> float | None:
+    """Slots per variable of the optimizers that models were compiled with; others are unknown until they are used."""
+    known = [slots_of(model.optimizer) for model in models if getattr(model, "optimizer", None) is not None]
+    return max((slots for slots in known if slots is not None), default=None)
+
+
+def request_for(
+    step: str,
+    traced: StepTrace,
+    microbatches: int,
+    samples: int,
+    slots: float | None,
+    local_outputs: frozenset[int],
+    *,
+    decides: bool,
+) -> planning.PlacementRequest:
+    """Returns what a plan of a step has to be like, by the configuration and by what was placed before.
+
+    Args:
+        step: its name.
+        traced: its trace.
+        microbatches: their number.
+        samples: of the largest microbatch.
+        slots: the optimizer's slots per variable; None while it is not known.
+        local_outputs: positions of outputs that stay with the stage that makes them.
+        decides: whether the plan decides where variables are.
+    """
+    running = runtime.current()
+    config, stages = running.config, running.config.partitions or 1
+    lowered, graph = traced.lowered, traced.graph
+    measured = {
+        name: (forward * samples, backward * samples)
+        for model in traced.models
+        for name, (forward, backward) in model._smp_store.measured.items()
+    }
+    placement = placed_before.placement(lowered, graph.used_variables)
+    given = partition_file.given_for(step, graph, is_first=placement is None) if decides else None
+    schedule = _schedule_for(graph, config.pipeline)
+    recompute = config.recompute
+    if given is not None:
+        schedule = partition_file.schedule_for(given, schedule, placement)
+        placement, recompute = given.placement, partition_file.recompute_for(given, recompute)
+    placement = placement or placed_before.first_placement(config, stages)
+    if placement is None and not is_named(config.pipeline):
+        placement = placement_of(config.pipeline, stages)
+    return planning.PlacementRequest(
+        stages,
+        microbatches,
+        schedule,
+        config.optimize,
+        _USUAL_SLOTS if slots is None else slots,
+        samples,
+        measured,
+        None if config.auto_partition else config.default_partition,
+        given=given,
+        ranks=dataclasses.replace(Ranks.alike(stages, config.memory_limit), hosts=running.topology.hosts_of_stages()),
+        proof_seconds=planning.PROOF_SECONDS,
+        local_outputs=local_outputs,
+        composites=composites_of(lowered.results),
+        chunks_per_rank=config.chunks_per_rank,
+        placement=placement,
+        contiguous=config.contiguous,
+        slot_shares=sharded_slots.count(),
+        averaging_bytes=averaging_bytes(running.topology.dp_size),
+        replicas=running.topology.dp_size,
+        gradients_on_host=config.gradient_offload and has_device(),
+        slots_on_host=config.optimizer_offload and has_device(),
+        recompute=recompute,
+        alone=_mean_of([model._smp_store.alone for model in traced.models if model._smp_store.measured]),
+    )
+
+
+def expected_of(graph: OpGraph, request: planning.PlacementRequest, plan: Plan, cut: Split) -> first_steps.Expected:
+    """How long a step should take, by the costs of its units."""
+    timeline = timeline_of(plan, *planning.costs_of(graph, request, plan), cut, request.samples, request.ranks)
+    return first_steps.Expected(timeline.step_time, bool(request.measured))
+
+
+def _schedule_for(graph: OpGraph, asked: str) -> str:
+    """The schedule of a step: one that was written down is for one number of microbatches, and for training."""
+    return asked if is_named(asked) or any(node.backward for node in graph.nodes) else "simple"
+
+
+def _mean_of(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """What units of a step take alone, by those of its models that were measured."""
+    if not shares:
+        return 1.0, 1.0
+    forward, backward = zip(*shares, strict=True)
+    return statistics.fmean(forward), statistics.fmean(backward)

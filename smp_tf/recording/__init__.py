@@ -1,0 +1,1 @@
+"""What ran when, in a file."""

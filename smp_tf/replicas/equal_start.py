@@ -1,0 +1,105 @@
+"""Replicas begin to train with equal weights: where they have others, all take those of one, by default replica 0's.
+
+    all ranks          one hash over what each stores, told to all              ─▶ nothing more where stages are equal
+    an unequal stage   a hash of every variable, told to the other replicas     ─▶ one replica sends those that differ
+
+Equal seeds, and checkpoints, make them equal already. This is for what a script has loaded on one replica only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.announce import tell
+from smp_tf.errors import StepError
+from smp_tf.job import exchange as control
+from smp_tf.job import runtime
+from smp_tf.job.content_hash import content_hash
+from smp_tf.job.topology import CommGroup, Topology
+from smp_tf.replicas.sums import broadcast_over_replicas
+from smp_tf.start.lifecycle import on_shutdown
+
+_NAME = "the weights that replicas begin with"
+
+
+class _State:
+    #: The replica whose values all take.
+    root: int = 0
+
+
+def take_from(replica: int) -> None:
+    """Let the weights that training begins with be those of a replica, in this job; all ranks say the same.
+
+    Args:
+        replica: its number.
+    """
+    if replica != _State.root:
+        on_shutdown(lambda: setattr(_State, "root", 0))
+        _State.root = replica
+
+
+def take_those_of_one(placed: Iterable[tuple[Any, int]]) -> None:
+    """Give all replicas the values that variables have on one; every rank calls it, before the first step runs.
+
+    Args:
+        placed: variables of models, each with the stage that stores it, the same in the same order on all ranks.
+    """
+    topology = runtime.current().topology
+    wanted = {id(v.handle): (v, stage) for v, stage in placed}
+    if topology.dp_size == 1 or not wanted:
+        return
+    stored = [variable for variable, stage in wanted.values() if stage == topology.mp_rank]
+    with tf.init_scope():
+        # One after the other: from a GPU all of them would lie in the host's memory at once.
+        hashes = [int(content_hash(variable.read_value())[0]) for variable in stored]
+        of_all = control.allgather_json(hashlib.blake2b(repr(hashes).encode()).hexdigest(), name=_NAME)
+        unequal = _unequal_stages(of_all, topology)
+        if topology.mp_rank in unequal:
+            said = control.allgather_json(hashes, CommGroup.DP_GROUP, name=_NAME)
+            _take(stored, said, topology, speaks=topology.mp_rank == unequal[0])
+
+
+def _unequal_stages(said: Sequence[str], topology: Topology) -> list[int]:
+    """The stages whose replicas said unlike things, in order."""
+    of_stage: dict[int, set[str]] = {}
+    for rank, words in enumerate(said):
+        of_stage.setdefault(topology.grid.coordinates(rank)["P"], set()).add(words)
+    return sorted(stage for stage, words in of_stage.items() if len(words) > 1)
+
+
+def _take(stored: Sequence[Any], said: Sequence[Sequence[int]], topology: Topology, *, speaks: bool) -> None:
+    """Take what differs from the values of one replica.
+
+    Args:
+        stored: the variables that this rank stores.
+        said: their hashes on every replica.
+        topology: who is where.
+        speaks: whether that replica says so for this stage.
+
+    Raises:
+        StepError: replicas do not have the same ones.
+    """
+    root = _State.root
+    counts = [len(own) for own in said]
+    if len(set(counts)) > 1:
+        raise StepError(
+            f"Replicas begin a step with different numbers of new weights: {', '.join(map(str, counts))}, by replica. "
+            f"A layer of a model that was let go is new where Python has freed that model, and not yet elsewhere: call "
+            f"gc.collect() on all ranks before a layer of it is used in another model."
+        )
+    others = [[replica for replica, own in enumerate(said) if own[n] != said[root][n]] for n in range(len(stored))]
+    unlike = [number for number, replicas in enumerate(others) if replicas]
+    sender = topology.members(CommGroup.DP_GROUP)[root]
+    broadcast_over_replicas([stored[number] for number in unlike], sender, "smp_first_values")
+    if speaks and topology.dp_rank == root:
+        first = unlike[0]
+        whose = ", ".join(map(str, others[first]))
+        tell(
+            f"smp_tf: replicas begin with equal weights. {stored[first].name!r}, for one, had other values on replica "
+            f"{whose} than on replica {root}: all replicas have taken those of replica {root}. Load weights on all "
+            f"replicas alike, or on replica {root}."
+        )

@@ -1,0 +1,176 @@
+"""Average over replicas what is sent as one bit an element, and keep what that loses for the next time.
+
+    replica 0   a0 │ a1   + error    alltoall     mean of a0, b0   + error    allgather     m0 │ m1
+    replica 1   b0 │ b1   + error  ───────────▶   mean of a1, b1   + error  ────────────▶   m0 │ m1
+                signs, a scale a block             signs, a scale a block
+
+Of every block of elements its signs are sent, and the mean of their absolute values. What a replica wanted to send and
+did not is its error, which it adds the next time; likewise the replica that averages a part, for what it hands out. So
+what was sent in all steps, and the last error, add up to what there was to send. All replicas decode the same bytes of
+each part: they stay equal to the last bit.
+
+Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML
+2021, Algorithm 1, lines 5 to 8; Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
+Distributed Training of Speech DNNs", Interspeech 2014, section 2 (the error).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from smp_tf.replicas.equal_parts import Exchange, code_of, require_alike
+
+#: Elements that share a scale. None has those of two tensors, whose values may be of very different sizes.
+BLOCK = 1024
+#: Bytes of a scale, and of all that is sent of a block.
+_SCALE = 4
+_ROW = _SCALE + BLOCK // 8
+#: Bytes of the code of sizes.
+_CODE = 2
+#: What a bit of a byte counts: the first element is the highest.
+_PLACES = 2.0 ** np.arange(7, -1, -1, dtype=np.float32)[:, None]
+#: The signs that a byte stands for.
+_SIGNS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 1.0, -1.0).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How tensors lie in blocks: each from the begin of one on, and all in as many as replicas divide.
+
+    Args:
+        sizes: elements of each tensor.
+        replicas: their number.
+    """
+
+    sizes: tuple[int, ...]
+    replicas: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of all tensors, and those that make them divisible."""
+        used = sum(_blocks_of(size) for size in self.sizes)
+        return used + -used % self.replicas
+
+    @property
+    def blocks_of_part(self) -> int:
+        """Blocks that one replica averages."""
+        return self.blocks // self.replicas
+
+    def elements(self) -> np.ndarray:
+        """How many elements of each block are a tensor's, int32[blocks]: all but in the last block of each."""
+        found = []
+        for size in self.sizes:
+            found += [BLOCK] * (size // BLOCK) + [size % BLOCK] * (size % BLOCK > 0)
+        return np.array(found + [0] * (self.blocks - len(found)), np.int32)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """What was not sent yet: variables of zeros at first, which every average changes.
+
+    Args:
+        worker: of what this replica sends, float32[blocks, BLOCK].
+        server: of the part that it averages, float32[blocks of a part, BLOCK].
+    """
+
+    worker: tf.Variable
+    server: tf.Variable
+
+
+def average(
+    tensors: Sequence[tf.Tensor], layout: Layout, errors: Errors, exchange: Exchange, replica: int
+) -> list[tf.Tensor]:
+    """The averages over the replicas of tensors that all of them have, as far as one bit an element says them.
+
+    Args:
+        tensors: of floats, with the sizes of the layout; of the same number and shapes on every replica.
+        layout: how they lie in blocks.
+        errors: of this replica.
+        exchange: sends uint8.
+        replica: number of this replica.
+
+    Returns:
+        The averages, float32, of the same shapes; equal to the last bit on all replicas. An error of TensorFlow where
+        the tensors of another replica are known to have other sizes.
+    """
+    elements = tf.constant(layout.elements())
+    part = layout.blocks_of_part
+    rows = _sent(_in_blocks(tensors, layout) + errors.worker.read_value(), elements, errors.worker)
+    # Shifted against each other, parts would be averaged without a word.
+    sizes = tf.constant(layout.sizes, tf.int32)
+    code = tf.bitcast(tf.cast(code_of(sizes), tf.uint16), tf.uint8)
+    sent = tf.concat([tf.reshape(rows, [layout.replicas, -1]), tf.tile(code[None], [layout.replicas, 1])], axis=1)
+    received = exchange.alltoall(sent)
+    with tf.control_dependencies(require_alike(tf.reduce_all(tf.equal(received[:, -_CODE:], code)), sizes)):
+        parts = tf.reshape(decoded(tf.reshape(received[:, :-_CODE], [-1, _ROW])), [layout.replicas, part, BLOCK])
+    own_elements = elements[replica * part : (replica + 1) * part]
+    # What is no element came with a sign, too.
+    mean = _elements_only(tf.reduce_mean(parts, axis=0), own_elements)
+    own_rows = _sent(mean + errors.server.read_value(), own_elements, errors.server)
+    gathered = exchange.allgather(tf.reshape(own_rows, [1, -1]))
+    return _out_of_blocks(decoded(tf.reshape(gathered, [-1, _ROW])), tensors, layout)
+
+
+def encoded(blocks: tf.Tensor, elements: tf.Tensor) -> tf.Tensor:
+    """Blocks as they are sent.
+
+    Args:
+        blocks: float32[n, BLOCK], with zeros for what is no element.
+        elements: how many of each block are elements, int32[n].
+
+    Returns:
+        For each block its scale and its signs, uint8[n, bytes of both]. Zeros count as negative.
+    """
+    counts = tf.cast(tf.maximum(elements, 1), tf.float32)
+    scales = tf.reduce_sum(tf.abs(blocks), axis=1) / counts
+    # A product of matrices, of whole numbers up to 255, is the fastest of the ways to put bits together.
+    bits = tf.reshape(tf.cast(blocks > 0, tf.float32), [-1, 8])
+    signs = tf.cast(tf.reshape(tf.matmul(bits, tf.constant(_PLACES)), [-1, BLOCK // 8]), tf.uint8)
+    return tf.concat([tf.bitcast(scales, tf.uint8), signs], axis=1)
+
+
+def decoded(rows: tf.Tensor) -> tf.Tensor:
+    """What `encoded` has made blocks of: plus or minus the scale for each element, float32[n, BLOCK]."""
+    scales = tf.bitcast(rows[:, :_SCALE], tf.float32)
+    signs = tf.reshape(tf.gather(tf.constant(_SIGNS), tf.cast(rows[:, _SCALE:], tf.int32)), [-1, BLOCK])
+    return signs * scales[:, None]
+
+
+def _sent(blocks: tf.Tensor, elements: tf.Tensor, error: tf.Variable) -> tf.Tensor:
+    """Blocks as they are sent; what they lose by that is the new error."""
+    rows = encoded(blocks, elements)
+    error.assign(_elements_only(blocks - decoded(rows), elements), read_value=False)
+    return rows
+
+
+def _elements_only(blocks: tf.Tensor, elements: tf.Tensor) -> tf.Tensor:
+    """Blocks with zeros for what is no element."""
+    return tf.where(tf.sequence_mask(elements, BLOCK), blocks, 0.0)
+
+
+def _in_blocks(tensors: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
+    """Tensors one behind the other, float32[blocks, BLOCK]."""
+    parts, filled = [], 0
+    for tensor, size in zip(tensors, layout.sizes, strict=True):
+        used = BLOCK * _blocks_of(size)
+        parts += [tf.reshape(tf.cast(tensor, tf.float32), [-1]), tf.zeros([used - size])]
+        filled += used
+    parts.append(tf.zeros([BLOCK * layout.blocks - filled]))
+    return tf.reshape(tf.concat(parts, axis=0), [layout.blocks, BLOCK])
+
+
+def _out_of_blocks(blocks: tf.Tensor, like: Sequence[tf.Tensor], layout: Layout) -> list[tf.Tensor]:
+    found, begin = [], 0
+    for tensor, size in zip(like, layout.sizes, strict=True):
+        rows = blocks[begin : begin + _blocks_of(size)]
+        found.append(tf.reshape(tf.reshape(rows, [-1])[:size], tensor.shape))
+        begin += _blocks_of(size)
+    return found
+
+
+def _blocks_of(size: int) -> int:
+    return -(-size // BLOCK)

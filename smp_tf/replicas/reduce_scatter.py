@@ -1,0 +1,200 @@
+"""Sum gradients over replicas where each, or each of its rows, is received by one: the replica that updates its weight.
+
+    replica 0   kernel table[0:40] │ bias table[40:]       alltoall     kernel + kernel', table[0:40] + table'[0:40]
+    replica 1   kernel' table'[0:40] │ bias' table'[40:]   ─────────▶   bias + bias', table[40:] + table'[40:]
+
+That is the first half of an all-reduce, a reduce-scatter: with shared slots nobody else needs the sum, and what all
+replicas take afterwards is the new weight. A gradient of which each gets rows may be the largest there is; it goes in
+rounds, so that beside it there is little of what is sent and received:
+
+    round 0   first half of table[0:40] │ first half of table[40:]       ┐ the round after the next begins
+    round 1   second half of table[0:40] │ second half of table[40:]     ┘ when this one is added up
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC20, section 7.1
+(what stage 1 and 2 send).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from smp_tf.pipeline.run.reduction import MOST_BYTES
+from smp_tf.replicas.two_byte_floats import decoded, encoded
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A gradient goes to one replica.
+
+    Args:
+        replica: which.
+        elements: of the gradient.
+    """
+
+    replica: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Of a gradient each replica gets rows.
+
+    Args:
+        borders: replica r gets those from borders[r] to borders[r + 1].
+        width: elements of one row.
+    """
+
+    borders: tuple[int, ...]
+    width: int
+
+    def of(self, replica: int) -> tuple[int, int]:
+        """From which row to which a replica gets them."""
+        return self.borders[replica], self.borders[replica + 1]
+
+    def rounds(self, nbytes: int) -> int:
+        """In how many rounds they are sent.
+
+        Args:
+            nbytes: of an element.
+        """
+        most = max(stop - start for start, stop in itertools.pairwise(self.borders))
+        # No more than there are rows, or some would have none.
+        return min(most, max(1, -(-self.borders[-1] * self.width * nbytes // MOST_BYTES)))
+
+    def part(self, replica: int, number: int, rounds: int) -> tuple[int, int]:
+        """From which row to which a replica gets them in one of so many rounds."""
+        start, stop = self.of(replica)
+        return start + (stop - start) * number // rounds, start + (stop - start) * (number + 1) // rounds
+
+
+#: Who gets the sum of a gradient: one replica, or each some rows of it. The same on all replicas, whatever they know of
+#: a tensor's shape before it is there.
+Receiver = Whole | Rows
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How gradients travel to the replicas that receive them.
+
+    Args:
+        replicas: their number.
+        replica: this one.
+        alltoall: given a vector, how many of its elements go to each replica in their order, and the number of the
+            round, gives what all replicas have for this one, one after the other.
+    """
+
+    replicas: int
+    replica: int
+    alltoall: Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What of a tensor one replica receives in a round.
+
+    Args:
+        whole: the tensor's place among those that are summed.
+        receiver: who gets the sum.
+        rows: from which to which; None: all of the tensor.
+    """
+
+    whole: int
+    receiver: int
+    rows: tuple[int, int] | None
+
+    def of(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The piece, given the tensors."""
+        tensor = tensors[self.whole]
+        return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
+
+
+def sums_at_receivers(
+    tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], kind: str | None, delivery: Delivery
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """The sums over the replicas of the tensors, or rows of them, that this one receives.
+
+    Args:
+        tensors: of the same number, shapes and types on every replica.
+        receivers: of each.
+        kind: what they are sent as, "bf16" or "fp16": then they are added up in float32. None: as they are, all of one
+            type that Horovod sends.
+        delivery: sends.
+
+    Returns:
+        The sums of those whose receiver is this replica, and this one's rows of those that all receive, in their order,
+        of the same types; and what was received, all of which is there when nothing is sent any more.
+    """
+    found: dict[int, list[tf.Tensor]] = {
+        whole: []
+        for whole, receiver in enumerate(receivers)
+        if isinstance(receiver, Rows) or receiver.replica == delivery.replica
+    }
+    received: list[tf.Tensor] = []
+    ends: list[list[tf.Tensor]] = []
+    for number, pieces in enumerate(_rounds(tensors, receivers, delivery.replicas)):
+        # Two at a time: each takes memory.
+        with tf.control_dependencies(ends[number - 2] if number >= 2 else []):
+            sums, came = _sums_of(tensors, pieces, number, kind, delivery)
+        received.append(came)
+        ends.append(list(sums.values()) or [came])
+        for whole, part in sums.items():
+            found[whole].append(part)
+    return [_joined(parts, tensors[whole]) for whole, parts in found.items()], received
+
+
+def _joined(parts: Sequence[tf.Tensor], whole: tf.Tensor) -> tf.Tensor:
+    """Rows of several rounds; none where this replica gets none."""
+    if len(parts) < 2:
+        return parts[0] if parts else whole[0:0]
+    return tf.concat(parts, axis=0)
+
+
+def _rounds(tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], replicas: int) -> list[list[_Piece]]:
+    """The pieces of tensors, by the round in which they are sent: whole ones, and rows of few bytes, in the first."""
+    found: list[list[_Piece]] = [[]]
+    for whole, receiver in enumerate(receivers):
+        if not isinstance(receiver, Rows):
+            found[0].append(_Piece(whole, receiver.replica, None))
+            continue
+        rounds = receiver.rounds(tensors[whole].dtype.size)
+        found += [[] for _ in range(rounds - len(found))]
+        for number, replica in itertools.product(range(rounds), range(replicas)):
+            rows = receiver.part(replica, number, rounds)
+            if rows[0] < rows[1]:
+                found[number].append(_Piece(whole, replica, rows))
+    return found
+
+
+def _sums_of(
+    tensors: Sequence[tf.Tensor], pieces: Sequence[_Piece], number: int, kind: str | None, delivery: Delivery
+) -> tuple[dict[int, tf.Tensor], tf.Tensor]:
+    """The sums of the pieces of a round that this replica receives, by their wholes; and what was received."""
+    summed_as = tf.float32 if kind is not None else tensors[0].dtype
+    sent, own = [], []
+    for replica in range(delivery.replicas):
+        of_it = [(piece.whole, piece.of(tensors)) for piece in pieces if piece.receiver == replica]
+        sent.append(tf.reshape(encoded(_row([t for _, t in of_it], summed_as), kind), [-1]) if of_it else None)
+        if replica == delivery.replica:
+            own = of_it
+    splits = tf.stack([0 if part is None else tf.size(part) for part in sent])
+    received = delivery.alltoall(tf.concat([part for part in sent if part is not None], axis=0), splits, number)
+    if not own:
+        return {}, received
+    # In the order of the replicas: the bits do not depend on who adds.
+    total = tf.reduce_sum(decoded(tf.reshape(received, [delivery.replicas, -1]), kind), axis=0)
+    parts = tf.split(total, tf.stack([tf.size(t) for _, t in own]), num=len(own))
+    return {whole: _as_one(part, like) for part, (whole, like) in zip(parts, own, strict=True)}, received
+
+
+def _as_one(part: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Some elements in a row, in the shape and type of another tensor."""
+    return tf.cast(tf.ensure_shape(tf.reshape(part, tf.shape(like)), like.shape), like.dtype)
+
+
+def _row(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    """Tensors one after the other, as the only row of a matrix."""
+    return tf.concat([tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors], axis=0)[tf.newaxis]

@@ -1,0 +1,47 @@
+"""Sparse gradients (`tf.IndexedSlices`) of a batch over all replicas: slices of every microbatch, one behind the other.
+
+    replica 0   microbatches  3 7 │ 1     ──▶ rows 3 7 1 ──┐
+    replica 1   microbatches  2   │ 7 7   ──▶ rows 2 7 7 ──┴──▶ rows 3 7 1 2 7 7 on both
+
+Every slice is multiplied by the weight of its microbatch, so that together they stand for the sum that a dense gradient
+is. Nothing is made dense, since a table of embeddings may be larger than all else, unless the slices of all replicas
+are more (`sum_of_slices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.replicas import sums as data_parallel
+from smp_tf.replicas.sparse_sums import sum_of_slices
+
+
+def weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any], name: str) -> tf.IndexedSlices:
+    """The sum of weight x gradient over the microbatches of all replicas.
+
+    Args:
+        parts: the gradient for each microbatch of this replica.
+        weights: the weight of each: numbers or scalar tensors.
+        name: unique name of the operation, equal on the ranks that run this stage.
+
+    Returns:
+        The slices of all replicas, or the rows of their sum, see `sum_of_slices`: the same on each.
+    """
+    # One step's come behind the last one's: they have the same names.
+    handles = [] if tf.executing_eagerly() else [data_parallel.order().handle]
+    return sum_of_slices(own_weighted_sum(parts, weights), name, handles)
+
+
+def own_weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any]) -> tf.IndexedSlices:
+    """The sum of weight x gradient over the microbatches of this replica.
+
+    Args:
+        parts: the gradient for each microbatch.
+        weights: the weight of each: numbers or scalar tensors.
+    """
+    values = [part.values * tf.cast(weight, part.values.dtype) for part, weight in zip(parts, weights, strict=True)]
+    indices = [part.indices for part in parts]
+    return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), parts[0].dense_shape)

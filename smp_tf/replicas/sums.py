@@ -1,0 +1,359 @@
+"""Sums over replicas: over the ranks that hold the same stage, once per step and dtype."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.collectives import wire_types
+from smp_tf.collectives.horovod_waits import under_a_name_of_its_own
+from smp_tf.config.config import ONE_BIT
+from smp_tf.job import runtime
+from smp_tf.job.topology import CommGroup
+from smp_tf.ops.at_run_time import at_run_time
+from smp_tf.ops.collective import come_through, come_to, within
+from smp_tf.ops.graph_op import run_independently
+from smp_tf.pipeline.run.host import HOST
+from smp_tf.replicas.equal_parts import Exchange, sums_in_parts
+from smp_tf.replicas.reduce_scatter import Delivery, Receiver, Rows, Whole, sums_at_receivers
+from smp_tf.replicas.two_byte_floats import COMPRESSED
+from smp_tf.variables import assigned_values
+from smp_tf.variables import store as variables
+
+#: Bytes of Horovod's buffer, where its environment variable does not say it.
+_FUSION_BUFFER = 128 << 20
+#: With more elements together, tensors are not put in a row: they are counted as int32 there.
+_MOST_ELEMENTS = 1 << 30
+#: Of one gradient a replica receives at most so many bytes from all others together.
+_MOST_RECEIVED = 256 << 20
+#: Types whose sums are made in equal parts on the host, and what these are sent as.
+IN_PARTS = {tf.float32: None, tf.float64: None, tf.bfloat16: "bf16", tf.float16: "fp16"}
+
+
+def averaging_bytes(replicas: int) -> int:
+    """The memory through which Horovod averages gradients on every rank: its buffer for tensors that travel together.
+
+    Horovod takes all of it for the first two that do, from TensorFlow.
+
+    Args:
+        replicas: their number.
+
+    Returns:
+        Bytes.
+    """
+    if replicas == 1:
+        return 0
+    given = os.environ.get("HOROVOD_FUSION_THRESHOLD", "")
+    return int(given) if given.isdecimal() else _FUSION_BUFFER
+
+
+def reduction_name(known_as: str) -> str:
+    """The name under which the gradients of a step function are reduced, the same for all of its programs.
+
+    Replicas with batches of other sizes run programs of other numbers.
+
+    Args:
+        known_as: what the step function is known by, on all ranks.
+    """
+    return f"smp_gradients_{re.sub('[^A-Za-z0-9_.]', '_', known_as)}"
+
+
+def sum_over_replicas(
+    tensors: Sequence[tf.Tensor],
+    name: str,
+    *,
+    compression: str | None = None,
+    offload: bool = False,
+    handles: Sequence[Any] = (),
+) -> list[tf.Tensor]:
+    """The sums over the replicas of tensors that every rank of this stage's group has.
+
+    Args:
+        tensors: dense tensors, the same number, shapes and types on every rank of the group.
+        name: unique name of the operation, equal on those ranks.
+        compression: how those of a type in `wire_compression.COMPRESSED` are sent; None: as they are.
+        offload: add them up in the host's memory, and those of a type in `IN_PARTS` in parts of equal bytes.
+        handles: see `collective`.
+
+    Returns:
+        The sums; the tensors themselves where there is one replica.
+    """
+    replicas = runtime.current().topology.group_size(CommGroup.DP_GROUP)
+    if not tensors or replicas == 1:
+        return list(tensors)
+    ways = [_way(t.dtype, compression, offload) for t in tensors]
+    sums: dict[int, tf.Tensor] = {}
+    with tf.device(HOST) if offload else contextlib.nullcontext():
+        for way in dict.fromkeys(ways):
+            alike = [i for i, other in enumerate(ways) if other == way]
+            given = [tensors[i] for i in alike]
+            named = name if way is None else f"{name}_{way.name}"
+            if way is None or _elements(given) > _MOST_ELEMENTS:
+                found = _sums(given, named, handles)
+            else:
+                found = sums_in_parts(given, way.kind, exchange_of(replicas, named, handles))
+            sums.update(zip(alike, found, strict=True))
+    return [sums[i] for i in range(len(tensors))]
+
+
+def _elements(tensors: Sequence[tf.Tensor]) -> int:
+    """How many elements tensors have together, as far as it is known before they are there."""
+    return sum(tensor.shape.num_elements() or 0 for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class _InParts:
+    """How tensors of a type are summed in equal parts.
+
+    Args:
+        name: for the operation.
+        kind: what they are sent as, see `equal_parts.sums_in_parts`.
+    """
+
+    name: str
+    kind: str | None
+
+
+def _way(dtype: tf.DType, compression: str | None, offload: bool) -> _InParts | None:
+    """How tensors of a type are summed; None: by Horovod."""
+    if compression is not None and dtype in COMPRESSED:
+        return _InParts(compression, compression)
+    return _InParts(dtype.name, IN_PARTS[dtype]) if offload and dtype in IN_PARTS else None
+
+
+def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[Any] = ()) -> list[tf.Tensor]:
+    """The sums over the replicas of gradients, as the configuration has them sent and added up.
+
+    Args:
+        tensors: see `sum_over_replicas`.
+        name: likewise.
+        handles: likewise.
+
+    Returns:
+        The sums.
+    """
+    config = runtime.current().config
+    kind = None if config.gradient_compression == ONE_BIT else config.gradient_compression
+    return sum_over_replicas(tensors, name, compression=kind, offload=config.gradient_offload, handles=handles)
+
+
+def sum_gradients_at(
+    tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver | None], name: str
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """The sums over the replicas of gradients, each for one replica or in rows, sent as the configuration has it.
+
+    Args:
+        tensors: see `sum_over_replicas`; those with a receiver are of a type in `IN_PARTS`.
+        receivers: of each, who gets its sum; None: all get it.
+        name: see `sum_over_replicas`.
+
+    Returns:
+        The sums that this replica gets, in order; and what it has received, to wait for.
+    """
+    running = runtime.current()
+    config, replica = running.config, running.topology.dp_rank
+    replicas = running.topology.dp_size
+    ways = [
+        None if receiver is None or _is_large(t, receiver) else _way(t.dtype, config.gradient_compression, True)
+        for t, receiver in zip(tensors, receivers, strict=True)
+    ]
+    sums: dict[int, tf.Tensor] = {}
+    there: list[tf.Tensor] = []
+    for way in dict.fromkeys(ways):
+        named = name if way is None else f"{name}_{way.name}"
+        alike = [i for i, other in enumerate(ways) if other == way]
+        whole = [i for i in alike if not isinstance(receivers[i], Rows)]
+        count = sum(receiver.elements for i in whole if isinstance(receiver := receivers[i], Whole))
+        if way is None or count * replicas > _MOST_ELEMENTS:
+            found = sum_gradients([tensors[i] for i in whole], named)
+            there += found
+            sums.update((i, t) for i, t in zip(whole, found, strict=True) if _is_for(replica, receivers[i]))
+            alike = [i for i in alike if i not in whole]
+        if way is None or not alike:
+            continue
+        to = [receiver for i in alike if (receiver := receivers[i]) is not None]
+        found, received = sums_at_receivers([tensors[i] for i in alike], to, way.kind, _delivery(named))
+        there += received
+        here = [i for i in alike if _is_for(replica, receivers[i])]
+        sums.update(zip(here, found, strict=True))
+    return [sums[i] for i in sorted(sums)], there
+
+
+def _is_large(tensor: tf.Tensor, receiver: Receiver) -> bool:
+    """Whether a gradient is summed in a ring, where it lies: its receiver would have it as often as replicas are."""
+    replicas = runtime.current().topology.dp_size
+    return isinstance(receiver, Whole) and receiver.elements * tensor.dtype.size * replicas > _MOST_RECEIVED
+
+
+def _is_for(replica: int, receiver: Receiver | None) -> bool:
+    """Whether a replica gets a sum, or rows of it."""
+    return not isinstance(receiver, Whole) or receiver.replica == replica
+
+
+def _delivery(name: str) -> Delivery:
+    import horovod.tensorflow as hvd
+
+    running = runtime.current()
+
+    def alltoall(vector: tf.Tensor, splits: tf.Tensor, number: int) -> tf.Tensor:
+        received, _ = collective(
+            hvd.alltoall,
+            vector,
+            splits=splits,
+            name=f"{name}_to_{number}",
+            # Why scopes are ignored, see `_sums`.
+            ignore_name_scope=True,
+            process_set=running.process_sets.dp,
+        )
+        return received
+
+    return Delivery(running.topology.dp_size, running.topology.dp_rank, alltoall)
+
+
+def exchange_of(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
+    """How parts travel among the replicas of this rank's stage.
+
+    Args:
+        replicas: their number.
+        name: unique name of the operations, equal on the ranks of the group.
+        handles: see `collective`.
+    """
+    import horovod.tensorflow as hvd
+
+    # Why scopes are ignored, see `_sums`.
+    group = runtime.current().process_sets.dp
+    options: dict[str, Any] = {"handles": handles, "ignore_name_scope": True, "process_set": group}
+
+    def alltoall(rows: tf.Tensor) -> tf.Tensor:
+        return collective(hvd.alltoall, rows, name=f"{name}_parts", **options)
+
+    def allgather(row: tf.Tensor) -> tf.Tensor:
+        return collective(hvd.allgather, row, name=f"{name}_sums", **options)
+
+    return Exchange(replicas, alltoall, allgather)
+
+
+def _sums(tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any] = ()) -> list[tf.Tensor]:
+    """The sums of tensors that are sent as they are."""
+    import horovod.tensorflow as hvd
+
+    sent = [wire_types.summed(t, f"tensor {number} of {name!r}") for number, t in enumerate(tensors)]
+    sums: dict[int, tf.Tensor] = {}
+    # Horovod's op takes tensors of one dtype.
+    for dtype in sorted({t.dtype for t in sent}, key=lambda dtype: dtype.name):
+        of_type = [index for index, t in enumerate(sent) if t.dtype == dtype]
+        reduced = collective(
+            hvd.grouped_allreduce,
+            [sent[index] for index in of_type],
+            handles=handles,
+            op=hvd.Sum,
+            name=f"{name}_{dtype.name}",
+            process_set=runtime.current().process_sets.dp,
+            # Where a step is traced within the script's own scopes, replicas may differ in these.
+            ignore_name_scope=True,
+        )
+        sums.update(zip(of_type, reduced, strict=True))
+    return [wire_types.from_summed(sums[index], t.dtype) for index, t in enumerate(tensors)]
+
+
+def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: str) -> None:
+    """Give variables of this rank the values that they have on another replica; every replica calls it, eagerly.
+
+    Args:
+        variables: the same on all replicas, in the same order.
+        root: world rank of the one whose values are taken.
+        name: unique name of the operation, equal on all replicas.
+    """
+    running = runtime.current()
+    if running.topology.group_size(CommGroup.DP_GROUP) == 1:
+        return
+    for variable in variables:
+        if variable.dtype != tf.string:
+            wire_types.moved_as(variable.dtype, f"variable {variable.name!r}")
+    with assigned_values.unnoted():
+        for number, variable in enumerate(variables):
+            value = variable.read_value()
+            variable.assign((_text_of if value.dtype == tf.string else _value_of)(value, root, f"{name}_{number}"))
+
+
+def _value_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
+    """What another replica has in place of a tensor, eagerly."""
+    import horovod.tensorflow as hvd
+
+    received = collective(
+        hvd.broadcast,
+        wire_types.moved(value, name),
+        root_rank=root,
+        name=name,
+        process_set=runtime.current().process_sets.dp,
+    )
+    return wire_types.from_moved(received, value.dtype)
+
+
+def _text_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
+    """The same of texts, which may have other lengths there."""
+    own = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
+    length = _value_of(tf.size(own), root, f"{name}_length")
+    if runtime.current().topology.rank != root:
+        own = tf.zeros([length], tf.uint8)
+    return tf.io.parse_tensor(_value_of(own, root, name).numpy().tobytes(), tf.string)
+
+
+def collective(
+    function: Callable[..., Any], given: Any, *, name: str, handles: Sequence[Any] = (), **options: Any
+) -> Any:
+    """Call a function of Horovod so that its op runs once whenever the graph does, since other replicas wait for it.
+
+    TensorFlow takes Horovod's ops for pure functions: it leaves them out where nobody reads what they give, and of
+    constants it computes them while it prepares the graph. When this rank comes to it and is through is noted, so that
+    who keeps others waiting is found (replica_watch.py).
+
+    Args:
+        function: such as `hvd.allgather`.
+        given: a tensor or a list of them.
+        name: of the operation, equal on all replicas, and of no other that may be waited for meanwhile.
+        handles: resource tensors of variables. The op comes behind their earlier uses, and all of it is done before
+            later ones, wherever these are: so one name may stand for all of them.
+        options: further arguments.
+
+    Returns:
+        What the function gives.
+    """
+    if tf.executing_eagerly():
+        with within(name), under_a_name_of_its_own():
+            return function(given, name=name, **options)
+    ready = tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), given)
+    come = come_to(name, tf.nest.flatten(ready))
+    with under_a_name_of_its_own():
+        result = function(ready, name=name, **options)
+    come_through(name, come, tf.nest.flatten(result))
+    if handles:
+        return tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), result)
+    run_independently(tf.nest.flatten(result)[0].op)
+    return result
+
+
+@functools.cache
+def order() -> tf.Variable:
+    """A variable whose uses have an order: a collective that is given its handle is done before the next one begins.
+
+    It is kept as long as the process: so long functions may live that were traced with it.
+    """
+    return variables.make_script_variable(initial_value=0, trainable=False, name="smp_order")
+
+
+def scaled(value: Any, factor: float) -> Any:
+    """A tensor or sparse slices times a number; the same object where that is 1."""
+    if factor == 1.0:
+        return value
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(scaled(value.values, factor), value.indices, value.dense_shape)
+    tensor = tf.convert_to_tensor(value)
+    return tensor * tf.constant(factor, tensor.dtype)

@@ -1,0 +1,1 @@
+"""Who keeps which part of an optimizer's slots."""

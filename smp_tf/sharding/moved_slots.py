@@ -1,0 +1,109 @@
+"""An optimizer's slots follow a weight from the rank that has kept it to the one that stores it. For tf_keras.
+
+Keras makes slots for all trainable weights at the first `apply_gradients`, also for those without a gradient. So the
+rank that keeps a weight which no step has used has slots for it, and they may have come from a checkpoint:
+
+    keeper   _momentums [hidden, head]                    ──▶  [hidden]
+    owner    _momentums [main]             slots of head  ──▶  [main, head]
+
+Where replicas share slots, each replica of the owner takes its share of them: all, some rows, or nothing.
+
+Optimizers are known on all ranks by a number: the order in which they were first given weights of a model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+from smp_tf.errors import StepError
+from smp_tf.job.exchange import tag_of
+from smp_tf.keras import optimizer_slots as optimizer_state
+from smp_tf.sharding import shares as sharded_slots
+from smp_tf.variables import fetch as gather
+
+_numbers = itertools.count()
+_number_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+_WHICH, _SLOT = tag_of("slots of a kept weight"), tag_of("slot of a kept weight")
+
+
+def note_use(optimizer: Any) -> None:
+    """Note that an optimizer is given weights of a distributed model; all ranks do it in the same order."""
+    inner = optimizer_state.innermost(optimizer)
+    if inner not in _number_of:
+        _number_of[inner] = next(_numbers)
+
+
+def send(variable: Any, owner: int) -> None:
+    """Send the slots of a weight that this rank has kept, and keep none of them.
+
+    Args:
+        variable: the weight.
+        owner: the rank that stores it from now on.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for optimizer, number in list(_number_of.items()):
+        for _, name, slot in optimizer_state.slots(optimizer, [variable]):
+            _require_lists(optimizer, variable)
+            found.setdefault(number, {})[name] = slot
+    said = [(number, sorted(found[number])) for number in sorted(found)]
+    gather.transport().send_bytes(owner, _WHICH, json.dumps(said).encode())
+    for number, names in said:
+        for name in names:
+            gather.transport().send_bytes(owner, _SLOT, gather.as_bytes(found[number][name]))
+    for optimizer, number in list(_number_of.items()):
+        if number in found:
+            optimizer_state.drop_slots(optimizer, variable)
+
+
+def receive(variable: Any, keeper: int) -> None:
+    """Make the slots of a weight that this rank stores from now on, with the values that they had.
+
+    Args:
+        variable: the weight.
+        keeper: the rank that has kept it.
+
+    Raises:
+        StepError: this rank does not know the optimizer.
+    """
+    optimizers = {number: optimizer for optimizer, number in _number_of.items()}
+    for number, names in json.loads(bytes(gather.transport().recv_bytes(keeper, _WHICH))):
+        optimizer = optimizers.get(number)
+        if optimizer is None:
+            raise StepError(
+                f"Rank {keeper} has slots of an optimizer for {variable.name!r}, which this rank stores from now on, "
+                f"and this rank does not have that optimizer. Every rank must keep the same optimizers, and call their "
+                f"apply_gradients in the same order."
+            )
+        _require_lists(optimizer, variable)
+        # No step has used the weight, so the keeper has all of its slots, and their shares are decided here.
+        rows = sharded_slots.rows_here(variable, optimizer)
+        is_elsewhere = sharded_slots.is_updated_elsewhere(variable, optimizer)
+        here = {}
+        if not is_elsewhere and optimizer_state.add_slots(optimizer, variable):
+            here = {name: slot for _, name, slot in optimizer_state.slots(optimizer, [variable])}
+        for name in names:
+            received = gather.transport().recv_bytes(keeper, _SLOT)
+            if name in here:
+                here[name].assign(_of_rows(received, variable, here[name], rows))
+
+
+def _of_rows(received: memoryview, variable: Any, slot: Any, rows: tuple[int, int] | None) -> Any:
+    """What is to be in a slot here, of what the keeper has had there for the whole weight."""
+    if rows is None or slot.shape != (rows[1] - rows[0], *variable.shape[1:]):
+        return gather.as_tensor(received, slot)
+    return gather.as_tensor(received, SimpleNamespace(shape=variable.shape, dtype=slot.dtype))[rows[0] : rows[1]]
+
+
+def _require_lists(optimizer: Any, variable: Any) -> None:
+    if not optimizer_state.is_new(optimizer):
+        raise StepError(
+            f"A step uses {variable.name!r} for the first time, which another partition is to store, and the optimizer "
+            f"{type(optimizer).__name__} has slots for it already. Slots of tf.keras.optimizers.legacy cannot follow. "
+            f"Let one call of model.predict on the whole model run before the first training step: it decides where "
+            f"all layers are. Or use the optimizer of tf.keras.optimizers."
+        )

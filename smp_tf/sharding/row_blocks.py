@@ -1,0 +1,151 @@
+"""Some rows of a weight as a variable of its own, which an optimizer updates in the weight's place.
+
+    embedding [0:100]         replica 0                          replica 1
+      rows  0 to 49       ─▶  block [50] ─ slots [50] ─▶ ┐       takes them
+      rows 50 to 99           takes them                 │   ─▶  block [50] ─ slots [50] ─▶ ┐
+                         ◀─── gathered by all replicas ──┴──────────────────────────────────┘
+
+Before an update a block is given the rows of the weight, which may have been assigned to since, and when they are in
+their place again it is left without memory. Optimizers take it for the weight: it has its name, and the number by which
+they find slots, and what is left out of decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import tf_internals
+from smp_tf.errors import StepError
+from smp_tf.replicas.gradient_marks import computed, is_averaged, mark_averaged, mark_computed, marked_rows
+from smp_tf.sharding.shares import placement_of, rows_here
+from smp_tf.variables import store as variables
+from smp_tf.variables.host_offload import update_on_host
+
+
+def in_place(optimizer: Any, updated: Iterable[Any]) -> list[Any]:
+    """Variables that this rank updates, with blocks in place of those of which an optimizer updates rows.
+
+    Args:
+        optimizer: of Keras.
+        updated: variables; blocks are left as they are.
+    """
+    return [variable for _, variable in pairs_in_place(optimizer, ((None, variable) for variable in updated))]
+
+
+def pairs_in_place(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Gradients, or None, and variables that this rank updates, likewise; of gradients the rows of the block.
+
+    Args:
+        optimizer: of Keras.
+        pairs: gradients and variables.
+
+    Raises:
+        StepError: a step gives rows of a gradient, and the optimizer does not update these by themselves any more.
+    """
+    found = []
+    for gradient, variable in pairs:
+        rows = None if is_block(variable) else rows_here(variable, optimizer)
+        if marked_rows(gradient) not in (None, rows) and not is_block(variable):
+            raise StepError(
+                f"A step that was built for it gives each replica some rows of the gradient of {variable.name!r}, and "
+                f"{type(optimizer).__name__} does not update these by themselves any more. Compile the model again."
+            )
+        if rows is not None:
+            gradient, variable = rows_of_gradient(gradient, rows), filled(variable, rows)
+        found.append((gradient, variable))
+    return found
+
+
+def filled(variable: Any, rows: tuple[int, int]) -> tf.Variable:
+    """The block of a variable, with its rows as they are now; in a function also while it is traced.
+
+    Args:
+        variable: of a distributed model.
+        rows: from which to which.
+    """
+    with tf.init_scope():
+        # Optimizers make slots outside functions, some from what the weight is.
+        known = placement_of(variable).block
+        block = known if known is not None else _made(variable, rows)
+        _fill(block, variable, rows)
+    if not tf.executing_eagerly():
+        _fill(block, variable, rows)
+    return block
+
+
+def _made(variable: Any, rows: tuple[int, int]) -> tf.Variable:
+    with update_on_host([variable]), tf_internals.kept_trace():
+        block = variables.make_script_variable(
+            initial_value=tf.zeros([rows[1] - rows[0], *variable.shape[1:]], variable.dtype),
+            trainable=variable.trainable,
+            name=variable.name.partition(":")[0],
+        )
+    tf_internals.let_optimizers_take(block, variable)
+    block.smp_whole = variable
+    placement_of(variable).block = block
+    return block
+
+
+def _fill(block: tf.Variable, variable: Any, rows: tuple[int, int]) -> None:
+    with update_on_host([variable]):
+        value = variable.read_value()[rows[0] : rows[1]]
+        # It has none of the rows at this time, and `assign` would miss them.
+        tf.raw_ops.AssignVariableOp(resource=block.handle, value=value, validate_shape=False)
+
+
+def empty(updated: Iterable[Any]) -> None:
+    """Leave blocks without memory until they are filled again.
+
+    Args:
+        updated: variables; of those that are no blocks nothing is changed.
+    """
+    for block in (variable for variable in updated if is_block(variable)):
+        nothing = tf.zeros([0, *block.shape[1:]], block.dtype)
+        if not tf.executing_eagerly():
+            # While a graph is made, shapes that are known are compared all the same.
+            nothing = tf.raw_ops.PlaceholderWithDefault(input=nothing, shape=None)
+        tf.raw_ops.AssignVariableOp(resource=block.handle, value=nothing, validate_shape=False)
+
+
+def is_block(variable: Any) -> bool:
+    """Whether a variable stands for rows of another one."""
+    return variables.whole_of(variable) is not variable
+
+
+def rows_of_gradient(gradient: Any, rows: tuple[int, int]) -> Any:
+    """The gradient of some rows of a variable.
+
+    Args:
+        gradient: of the whole: a tensor, sparse slices, or None; or that of the rows, marked as such.
+        rows: from which to which.
+
+    Returns:
+        The same kind of thing, of so many rows; what is known of the gradient is known of it.
+    """
+    if gradient is None or marked_rows(gradient) is not None:
+        return gradient
+    start, stop = rows
+    if isinstance(gradient, tf.IndexedSlices):
+        is_inside = tf.logical_and(gradient.indices >= start, gradient.indices < stop)
+        values, indices = tf.boolean_mask(gradient.values, is_inside), tf.boolean_mask(gradient.indices, is_inside)
+        shape = tf.concat([[stop - start], tf.cast(tf.shape(gradient.values)[1:], tf.int32)], axis=0)
+        found: Any = tf.IndexedSlices(values, indices - tf.cast(start, indices.dtype), shape)
+    else:
+        found = tf.convert_to_tensor(gradient)[start:stop]
+    if (made := computed(gradient)) is not None:
+        mark_computed(found, made)
+    return mark_averaged(found) if is_averaged(gradient) else found
+
+
+def put(variable: Any, rows: tuple[int, int], value: tf.Tensor) -> None:
+    """Write some rows of a variable, in its memory.
+
+    Args:
+        variable: of a distributed model.
+        rows: from which to which.
+        value: theirs.
+    """
+    tf.raw_ops.ResourceStridedSliceAssign(ref=variable.handle, begin=[rows[0]], end=[rows[1]], strides=[1], value=value)

@@ -1,0 +1,326 @@
+"""Who has come to `smp.init`, or imported smp_tf, and whose process has ended since.
+
+Before the ranks have met, one knows of the others what each leaves in the store of the launcher, `horovodrun`:
+
+    import smp_tf ── PUT /smp_tf.0/1 ──▶ ┌───────────┐ ◀── GET /smp_tf.1/1 ── rank 0: has rank 1 come to smp.init?
+                                         │ its store │
+    smp.init ─────── PUT /smp_tf.1/1 ──▶ └───────────┘ ◀── GET /smp_tf.0/1 ── rank 0: where does it run, as which
+                                                                              process, and does it end for another?
+
+Under other launchers, which have no such store, nothing is known; Open MPI's says itself on which host a rank ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from smp_tf.start import hosts
+from smp_tf.start import shared_memory as shared_segments
+from smp_tf.start.environment import number, world_rank, world_size
+
+_ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+_LOCAL_RANK, _LOCAL_SIZE = "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
+# The names of a few tell what is wrong, and one launcher answers all ranks.
+_MOST_NAMES = 4
+_ASKING_TIME = 3.0
+# Who is ended has as long to find out why: the launcher kills seconds later.
+_ENDING_TIME = 2.0
+# From the end of a process's connections to its own.
+_LOST_TIME = 0.5
+# In what a rank has left: that it is about to end, and that another is the cause, or it itself.
+_FOLLOWS, _FAILS = "ends for another", "ends by itself"
+# Between two looks for whose processes have ended.
+_PAUSE = 0.02
+
+# What a process leaves when it imports smp_tf, before its first start.
+_IMPORT = 0
+# All ranks start equally often: what they have left in an earlier start is none of the next one.
+_starts = itertools.count(_IMPORT + 1)
+
+
+def this_host() -> str:
+    """What this host calls itself."""
+    return socket.gethostname()
+
+
+def this_process() -> dict[str, Any]:
+    """Where this process runs: `host`, `machine` (see `hosts.machine`) and `pid`."""
+    return {"host": this_host(), "machine": hosts.machine(), "pid": os.getpid()}
+
+
+def in_words(rank: int, process: Mapping[str, Any]) -> str:
+    """Names a rank whose process is known, as `this_process` says it there."""
+    return f"rank {rank} (host {process['host']}, pid {process['pid']})"
+
+
+def _is_over(pid: int) -> bool:
+    """Whether what a process was when it came is over: it has ended, or it is this one, with another program."""
+    return pid == os.getpid() or _has_ended(pid)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        # Behind the command's name, which is in brackets and may hold anything.
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX"
+
+
+class Arrivals:
+    """Which ranks have come to one start, or imported smp_tf, as the launcher's store has it.
+
+    Args:
+        environment: where the launcher says how many ranks there are, and where it is.
+        imported: whether it is about the import, and not about the next start.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ, imported: bool = False) -> None:
+        self._start = _IMPORT if imported else next(_starts)
+        self._size, self._rank = world_size(environment), world_rank(environment)
+        address, port = environment.get(_ADDRESS), number([_PORT], environment)
+        self._store = (address, port) if self._size > 1 and address and port else None
+        # horovodrun numbers the ranks of a host without a gap.
+        first = self._rank - number([_LOCAL_RANK], environment)
+        self._here = range(first, first + number([_LOCAL_SIZE], environment, 1))
+        # Those that have come, and others that have imported smp_tf.
+        self._known: dict[int, dict[str, Any]] = {}
+        self._come: set[int] = set()
+        self._entered = False
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there is a store to ask."""
+        return self._store is not None
+
+    def enter(self) -> None:
+        """Leaves there that this rank has come."""
+        with contextlib.suppress(_NoAnswerError):
+            self._leave(time.monotonic() + _ASKING_TIME)
+
+    def enter_first(self) -> bool:
+        """Leaves there that this rank has come, unless it runs as another process; returns whether it has left it."""
+        deadline = time.monotonic() + _ASKING_TIME
+        with contextlib.suppress(_NoAnswerError):
+            # Programs that a rank starts have its variables, and it may have begun as a program that has ended.
+            other = self._said(self._start, self._rank, deadline)
+            if other is None or (other["machine"] == hosts.machine() and _is_over(other["pid"])):
+                self._leave(deadline)
+        return self._entered
+
+    def fail(self) -> None:
+        """Leaves there that this rank ends, for no other's sake; others may hear of it while its process lives."""
+        with contextlib.suppress(_NoAnswerError):
+            self._leave(time.monotonic() + _ASKING_TIME, **{_FAILS: True})
+
+    def met(self, processes: Sequence[Mapping[str, Any]]) -> None:
+        """All have: nobody need be asked any more who has come.
+
+        Args:
+            processes: what `this_process` said, in rank order.
+        """
+        self._known.update(enumerate(map(dict, processes)))
+        self._come.update(self._known)
+
+    def missing(self, seconds: float = _ASKING_TIME) -> list[int] | None:
+        """Ranks that have not come, up to some; None where that cannot be known.
+
+        Args:
+            seconds: the most to ask for.
+        """
+        deadline = time.monotonic() + seconds
+        missing: list[int] = []
+        # Those of this host first: of them it is known where they are to run.
+        others = (rank for rank in range(self._size) if rank not in self._here)
+        try:
+            if not self._entered:
+                # Whom the others do not find is called missing.
+                self._leave(deadline)
+            for rank in (*self._here, *others):
+                if len(missing) == _MOST_NAMES or time.monotonic() > deadline:
+                    break
+                if not self._has_come(rank, deadline):
+                    self._look_up(rank, deadline)
+                    missing.append(rank)
+        except _NoAnswerError:
+            return None
+        return sorted(missing)
+
+    def lost(self) -> list[str]:
+        """Ranks on this machine whose processes have ended, or end, but not for another's sake, in words.
+
+        One that is about to has a moment. Others learn that this rank is about to end for that.
+        """
+        return self._lost(time.monotonic() + _ENDING_TIME, _LOST_TIME)
+
+    def whose_end(self) -> str:
+        """Why the launcher ends this rank, as far as it is known: what stands behind "was ended in smp.init"."""
+        deadline = time.monotonic() + _ENDING_TIME
+        # At once: those whom the launcher ends as well are about to.
+        if lost := self._lost(deadline, 0.0):
+            return f": {' and '.join(lost)} had ended"
+        if self._start == _IMPORT:
+            if unheard := self._names_of(self.missing(deadline - time.monotonic()) or []):
+                return f": it had not heard of {unheard}"
+        elif missing := self.missing_in_words(deadline - time.monotonic()):
+            return f": it waited for {missing}"
+        if silent := self._silent(deadline):
+            return f": {' and '.join(silent)} had ended, or did not know yet of the end"
+        return ""
+
+    def in_words(self, rank: int) -> str:
+        """Names a rank, with its host where that is known."""
+        if rank in self._known:
+            return in_words(rank, self._known[rank])
+        if rank in self._here:
+            return f"rank {rank} (host {this_host()})"
+        for other in list(self._known.values()):
+            first, stop = other["ranks of its host"]
+            if rank in range(first, stop):
+                return f"rank {rank} (host {other['host']})"
+        return f"rank {rank}"
+
+    def missing_in_words(self, seconds: float = _ASKING_TIME) -> str:
+        """Ranks that have not come, in words; "" where none is known."""
+        missing = self.missing(seconds) or []
+        names = self._names_of(missing)
+        return f"{names}, which {'have' if len(missing) > 1 else 'has'} not come to it" if names else ""
+
+    def _names_of(self, ranks: Sequence[int]) -> str:
+        return ", ".join(map(self.in_words, ranks)) + (" and others" if len(ranks) == _MOST_NAMES else "")
+
+    def _lost(self, deadline: float, moment: float) -> list[str]:
+        with contextlib.suppress(_NoAnswerError):
+            self._leave(deadline, **{_FOLLOWS: True})
+            for rank in self._here:
+                self._look_up(rank, deadline)
+        machine = hosts.machine()
+        here = {rank: process for rank, process in sorted(self._known.items()) if process["machine"] == machine}
+        until = time.monotonic() + moment
+        while True:
+            ended = {rank for rank, process in here.items() if _has_ended(process["pid"])}
+            for rank in ended:
+                shared_segments.remove_left_by(here[rank]["pid"])
+            found = [
+                in_words(rank, process)
+                for rank, process in here.items()
+                if (not self._follows(rank, deadline) if rank in ended else self._fails(rank, deadline))
+            ]
+            if found or time.monotonic() >= until:
+                return found
+            time.sleep(_PAUSE)
+
+    def _silent(self, deadline: float) -> list[str]:
+        """Ranks of other machines that have come and, when they had a moment to, not left that they end for another.
+
+        Whether their processes have ended cannot be seen from here; those that are left are ended as this one is.
+        """
+        machine = hosts.machine()
+        silent = [rank for rank, process in sorted(self._known.items()) if process["machine"] != machine]
+        until = min(deadline, time.monotonic() + _LOST_TIME)
+        while True:
+            silent = [rank for rank in silent if not self._follows(rank, deadline)]
+            if not silent or time.monotonic() >= until:
+                return [self.in_words(rank) for rank in silent[:_MOST_NAMES]]
+            time.sleep(0.01)
+
+    def _follows(self, rank: int, deadline: float) -> bool:
+        """Whether a rank has left that it ends for another, or may have: the store does not say it any more."""
+        if self._store is None:
+            return False
+        try:
+            said = self._said(_IMPORT, rank, deadline)
+        except _NoAnswerError:
+            return True
+        return said is not None and _FOLLOWS in said
+
+    def _fails(self, rank: int, deadline: float) -> bool:
+        """Whether a rank that still runs has left that it ends by itself."""
+        if rank == self._rank:
+            return False
+        with contextlib.suppress(_NoAnswerError):
+            said = self._said(_IMPORT, rank, deadline)
+            return said is not None and _FAILS in said
+        return False
+
+    def _has_come(self, rank: int, deadline: float) -> bool:
+        if rank not in self._come:
+            said = self._said(self._start, rank, deadline)
+            if said is not None:
+                self._known[rank] = said
+                self._come.add(rank)
+        return rank in self._come
+
+    def _look_up(self, rank: int, deadline: float) -> None:
+        """Has a rank's process known, if it has come or imported smp_tf."""
+        if self._has_come(rank, deadline) or rank in self._known:
+            return
+        said = self._said(_IMPORT, rank, deadline)
+        if said is not None:
+            self._known[rank] = said
+
+    def _leave(self, deadline: float, **more: object) -> None:
+        said = {**this_process(), "ranks of its host": [self._here.start, self._here.stop], **more}
+        # Whoever imports smp_tf, or starts, looks there for who runs as what, and ends for whom.
+        for start in sorted({_IMPORT, self._start}):
+            self._ask("PUT", start, self._rank, deadline, json.dumps(said).encode())
+        self._entered = True
+
+    def _said(self, start: int, rank: int, deadline: float) -> dict[str, Any] | None:
+        """What a rank has left in a start; None where it has left nothing."""
+        answer = self._ask("GET", start, rank, deadline)
+        try:
+            said = json.loads(answer) if answer else None
+        except (ValueError, RecursionError) as error:
+            raise _NoAnswerError from error
+        if said is not None and not _is_process(said):
+            # Another program has the port since, and says something else.
+            raise _NoAnswerError
+        return said
+
+    def _ask(self, method: str, start: int, rank: int, deadline: float, body: bytes | None = None) -> bytes:
+        """What the store answers about a rank in a start; b"" where it has nothing."""
+        left = deadline - time.monotonic()
+        if self._store is None or left <= 0.0:
+            raise _NoAnswerError
+        asking = http.client.HTTPConnection(*self._store, timeout=left)
+        try:
+            asking.request(method, f"/smp_tf.{start}/{rank}", body)
+            answer = asking.getresponse()
+            return answer.read() if answer.status == http.client.OK else b""
+        except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
+            # Of hosts and ports that are none, too.
+            raise _NoAnswerError from error
+        finally:
+            asking.close()
+
+
+def _is_process(said: Any) -> bool:
+    """Whether a rank may have left this about its process: all that is read of it is there, and of its type."""
+    if not isinstance(said, dict):
+        return False
+    host, machine, pid = (said.get(name) for name in ("host", "machine", "pid"))
+    ranks = said.get("ranks of its host")
+    return (
+        isinstance(host, str)
+        and host.isprintable()
+        and isinstance(machine, str)
+        and type(pid) is int
+        and pid > 0
+        and isinstance(ranks, list)
+        and len(ranks) == 2
+        and all(type(rank) is int for rank in ranks)
+    )
+
+
+class _NoAnswerError(Exception):
+    """There is no store, or it does not answer in time."""

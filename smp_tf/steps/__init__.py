@@ -1,0 +1,1 @@
+"""`@smp.step`: traced, planned, built, called."""

@@ -1,0 +1,343 @@
+"""A step that is split: called with a batch, it runs this rank's program and gives the step's outputs."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.batch.microbatch_errors import tell_of_microbatches
+from smp_tf.batch.microbatches import Slicer, SplitArgument, sizes_of
+from smp_tf.batch.output import StepOutput
+from smp_tf.batch.results import unpack
+from smp_tf.checkpoint import pending as pending_restore
+from smp_tf.errors import StepError
+from smp_tf.job import runtime
+from smp_tf.job.topology import CommGroup
+from smp_tf.op_by_op import op_by_op
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.split.step_outputs import Delivery
+from smp_tf.partition.trace.lower import Lowered, OutputSlot
+from smp_tf.partition.trace.trace import Trace
+from smp_tf.pipeline.run.executor import StepResults, emit
+from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
+from smp_tf.pipeline.run.stage_program import StageProgram
+from smp_tf.planning import first_steps
+from smp_tf.recording import record as recording
+from smp_tf.replicas import unaveraged as unaveraged_gradients
+from smp_tf.replicas.gradient_marks import Computed
+from smp_tf.replicas.reduce_scatter import Receiver, Rows, Whole
+from smp_tf.replicas.sparse_gradients import own_weighted_sum, weighted_sum
+from smp_tf.replicas.sums import reduction_name, sum_over_replicas
+from smp_tf.steps.input_check import add_input_check
+from smp_tf.steps.replica_check import ReplicaCheck
+from smp_tf.variables import step_seeds as step_random
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """What a program gave, by output.
+
+    Args:
+        values: one tensor per microbatch, or None.
+        accumulated: the sum over microbatches (and replicas) of weight x value, or None.
+        weights: weight of each microbatch of this replica.
+        total_weight: sum of the weights behind `accumulated`.
+        computed: by output, where `accumulated` was made, in the graph of the program.
+    """
+
+    values: list[list[tf.Tensor] | None]
+    accumulated: list[tf.Tensor | None]
+    weights: Sequence[Any]
+    total_weight: Any
+    computed: Mapping[int, Computed] = field(default_factory=dict)
+
+    def tensors(self) -> list[tf.Tensor]:
+        """All tensors, for a function to return."""
+        found = [tensor for values in self.values if values is not None for tensor in values]
+        found += [tensor for tensor in self.accumulated if tensor is not None]
+        return found + [w for w in (*self.weights, self.total_weight) if isinstance(w, tf.Tensor)]
+
+    def filled(self, tensors: Iterable[tf.Tensor]) -> _Flat:
+        """The same with other tensors, in the order of `tensors()`."""
+        left = iter(tensors)
+        values = [None if v is None else [next(left) for _ in v] for v in self.values]
+        accumulated = [None if t is None else next(left) for t in self.accumulated]
+        weights = [next(left) if isinstance(w, tf.Tensor) else w for w in self.weights]
+        total = next(left) if isinstance(self.total_weight, tf.Tensor) else self.total_weight
+        return _Flat(values, accumulated, weights, total)
+
+
+@dataclass(repr=False, eq=False)
+class SplitProgram:
+    """A step made ready for one signature: this rank's program and what is needed to call it.
+
+    The trace is kept since TensorFlow forgets the functions it holds (loop bodies, fused layers) along with it.
+
+    Args:
+        name: name of the step function.
+        trace: its trace.
+        lowered: what was read off the trace.
+        stage_program: what this rank runs.
+        arguments: how the step's tensor arguments are cut.
+        microbatches: number of microbatches.
+        known_as: what the step function is known by, on all ranks: such as "train/0".
+        is_random: whether its random ops need seeds.
+        plan: the plan by which the step was cut.
+        then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
+        keeps_gradients: whether gradients are kept for each microbatch beside their sum.
+        expected: how long a step should take by its plan, where that is to be told.
+        receivers: by output, who alone gets a gradient's sum over the replicas, or rows of it; the others go to all.
+    """
+
+    name: str
+    trace: Trace
+    lowered: Lowered
+    stage_program: StageProgram
+    arguments: tuple[SplitArgument, ...]
+    microbatches: int
+    known_as: str
+    is_random: bool
+    plan: Plan
+    then: Callable[[Any], Any] | None = None
+    keeps_gradients: bool = False
+    expected: first_steps.Expected | None = None
+    receivers: Mapping[int, Receiver] = field(default_factory=dict)
+    _eager: Any = field(default=None, init=False)
+    _layout: _Flat | None = field(default=None, init=False)
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        """Run the step: in the graph being traced, or, called eagerly, as a `tf.function` of its own.
+
+        Args:
+            tensors: its tensor arguments, of the whole batch, composite ones whole.
+
+        Returns:
+            The structure the step function returns, with a `StepOutput` in place of every tensor; or what `then`
+            makes of it.
+        """
+        if tf.config.functions_run_eagerly():
+            raise StepError(
+                f"Step {self.name!r} is cut and pipelined as a graph, and cannot run op by op. Switch "
+                f"tf.config.run_functions_eagerly off around it; to debug its body, use tf.print in it."
+            )
+        if not tf.executing_eagerly():
+            return self._finish(self._emit(tensors))
+        if self._eager is None:
+            signature = [argument.spec for argument in self.arguments]
+            self._eager = tf.function(self._named_emitter(), autograph=False, input_signature=signature)
+        try:
+            flat = self._eager(*tensors)
+        except tf.errors.InvalidArgumentError as error:
+            if self.microbatches > 1:
+                tell_of_microbatches(error, f"Step {self.name!r} runs on", self._sizes(tensors))
+            raise
+        if self.then is not None:
+            return flat
+        assert self._layout is not None
+        return self._results(self._layout.filled(flat))
+
+    def __repr__(self) -> str:
+        return f"<SplitProgram of step {self.name!r}>"
+
+    def _sizes(self, tensors: Sequence[Any]) -> tuple[int, ...]:
+        """Number of samples in each microbatch; nothing where the arguments do not say it."""
+        for argument, tensor in zip(self.arguments, tensors, strict=True):
+            if argument.axis is not None and isinstance(tensor, tf.Tensor):
+                return sizes_of(int(tensor.shape[argument.axis]), self.microbatches)
+        return ()
+
+    def _finish(self, flat: _Flat) -> Any:
+        results = self._results(flat)
+        return results if self.then is None else self.then(results)
+
+    def _named_emitter(self) -> Callable[..., Any]:
+        """`_emit_tensors` under a name of its own: TensorFlow warns of retracing by counting the traces of one code."""
+
+        def emit_tensors(*tensors: Any) -> Any:
+            return self._emit_tensors(*tensors)
+
+        code = emit_tensors.__code__.replace(co_name=f"{self.name}_{self.stage_program.number}")
+        return types.FunctionType(code, emit_tensors.__globals__, code.co_name, None, emit_tensors.__closure__)
+
+    def _emit_tensors(self, *tensors: Any) -> Any:
+        if self.then is not None:
+            return self._finish(self._emit(tensors))
+        self._layout = self._emit(tensors)
+        return self._layout.tensors()
+
+    @op_by_op()
+    def _emit(self, tensors: Sequence[Any]) -> _Flat:
+        """Write the program into the current graph."""
+        running = runtime.current()
+        program = self.stage_program
+        slicer = Slicer(self.arguments, tensors, self.microbatches)
+        replicas = running.topology.dp_size
+        sizes = slicer.sizes
+        weights: Sequence[Any] = list(sizes) if program.weighted else [1] * len(sizes)
+        pending_restore.add_check()
+        # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
+        seed = step_random.next_seeds(self.known_as, running.topology.dp_rank) if self.is_random else _no_seed
+        recording.know(self)
+        averages = replicas > 1 and any(output.is_gradient for output in program.split.outputs)
+        told = _ToldReplicas(self, tensors, _total(weights)) if averages else None
+        beside = told.write if told is not None else None
+        results = emit(program, slicer, self.lowered.captures, seed, weights, beside=beside)
+        if running.config.check_inputs:
+            add_input_check(
+                self.name, self.arguments, tensors, results.step, program.number, program.ranks, program.stage
+            )
+        if any(output.is_gradient for output in program.split.outputs):
+            first_steps.watch(program.number, self.plan, self.expected)
+        accumulated, total = results.accumulated, _total(weights)
+        if told is not None:
+            # By its share of the weight a replica's sum becomes what the plain mean over the replicas is to be made of.
+            total = told.total / replicas if program.reduction is None else told.total
+            self._add_sparse(accumulated, results, weights)
+        computed = {
+            position: Computed(results.computed, results.buckets.get(position))
+            for position, tensor in enumerate(accumulated)
+            if tensor is not None
+        }
+        return _Flat(results.values, accumulated, weights, total, computed)
+
+    def _add_sparse(self, accumulated: list[Any], results: StepResults, weights: Sequence[Any]) -> None:
+        """Put the sums of sparse gradients among the others, part by part: over all replicas, or of this one."""
+        program, name = self.stage_program, reduction_name(self.known_as)
+        where = results.step, program.number, program.stage
+        bucket = len(program.buckets)
+        for slot in tf.nest.flatten(self.lowered.results):
+            if isinstance(slot, OutputSlot) and isinstance(slot.spec, tf.IndexedSlicesSpec):
+                first = slot.outputs[0]
+                parts = _packed(slot, [results.values[i] for i in slot.outputs])
+                if parts is None or not program.split.outputs[first].is_gradient:
+                    continue
+                if program.reduction is None:
+                    summed = tf.nest.flatten(own_weighted_sum(parts, weights), expand_composites=True)
+                else:
+                    begun = begin_reduce(*where, tf.nest.flatten(parts, expand_composites=True), bucket)
+                    sparse = weighted_sum(parts, weights, f"{name}_sparse_{first}")
+                    summed = tf.nest.flatten(sparse, expand_composites=True)
+                    end_reduce(begun, *where, summed, bucket)
+                    bucket += 1
+                for i, tensor in zip(slot.outputs, summed, strict=True):
+                    accumulated[i] = tensor
+
+    def _results(self, flat: _Flat) -> Any:
+        """The structure the step function returned, with step outputs in it."""
+        found = tf.nest.map_structure(
+            lambda slot: self._output(slot, flat) if isinstance(slot, OutputSlot) else slot, self.lowered.results
+        )
+        return unpack(found)
+
+    def _output(self, slot: OutputSlot, flat: _Flat) -> StepOutput:
+        first = slot.outputs[0]
+        plan = self.stage_program.split.outputs[first]
+        owner = self.stage_program.split.stage_of(plan)
+        graph = self.lowered.graph
+        name = graph.nodes[graph.outputs[first].node].name
+        is_slices = isinstance(slot.spec, tf.IndexedSlicesSpec)
+        if slot.spec is not None and not is_slices and plan.is_gradient and runtime.current().topology.dp_size > 1:
+            raise StepError(
+                f"{name} is part of a {slot.spec.value_type.__name__} made of gradients. Over replicas, tensors and "
+                f"tf.IndexedSlices are averaged. Return one of these from the step, or train with one replica."
+            )
+        receiver, own_replica = self.receivers.get(first), runtime.current().topology.dp_rank
+        rows = receiver.of(own_replica) if isinstance(receiver, Rows) else None
+        replica = receiver.replica if isinstance(receiver, Whole) else None
+        is_here = replica in (None, own_replica)
+        sums = [flat.accumulated[i] for i in slot.outputs]
+        total = None
+        if slot.spec is None:
+            [total] = sums
+        elif all(part is not None for part in sums):
+            total = tf.nest.pack_sequence_as(slot.spec, sums, expand_composites=True)
+        return StepOutput(
+            name,
+            _packed(slot, [flat.values[i] for i in slot.outputs]),
+            flat.weights,
+            total=total,
+            total_weight=flat.total_weight,
+            owner=owner,
+            is_local=is_here and (plan.delivery is not Delivery.LOCAL or owner == self.stage_program.stage),
+            replica=replica,
+            rows=rows,
+            computed=flat.computed.get(first),
+            is_gradient=plan.is_gradient,
+            is_kept=self.keeps_gradients,
+            is_unaveraged=plan.is_gradient and unaveraged_gradients.are_left(),
+            follows_state=plan.follows_state,
+        )
+
+
+class _ToldReplicas:
+    """What the replicas tell each other in a step, beside their gradients: how much these weigh, and hashes.
+
+    Args:
+        program: the step.
+        tensors: its arguments.
+        weight: of this replica's gradients.
+    """
+
+    def __init__(self, program: SplitProgram, tensors: Sequence[Any], weight: Any) -> None:
+        self._program = program
+        self._tensors = tensors
+        self._weight = weight
+        #: The weight of the gradients of all replicas, once it is written down.
+        self.total: tf.Tensor
+
+    def write(self, step: tf.Tensor) -> list[tf.Operation]:
+        """Write down, beside the pipeline, what is told; the step ends behind it, and no weight changes before."""
+        check = self._check(step)
+        name = reduction_name(self._program.known_as)
+        weight = tf.reshape(tf.cast(self._weight, tf.float64), [1])
+        [summed] = sum_over_replicas([tf.concat([weight, check.sent], 0)], f"{name}_weight")
+        check.compare(summed[1:])
+        self.total = summed[0]
+        return [self.total.op]
+
+    def _check(self, step: tf.Tensor) -> ReplicaCheck:
+        running, program = runtime.current(), self._program.stage_program
+        described = program.split.graph.variables
+        weights = [
+            variable
+            for index, variable in program.variables.items()
+            if described[index].trainable and described[index].in_model and described[index].read_only
+        ]
+        # All ranks of a replica are given the same batch.
+        is_told = running.config.check_inputs and program.stage == 0
+        return ReplicaCheck(
+            self._program.name,
+            self._program.known_as,
+            step.op,
+            weights if running.config.check_replicas else [],
+            tf.nest.flatten(list(self._tensors), expand_composites=True) if is_told else [],
+            running.topology.dp_rank,
+            running.topology.members(CommGroup.DP_GROUP),
+        )
+
+
+def _no_seed(microbatch: int) -> tf.Tensor:
+    raise AssertionError("a step that draws no random numbers needs no seed")
+
+
+def _total(weights: Sequence[Any]) -> Any:
+    if all(isinstance(w, int) for w in weights):
+        return sum(weights)
+    return tf.add_n([tf.cast(w, tf.int64) for w in weights])
+
+
+def _packed(slot: OutputSlot, parts: Sequence[list[tf.Tensor] | None]) -> list[Any] | None:
+    """Values per microbatch, composite tensors put together."""
+    present = [part for part in parts if part is not None]
+    if len(present) < len(parts):
+        return None
+    if slot.spec is None:
+        return present[0]
+    return [
+        tf.nest.pack_sequence_as(slot.spec, list(tensors), expand_composites=True)
+        for tensors in zip(*present, strict=True)
+    ]

@@ -1,0 +1,217 @@
+"""From a step function to its op graph: trace it for one microbatch, in the scopes in which models may be called."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.announce import announce
+from smp_tf.errors import StepError
+from smp_tf.job import runtime
+from smp_tf.keras import layers as keras_adapter
+from smp_tf.keras.layer_variables import variables_of, variables_of_script
+from smp_tf.model.model import DistributedModel, model_with, patch_keras
+from smp_tf.partition.graph.op_graph import OpGraph, Tensor
+from smp_tf.partition.rewrite.measurements import leave_the_model
+from smp_tf.partition.rewrite.randomness import make_stateless
+from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
+from smp_tf.partition.trace.trace import Recorder, Trace, trace
+from smp_tf.pipeline.planner import plan as planning
+from smp_tf.variables import guarded as guarded_variables
+from smp_tf.variables import store as variables
+from smp_tf.variables.model_context import set_step_being_traced
+
+
+class _OpenTrace:
+    """A trace under way: which models are being called, and where new variables go."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.models: list[DistributedModel] = []
+        self._open: list[DistributedModel] = []
+
+    @contextlib.contextmanager
+    def model_call(self, model: DistributedModel) -> Iterator[None]:
+        """Note that a distributed model is being called."""
+        if not self._open and self.recorder.in_nested_graph:
+            raise StepError(
+                f"Model {model.name!r} was called inside a tf.cond, a loop or a compiled function of the step, which "
+                f"runs as one op and cannot be cut. Call the model outside it, and choose among its results with "
+                f"tf.where or tf.cond."
+            )
+        if model not in self.models:
+            self.models.append(model)
+        self._open.append(model)
+        try:
+            yield
+        finally:
+            self._open.pop()
+
+    @contextlib.contextmanager
+    def layer_call(self, layer: Any) -> Iterator[None]:
+        """Note that a layer is called by no other: one of a distributed model's own is a call of that model.
+
+        So it is where the step calls a method of the model, such as `model.encode(x)`, or `model.encoder(x)`.
+        """
+        model = model_with(layer)
+        if model is None:
+            yield
+            return
+        with self.model_call(model), self.recorder.call(model.name, type(model).__name__):
+            yield
+
+    def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """Make a variable: without storage inside a model's call, at once elsewhere."""
+        if self._open:
+            return self._open[-1]._smp_store.creator(next_creator, **kwargs)
+        return variables.make_script_variable(**kwargs)
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """A step function, traced for one microbatch.
+
+    Args:
+        trace: the trace itself.
+        lowered: the op graph read off it, as traced, with what it captures and returns.
+        models: the distributed models it calls.
+    """
+
+    trace: Trace
+    lowered: Lowered
+    models: list[DistributedModel]
+
+    @functools.cached_property
+    def _stateless(self) -> OpGraph:
+        return make_stateless(self.lowered.graph, lambda note: announce(note, runtime.current().topology.rank))
+
+    @functools.cached_property
+    def graph(self) -> OpGraph:
+        """The op graph, with stateless random ops and without what nothing needs."""
+        return leave_the_model(planning.prune(self._stateless))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether random ops were made stateless."""
+        return self._stateless is not self.lowered.graph
+
+
+#: Traces a step once more: given another function with its parameters, and how many samples to trace it for.
+Retrace = Callable[[Callable[..., Any], int], StepTrace]
+
+
+@dataclass(frozen=True)
+class Handed:
+    """Tensors that a step is to hand out besides what it returns, each on the stage that makes it.
+
+    Args:
+        name: under which the step then returns them, in a list.
+        tensors: tensors of the op graph as it was traced.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+
+
+def with_outputs(traced: StepTrace, handed: Handed) -> StepTrace:
+    """The trace of a step that returns some of its tensors besides what it returns, which is a dictionary.
+
+    Args:
+        traced: the trace.
+        handed: the tensors.
+    """
+    lowered = traced.lowered
+    first = len(lowered.graph.outputs)
+    slots = [OutputSlot((first + number,)) for number in range(len(handed.tensors))]
+    more = dataclasses.replace(
+        lowered,
+        graph=dataclasses.replace(lowered.graph, outputs=lowered.graph.outputs + handed.tensors),
+        results={**lowered.results, handed.name: slots},
+    )
+    return StepTrace(traced.trace, more, traced.models)
+
+
+def trace_step(
+    function: Callable[..., Any],
+    specs: Sequence[tf.TypeSpec],
+    call: Callable[[Callable[..., Any], Sequence[Any]], Any],
+    *,
+    autograph: bool,
+    name: str,
+) -> StepTrace:
+    """Trace a step function for one microbatch.
+
+    Args:
+        function: the function.
+        specs: types of its tensor arguments, for one microbatch.
+        call: calls the function, which AutoGraph may have converted, with its real signature, given the tensors.
+        autograph: convert Python control flow over tensors.
+        name: the step's name, for messages.
+
+    Returns:
+        The trace.
+
+    Raises:
+        StepError: it calls no distributed model.
+    """
+    # Its models may have been made before smp.shutdown.
+    patch_keras()
+    open_traces: list[_OpenTrace] = []
+
+    def no_summaries() -> bool:
+        """Asked where a summary would be written: often on rank 0 alone, whose trace has to be that of all others."""
+        announce(
+            f"tf.summary writes nothing inside step {name!r}, which runs once per microbatch and in parts. "
+            f"Return the value from the step, and write it outside; in Keras's loops, return it in the logs.",
+            runtime.current().topology.rank,
+        )
+        return False
+
+    @contextlib.contextmanager
+    def scopes(recorder: Recorder) -> Iterator[None]:
+        current = _OpenTrace(recorder)
+        open_traces.append(current)
+        before = set_step_being_traced(current)
+        try:
+            with (
+                guarded_variables.tracing_step(),
+                tf.summary.record_if(no_summaries),
+                tf.variable_creator_scope(current.creator),
+                keras_adapter.tag_layer_calls(
+                    recorder, lambda layer: isinstance(layer, DistributedModel), current.layer_call
+                ),
+            ):
+                yield
+        finally:
+            set_step_being_traced(before)
+
+    traced = trace(function, specs, call, scopes=scopes, autograph=autograph, name=name)
+    models = open_traces[-1].models
+    if not models:
+        raise StepError(
+            f"Step {name!r} calls no distributed model and no layer of one, so there is nothing to split. Call a model "
+            f"made by smp.DistributedModel, or by a subclass of it, inside the step."
+        )
+    for model in models:
+        # Metrics that a model holds are updated on every rank, like any other of the script.
+        model._smp_store.leave_to_script(variables_of_script(model))
+        # Also where the step called its layers or methods only, or, of a wrapped model, the model inside.
+        model.built = True
+        for variable in variables_of(model):
+            model._smp_store.adopt(variable)
+    return StepTrace(traced, lower(traced, _describe), models)
+
+
+def _describe(variable: tf.Variable) -> tuple[str, bool]:
+    store = variables.store_of(variable)
+    if store is None:
+        return variable.name.partition(":")[0], False
+    state = store.state(variable)
+    assert state is not None
+    return state.name, True

@@ -1,0 +1,107 @@
+"""A step that needs no splitting: one partition, one microbatch, one replica. It runs as plain Keras would run it.
+
+Inside a `tf.function` the step function is called right there, so the graph holds op for op what it would hold without
+smp_tf; called eagerly, it runs as a `tf.function` of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.batch.microbatches import SplitArgument, whole_of
+from smp_tf.batch.output import StepOutput
+from smp_tf.batch.results import unpack
+from smp_tf.checkpoint import pending as pending_restore
+from smp_tf.partition.trace.lower import Lowered, OutputSlot
+from smp_tf.partition.trace.trace import Trace
+from smp_tf.variables.model_context import set_step_being_traced
+
+
+class _Calls:
+    """Stands for the step that is running: its models may be called."""
+
+    @contextlib.contextmanager
+    def model_call(self, model: Any) -> Iterator[None]:
+        """Nothing needs to be noted."""
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class UnsplitProgram:
+    """A step ready to be run whole.
+
+    Args:
+        trace: the trace of the step function.
+        lowered: what was read off it.
+        arguments: the step's tensor arguments.
+        call: calls the step function with its real signature, given its tensor arguments.
+        then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
+    """
+
+    trace: Trace
+    lowered: Lowered
+    arguments: tuple[SplitArgument, ...]
+    call: Callable[[Sequence[Any]], Any]
+    then: Callable[[Any], Any] | None = None
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        """Run the step.
+
+        Args:
+            tensors: its tensor arguments, composite ones whole.
+
+        Returns:
+            The structure it returns, with a `StepOutput` in place of every tensor; or what `then` makes of it.
+        """
+        if tf.executing_eagerly() and self.then is not None:
+            return self._function(*tensors)
+        tensors = [whole_of(a, t) for a, t in zip(self.arguments, tensors, strict=True)]
+        if tf.executing_eagerly():
+            pending_restore.count_step()
+            flat = self.trace.function(*tensors)
+            return unpack(tf.nest.map_structure(lambda slot: self._filled(slot, flat), self.lowered.results))
+        pending_restore.add_check()
+        before = set_step_being_traced(_Calls())
+        try:
+            results = self.call(tensors)
+        finally:
+            set_step_being_traced(before)
+        results = unpack(tf.nest.map_structure(_output, results))
+        return results if self.then is None else self.then(results)
+
+    @functools.cached_property
+    def _function(self) -> Any:
+        signature = [argument.spec for argument in self.arguments]
+        return tf.function(self._named_call(), autograph=False, input_signature=signature)
+
+    def _named_call(self) -> Callable[..., Any]:
+        """The program as code of its own: TensorFlow warns of retracing by counting the traces of one code."""
+
+        def call(*tensors: Any) -> Any:
+            return self(tensors)
+
+        code = call.__code__.replace(co_name=f"unsplit_{id(self)}")
+        return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+
+    def _filled(self, slot: Any, flat: Sequence[tf.Tensor]) -> Any:
+        if not isinstance(slot, OutputSlot):
+            return slot
+        parts = [flat[position] for position in slot.outputs]
+        if slot.spec is None:
+            return _output(parts[0])
+        return _output(tf.nest.pack_sequence_as(slot.spec, parts, expand_composites=True))
+
+
+def _output(value: Any) -> Any:
+    if isinstance(value, tf.Variable):
+        value = tf.convert_to_tensor(value)
+    if isinstance(value, (tf.Tensor, tf.__internal__.CompositeTensor)):
+        return StepOutput(getattr(value, "name", "tensor") if not tf.executing_eagerly() else "tensor", [value], [1])
+    return value

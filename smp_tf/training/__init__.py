@@ -1,0 +1,1 @@
+"""Keras's loops and callbacks for split models."""

@@ -1,0 +1,182 @@
+"""Ranks that train with `fit` decide alike: they begin with the same arguments, and stop together.
+
+    rank 0: fit(epochs=3, [ModelCheckpoint])   rank 1: fit(epochs=3, [])     ─▶ an error before the first batch
+    rank 0: model.stop_training = True         rank 1: goes on               ─▶ both stop
+
+Most callbacks decide by the logs, which are the same everywhere. One that looks at a clock, or at a file of its host,
+does not; nor does one that a script gives to rank 0 alone, as scripts for data parallelism do.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from smp_tf.errors import RankMismatchError
+from smp_tf.job import exchange as control
+from smp_tf.job import runtime
+from smp_tf.job.topology import CommGroup
+from smp_tf.training import callbacks as own_callbacks
+from smp_tf.variables import assigned_values
+
+#: Arguments of `fit` by which ranks that differ would run other numbers of batches, or other evaluations.
+_COMPARED = ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_freq")
+_MODULES = (tf_keras.callbacks.Callback.__module__, own_callbacks.__name__)
+#: Of Keras's callbacks, those that act alone: they write, show, or run functions of the script's.
+_ALONE = (
+    tf_keras.callbacks.BaseLogger,
+    tf_keras.callbacks.CSVLogger,
+    tf_keras.callbacks.History,
+    tf_keras.callbacks.LambdaCallback,
+    tf_keras.callbacks.ProgbarLogger,
+    tf_keras.callbacks.RemoteMonitor,
+)
+_HINT = (
+    "Call fit on every rank with the same arguments, and with the same callbacks of those that change the training or "
+    "read weights: files are written once, by rank 0, all the same. Only callbacks that show or log may differ."
+)
+
+
+def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> StopTogether | None:
+    """Raise unless all ranks call `fit` alike, as far as it matters; every rank calls this before the first batch.
+
+    Args:
+        arguments: of `fit`, by name, with the defaults of those that were not given.
+        callbacks: those that the script gave.
+
+    Returns:
+        The callback that comes after all others; None where this process is alone.
+
+    Raises:
+        RankMismatchError: the ranks do not call it alike.
+    """
+    if runtime.current().topology.size == 1:
+        return None
+    told: dict[str, Any] = {name: _told(arguments[name]) for name in _COMPARED}
+    told["validation"] = bool(_told(arguments["validation_split"])) or arguments["validation_data"] is not None
+    told["callbacks"] = acting(callbacks)
+    control.agree("how fit is called", told, hint=_HINT)
+    _require_as_many_batches(arguments)
+    each_batch = any(decides_in_batches(callback) for callback in callbacks)
+    return StopTogether(any(control.allgather_json(each_batch, name="what callbacks fit has")))
+
+
+def _require_as_many_batches(arguments: Mapping[str, Any]) -> None:
+    """Raise where it is known that an epoch has more batches on one replica than on another.
+
+    Keras leaves an epoch whose length it knows without asking for one more batch; where it does not, `training` finds
+    out when the data ends.
+    """
+    if runtime.current().topology.dp_size == 1:
+        return
+    counts = control.allgather_json(
+        batches_of_an_epoch(arguments), CommGroup.DP_GROUP, name="how many batches the data given to fit has"
+    )
+    if len({count for count in counts if count is not None}) > 1:
+        told = ", ".join(
+            f"{'an unknown number' if count is None else count} on replica {replica}"
+            for replica, count in enumerate(counts)
+        )
+        raise RankMismatchError(
+            f"Every replica needs the same number of batches in an epoch, since each step averages the gradients of "
+            f"all. The data given to fit has {told}. Divide it with smp.shard_dataset, or give fit steps_per_epoch."
+        )
+
+
+def batches_of_an_epoch(arguments: Mapping[str, Any]) -> int | None:
+    """How many batches an epoch of `fit` has on this rank, where data of unknown length does not decide it.
+
+    Args:
+        arguments: of `fit`, by name.
+
+    Returns:
+        Their number; None where it is not known, is without end, or is the argument `steps_per_epoch`.
+    """
+    data = arguments["x"]
+    if arguments["steps_per_epoch"] is not None:
+        return None
+    if isinstance(data, tf.data.Dataset):
+        count = int(data.cardinality())
+        return count if count >= 0 else None
+    if isinstance(data, tf_keras.utils.Sequence):
+        return len(data)
+    shapes = [value.shape for value in tf.nest.flatten(data) if hasattr(value, "shape")]
+    if not shapes or not len(shapes[0]) or shapes[0][0] is None:
+        return None
+    samples = math.floor(int(shapes[0][0]) * (1.0 - float(arguments["validation_split"] or 0.0)))
+    return math.ceil(samples / int(arguments["batch_size"] or 32))
+
+
+def acting(callbacks: Sequence[Any]) -> list[str]:
+    """The classes of those callbacks that change the training, or take part in what all ranks do."""
+    return [type(callback).__name__ for callback in callbacks if _acts(callback)]
+
+
+class StopTogether(tf_keras.callbacks.Callback):
+    """After all other callbacks: where one rank wants to stop, all do.
+
+    Args:
+        each_batch: whether some callback of some rank may decide so between batches, and not only between epochs.
+    """
+
+    def __init__(self, each_batch: bool) -> None:
+        super().__init__()
+        self._supports_tf_logs = True
+        self._each_batch = each_batch
+        self._count = 0
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return self._each_batch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Ask the others: Keras leaves an epoch after its first batch where a callback wants to stop by now."""
+        self._agree(f"the beginning of epoch {epoch + 1}")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Ask the others, where that is needed."""
+        # Keras calls it for all callbacks where one has use for it, such as the progress bar, which rank 0 alone has.
+        if not self._each_batch:
+            return
+        self._count += 1
+        self._agree(f"the end of batch {self._count} of the training")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Ask the others."""
+        self._agree(f"the end of epoch {epoch + 1}")
+
+    def _agree(self, place: str) -> None:
+        mine = [bool(self.model.stop_training), assigned_values.left_out()]
+        told = control.allgather_json(mine, name=f"the callbacks at {place}")
+        assigned_values.compare([left for _, left in told])
+        if any(wants for wants, _ in told):
+            self.model.stop_training = True
+
+
+def _acts(callback: Any) -> bool:
+    if isinstance(callback, tf_keras.callbacks.TensorBoard):
+        return bool(callback.histogram_freq or callback.embeddings_freq)
+    known = any(base.__module__ in _MODULES for base in type(callback).__mro__[:-1] if base not in _BASES)
+    return known and not isinstance(callback, _ALONE)
+
+
+#: What every callback inherits.
+_BASES = tf_keras.callbacks.Callback.__mro__
+
+
+def decides_in_batches(callback: Any) -> bool:
+    """Whether a callback of the script's own runs between batches; Keras's decide by the logs there."""
+    is_own = isinstance(callback, tf_keras.callbacks.LambdaCallback) or type(callback).__module__ not in _MODULES
+    return bool(is_own and callback._implements_train_batch_hooks())
+
+
+def _told(value: Any) -> Any:
+    """An argument as it is compared: numbers by their value."""
+    if isinstance(value, numbers.Number | np.generic):
+        return float(value)  # type: ignore[arg-type]
+    return None if value is None else repr(value)

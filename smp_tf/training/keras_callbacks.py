@@ -1,0 +1,225 @@
+"""Keras's own callbacks, made fit for several ranks: the same decision on all, every file written once.
+
+`fit` runs on every rank, and so do its callbacks, since most of them only look at the logs and these are the same
+everywhere. Here is what has to differ from rank to rank:
+
+    ProgbarLogger, CSVLogger, RemoteMonitor   on rank 0 only: they show or write the logs
+    TensorBoard                               writes on rank 0; the others take part where it looks at weights
+    BackupAndRestore                          its place is taken by one that goes through `smp.CheckpointManager`
+    ModelCheckpoint                           on all ranks, as it is: it calls `save`, which all ranks have to call
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from smp_tf import tf_internals
+from smp_tf.announce import tell
+from smp_tf.checkpoint.manager import CheckpointManager
+from smp_tf.checkpoint.rotation import delete_series
+from smp_tf.errors import CheckpointError
+from smp_tf.job import exchange as control
+from smp_tf.job import runtime
+from smp_tf.variables.fetch import WRITER, write_with_all_weights
+
+#: Callbacks that only show or write the logs.
+_OF_ONE_RANK = (
+    tf_keras.callbacks.ProgbarLogger,
+    tf_keras.callbacks.CSVLogger,
+    tf_keras.callbacks.RemoteMonitor,
+)
+#: What the checkpoints of a backup are called before their number.
+_BACKUP = "backup"
+
+
+def adapt(callbacks: Any, model: Any) -> Any:
+    """The callbacks that this rank runs in place of those that the script gave to `fit`, `evaluate` or `predict`.
+
+    Args:
+        callbacks: None, a callback, a list of them, or Keras's `CallbackList`, which is changed.
+        model: the distributed model.
+
+    Returns:
+        A list, or the same `CallbackList`.
+    """
+    if isinstance(callbacks, tf_keras.callbacks.CallbackList):
+        callbacks.callbacks[:] = _adapted(callbacks.callbacks)
+        for callback in callbacks.callbacks:
+            if callback.model is not model:
+                callback.set_model(model)
+        return callbacks
+    return _adapted(as_list(callbacks))
+
+
+def as_list(callbacks: Any) -> list[Any]:
+    """Callbacks as a script gives them, None, one or several, as a list."""
+    if isinstance(callbacks, tf_keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return tf.nest.flatten(callbacks) if callbacks else []
+
+
+def before_all(callbacks: Any, first: Sequence[Any], model: Any) -> Any:
+    """The callbacks with others before them, except where one of that class is among them already.
+
+    Args:
+        callbacks: what `adapt` gave.
+        first: the others.
+        model: the distributed model.
+    """
+    is_list = isinstance(callbacks, list)
+    present = callbacks if is_list else callbacks.callbacks
+    wanted = [new for new in first if not any(isinstance(callback, type(new)) for callback in present)]
+    present[:0] = wanted
+    if not is_list:
+        for callback in wanted:
+            callback.set_model(model)
+    return callbacks
+
+
+def after_all(callbacks: Any, last: Any, model: Any) -> Any:
+    """The callbacks with one more after them, in place of the one of its class that an earlier `fit` has put there.
+
+    Args:
+        callbacks: what `adapt` gave.
+        last: the one more.
+        model: the distributed model.
+    """
+    is_list = isinstance(callbacks, list)
+    present = callbacks if is_list else callbacks.callbacks
+    present[:] = [*(callback for callback in present if not isinstance(callback, type(last))), last]
+    if not is_list:
+        last.set_model(model)
+        tf_internals.ask_for_batch_hooks(callbacks)
+    return callbacks
+
+
+def _adapted(callbacks: Sequence[Any]) -> list[Any]:
+    rank = runtime.current().topology.rank
+    found = []
+    for callback in callbacks:
+        if isinstance(callback, tf_keras.callbacks.BackupAndRestore):
+            found.append(Backup(callback))
+        elif isinstance(callback, tf_keras.callbacks.TensorBoard):
+            found.append(_writing(callback) if rank == WRITER else TensorBoardFollower(callback))
+        elif rank == WRITER or not isinstance(callback, _OF_ONE_RANK):
+            found.append(callback)
+    return found
+
+
+def _writing(callback: Any) -> Any:
+    """TensorBoard's callback, on the rank that writes: it may look at weights that other ranks store."""
+    if "_log_weights" not in vars(callback):
+        original = callback._log_weights
+
+        @functools.wraps(original)
+        def log_weights(epoch: int) -> None:
+            write_with_all_weights(callback.model, _HISTOGRAMS, lambda: original(epoch))
+
+        callback._log_weights = log_weights
+    return callback
+
+
+_HISTOGRAMS = "histograms of the weights, for TensorBoard"
+
+
+class TensorBoardFollower(tf_keras.callbacks.Callback):
+    """Takes the place of TensorBoard's callback on ranks that do not write: it gives the weights that rank 0 asks for.
+
+    Args:
+        callback: the callback that the script gave.
+    """
+
+    def __init__(self, callback: tf_keras.callbacks.TensorBoard) -> None:
+        super().__init__()
+        self._callback = callback
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Do what rank 0 does with all others: read the weights, and save the embeddings."""
+        followed = self._callback
+        if followed.histogram_freq and epoch % followed.histogram_freq == 0:
+            write_with_all_weights(self.model, _HISTOGRAMS, lambda: None)
+        if followed.embeddings_freq and epoch % followed.embeddings_freq == 0:
+            self.model.save_weights(os.path.join(followed.log_dir, "train", f"keras_embedding.ckpt-{epoch}"))
+
+
+class Backup(tf_keras.callbacks.Callback):
+    """Takes the place of Keras's `BackupAndRestore`: the same by way of `smp.CheckpointManager`.
+
+    No rank holds what it does not store, and a backup is whole or not there. A training that was interrupted goes on
+    after its last backup; when it ends by itself, the backup is deleted.
+
+    Args:
+        callback: the callback that the script gave.
+    """
+
+    def __init__(self, callback: tf_keras.callbacks.BackupAndRestore) -> None:
+        super().__init__()
+        self._directory = os.fspath(callback.backup_dir)
+        self._every = callback.save_freq
+        self._delete = callback.delete_checkpoint
+        self._since_backup = 0
+        self._epoch = tf.Variable(-1, dtype=tf.int64, name="backup_epoch")
+        self._batch = tf.Variable(-1, dtype=tf.int64, name="backup_batch")
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return self._every != "epoch"
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restore the backup, if there is one. Keras asks afterwards where to go on."""
+        checkpoint = tf.train.Checkpoint(
+            model=self.model, epoch=self._epoch, batch=self._batch, train_counter=self.model._train_counter
+        )
+        self._manager = CheckpointManager(checkpoint, self._directory, max_to_keep=1, checkpoint_name=_BACKUP)
+        if self._manager.latest_checkpoint is not None:
+            self._manager.restore()
+        self.model._training_state = self
+
+    def maybe_load_initial_counters_from_ckpt(
+        self, steps_per_epoch: int | None, initial_epoch: int, mode: Any = None
+    ) -> tuple[int, int]:
+        """Where `fit` begins, as Keras asks it of `model._training_state`: (epoch, batch)."""
+        epoch, batch = int(self._epoch), int(self._batch)
+        if epoch < 0:
+            return initial_epoch, 0
+        if self._every == "epoch" or batch < 0 or batch + 1 == steps_per_epoch:
+            return epoch + 1, 0
+        return epoch, batch + 1
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the epoch."""
+        self._epoch.assign(epoch)
+        self._batch.assign(-1)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Back up, where that is done every so many batches."""
+        if not isinstance(self._every, int) or isinstance(self._every, bool):
+            return
+        self._since_backup += 1
+        if self._since_backup >= self._every:
+            self._since_backup = 0
+            self._batch.assign(batch)
+            self._manager.save()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Back up, where that is done at the end of an epoch."""
+        if self._every == "epoch":
+            self._manager.save()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Delete the backup, once all ranks are here, and its folder if nothing else is in it."""
+        del self.model._training_state
+        if not self._delete:
+            return
+        control.barrier(name="the end of the training that is backed up")
+        if runtime.current().topology.rank == WRITER:
+            try:
+                delete_series(self._directory, _BACKUP)
+            except (OSError, CheckpointError) as error:
+                tell(f"smp_tf: the backup in {self._directory} could not be deleted. {type(error).__name__}: {error}")
+        control.barrier(name="the deletion of the backup")

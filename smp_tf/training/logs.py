@@ -1,0 +1,95 @@
+"""Logs that are the same on all replicas: those of one process that has seen the batches of all of them.
+
+At the end of an epoch, and of an evaluation, the states of the metrics (sums and counts) are added over the replicas
+and the results computed of the sums: exact for every metric whose state adds up, which is what Keras asks of metrics
+under its own distribution strategies. After a single batch, and for values that are not a metric's, replicas are
+averaged by their numbers of samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from smp_tf.job import exchange as control
+from smp_tf.job import runtime
+from smp_tf.job.topology import CommGroup
+from smp_tf.replicas.sums import sum_over_replicas
+
+
+def average(logs: Mapping[str, Any], samples: Any, name: str) -> dict[str, Any]:
+    """The logs of a batch averaged over the replicas, in the graph of its step.
+
+    Args:
+        logs: numbers and scalar tensors by name; other values stay as they are.
+        samples: this replica's samples in the batch.
+        name: of the operation, equal on all replicas.
+    """
+    if runtime.current().topology.dp_size == 1:
+        return dict(logs)
+    scalars = sorted(key for key, value in logs.items() if _is_scalar(value))
+    weight = tf.cast(samples, tf.float64)
+    sums = sum_over_replicas([weight, *(tf.cast(logs[key], tf.float64) * weight for key in scalars)], name)
+    total, *weighted = sums
+    means = {key: tf.cast(value / total, _float_type(logs[key])) for key, value in zip(scalars, weighted, strict=True)}
+    return {key: means.get(key, value) for key, value in logs.items()}
+
+
+def average_now(logs: Mapping[str, Any], samples: int, name: str) -> dict[str, Any]:
+    """The same for numbers, outside any graph; every replica calls it."""
+    if runtime.current().topology.dp_size == 1:
+        return dict(logs)
+    mine = {key: float(value) for key, value in logs.items() if _is_number(value)}
+    everyone = control.allgather_json([samples, mine], CommGroup.DP_GROUP, name=name)
+    total = sum(count for count, _ in everyone)
+    if not total:
+        return dict(logs)
+    keys = [key for key in mine if all(key in theirs for _, theirs in everyone)]
+    means = {key: sum(count * theirs[key] for count, theirs in everyone) / total for key in keys}
+    return {key: means.get(key, value) for key, value in logs.items()}
+
+
+@contextlib.contextmanager
+def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
+    """Within this context metrics hold the sums of their states over all replicas; every replica enters it."""
+    if runtime.current().topology.dp_size == 1:
+        yield
+        return
+    variables = [
+        variable
+        for metric in metrics
+        for variable in metric.variables
+        if variable.aggregation is tf.VariableAggregation.SUM
+        and (variable.dtype.is_floating or variable.dtype.is_integer)
+    ]
+    # Replicas that are still in a training step would wait in Horovod for this one, and it for them: told apart here.
+    control.barrier(CommGroup.DP_GROUP, name="the metrics at the end of an epoch or evaluation")
+    own = [variable.numpy() for variable in variables]
+    sums = sum_over_replicas([tf.constant(value, v.dtype) for value, v in zip(own, variables, strict=True)], _STATES)
+    for variable, value in zip(variables, sums, strict=True):
+        variable.assign(value)
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, own, strict=True):
+            variable.assign(value)
+
+
+#: Replicas run the same evaluations in the same order, and each is over before the next begins.
+_STATES = "smp_metrics"
+
+
+def _is_scalar(value: Any) -> bool:
+    return (isinstance(value, tf.Tensor) and value.shape.rank == 0 and not value.dtype.is_bool) or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def _float_type(value: Any) -> tf.DType:
+    return value.dtype if isinstance(value, tf.Tensor) and value.dtype.is_floating else tf.float32

@@ -1,0 +1,368 @@
+"""What Keras's `fit`, `evaluate` and `predict` call for every batch: a step that is cut, made of one microbatch's.
+
+    Keras's loop ──▶ next(iterator) ──▶ batch ─┐
+                                               ▼
+    train_step(data), one microbatch ──▶ smp.step ──▶ gradients, averaged ──▶ apply_gradients, once ──▶ logs
+                                               └────▶ metrics, updated once per microbatch ─────────────┘
+
+`train_step` is traced whole, so one that the user wrote is treated like Keras's own: its `apply_gradients` is recorded
+(`recorded_apply.py`), and everything happens in one `tf.function` per batch shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.announce import announce
+from smp_tf.batch.microbatches import count_samples
+from smp_tf.batch.output import StepOutput
+from smp_tf.errors import RankMismatchError, StepError
+from smp_tf.job import exchange as control
+from smp_tf.job import runtime
+from smp_tf.job.topology import CommGroup
+from smp_tf.keras.strategy_scope import refuse_strategy
+from smp_tf.loss_check.check import LossCheck, Numbers, check_gradient_uses, tell_unchecked, tell_written_weights
+from smp_tf.loss_check.gradient_calls import GradientCalls
+from smp_tf.optimizer.recorded_apply import Apply, ApplyRecorder
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.tf_internals import autograph_convert
+from smp_tf.partition.trace.lower import OutputSlot
+from smp_tf.sharding.shares import Applied
+from smp_tf.steps.options import StepOptions
+from smp_tf.steps.program import SplitProgram
+from smp_tf.steps.step import Step
+from smp_tf.steps.trace import Handed, Retrace, StepTrace
+from smp_tf.training import keras_callbacks
+from smp_tf.training import logs as replica_logs
+from smp_tf.training.agreement import agree_on_fit
+from smp_tf.training.callbacks import BroadcastInitialState, MetricAverage
+from smp_tf.training.loss_denominators import Denominators, Totals
+from smp_tf.training.shuffling import shuffled_alike
+from smp_tf.variables.model_context import keras_loop
+
+#: Bytes of a batch above which its losses are not held against those of its microbatches.
+_MOST_KEPT = 1 << 30
+#: Under what name a step returns the tensors that the check of its losses keeps.
+KEPT = "kept"
+
+
+class BatchFunction:
+    """Takes the next batch of an iterator and runs a step on it.
+
+    Args:
+        model: the distributed model.
+        method: name of the model's method for one microbatch: "train_step", "test_step" or "predict_step".
+        count: the model's counter of batches.
+        gather: makes what Keras is given of what the method returned, `StepOutput`s in place of tensors.
+    """
+
+    def __init__(self, model: Any, method: str, count: tf.Variable, gather: Callable[[Any], Any]) -> None:
+        self._model = model
+        self._method = method
+        self._count = count
+        self._gather = gather
+        self._traced: list[tuple[list[Apply], Denominators]] = []
+        self._calls: list[GradientCalls] = []
+        self._totals: weakref.WeakKeyDictionary[Any, Totals | None] = weakref.WeakKeyDictionary()
+        with tf.init_scope():
+            self._batch_samples = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="smp_samples_of_batch")
+        self._checks: dict[int, LossCheck] = {}
+        self._sizes: list[int] = []
+        self._has_composites = False
+        self._asked = 0
+        self._of_metrics: dict[int, frozenset[str]] = {}
+        #: Samples of this replica so far.
+        self.samples = 0
+        #: The plan of the step that ran last; None where it is not split.
+        self.plan: Plan | None = None
+        self._in_words = f"{method} of model {model.name!r}"
+        one_microbatch = self._one_microbatch
+        self._step = Step(
+            _named(lambda data: one_microbatch(data), method),
+            # A training whose first batch is cut into fewer microbatches than it was asked for is a mistake; a single
+            # prediction is none.
+            StepOptions(
+                jit_compile=True if model.jit_compile else None, small_first_batch=method != "train_step", of_keras=True
+            ),
+            self._finish,
+            self._applied,
+            self._examine,
+        )
+
+    def __call__(self, iterator: Any) -> Any:
+        """Run the step on the next batch, or on as many as `steps_per_execution` says.
+
+        Args:
+            iterator: gives batches. It is asked outside any graph: where it has ended, nothing is under way on any
+                rank.
+        """
+        if self._model.run_eagerly:
+            raise StepError(
+                f"Model {self._model.name!r} is cut and pipelined as a graph, and cannot run eagerly. Leave "
+                f"run_eagerly out of compile; to look into its layers, use tf.print."
+            )
+        several = self._model.steps_per_execution
+        results = []
+        for _ in range(1 if several is None else int(several.numpy())):
+            batch = self._next(iterator)
+            self._sizes = self._sizes_of_replicas(batch)
+            program, tensors = self._step.find(batch)
+            self._tell_totals(program, tensors)
+            traced = program.lowered.results["traced"]
+            with self._watched(traced, program, tensors):
+                results.append(program(tensors))
+            self._checks.pop(traced, None)
+            self.plan = program.plan if isinstance(program, SplitProgram) else None
+            of_metrics = self._of_metrics.get(program.lowered.results["traced"], frozenset())
+            object.__setattr__(self._model, "_smp_logs_of_metrics", of_metrics)
+            self.samples += _samples(batch)
+        return self._over_batches(results)
+
+    def _next(self, iterator: Any) -> Any:
+        """The next batch, once it is known that every replica has one: their gradients are summed.
+
+        Raises:
+            RankMismatchError: a replica has no more batches, and another one has.
+        """
+        topology = runtime.current().topology
+        if not self._over_replicas or topology.dp_size == 1:
+            return next(iterator)
+        batch, end = None, None
+        try:
+            batch = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError) as error:
+            end = error
+        self._asked += 1
+        said = control.allgather_json(end is None, CommGroup.DP_GROUP, name=f"batch {self._asked} of the training")
+        if end is not None and not any(said):
+            raise end
+        if not all(said):
+            without = ", ".join(str(replica) for replica, has_one in enumerate(said) if not has_one)
+            raise RankMismatchError(
+                f"The data of replica {without} of {topology.dp_size} ended before batch {self._asked} of the "
+                f"training, and others have more. Every replica needs the same number of batches: divide the data with "
+                f"smp.shard_dataset, or give fit steps_per_epoch."
+            )
+        return batch
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether what a loss is averaged over comes in several parts."""
+        running = runtime.current()
+        return running.config.microbatches > 1 or (self._over_replicas and running.topology.dp_size > 1)
+
+    @property
+    def _over_replicas(self) -> bool:
+        """Whether the batches of all replicas are one; in an evaluation each has its own, and some may have more."""
+        return self._method == "train_step"
+
+    def _watched(self, traced: int, program: Any, tensors: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+        """A context in which a program runs for the first time, where its losses are checked then."""
+        if traced not in self._checks:
+            return contextlib.nullcontext()
+        return self._checks[traced].watching(program, tensors, program.lowered.results[KEPT])
+
+    def _tell_totals(self, program: Any, tensors: Sequence[Any]) -> None:
+        if program not in self._totals:
+            _, denominators = self._traced[program.lowered.results["traced"]]
+            self._totals[program] = None
+            if denominators.is_needed:
+                self._totals[program] = Totals(denominators, self._batch_samples, program, self._over_replicas)
+        totals = self._totals[program]
+        if totals is not None:
+            totals.tell(tensors)
+
+    def _over_batches(self, results: list[Any]) -> Any:
+        """What Keras is given after several batches: their outputs joined, or the logs of the last."""
+        if self._method != "predict_step" or len(results) == 1:
+            return results[-1]
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *results)
+
+    def _sizes_of_replicas(self, batch: Any) -> list[int]:
+        """Samples of the batch: before the first step of a training on all replicas, later on this one."""
+        mine = _samples(batch)
+        if self._traced or not self._joins_replicas or not runtime.current().config.check_losses:
+            return [mine]
+        return list(control.allgather_json(mine, CommGroup.DP_GROUP, name=f"the first batch of {self._in_words}"))
+
+    @property
+    def _joins_replicas(self) -> bool:
+        return self._over_replicas and runtime.current().topology.dp_size > 1
+
+    def _examine(self, traced: StepTrace, retrace: Retrace) -> Handed | None:
+        """Prepares the check of the losses of a new program, if there is to be one; see `loss_check.py`."""
+        running = runtime.current()
+        is_first = len(self._traced) == 1
+        if self._method == "predict_step" or not running.config.check_losses or not self._in_parts:
+            return None
+        check_gradient_uses(self._in_words, traced.lowered.graph)
+        tell_written_weights(self._in_words, traced.lowered.graph)
+        number = traced.lowered.results["traced"]
+        denominators = self._traced[number][1]
+        if self._joins_replicas and not is_first and denominators.is_needed:
+            return None
+        calls = GradientCalls()
+        try:
+            whole = retrace(lambda data: self._whole_batch(data, calls, self._calls[number]), sum(self._sizes))
+            check = LossCheck(
+                self._in_words,
+                Numbers(self._calls[number], traced),
+                Numbers(calls, whole),
+                self._sizes,
+                joins_replicas=self._joins_replicas and is_first,
+                with_states=is_first or not self._joins_replicas,
+                key=f"{id(self)}/{number}",
+                metric_of={id(v): metric.name for metric in self._model.metrics for v in metric.variables},
+            )
+        except Exception as error:
+            tell_unchecked(self._in_words, f"the step cannot be traced for all samples of a batch: {error}")
+            return None
+        if self._joins_replicas and is_first and not check.can_be_joined(self._has_composites):
+            why = "ragged, sparse or text arguments of several replicas, which go into losses, cannot be joined"
+            tell_unchecked(self._in_words, why)
+            return None
+        for name, why in check.left_out.items():
+            tell_unchecked(self._in_words, f"{name}: {why}")
+        if check.nbytes > _MOST_KEPT:
+            why = f"{check.nbytes / 2**30:.1f} GiB of a batch would have to be brought to one rank"
+            tell_unchecked(self._in_words, why)
+            return None
+        if not check.kept:
+            return None
+        self._checks[number] = check
+        return Handed(KEPT, check.kept)
+
+    def _whole_batch(self, data: Any, calls: GradientCalls, like: GradientCalls) -> dict[str, Any]:
+        """The step for all samples of a batch, as one process computes it, with backward left out."""
+        recorder = ApplyRecorder(self._in_words)
+        self._has_composites = any(isinstance(v, tf.__internal__.CompositeTensor) for v in tf.nest.flatten(data))
+        with recorder.recording(), calls.left_out(like):
+            return {"results": autograph_convert(getattr(self._model, self._method))(data)}
+
+    def _one_microbatch(self, data: Any) -> dict[str, Any]:
+        recorder, calls = ApplyRecorder(self._in_words), GradientCalls()
+        denominators = Denominators(self._in_words, self._batch_samples)
+        samples = _samples_in(data)
+        in_parts = denominators.collecting(samples, self._model.metrics) if self._in_parts else contextlib.nullcontext()
+        with recorder.recording(), in_parts, calls.noted():
+            results = autograph_convert(getattr(self._model, self._method))(data)
+        self._traced.append((recorder.applies, denominators))
+        self._calls.append(calls)
+        return {
+            "results": results,
+            "gradients": [list(apply.gradients) for apply in recorder.applies],
+            "samples": samples,
+            # By number: the optimizers and variables themselves are no results of a step.
+            "traced": len(self._traced) - 1,
+        }
+
+    def _applied(self, results: Mapping[str, Any]) -> Iterator[Applied]:
+        for apply, gradients in zip(self._traced[results["traced"]][0], results["gradients"], strict=True):
+            for slot, variable in zip(gradients, apply.variables, strict=True):
+                if isinstance(slot, OutputSlot) and slot.spec is None:
+                    yield Applied(slot.outputs[0], apply.optimizer, variable)
+
+    def _finish(self, found: Mapping[str, Any]) -> Any:
+        if found["traced"] in self._checks:
+            self._checks[found["traced"]].hand_out(found[KEPT])
+        for apply, gradients in zip(self._traced[found["traced"]][0], found["gradients"], strict=True):
+            average = [None if g is None else g.accumulate() for g in gradients]
+            apply.apply(list(zip(average, apply.variables, strict=True)))
+        self._count.assign_add(1)
+        if isinstance(found["results"], dict):
+            self._of_metrics[found["traced"]] = frozenset(
+                name for name, value in found["results"].items() if getattr(value, "follows_state", False)
+            )
+        results = self._gather(found["results"])
+        if self._over_replicas and isinstance(results, dict):
+            return replica_logs.average(results, found["samples"].reduce_sum(), f"smp_logs_{self._method}")
+        return results
+
+
+def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run one of Keras's loops with the callbacks of this rank, and with its progress shown by rank 0 only.
+
+    Args:
+        model: the distributed model.
+        loop: its method `fit`, `evaluate` or `predict`, as Keras defines it.
+        args: what it was called with.
+        kwargs: the same by keyword.
+
+    Returns:
+        What the loop returns.
+    """
+    refuse_strategy(f"{loop.__name__} of model {model.name!r} was called")
+    if model.autotune_steps_per_execution:
+        # Keras would go by each rank's clock; and a loop over batches in one graph is nothing that it could make here.
+        model.autotune_steps_per_execution = False
+        announce('steps_per_execution="auto" is taken for 1.', runtime.current().topology.rank)
+    bound = inspect.signature(loop).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments.get("callbacks")
+    adapted = keras_callbacks.adapt(given, model)
+    shuffled: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if loop.__name__ == "fit":
+        together = agree_on_fit(bound.arguments, keras_callbacks.as_list(given))
+        if runtime.current().topology.dp_size > 1:
+            adapted = keras_callbacks.before_all(adapted, [BroadcastInitialState(), MetricAverage()], model)
+        if together is not None:
+            adapted = keras_callbacks.after_all(adapted, together, model)
+        shuffled = shuffled_alike(bound.arguments)
+    bound.arguments["callbacks"] = adapted
+    if runtime.current().topology.rank:
+        bound.arguments["verbose"] = 0
+    with keras_loop(), shuffled:
+        return loop(*bound.args, **bound.kwargs)
+
+
+def train_function(model: Any) -> BatchFunction:
+    """What `model.fit` calls for every batch."""
+    return BatchFunction(model, "train_step", model._train_counter, _logs)
+
+
+def test_function(model: Any) -> BatchFunction:
+    """What `model.evaluate` calls for every batch."""
+    return BatchFunction(model, "test_step", model._test_counter, _logs)
+
+
+def predict_function(model: Any) -> BatchFunction:
+    """What `model.predict` calls for every batch."""
+    return BatchFunction(model, "predict_step", model._predict_counter, _predictions)
+
+
+def _samples(batch: Any) -> int:
+    first: Any = next(iter(tf.nest.flatten(batch)), None)
+    return int(first.shape[0] or 0) if getattr(first, "shape", None) else 0
+
+
+def _samples_in(data: Any) -> tf.Tensor:
+    """The number of samples of a microbatch that is being traced, an int64 scalar."""
+    cut = [value for value in tf.nest.flatten(data) if isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))]
+    return count_samples(cut[0], 0) if cut else tf.constant(1, tf.int64)
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    function.__name__ = name
+    return function
+
+
+def _logs(results: Any) -> Any:
+    """The logs of a batch: metrics as they are after it, and averages over its microbatches of everything else."""
+    return tf.nest.map_structure(_log, results)
+
+
+def _log(value: Any) -> Any:
+    if not isinstance(value, StepOutput):
+        return value
+    return value.outputs[-1] if value.follows_state else value.reduce_mean()
+
+
+def _predictions(results: Any) -> Any:
+    """The predictions for a batch, as if it had not been split."""
+    return tf.nest.map_structure(lambda value: value.merge() if isinstance(value, StepOutput) else value, results)

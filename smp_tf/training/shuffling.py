@@ -1,0 +1,63 @@
+"""The order in which `fit` goes through a `tf_keras.utils.Sequence`: the same on all ranks of a replica.
+
+Keras shuffles with Python's global generator, once an epoch: ranks whose generators are alike when `fit` begins go on
+alike, and as one process does. With workers it shuffles in a thread that may begin the next epoch or be stopped before:
+how often it draws is a matter of time, so ranks would soon be given other batches.
+
+    fit ─▶ seed ─┬─ epoch 1: a generator of its own ─▶ 3 0 2 1, and what its thread draws too many stays with it
+                 └─ epoch 2: a generator of its own ─▶ 1 2 0 3
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tf_keras
+
+from smp_tf import tf_internals
+from smp_tf.job import exchange as control
+from smp_tf.job import runtime
+from smp_tf.job.topology import CommGroup
+
+
+@contextlib.contextmanager
+def shuffled_alike(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Within this context `fit` goes through a sequence in one order on all ranks of a replica, and in one process.
+
+    Args:
+        arguments: of `fit`, by name, with the defaults of those that were not given.
+
+    Raises:
+        RankMismatchError: a rank of the replica does not come here.
+    """
+    if not isinstance(arguments["x"], tf_keras.utils.Sequence):
+        yield
+        return
+    version, numbers, following = _of_the_first_rank(random.getstate())
+    random.setstate((version, tuple(numbers), following))
+    workers = arguments["workers"]
+    if not (workers > 1 or (workers > 0 and arguments["use_multiprocessing"])):
+        yield
+        return
+    seed = random.getrandbits(32)
+    # One enqueuer, with one thread that shuffles, follows the other.
+    enqueuers, of_thread = itertools.count(), threading.local()
+
+    def shuffle(order: list[Any]) -> None:
+        if not hasattr(of_thread, "generator"):
+            of_thread.generator = random.Random(f"{seed}/{next(enqueuers)}")
+        of_thread.generator.shuffle(order)
+
+    with tf_internals.workers_shuffle_with(shuffle):
+        yield
+
+
+def _of_the_first_rank(value: Any) -> Any:
+    """The first rank's of this replica."""
+    first = runtime.current().topology.members(CommGroup.PP_GROUP)[0]
+    return control.broadcast_json(value, first, CommGroup.PP_GROUP, name="the order of a Sequence")

@@ -1,0 +1,155 @@
+"""What a script assigns to variables of models outside its steps: all ranks say it, one takes it, and they compare.
+
+    every rank       model.kl_weight.assign(0.5)
+    its owner        takes it, and notes it            ┐ compared where all ranks meet anyway: when the callbacks of
+    other ranks      leave it out, and note that       ┘ fit have run, and when weights or a checkpoint are saved
+
+A rank may assign to what it stores without the others. So only a variable that some rank has left out is compared,
+and notes are hashes. Before the first step, and of what optimizers, `load_weights` and `set_weights` assign, nothing is
+noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.errors import RankMismatchError
+from smp_tf.job import exchange as control
+from smp_tf.job import runtime
+from smp_tf.job.content_hash import content_hash
+from smp_tf.start.lifecycle import on_shutdown
+from smp_tf.variables.state import VariableState
+
+#: Of variables that ranks differ in, so many are named.
+_MOST_NAMES = 5
+
+#: What a rank has noted of variables, by their places and names, such as "3 net/dense/kernel": two models may have
+#: variables of one name. How many values were assigned since ranks compared them, a hash over these, and which stage
+#: stores the variable.
+Notes = dict[str, tuple[int, str, int]]
+
+
+class _InForce(threading.local):
+    is_quiet = False
+
+
+_in_force = _InForce()
+
+
+@contextlib.contextmanager
+def unnoted() -> Iterator[None]:
+    """Within this context nothing is noted: it is smp_tf, or an optimizer, that assigns."""
+    before, _in_force.is_quiet = _in_force.is_quiet, True
+    try:
+        yield
+    finally:
+        _in_force.is_quiet = before
+
+
+class _State:
+    taken: Notes = {}  # noqa: RUF012
+    left_out: Notes = {}  # noqa: RUF012
+    ends_with_smp = False
+
+
+def note(state: VariableState, method: str, given: Any, dtype: tf.DType, *, is_left_out: bool) -> None:
+    """Note that the script assigns to a variable of a model, outside any graph.
+
+    Args:
+        state: of the variable; it is known who stores it.
+        method: the method of `tf.Variable` that was called.
+        given: what it was given.
+        dtype: of the variable.
+        is_left_out: whether that is another rank's, so that nothing is assigned here.
+    """
+    running = runtime.current_or_none()
+    if _in_force.is_quiet or running is None or running.topology.mp_size == 1:
+        return
+    if not _State.ends_with_smp:
+        _State.ends_with_smp = True
+        on_shutdown(_end)
+    notes = _State.left_out if is_left_out else _State.taken
+    assert state.owner is not None
+    key = f"{state.placement.place} {state.name}"
+    count, before, _ = notes.get(key, (0, "", state.owner))
+    parts = [_hash(value, dtype) for value in tf.nest.flatten(given, expand_composites=True)]
+    told = hashlib.blake2b(repr((before, method, parts)).encode(), digest_size=8).hexdigest()
+    notes[key] = count + 1, told, state.owner
+
+
+def left_out() -> Notes:
+    """What this rank has left out since ranks compared it last."""
+    return _State.left_out
+
+
+def compare(left: Sequence[Mapping[str, Sequence[Any]]]) -> None:
+    """Raise where ranks have not been given the same values; all ranks of the world call it.
+
+    Args:
+        left: what each rank has left out, in order.
+
+    Raises:
+        RankMismatchError: a variable's owner was not given what another rank has left out; the message names both.
+    """
+    keys = sorted({key for notes in left for key in notes}, key=lambda key: int(key.partition(" ")[0]))
+    mine = {key: _State.taken[key] for key in keys if key in _State.taken}
+    _State.taken.clear()
+    _State.left_out.clear()
+    if not keys:
+        return
+    taken = control.allgather_json(mine, name="what the script has assigned to variables of models")
+    differences = [words for key in keys if (words := _difference(key, left, taken))]
+    if differences:
+        raise RankMismatchError(_in_words(differences))
+
+
+def _difference(
+    key: str, left: Sequence[Mapping[str, Sequence[Any]]], taken: Sequence[Mapping[str, Sequence[Any]]]
+) -> str:
+    """Which rank has left out something else than an owner was given, in words; "" where none has."""
+    topology = runtime.current().topology
+    for rank, notes in enumerate(left):
+        if key not in notes:
+            continue
+        count, told, stage = notes[key]
+        for owner, owned in enumerate(taken):
+            if topology.grid.coordinates(owner)["P"] != stage:
+                continue
+            there, said = owned.get(key, (0, "", stage))[:2]
+            if (count, told) != (there, said):
+                what = "others" if count == there else _times(there)
+                name = key.partition(" ")[2]
+                return f"{name!r}: {_times(count)} on rank {rank}, {what} on rank {owner}, which stores it"
+    return ""
+
+
+def _times(count: int) -> str:
+    return {0: "nothing", 1: "1 value"}.get(count, f"{count} values")
+
+
+def _in_words(differences: Sequence[str]) -> str:
+    more = f"; and {len(differences) - _MOST_NAMES} more" if len(differences) > _MOST_NAMES else ""
+    return (
+        f"The ranks do not assign the same to variables of models: {'; '.join(differences[:_MOST_NAMES])}{more}. Call "
+        f"assign, K.set_value or layer.set_weights on every rank with the same value: the rank that stores the "
+        f"variable takes it, and the others leave it out. Let nothing in the value depend on the rank."
+    )
+
+
+def _hash(value: Any, dtype: tf.DType) -> int:
+    # Beside texts there may be numbers, which say where they go.
+    is_text = dtype == tf.string
+    tensor = tf.convert_to_tensor(value) if is_text or tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
+    return int(content_hash(tensor)[0])
+
+
+def _end() -> None:
+    _State.taken.clear()
+    _State.left_out.clear()
+    _State.ends_with_smp = False

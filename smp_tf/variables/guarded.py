@@ -1,0 +1,243 @@
+"""Variables that check, before they are read or written, whether this rank stores them.
+
+                   before the plan           stored here     stored by another rank
+read               an error                  the value       an error; `weight_reads` has what all ranks may call
+assign             the new initial value     is assigned     is left out: the owner is given it, too
+in a tf.function   an error                  as usual        an error; within a step it is only traced
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import tf_internals
+from smp_tf.errors import OwnershipError
+from smp_tf.variables import assigned_values, foreign_values
+from smp_tf.variables.state import VariableState, set_initial_value
+
+
+class _Tracing(threading.local):
+    depth = 0
+    made_at_once = False
+
+
+_tracing = _Tracing()
+
+
+@contextlib.contextmanager
+def tracing_step() -> Iterator[None]:
+    """Within this context graphs may read variables without storage: nothing runs, a graph is being written."""
+    before = _tracing.depth
+    _tracing.depth = before + 1
+    try:
+        yield
+    finally:
+        _tracing.depth = before
+
+
+@contextlib.contextmanager
+def made_at_once() -> Iterator[None]:
+    """Within this context models make variables with their value, for code that uses them before there is a plan."""
+    before = _tracing.made_at_once
+    _tracing.made_at_once = True
+    try:
+        yield
+    finally:
+        _tracing.made_at_once = before
+
+
+def is_made_at_once() -> bool:
+    """Whether models make variables with their value now."""
+    return _tracing.made_at_once
+
+
+def _check_readable(variable: Any, doing: str) -> None:
+    state: VariableState = variable.smp_state
+    if state.is_filled or (_tracing.depth and not tf.executing_eagerly()):
+        return
+    if state.owner is None:
+        raise OwnershipError(
+            f"Cannot {doing} variable {state.name!r} yet: which rank stores it is decided at the first call of a step, "
+            f"and it has no value before. Do this after the first step, or in a hook registered with "
+            f"smp.register_post_partition_hook."
+        )
+    where = f"partition {state.owner} owns it and only its rank stores it."
+    if doing != "read":
+        raise OwnershipError(
+            f"Cannot {doing} variable {state.name!r} in a tf.function here: {where} Outside a tf.function every "
+            f"rank may assign the same value: the rank that stores the variable takes it, and the others leave it out."
+        )
+    if tf_internals.is_in_layer_call():
+        raise OwnershipError(
+            f"Cannot read variable {state.name!r} here: {where} A layer or model of Keras's is called outside a step, "
+            f"and its layers are on several ranks. For a model of layers that a distributed model has trained, wrap it "
+            f"in smp.DistributedModel and use its predict, or call it in a step, on every rank."
+        )
+    raise OwnershipError(
+        f"Cannot read variable {state.name!r} here: {where} Outside a tf.function, "
+        f"tf.keras.backend.get_value(variable), layer.get_weights() and model.get_weights() tell its value to all, "
+        f"where every rank calls them. The variables that this rank stores are in model.local_variables."
+    )
+
+
+def _check_fits(variable: Any, value: Any) -> None:
+    shape = value.shape if hasattr(value, "shape") else tf.convert_to_tensor(value, variable.dtype).shape
+    if not variable.shape.is_compatible_with(shape):
+        raise ValueError(
+            f"Cannot assign a value of shape {tuple(shape)} to variable {variable.smp_state.name!r} of shape "
+            f"{tuple(variable.shape)}."
+        )
+
+
+def _check_saved(variable: Any) -> None:
+    # While the structure of a model is written its values are left out on purpose.
+    state: VariableState = variable.smp_state
+    if state.is_filled or _tracing.depth:
+        return
+    if state.owner is None:
+        _check_readable(variable, "save or restore")
+    raise OwnershipError(
+        f"Cannot save or restore variable {state.name!r} here: partition {state.owner} owns it and only its rank "
+        f"stores it, so a checkpoint of this rank would lack it. smp.CheckpointManager(checkpoint, directory), used on "
+        f"every rank, saves and restores the variables of all partitions."
+    )
+
+
+def _take_from_checkpoint(variable: Any, value: tf.Tensor) -> bool:
+    """Note what TensorFlow reads from a checkpoint for a variable that nobody stores yet: its initial value.
+
+    That is how Keras's `load_model` and `load_weights` give a model its values that is built by a function, or in the
+    constructor of a subclass.
+    """
+    if variable.smp_state.is_filled or variable.smp_state.owner is not None:
+        return False
+    _check_fits(variable, value)
+    return set_initial_value(variable, foreign_values.later(value, variable.dtype))
+
+
+_Checked: Any = tf_internals.checked_in_checkpoints(_check_saved, _take_from_checkpoint)
+
+
+class _Guarded(_Checked):
+    """What a variable of a distributed model does before it is read or written: check that this rank stores it."""
+
+    smp_state: VariableState
+
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
+        fetch = foreign_values.fetch()
+        if fetch is not None and not self.smp_state.is_filled and tf.executing_eagerly():
+            return fetch(self)
+        _check_readable(self, "read")
+        return super()._read_variable_op(*args, **kwargs)
+
+    def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.sparse_read`; an error on a rank that does not store the variable."""
+        _check_readable(self, "read")
+        return super().sparse_read(*args, **kwargs)
+
+    def gather_nd(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.gather_nd`; an error on a rank that does not store the variable."""
+        _check_readable(self, "read")
+        return super().gather_nd(*args, **kwargs)
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.assign`; left out on a rank that does not store the variable.
+
+        Before it is decided who stores it, the value takes the place of the initial one.
+        """
+        if not self.smp_state.is_filled and self.smp_state.owner is None and tf.executing_eagerly():
+            _check_fits(self, value)
+            set_initial_value(self, foreign_values.later(value, self.dtype))
+            return self
+        if _leaves_out(self, "assign", (value,)):
+            _check_fits(self, value)
+            return self
+        return super().assign(foreign_values.as_array(value), *args, **kwargs)
+
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.assign_add`; left out on a rank that does not store the variable."""
+        if _leaves_out(self, "assign_add", (delta,)):
+            _check_fits(self, delta)
+            return self
+        return super().assign_add(delta, *args, **kwargs)
+
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.Variable.assign_sub`; left out on a rank that does not store the variable."""
+        if _leaves_out(self, "assign_sub", (delta,)):
+            _check_fits(self, delta)
+            return self
+        return super().assign_sub(delta, *args, **kwargs)
+
+
+def _leaves_out(variable: Any, method: str, given: tuple[Any, ...]) -> bool:
+    """Whether an assignment is the business of another rank; it is noted, here and there.
+
+    Args:
+        variable: it is assigned to.
+        method: the method of `tf.Variable` that was called.
+        given: what it was given.
+
+    Raises:
+        OwnershipError: nobody stores the variable yet, or another rank does and a graph is being written.
+    """
+    state: VariableState = variable.smp_state
+    elsewhere = not state.is_filled and state.owner is not None
+    if foreign_values.leaves_out() and elsewhere and tf.executing_eagerly():
+        return True
+    if state.owner is None or not tf.executing_eagerly():
+        _check_readable(variable, "assign to")
+        return False
+    if not foreign_values.leaves_out():
+        assigned_values.note(state, method, given, variable.dtype, is_left_out=elsewhere)
+    return elsewhere
+
+
+#: What such a method writes, and where, by the names of its arguments.
+_WRITTEN = ("sparse_delta", "indices", "updates")
+
+
+def _guard_scatters() -> None:
+    """Give `_Guarded` the many ways of writing parts of a variable, which are left out where it is not stored."""
+
+    def guarded(name: str) -> Callable[..., Any]:
+        signature = inspect.signature(getattr(tf_internals.ResourceVariable, name))
+
+        def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(self, *args, **kwargs).arguments
+            if _leaves_out(self, name, tuple(given[value] for value in _WRITTEN if value in given)):
+                return self
+            return getattr(super(_Guarded, self), name)(*args, **kwargs)
+
+        write.__name__ = name
+        write.__doc__ = f"As `tf.Variable.{name}`; left out on a rank that does not store the variable."
+        return write
+
+    for name in dir(tf_internals.ResourceVariable):
+        if name.startswith(("scatter_", "batch_scatter_")):
+            setattr(_Guarded, name, guarded(name))
+
+
+_guard_scatters()
+
+
+class DeferredVariable(_Guarded, tf_internals.UninitializedVariable):
+    """A resource variable whose storage appears only on the rank that owns it.
+
+    Args:
+        state: what smp_tf knows about it.
+        kwargs: as `tf.Variable` takes them, without an initial value.
+    """
+
+    def __init__(self, state: VariableState, **kwargs: Any) -> None:
+        self.smp_state = state
+        super().__init__(**kwargs)
+
+
+class BuiltVariable(_Guarded, tf_internals.ResourceVariable):
+    """A variable that was built with its value, once it is decided who stores it; where that is elsewhere, freed."""

@@ -1,0 +1,56 @@
+"""What is being done with models in this thread, by which a model's call goes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from smp_tf.variables.guarded import tracing_step
+
+_in_thread = threading.local()
+
+
+def step_being_traced() -> Any:
+    """The trace of a step that is under way in this thread, or None."""
+    return getattr(_in_thread, "trace", None)
+
+
+def set_step_being_traced(trace: Any) -> Any:
+    """Say which step is being traced; returns what was there before."""
+    before = getattr(_in_thread, "trace", None)
+    _in_thread.trace = trace
+    return before
+
+
+def saving() -> bool:
+    """Whether the structure of a model is being written in this thread."""
+    return getattr(_in_thread, "saving", False)
+
+
+@contextlib.contextmanager
+def save_structure() -> Iterator[None]:
+    """Within this context distributed models may be called, and variables without storage read: nothing runs."""
+    _in_thread.saving = True
+    try:
+        with tracing_step():
+            yield
+    finally:
+        _in_thread.saving = False
+
+
+@contextlib.contextmanager
+def keras_loop() -> Iterator[None]:
+    """Within this context, `fit` and its kin: Keras calls a model on the first batch of a generator, to build it."""
+    before = in_keras_loop()
+    _in_thread.loop = True
+    try:
+        yield
+    finally:
+        _in_thread.loop = before
+
+
+def in_keras_loop() -> bool:
+    """Whether `fit` or one of its kin runs in this thread."""
+    return getattr(_in_thread, "loop", False)

@@ -1,0 +1,389 @@
+"""Variables of a distributed model: made on every rank without storage, filled on the rank that owns them.
+
+    trace (every rank)            plan                    first step
+    DeferredVariable ──────▶ owner: stage 1 ──┬─▶ rank of stage 1: initial value assigned
+    (handle, shape, no bytes)                 └─▶ other ranks: stays empty, reading it is an error
+
+Keras initializers draw their seed when they are first called, and TensorFlow's random ops when they are made. Every
+initializer is therefore called once, in creation order, in a graph that is thrown away: seeds are drawn as in one
+process, whoever fills which variable later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf import tf_internals
+from smp_tf.errors import OwnershipError
+from smp_tf.variables import guarded as guarded_variables
+from smp_tf.variables import precedence as last_given
+from smp_tf.variables.guarded import BuiltVariable, DeferredVariable
+from smp_tf.variables.state import Placement, VariableState
+
+
+class VariableStore:
+    """The variables of one distributed model, in creation order.
+
+    Args:
+        model_name: for messages and unique names.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self.model_name = model_name
+        self._states: dict[int, VariableState] = {}
+        self._variables: dict[int, tf.Variable] = {}
+        self._of_script: dict[int, tf.Variable] = {}
+        self._names: set[str] = set()
+        self._before_settling: list[Callable[[], None]] = []
+        self._cut: tuple[int, int] | None = None
+        #: What `model.profile` measured: seconds forward and backward for one sample, by unit.
+        self.measured: dict[str, tuple[float, float]] = {}
+        #: What share of these it takes while the other ranks of the host wait.
+        self.alone: tuple[float, float] = (1.0, 1.0)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[tf.Variable]:
+        return iter(self._variables.values())
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is still to be decided who stores these variables."""
+        return any(state.owner is None for state in self._states.values())
+
+    def is_placed(self, variable: Any) -> bool:
+        """Whether it is decided who stores a variable of this model."""
+        return self._states[id(variable.handle)].owner is not None
+
+    def state(self, variable: Any) -> VariableState | None:
+        """What is known about a variable, or about the one whose block it is; None where it is not this model's."""
+        return self._states.get(id(whole_of(variable).handle))
+
+    def leave_to_script(self, variables: Iterable[tf.Variable]) -> None:
+        """Leave variables that the model holds, such as those of metrics, to the script: every rank stores them."""
+        for variable in variables:
+            if self.state(variable) is None:
+                self._of_script[id(variable.handle)] = variable
+
+    def leaves_to_script(self, variable: Any) -> bool:
+        """Whether a variable that the model holds is the script's own."""
+        return id(variable.handle) in self._of_script
+
+    def adopt(self, variable: tf.Variable) -> None:
+        """Take in a variable that was built with its value, or that belongs to another model as well.
+
+        Whichever model runs a step first decides who stores what they share.
+        """
+        if self.state(variable) is not None or self.leaves_to_script(variable):
+            return
+        position, name = len(self._states), self._unique(variable.name)
+        first = store_of(variable)
+        known = first.state(variable) if first is not None else None
+        if known is not None:
+            self._add(variable, dataclasses.replace(known, name=name, position=position), also=True)
+        else:
+            self._add(variable, VariableState(name, None, (), position, Placement(is_filled=True)))
+
+    def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """A variable creator (see `tf.variable_creator_scope`) that makes variables without storage.
+
+        Variables whose initial value is given as a value rather than a function (step counters and the like) are made
+        with it: whoever has the value at hand holds it already. Those that turn out to be weights are adopted later.
+        Variables without any are what a SavedModel holds beside layers that Keras builds anew, such as the state of an
+        optimizer; TensorFlow reads their values at once.
+        """
+        if kwargs.get("initial_value") is None:
+            return next_creator(**kwargs)
+        initial_value = kwargs.pop("initial_value")
+        if not callable(initial_value) or guarded_variables.is_made_at_once():
+            return make_script_variable(initial_value=initial_value, **kwargs)
+        shape, dtype, op_seeds = _draw_seeds(initial_value)
+        wanted = kwargs.get("dtype")
+        arguments = _resource_arguments(kwargs)
+        arguments["dtype"] = tf.as_dtype(wanted) if wanted is not None else dtype
+        arguments["shape"] = kwargs["shape"] if kwargs.get("shape") is not None else shape
+        state = VariableState("", initial_value, op_seeds, len(self._states))
+        variable = DeferredVariable(state, **arguments)
+        state.name = self._unique(variable.name)
+        self._add(variable, state)
+        return variable
+
+    def extend(self, other: VariableStore) -> None:
+        """Take over the variables of another store, behind one's own."""
+        for variable in other:
+            state = other._states[id(variable.handle)]
+            state.position = len(self._states)
+            self._add(variable, state)
+
+    def _add(self, variable: Any, state: VariableState, also: bool = False) -> None:
+        """Note a variable as this model's, or as also this one's."""
+        self._states[id(variable.handle)] = state
+        self._variables[id(variable.handle)] = variable
+        earlier = _stores_of.get(id(variable.handle), ()) if also else ()
+        _stores_of[id(variable.handle)] = (*earlier, weakref.ref(self))
+
+    def _unique(self, name: str) -> str:
+        base = name.partition(":")[0]
+        unique, number = base, 1
+        while unique in self._names:
+            unique, number = f"{base}_{number}", number + 1
+        self._names.add(unique)
+        return unique
+
+    def require_cut(self, partitions: int, stage: int) -> None:
+        """Raise where the model was cut in another way, by a configuration that `smp.shutdown` has ended.
+
+        Args:
+            partitions: number of partitions.
+            stage: the one that this rank runs.
+
+        Raises:
+            OwnershipError: it was; what this rank stores is not what it would have to.
+        """
+        if self._cut not in (None, (partitions, stage)) and any(s.owner is not None for s in self._states.values()):
+            assert self._cut is not None
+            raise OwnershipError(
+                f"Model {self.model_name!r} was cut into {self._cut[0]} partitions before smp.shutdown, and this rank "
+                f"stores the weights of partition {self._cut[1]}. Now there are {partitions}, and it runs partition "
+                f"{stage}. Make a new model, and give it the weights with save_weights before smp.shutdown and "
+                f"load_weights afterwards, or with smp.CheckpointManager."
+            )
+        self._cut = partitions, stage
+
+    def to_settle(self, owners: dict[int, int], chunks: Sequence[int] | None = None) -> list[tuple[tf.Variable, int]]:
+        """The variables that `settle` would decide about, each with the stage that will store it.
+
+        Args:
+            owners: as for `settle`.
+            chunks: as for `settle`.
+        """
+        return [(variable, chunk if chunks is None else chunks[chunk]) for variable, _, chunk in self._to_place(owners)]
+
+    def _to_place(self, owners: dict[int, int]) -> list[tuple[tf.Variable, VariableState, int]]:
+        """The variables that a step decides about, or that nobody keeps yet, each with its chunk.
+
+        A variable that the step does not use is kept where the one that was made before it is: a layer behind the
+        others then is where data reaches it.
+        """
+        found, chunk = [], 0
+        for variable in self:
+            state = self._states[id(variable.handle)]
+            if not state.is_decided and state.position in owners:
+                chunk = owners[state.position]
+                found.append((variable, state, chunk))
+            elif state.owner is None:
+                found.append((variable, state, chunk))
+            elif state.is_decided and state.chunk is not None:
+                chunk = state.chunk
+        return found
+
+    def settle(
+        self,
+        owners: dict[int, int],
+        stage: int,
+        seed: int,
+        restored: Callable[[tf.Variable], tf.Tensor | None] = lambda variable: None,
+        chunks: Sequence[int] | None = None,
+        move: Callable[[tf.Variable, int, int], tf.Tensor | None] = lambda variable, giver, taker: None,
+    ) -> None:
+        """Decide who stores what: fill the variables of this stage, free what was built and belongs elsewhere.
+
+        Args:
+            owners: chunk of each variable that the step uses, by position in creation order. Somebody keeps the others
+                until a step that uses them decides.
+            stage: the stage of this rank.
+            seed: for random ops in initial values where TensorFlow has no global seed.
+            restored: gives the value that a variable of this stage is to have instead of its initial one, or None.
+            chunks: the stage of every chunk; None where each is a stage of its own.
+            move: brings the value of a variable from the stage that has kept it to the one that is to store it, where
+                it gives the value.
+        """
+        with tf.init_scope():
+            while self._before_settling:
+                self._before_settling.pop(0)()
+        for variable, state, chunk in self._to_place(owners):
+            placement, keeper = state.placement, state.owner
+            placement.place = next(_places) if placement.place is None else placement.place
+            placement.chunk = chunk
+            placement.chunks = None if chunks is None else tuple(chunks)
+            placement.owner = chunk if chunks is None else chunks[chunk]
+            placement.is_kept = state.position not in owners
+            placement.is_local = placement.owner == stage
+            if keeper is not None and keeper != placement.owner:
+                given = move(variable, keeper, placement.owner)
+                if given is not None:
+                    placement.is_filled = True
+                    tf_internals.make_storage(variable, given)
+            value = restored(variable) if keeper is None and state.is_local else None
+            if value is not None:
+                placement.is_filled = True
+                with tf.init_scope():
+                    variable.assign(value, read_value=False)
+            elif state.is_local and not state.is_filled:
+                self._fill(variable, state, seed)
+            elif not state.is_local and state.is_filled:
+                tf_internals.destroy_storage(variable)
+                placement.is_filled = False
+            if type(variable) is tf_internals.ResourceVariable and len({*(chunks or ()), placement.owner, stage}) > 1:
+                # The script and Keras hold this very object; from now on it checks who reads it, and notes who assigns.
+                variable.smp_state = state
+                variable.__class__ = BuiltVariable
+            # It may hold a value that was assigned, of which other ranks need nothing.
+            state.initial_value = None
+
+    def before_settling(self, load: Callable[[], None]) -> None:
+        """Have a function run when all variables are there and it is about to be decided who stores them.
+
+        Values that it gives to variables count as given now.
+        """
+        moment = last_given.now()
+
+        def put_off() -> None:
+            with last_given.as_of(moment):
+                load()
+
+        self._before_settling.append(put_off)
+
+    def fill(self, variable: Any, seed: int) -> None:
+        """Give a variable its initial value before the plan; ranks that turn out not to own it free it then.
+
+        Args:
+            variable: one of the model's variables.
+            seed: as for `settle`.
+        """
+        state = self._states[id(variable.handle)]
+        if state.owner is None and not state.is_filled:
+            self._fill(variable, state, seed)
+
+    def _fill(self, variable: Any, state: VariableState, seed: int) -> None:
+        assert state.initial_value is not None
+        with tf.init_scope(), warnings.catch_warnings():
+            # The initializer was called once before, for its seed; Keras warns of a second call.
+            warnings.filterwarnings("ignore", message=".*unseeded and being called multiple times.*")
+            if state.op_seeds:
+                value = _with_drawn_seeds(state.initial_value, state.op_seeds, seed, state.position)
+            else:
+                value = tf.convert_to_tensor(state.initial_value(), dtype=variable.dtype)
+            state.placement.is_filled = True
+            variable.assign(value, read_value=False)
+
+
+_places = itertools.count()
+
+#: The stores of a variable, by its handle: that of the model it was made in first.
+_stores_of: dict[int, tuple[weakref.ref[VariableStore], ...]] = {}
+
+
+def whole_of(variable: Any) -> Any:
+    """The variable whose rows another one stands for; that itself where it stands for none."""
+    return getattr(variable, "smp_whole", variable)
+
+
+def of_models() -> list[tf.Variable]:
+    """The variables of all distributed models."""
+    stores = {id(store): store for found in _stores_of.values() for ref in found if (store := ref()) is not None}
+    return [variable for store in stores.values() for variable in store]
+
+
+def store_of(variable: Any) -> VariableStore | None:
+    """The store of the distributed model a variable belongs to; None for a variable of the script's own."""
+    for found in _stores_of.get(id(whole_of(variable).handle), ()):
+        store = found()
+        if store is not None and store.state(variable) is not None:
+            return store
+    return None
+
+
+def stage_of(variable: Any) -> int | None:
+    """The stage that stores a variable of a distributed model, or keeps it; None before a plan, and for any other."""
+    store = store_of(variable)
+    state = store.state(variable) if store is not None else None
+    return None if state is None else state.owner
+
+
+def keep_for_good(variables: Iterable[Any]) -> None:
+    """Decide that variables which no step has used stay where they are kept; all ranks do it together.
+
+    Args:
+        variables: any variables.
+    """
+    for variable in variables:
+        store = store_of(variable)
+        state = store.state(variable) if store is not None else None
+        if state is not None and state.owner is not None:
+            state.placement.is_kept = False
+
+
+def is_remote(variable: Any) -> bool:
+    """Whether a variable belongs to a distributed model and another rank stores it."""
+    store = store_of(variable)
+    if store is None:
+        return False
+    state = store.state(variable)
+    return state is not None and state.owner is not None and not state.is_local
+
+
+def make_script_variable(**kwargs: Any) -> tf.Variable:
+    """A variable of the script's own, made at once and outside any graph, whatever creator scopes are open.
+
+    Args:
+        kwargs: what a variable creator is given.
+    """
+    return tf_internals.make_plain_variable(initial_value=kwargs.get("initial_value"), **_resource_arguments(kwargs))
+
+
+_RESOURCE_ARGUMENTS = (
+    "trainable", "caching_device", "name", "constraint", "synchronization", "aggregation", "shape", "dtype",
+)  # fmt: skip
+
+
+def _resource_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {key: kwargs[key] for key in _RESOURCE_ARGUMENTS if kwargs.get(key) is not None}
+
+
+def _draw_seeds(
+    initial_value: Callable[[], Any],
+) -> tuple[tf.TensorShape, tf.DType, tuple[tf_internals.OpSeeds, ...]]:
+    """Call an initializer in a graph that is thrown away: its seeds are drawn now, and its shape is known."""
+    drawn: list[tf_internals.OpSeeds] = []
+
+    def draw(op_seed: int | None) -> tf_internals.OpSeeds:
+        drawn.append(tf_internals.draw_op_seeds(op_seed))
+        return drawn[-1]
+
+    with tf.init_scope():
+        graph = tf_internals.scratch_graph("initial_value")
+        with graph.as_default(), tf_internals.op_seeds_from(draw):
+            value = tf.convert_to_tensor(initial_value())
+    return value.shape, value.dtype, tuple(drawn)
+
+
+def _with_drawn_seeds(
+    initial_value: Callable[[], Any], op_seeds: tuple[tf_internals.OpSeeds, ...], seed: int, position: int
+) -> tf.Tensor:
+    """An initial value from TensorFlow's random ops, which get the seeds they drew when the variable was made.
+
+    Ops with equal seeds of their own give equal values here, on whatever rank; executed eagerly in one process, the
+    second would go on where the first stopped.
+    """
+
+    def made() -> tf.Tensor:
+        left = enumerate(op_seeds)
+
+        def give(op_seed: int | None) -> tf_internals.OpSeeds:
+            number, seeds = next(left)
+            # Ranks that fill the same variable must agree on its value, also without a global seed.
+            return seeds if seeds != (None, None) else (seed % (1 << 31), position * 1000 + number)
+
+        with tf_internals.op_seeds_from(give):
+            return tf.convert_to_tensor(initial_value())
+
+    return tf.function(made, autograph=False)()

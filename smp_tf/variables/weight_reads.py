@@ -1,0 +1,95 @@
+"""Reading weights of a split model as Keras's scripts do, on every rank: their owners tell them to all. For tf_keras.
+
+    K.get_value(model.gate)     layer.get_weights()     plain_model.get_weights()
+
+All of these come to `K.batch_get_value` or `K.get_value`, which then are collective for variables of models: every
+rank of a replica calls them. `variable.numpy()` reads what this rank stores, and tells nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from smp_tf import tf_internals
+from smp_tf.job import runtime
+from smp_tf.job.topology import CommGroup
+from smp_tf.keras.layers import Patch
+from smp_tf.variables import fetch as gather
+from smp_tf.variables import foreign_values
+from smp_tf.variables import store as variables
+
+
+class ReadPatch(Patch):
+    """Makes Keras's functions that read variables give every rank the values of those that other ranks store."""
+
+    def _replace(self) -> None:
+        for module in tf_internals.backend_modules():
+            self._wrap(module, "get_value", _of_one)
+            self._wrap(module, "batch_get_value", _of_several)
+
+
+#: In force from the first distributed model until `smp.shutdown`.
+read_patch = ReadPatch()
+
+
+def _of_one(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_value(x: Any) -> Any:
+        return values([x])[0] if _is_collective([x]) else original(x)
+
+    return get_value
+
+
+def _of_several(original: Callable[..., Any]) -> Callable[..., Any]:
+    def batch_get_value(tensors: Any) -> Any:
+        wanted = list(tensors)
+        return values(wanted) if _is_collective(wanted) else original(wanted)
+
+    return batch_get_value
+
+
+def _is_collective(wanted: Sequence[Any]) -> bool:
+    """Whether some of the variables are stored by one rank of the replica, and this one may ask for them."""
+    running = runtime.current_or_none()
+    if running is None or running.topology.mp_size == 1 or not tf.executing_eagerly():
+        return False
+    # While a file is written one rank fetches the values, and while one is read nobody wants any.
+    if foreign_values.fetch() is not None or foreign_values.leaves_out():
+        return False
+    return any(_stage_of(value) is not None for value in wanted)
+
+
+def _stage_of(value: Any) -> int | None:
+    return variables.stage_of(value) if hasattr(value, "handle") else None
+
+
+def values(wanted: Sequence[Any]) -> list[Any]:
+    """The values of variables, on every rank of the replica; all of them call it with the same ones.
+
+    Args:
+        wanted: variables of models, or whatever else has a value.
+
+    Raises:
+        RankMismatchError: not every rank asks for them.
+    """
+    ranks = runtime.current().topology.members(CommGroup.PP_GROUP)
+    stages = [_stage_of(value) for value in wanted]
+    names = [value.name for value, stage in zip(wanted, stages, strict=True) if stage is not None]
+    more = f" and {len(names) - 1} more variables" if len(names) > 1 else ""
+    gather.meet(f"reading the value of {names[0]!r}{more} on every rank")
+    return [
+        value.numpy() if stage is None else _as_numpy(gather.told_by(ranks[stage], ranks, value, value.numpy))
+        for value, stage in zip(wanted, stages, strict=True)
+    ]
+
+
+def _as_numpy(told: Any) -> Any:
+    """What `variable.numpy()` gives of the same value: a scalar for a scalar, an array that may be written to."""
+    if not isinstance(told, np.ndarray):
+        return told
+    if not told.shape:
+        return told[()]
+    return told if told.flags.writeable else told.copy()

@@ -1,0 +1,1 @@
+"""Notices that something waits, died or diverged, and says so."""

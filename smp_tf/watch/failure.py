@@ -1,0 +1,165 @@
+"""An exception that ends one rank ends all of them, with that exception as the stated cause.
+
+exception nobody catches ──▶ its traceback, as always ──▶ abort: every rank prints the cause
+exception that only follows from another rank's end ──▶ its traceback ──▶ the true cause, last
+
+So that the cause is told once, and last, the transport holds its line for a moment, in which a traceback comes out. One
+that comes later, or behind a signal that ends the process, stands behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from smp_tf.errors import RankMismatchError
+from smp_tf.watch.exception_hooks import ExceptionHooks, chain_of
+
+if TYPE_CHECKING:
+    from smp_tf.ops.transport import Transport
+
+# How the end of another rank shows itself in Horovod and TensorFlow, which know no cause.
+_FOLLOW_UPS = ("Horovod has been shut down", "HorovodInternalError", "horovod_shutdown")
+# A rank that learns of another's end through Horovod waits this long for the cause.
+_CAUSE_TIME = 3.0
+_TELL_TIME = 2.0
+# A main thread that is in native code for longer prints its traceback behind the cause.
+_TRACEBACK_TIME = 1.5
+_LONGEST_MESSAGE = 1500
+_LINES_OF_TRACEBACK = 3
+# An error of an op in a graph begins so; then come the lines of the script that made the op.
+_IN_A_GRAPH = "Graph execution error:"
+_LINES_OF_CODE = re.compile(
+    r'^Detected at node .* defined at \(most recent call last\):\n(?:<stack traces unavailable>\n)?|^ +File ".*\n+',
+    re.M,
+)
+# A tf.debugging.Assert of this library, in one line; what it shows is in brackets.
+_CHECK = re.compile(r"assertion failed: \[smp_tf: (.+?)\] \[\[\{\{node ")
+
+
+class FailureHooks:
+    """Tells all ranks about an exception that ends this one.
+
+    Args:
+        transport: Where failures are told.
+        who: This rank in words, such as "rank 1 (host a, pid 7, stage 1 of replica 0)".
+    """
+
+    def __init__(self, transport: Transport, who: str) -> None:
+        self.failed = False
+        self._transport = transport
+        self._who = who
+        self._process = os.getpid()
+        self._hooks = ExceptionHooks(self._tell)
+
+    def install(self) -> None:
+        """Puts the hooks in front of those that are there."""
+        self._transport.hold_words(_TRACEBACK_TIME)
+        self._hooks.install()
+
+    def end_all(self, error: Exception) -> None:
+        """Tells all ranks of an error that is caught here, and ends this one: no hook would hear of it.
+
+        Args:
+            error: what is told here in words of its own.
+        """
+        self.failed = True
+        self._transport.hold_words(0.0)
+        words = f"{self._who} ends the job: {_cut(' '.join(str(error).split()))}"
+        if self._transport.cause is None:
+            self._transport.abort(words, exit_code=1, timeout=_TELL_TIME, type=type(error).__name__, traceback=[])
+
+    def remove(self) -> None:
+        """Puts back what was there, unless somebody has put another hook in front since."""
+        self._transport.hold_words(0.0)
+        self._hooks.remove()
+
+    def _tell(self, error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() != self._process:
+            return  # a child that the script forked: it is no rank, and has no transport
+        if not self._transport.is_open:
+            return  # Python has nearly ended, and a thread of the script has not
+        self.failed = True
+        if follows_from_another(error):
+            _wait_until(lambda: self._transport.cause is not None, _CAUSE_TIME)
+        # The line is out from here on, behind the traceback: the last one is the one that matters.
+        self._transport.hold_words(0.0)
+        if self._transport.cause is not None:
+            return
+        stopped = isinstance(error, KeyboardInterrupt)
+        self._transport.abort(
+            describe(error, trace, self._who),
+            exit_code=130 if stopped else 1,
+            timeout=_TELL_TIME,
+            type=type(error).__name__,
+            traceback=_last_lines(trace),
+        )
+
+
+def follows_from_another(error: BaseException) -> bool:
+    """Whether an exception only says that another rank has ended, as Horovod does."""
+    told = (f"{type(seen).__name__}: {seen}" for seen in chain_of(error))
+    return any(words in text for text in told for words in _FOLLOW_UPS)
+
+
+def describe(error: BaseException, trace: TracebackType | None, who: str) -> str:
+    """The cause in words, in one line.
+
+    Args:
+        error: What ended this rank.
+        trace: Its traceback.
+        who: This rank in words.
+
+    Returns:
+        Who failed, with which exception, and where in the code.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return f"{who} was ended by Ctrl-C"
+    what = " ".join(type_and_words(error).split())
+    check = _CHECK.search(what)
+    if check:
+        # Which ranks differ, it says; this one only looked.
+        return f"{who} ends the job: " + _cut(check[1].replace("] [", " ").replace("\\'", "'"))
+    if isinstance(error, RankMismatchError):
+        # It names the ranks that differ; the one that happened to end first is not to blame.
+        return _cut(what.removeprefix(f"{type(error).__name__}: "))
+    lines = _last_lines(trace)
+    return f"{who} failed: {_cut(what)}" + (f" (at {lines[-1]})" if lines else "")
+
+
+def type_and_words(error: BaseException) -> str:
+    """An error's type and message, without the lines of code that TensorFlow puts before the message.
+
+    Args:
+        error: the error.
+    """
+    # What is raised while a tf.function is traced is replaced by another error.
+    metadata = getattr(error, "ag_error_metadata", None)
+    if metadata is not None:
+        return str(metadata.cause_message)
+    text = str(error)
+    if text.startswith(_IN_A_GRAPH):
+        text = _LINES_OF_CODE.sub("", text.removeprefix(_IN_A_GRAPH)).strip()
+    return f"{type(error).__name__}: {text}" if text.strip() else type(error).__name__
+
+
+def _last_lines(trace: TracebackType | None) -> list[str]:
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith("<frozen ")]
+    return [f"{f.filename}:{f.lineno} in {f.name}" for f in frames[-_LINES_OF_TRACEBACK:]]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."
+
+
+def _wait_until(happened: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not happened() and time.monotonic() < deadline:
+        pause.wait(0.02)

@@ -1,0 +1,33 @@
+"""Of no op of the models that training is tested with is the cost a guess."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import smp_tf as smp
+from smp_tf.offline.plan import offline
+from smp_tf.partition.units.cost import estimate
+from smp_tf.pipeline.planner.plan import prune, units_of
+from tests.distributed.cases.equality import make_model
+from tests.distributed.models import MODELS, forward_backward
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_op_has_a_cost_of_its_own(name: str, keras_defaults: None) -> None:
+    entry = MODELS[name]
+    entry.prepare()
+    with offline():
+        net = make_model(entry)
+
+        @smp.step
+        def step(batch: Any) -> Any:
+            return forward_backward(entry, net, batch)
+
+        graph = prune(step.trace(entry.batch(0)).graph)
+        units = units_of(graph)
+        costs = estimate(graph, units)
+    assert costs.defaulted == ()
+    assert len(units) > 1
+    assert all(cost.time_forward > 0 for cost, unit in zip(costs.units, units, strict=True) if unit.variables)

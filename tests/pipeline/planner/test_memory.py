@@ -1,0 +1,66 @@
+"""What each stage of a cut step is forecast to need, beside what the pipeline's replay says of tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from smp_tf.pipeline.planner.memory import optimizer_bytes, with_exact_transfers
+from smp_tf.pipeline.planner.plan import PlacementRequest, cut
+from smp_tf.pipeline.planner.propose import propose
+from tests.partition.op_graph_builder import chain_of_dense
+
+TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
+
+
+def received(request: PlacementRequest, *shares: float) -> int:
+    """Bytes of messages that the last stage is forecast to hold, where stages take such shares of the time."""
+    graph = chain_of_dense(4)
+    plan = propose(graph, dataclasses.replace(request, measured={}), {})
+    rows = [dataclasses.replace(row, time_share=share) for row, share in zip(plan.forecast, shares, strict=True)]
+    plan = dataclasses.replace(plan, forecast=tuple(rows))
+    return with_exact_transfers(plan, cut(graph, plan), request).forecast[-1].transport_bytes
+
+
+def test_what_lies_with_a_stage_is_forecast_for_stages_that_are_as_fast_as_estimated_and_for_equal_ones() -> None:
+    """The first stage of the digits is not as slow as estimated: a message lay with the last one, 16 of its 97 MiB."""
+    estimated = dataclasses.replace(TWO, schedule="interleaved", microbatches=4)
+    assert received(estimated, 0.9, 0.1) == received(estimated, 0.5, 0.5) == 132
+    # What was measured is known.
+    measured = dataclasses.replace(estimated, measured={"net/dense_0": (0.9, 0.9)})
+    assert received(measured, 0.9, 0.1) == 16
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "made"),
+    [
+        # Six kernels of 256 KiB a stage, of which two are updated at a time; of forty an eighth. Of each two tensors.
+        (256, 12, [4 << 18] * 2),
+        (256, 80, [10 << 18] * 2),
+        # All that are small, but no more than there are gradients.
+        (8, 12, [6 * 256] * 2),
+    ],
+)
+def test_an_optimizer_makes_something_for_few_weights_at_a_time(width: int, layers: int, made: list[int]) -> None:
+    """Bug: as much as all gradients was counted, and a stage of 12 dense layers was forecast 16 % too large."""
+    graph = chain_of_dense(layers, width)
+    plan = propose(graph, TWO, {})
+    done = cut(graph, plan)
+    rows = plan.forecast
+    assert [optimizer_bytes(stage, row, done, in_buckets=False) for stage, row in enumerate(rows)] == made
+    # What is averaged on the host comes back beside it, unless it is used there.
+    on_host = dataclasses.replace(rows[0], gradients_on_host=True)
+    assert optimizer_bytes(0, on_host, done, in_buckets=False) == made[0] + on_host.gradient_bytes
+    assert optimizer_bytes(0, dataclasses.replace(on_host, slots_on_host=True), done, in_buckets=False) == made[0]
+    # Buckets of gradients do not wait for each other.
+    assert optimizer_bytes(0, rows[0], done, in_buckets=True) == rows[0].gradient_bytes
+
+
+def test_with_replicas_all_weights_may_be_under_way() -> None:
+    graph = chain_of_dense(12, 256)
+    request = dataclasses.replace(TWO, replicas=2)
+    plan = propose(graph, request, {})
+    one, two = (with_exact_transfers(plan, cut(graph, plan), each).forecast[0].working_bytes for each in (TWO, request))
+    # Six gradients of 256 KiB for four, and a fourteenth.
+    assert two - one == pytest.approx(2 * (1 + 1 / 14) * 2**18, abs=2)

@@ -1,0 +1,76 @@
+"""Layer calls are announced within a distributed model only; metrics and adapting layers hold their values at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import tensorflow as tf
+import tf_keras
+from tf_keras import layers
+
+import smp_tf as smp
+from smp_tf.keras import layers as keras_adapter
+from tests.smp_tf.layer_calls import CallList, calls_of
+
+pytestmark = pytest.mark.usefixtures("keras_defaults")
+
+
+class Block(layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(2, name="inner")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.inner(x) + x
+
+
+class Net(smp.DistributedModel):
+    def __init__(self) -> None:
+        super().__init__(name="net")
+        self.block = Block()
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.block(self.block(x))
+
+
+class TestLayerCalls:
+    def test_every_call_in_a_model_is_announced_nested_and_repeated_ones_too(self, init: Callable[..., None]) -> None:
+        init()
+        model = Net()
+        assert calls_of(lambda: model(tf.ones([2, 2]))) == [
+            ("net", "Net", None),
+            ("block", "Block", None),
+            ("inner", "Dense", None),
+            ("block", "Block", None),
+            ("inner", "Dense", None),
+        ]
+
+    def test_a_call_outside_a_model_is_not_announced(self, init: Callable[..., None]) -> None:
+        init()
+        model, plain = Net(), layers.Dense(2)
+
+        def body() -> None:
+            plain(plain(model(tf.ones([2, 2]))))
+
+        assert [name for name, _, _ in calls_of(body)] == ["net", "block", "inner", "block", "inner"]
+
+    def test_afterwards_keras_is_as_before_also_after_an_error(self) -> None:
+        before = layers.Layer.__call__
+        with keras_adapter.tag_layer_calls(CallList(), lambda layer: True):
+            assert layers.Layer.__call__ is not before
+        assert layers.Layer.__call__ is before
+        with pytest.raises(KeyError), keras_adapter.tag_layer_calls(CallList(), lambda layer: True):
+            raise KeyError
+        assert layers.Layer.__call__ is before
+
+
+def test_metrics_and_adapting_layers_are_as_before_after_shutdown(init: Callable[..., None]) -> None:
+    preprocessing = layers.experimental.preprocessing.PreprocessingLayer
+    before = tf_keras.metrics.Metric.add_weight, preprocessing.adapt
+    init()
+    Net()
+    assert tf_keras.metrics.Metric.add_weight is not before[0]
+    assert preprocessing.adapt is not before[1]
+    smp.shutdown()
+    assert (tf_keras.metrics.Metric.add_weight, preprocessing.adapt) == before

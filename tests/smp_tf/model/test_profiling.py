@@ -1,0 +1,87 @@
+"""Which rank measures which unit."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from smp_tf.job import runtime
+from smp_tf.model import profiling
+from smp_tf.model.profile_cache import Hardware
+from smp_tf.model.profiling import hardware_alike, measure_in_rounds, shares, shares_alone
+from smp_tf.partition.units.cost import Machine, estimate
+from smp_tf.partition.units.units import build_units
+from tests.partition.op_graph_builder import chain_of_dense
+
+
+def test_every_rank_measures_as_much_and_the_dearest_first() -> None:
+    graph = chain_of_dense(4)
+    costs = estimate(graph, build_units(graph), machine=Machine(flops=1.0, memory=1e30, link=1.0, op_seconds=0.0))
+    # Behind the first layer no gradient to the input is made, and the loss is next to nothing.
+    assert [round(u.time_forward + u.time_backward) for u in costs.units] == [1088, 1600, 1600, 1600, 32]
+    assert shares(costs, 1) == [[1, 2, 3, 0, 4]]
+    assert shares(costs, 2) == [[1, 0, 4], [2, 3]]
+    assert shares(costs, 8) == [[1], [2], [3], [0], [4], [], [], []]
+
+
+def test_a_training_takes_what_was_measured_like_it_first_and_what_a_command_measured_too() -> None:
+    training = Hardware("a processor", 8, 2, 0, True, 4, "2.21.0")
+    alone = dataclasses.replace(training, processes=1)
+    assert hardware_alike(training, 4) == [
+        training,
+        dataclasses.replace(alone, threads=2),
+        # `smp-tf profile` leaves the threads to TensorFlow.
+        dataclasses.replace(alone, threads=0),
+    ]
+    command = dataclasses.replace(alone, threads=0)
+    assert hardware_alike(command, 1) == [command, dataclasses.replace(alone, threads=8)]
+    # A plan for four processes, made by one that has all cores.
+    assert hardware_alike(command, 4) == [
+        dataclasses.replace(command, processes=4),
+        training,
+        dataclasses.replace(alone, threads=2),
+        command,
+    ]
+
+
+def test_what_a_task_takes_alone_is_weighed_by_time_and_kept_within_bounds() -> None:
+    beside, small = (2.0, 6.0), (0.5, 2.0)
+    assert shares_alone([(beside, (1.5, 3.0)), (small, (0.5, 2.0))], together=2) == (2.0 / 2.5, 5.0 / 8.0)
+    # Disturbed while it was alone; and faster than two can be.
+    assert shares_alone([(beside, (2.5, 2.0))], together=2) == (1.0, 0.5)
+    assert shares_alone([(beside, (2.5, 2.0))], together=4) == (1.0, 2.0 / 6.0)
+    # Of layers that have no backward pass, or of none.
+    assert shares_alone([((1.0, 0.0), (0.5, 0.0))], together=2) == (0.5, 1.0)
+    assert shares_alone([], together=2) == (1.0, 1.0)
+
+
+def rounds_of(rank: int, units: int, rounds: int, patch: pytest.MonkeyPatch, local_size: int = 2) -> str:
+    """What one of two ranks of a host does: m makes a unit ready, M measures one, | waits for the other."""
+    done: list[str] = []
+
+    def measured(ready: Any) -> tuple[float, float]:
+        done.append(f"M{ready}")
+        return 1.0, 1.0
+
+    def make(turn: int) -> Any:
+        done.append(f"m{turn}")
+        return turn
+
+    place = SimpleNamespace(hosts=("a", "a"), local_rank=rank, local_size=local_size)
+    patch.setattr(runtime, "current", lambda: SimpleNamespace(topology=place))
+    patch.setattr(profiling, "barrier", lambda name: done.append("|"))
+    patch.setattr(profiling, "allgather_json", lambda said, name: [said])
+    patch.setattr(profiling, "as_forward_and_backward", measured)
+    measure_in_rounds("a test", [f"unit {n}" for n in range(units)], make, rounds)
+    return " ".join(done)
+
+
+def test_nobody_measures_alone_while_another_makes_or_measures_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 once went on to make its next unit; and rank 1, without a third one, once left it alone with its own."""
+    assert rounds_of(0, 3, 3, monkeypatch) == "m0 | M0 | M0 | | m1 | M1 | M1 | | m2 | M2 | M2 | |"
+    assert rounds_of(1, 2, 3, monkeypatch) == "m0 | M0 | | M0 | m1 | M1 | | M1 | | M1 | | M1 |"
+    # A rank of a host with fewer: what it measures beside nobody says nothing of sharing.
+    assert rounds_of(0, 1, 1, monkeypatch, local_size=1) == "m0 | M0 | | |"

@@ -1,0 +1,167 @@
+"""What a training says of its first steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from smp_tf.errors import PeerError
+from smp_tf.job import runtime
+from smp_tf.job.topology import Grid, Topology
+from smp_tf.planning import first_steps
+from smp_tf.planning.first_steps import Expected, Measured, render
+from smp_tf.start import lifecycle
+from tests.partition.plan.test_plan import small_plan
+
+MIB = 2**20
+
+
+def test_the_forecast_stands_beside_what_was_measured_with_the_slots_that_there_are() -> None:
+    first, last = small_plan().forecast
+    rows = dataclasses.replace(first, weight_bytes=3 * MIB), dataclasses.replace(last, weight_bytes=5 * MIB)
+    found = {0: Measured(4 * MIB, MIB), 1: Measured(None, 0)}
+    assert render(small_plan(forecast=rows), found, 0.5, Expected(0.45, True)).splitlines() == [
+        "memory after the first steps",
+        "┏━━━━━━┳━━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┓",
+        "┃ rank ┃ stage ┃ forecast ┃ measured at most ┃",
+        "┡━━━━━━╇━━━━━━━╇━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━┩",
+        "│    0 │     0 │  4.0 MiB │          4.0 MiB │",
+        "│    1 │     1 │  5.0 MiB │      not counted │",
+        "└──────┴───────┴──────────┴──────────────────┘",
+        "a step takes 0.5 s; forecast: 0.45 s, by the times of its layers",
+    ]
+
+
+def test_what_is_on_the_host_is_not_in_the_forecast_of_a_device() -> None:
+    rows = tuple(dataclasses.replace(row, slots_on_host=True) for row in small_plan().forecast)
+    found = {0: Measured(4 * MIB, MIB), 1: Measured(4 * MIB, MIB)}
+    lines = render(small_plan(forecast=rows), found, 0.5).splitlines()
+    assert [line.split("│")[3].strip() for line in lines[4:6]] == ["1.6 KiB"] * 2
+
+
+def test_where_memory_is_not_counted_the_time_is_told_alone() -> None:
+    found = {0: Measured(None, MIB), 1: Measured(None, 0)}
+    assert render(small_plan(), found, 0.0123) == "a step takes 0.0123 s"
+    assert render(small_plan(), found, 0.0123, Expected(0.01, False)) == (
+        "a step takes 0.0123 s; forecast: 0.01 s, estimated; model.profile measures its layers"
+    )
+
+
+class Rank:
+    """What a report needs of a transport: steps that end when a test says so, and messages."""
+
+    def __init__(self, rank: int, message: bytes | Exception = b"") -> None:
+        self.rank = rank
+        self.cause: dict[str, str] | None = None
+        self.message = message
+        self.sent: list[bytes] = []
+        self.waits: list[tuple[int, bool]] = []
+        self.begun = threading.Event()
+        self.stopped = False
+
+    def await_step(self, program: int, step: int, *, ended: bool) -> bool:
+        assert program == 5
+        self.waits.append((step, ended))
+        assert self.begun.wait(10)
+        return not self.stopped
+
+    def stop_awaiting(self) -> None:
+        self.stopped = not self.begun.is_set()
+        self.begun.set()
+
+    def send_bytes(self, rank: int, tag: int, data: bytes) -> None:
+        self.sent.append(data)
+
+    def recv_bytes(self, rank: int, tag: int, timeout: float) -> bytes:
+        if isinstance(self.message, Exception):
+            raise self.message
+        return self.message
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Watches program 5 on one rank of two; the rank leaves at the end."""
+    monkeypatch.setattr(first_steps.tf_internals, "peak_memory", lambda: 7 * MIB)
+    monkeypatch.setattr(first_steps, "slot_bytes_here", lambda: 2 * MIB)
+
+    def begin(rank: Rank, replicas: int = 1) -> None:
+        topology = Topology(
+            Grid(2 * replicas, 2, "cluster"), rank.rank, 0, 2 * replicas, ("host",) * 2 * replicas, (1,) * 2 * replicas
+        )
+        running = SimpleNamespace(topology=topology, transport=rank)
+        monkeypatch.setattr(runtime, "current", lambda: running)
+        first_steps.watch(5, small_plan())
+
+    yield begin
+    leave()
+
+
+def leave() -> None:
+    while lifecycle._before_leaving:
+        lifecycle._before_leaving.pop()()
+
+
+def test_rank_0_prints_what_all_sent_after_the_fourth_step(
+    watch: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Rank(1)
+    watch(other)
+    other.begun.set()
+    leave()
+    assert other.waits == [(3, False)]
+
+    first = Rank(0, *other.sent)
+    watch(first)
+    first.begun.set()
+    leave()
+    assert first.waits == [(1, True), (3, True)]
+    printed = capsys.readouterr().err
+    assert printed.count("memory after the first steps") == 1
+    assert [line.split("│")[4].strip() for line in printed.splitlines() if "│" in line] == ["7.0 MiB", "7.0 MiB"]
+    assert "a step takes" in printed
+
+
+def test_a_training_goes_on_where_its_first_steps_cannot_be_told(
+    watch: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = Rank(0, PeerError("nothing came"))
+    watch(rank)
+    rank.begun.set()
+    leave()
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("smp_tf: the memory of the first steps is not told: PeerError('nothing came'")
+
+
+def test_a_training_that_failed_tells_why_and_no_more(
+    watch: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = Rank(0, PeerError("rank 1 is gone"))
+    rank.cause = {"kind": "lost"}
+    watch(rank)
+    rank.begun.set()
+    leave()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_fewer_steps_are_not_told(rank: int, watch: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    found = Rank(rank)
+    watch(found)
+    leave()
+    assert found.sent == []
+    assert capsys.readouterr().err == ""
+    assert not [thread for thread in threading.enumerate() if thread.name == "smp_tf first steps"]
+
+
+def test_one_program_of_a_job_and_one_replica_is_told(watch: Callable[..., None]) -> None:
+    rank = Rank(3)
+    watch(rank, 2)
+    assert lifecycle._before_leaving == []
+    rank = Rank(1)
+    watch(rank, 2)
+    watch(rank, 2)
+    assert len(lifecycle._before_leaving) == 1

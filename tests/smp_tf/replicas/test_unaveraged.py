@@ -1,0 +1,118 @@
+"""Gradients that a step leaves to an optimizer: who may have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import smp_tf as smp
+from smp_tf import horovod_scope
+from smp_tf.batch.output import StepOutput
+from smp_tf.config.config import Config
+from smp_tf.errors import StepError
+from smp_tf.gradients.average import average_gradients
+from smp_tf.replicas import gradient_marks, sparse_gradients
+from smp_tf.replicas import unaveraged as unaveraged_gradients
+
+
+@pytest.fixture
+def replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is one of two replicas, whose steps average nothing."""
+    running = SimpleNamespace(
+        config=Config(gradient_compression="1bit"), topology=SimpleNamespace(dp_size=2, mp_size=1)
+    )
+    for name in ("current", "current_or_none"):
+        monkeypatch.setattr(unaveraged_gradients.runtime, name, lambda: running)
+
+
+def accumulated(**more: bool) -> tf.Tensor:
+    total = tf.constant([3.0, 6.0])
+    return StepOutput("g", None, [1], total=total, total_weight=3, is_gradient=True, **more).accumulate()
+
+
+def test_what_a_step_leaves_is_marked_as_such() -> None:
+    unaveraged, average = accumulated(is_unaveraged=True), accumulated()
+    assert unaveraged.numpy().tolist() == average.numpy().tolist() == [1.0, 2.0]
+    assert (gradient_marks.is_unaveraged(unaveraged), gradient_marks.is_averaged(unaveraged)) == (True, False)
+    assert (gradient_marks.is_unaveraged(average), gradient_marks.is_averaged(average)) == (False, True)
+    with pytest.raises(StepError, match="and was given a gradient of a model that is split over them"):
+        horovod_scope._refuse_what_is_split("allreduce", unaveraged)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_averages_of_them_are_refused(is_kept: bool, replicas: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of what was made of one in a graph."""
+    if not is_kept:
+        monkeypatch.undo()
+    unaveraged = accumulated(is_unaveraged=True)
+    wanted = r'With "gradient_compression": "1bit" the gradients of a step are not averaged: .* mine was given'
+    for gradients in ([unaveraged], [None, unaveraged], "made of it"):
+
+        def asked(given: object = gradients) -> None:
+            if given == "made of it":
+                tf.function(
+                    lambda: unaveraged_gradients.require_averaged([2.0 * accumulated()], "mine")
+                ).get_concrete_function()
+            else:
+                unaveraged_gradients.require_averaged(given, "mine")
+
+        if is_kept:
+            with pytest.raises(StepError, match=wanted):
+                asked()
+        else:
+            asked()
+    unaveraged_gradients.require_averaged(
+        [None, tf.constant(1.0), gradient_marks.mark_averaged(tf.constant(1.0))], "mine"
+    )
+
+
+def test_average_gradients_is_such_an_average(replicas: None) -> None:
+    with pytest.raises(StepError, match=r"smp\.average_gradients \(which smp\.DistributedOptimizer calls\) was given"):
+        average_gradients([accumulated(is_unaveraged=True)])
+
+
+def test_so_is_horovods(replicas: None) -> None:
+    arguments = {"op": None, "average": None, "prescale_factor": 1.0, "postscale_factor": 1.0}
+    with pytest.raises(StepError, match=r"hvd\.allreduce was given such a gradient"):
+        horovod_scope._allreduce("allreduce", accumulated(is_unaveraged=True), arguments, pytest.fail)
+
+
+def test_an_optimizer_that_does_not_average_is_refused(replicas: None) -> None:
+    unaveraged, weight = accumulated(is_unaveraged=True), tf.Variable([1.0, 1.0], name="w")
+    sgd = tf_keras.optimizers.SGD()
+    with pytest.raises(StepError, match=r"SGD does not, and was given that of 'w:0'\. Use one of these two"):
+        unaveraged_gradients.require_fit(sgd, [(None, weight), (unaveraged, weight)], averages=False)
+    scaled = tf_keras.mixed_precision.LossScaleOptimizer(smp.OneBitAdam())
+    with pytest.raises(StepError, match=r"LossScaleOptimizer\w* would decide on each by these alone"):
+        unaveraged_gradients.require_fit(scaled, [(unaveraged, weight)], averages=False)
+    unaveraged_gradients.require_fit(smp.OneBitAdam(), [(unaveraged, weight)], averages=True)
+    # What no step has made belongs to the script.
+    unaveraged_gradients.require_fit(sgd, [(tf.constant([1.0, 1.0]), weight)], averages=False)
+
+
+def test_a_function_that_xla_compiles_is_refused(replicas: None) -> None:
+    weight = tf.Variable(1.0)
+
+    @tf.function(jit_compile=True)
+    def apply() -> None:
+        unaveraged_gradients.require_fit(smp.OneBitAdam(), [(tf.constant(1.0), weight)], averages=True)
+
+    with pytest.raises(StepError, match=r"jit_compile=True, and the optimizer averages them over the replicas"):
+        apply()
+
+
+def test_without_the_key_nothing_is_kept(init: Callable[..., None]) -> None:
+    assert not unaveraged_gradients.are_left()
+    init(gradient_compression="1bit")
+    assert not unaveraged_gradients.are_left()
+
+
+def test_sparse_gradients_of_a_replica_alone() -> None:
+    parts = [tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([3, 1]), tf.constant([4, 1]))] * 2
+    total = sparse_gradients.own_weighted_sum(parts, [2, 1])
+    assert total.values.numpy().ravel().tolist() == [2.0, 4.0, 1.0, 2.0]
+    assert total.indices.numpy().tolist() == [3, 1, 3, 1]

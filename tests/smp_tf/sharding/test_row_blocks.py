@@ -1,0 +1,39 @@
+"""Gradients of some rows of a weight, and what an optimizer is handed in the weight's place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from smp_tf.errors import StepError
+from smp_tf.replicas.gradient_marks import is_averaged, mark_averaged, mark_rows
+from smp_tf.sharding import row_blocks
+
+
+def test_of_a_gradient_its_rows_are_taken_and_what_is_known_of_it_stays() -> None:
+    whole = mark_averaged(tf.constant([[1.0], [2.0], [3.0]]))
+    rows = row_blocks.rows_of_gradient(whole, (1, 3))
+    assert rows.numpy().tolist() == [[2.0], [3.0]]
+    assert is_averaged(rows)
+    slices = tf.IndexedSlices(tf.constant([[5.0], [6.0], [7.0]]), tf.constant([2, 0, 2]), tf.constant([3, 1]))
+    found = row_blocks.rows_of_gradient(slices, (1, 3))
+    assert (found.values.numpy().tolist(), found.indices.numpy().tolist()) == ([[5.0], [7.0]], [1, 1])
+
+
+def test_a_gradient_that_is_of_these_rows_alone_is_left_as_it_is() -> None:
+    gradient = mark_rows(tf.constant([[2.0], [3.0]]), (1, 3))
+    assert row_blocks.rows_of_gradient(gradient, (1, 3)) is gradient
+
+
+@pytest.mark.parametrize("now", [None, (0, 2)])
+def test_rows_that_an_optimizer_does_not_update_any_more_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, now: Any
+) -> None:
+    """It has made slots of the whole since the step was built; what comes to it would be added to other rows."""
+    monkeypatch.setattr(row_blocks, "rows_here", lambda variable, optimizer: now)
+    gradient = mark_rows(tf.constant([[2.0], [3.0]]), (1, 3))
+    with pytest.raises(StepError, match=r"some rows of the gradient of 'table:0', and SGD does not update these"):
+        row_blocks.pairs_in_place(tf_keras.optimizers.SGD(), [(gradient, tf.Variable(tf.ones([3, 1]), name="table"))])
