@@ -18,7 +18,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from smp_tf.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from smp_tf import callbacks

@@ -41,7 +41,7 @@ def watch() -> None:
 def mean_replicas() -> None:
     """Makes Horovod's functions mean this rank's group of replicas, until `smp.shutdown`."""
     global _means_replicas
-    from smp_tf.start.lifecycle import on_shutdown
+    from smp_tf.job.at_shutdown import on_shutdown
 
     if not _means_replicas:
         _means_replicas = True

@@ -24,8 +24,8 @@ from pathlib import Path
 from smp_tf.announce import announce
 from smp_tf.errors import CheckpointError, PlacementError
 from smp_tf.job import runtime
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.partition.plan.json_record import record_from
-from smp_tf.start.lifecycle import on_shutdown
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _BUSY = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from smp_tf.job import runtime
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.keras import optimizer_slots as optimizer_state
-from smp_tf.start.lifecycle import on_shutdown
 
 
 class Pending(Protocol):

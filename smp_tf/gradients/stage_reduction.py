@@ -17,11 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.job import runtime
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.topology import CommGroup
 from smp_tf.op_by_op import op_by_op
 from smp_tf.ops import send_recv
 from smp_tf.planning.agreement import agree_on_number
-from smp_tf.start.lifecycle import on_shutdown
 
 
 @dataclass(frozen=True)

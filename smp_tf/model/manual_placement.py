@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from smp_tf.start.lifecycle import on_shutdown
+from smp_tf.job.at_shutdown import on_shutdown
 
 _open = threading.local()
 _constructed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

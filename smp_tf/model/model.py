@@ -16,11 +16,11 @@ from smp_tf import tf_internals
 from smp_tf.errors import StepError
 from smp_tf.gradients.norms import NormPatch
 from smp_tf.job import runtime
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.keras.layer_variables import variables_of
 from smp_tf.keras.layers import state_patch
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.optimizer.patch import optimizer_patch
-from smp_tf.start.lifecycle import on_shutdown
 from smp_tf.variables.guarded import tracing_step
 from smp_tf.variables.model_context import in_keras_loop, saving, step_being_traced
 from smp_tf.variables.store import VariableStore

@@ -18,6 +18,7 @@ from smp_tf.config.text_file import UnreadableError, read_text
 from smp_tf.errors import ConfigError, PlacementError
 from smp_tf.files.durable_files import write_file
 from smp_tf.job import runtime
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.partition.graph.fingerprint import fingerprint
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
@@ -26,7 +27,6 @@ from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.planner import plan as planning
 from smp_tf.pipeline.planner import propose as proposal
 from smp_tf.pipeline.schedules.schedule import runs_on
-from smp_tf.start.lifecycle import on_shutdown
 
 #: What a rank says of a file: in JSON a byte of it may take six.
 _MOST_SAID = 7 * MAX_BYTES

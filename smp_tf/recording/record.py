@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from smp_tf.announce import tell
 from smp_tf.errors import TimelineError
 from smp_tf.job import runtime
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.topology import CommGroup
 from smp_tf.ops import recorder
 from smp_tf.partition.split.segment_graph import tensor_name
@@ -24,7 +25,6 @@ from smp_tf.pipeline.measure.recorded import ProgramRecord, RankRecord, steps_of
 from smp_tf.pipeline.run.stage_program import edges_of, plan_program
 from smp_tf.recording import tensorboard as timeline_tensorboard
 from smp_tf.recording import timeline_file
-from smp_tf.start.lifecycle import on_shutdown
 
 if TYPE_CHECKING:
     import os

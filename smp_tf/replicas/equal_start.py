@@ -18,10 +18,10 @@ from smp_tf.announce import tell
 from smp_tf.errors import StepError
 from smp_tf.job import exchange as control
 from smp_tf.job import runtime
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.content_hash import content_hash
 from smp_tf.job.topology import CommGroup, Topology
 from smp_tf.replicas.sums import broadcast_over_replicas
-from smp_tf.start.lifecycle import on_shutdown
 
 _NAME = "the weights that replicas begin with"
 

@@ -31,6 +31,7 @@ import tensorflow as tf
 from smp_tf.announce import announce
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.exchange import allgather_json
 from smp_tf.job.topology import CommGroup
 from smp_tf.keras import optimizer_slots as optimizer_state
@@ -41,7 +42,6 @@ from smp_tf.partition.split.split import Split
 from smp_tf.pipeline.run.reduction import Gradients
 from smp_tf.replicas.reduce_scatter import Receiver, Rows, Whole
 from smp_tf.replicas.sums import IN_PARTS
-from smp_tf.start.lifecycle import on_shutdown
 from smp_tf.variables import store as variables
 from smp_tf.variables.state import Placement
 

@@ -22,6 +22,7 @@ from smp_tf.config.config import Config, load_config
 from smp_tf.errors import AlreadyInitializedError
 from smp_tf.job import runtime
 from smp_tf.job.agreement import require_agreement
+from smp_tf.job.at_shutdown import run_at_shutdown, run_before_leaving
 from smp_tf.job.exchange import ControlChannel
 from smp_tf.job.runtime import Runtime
 from smp_tf.job.topology import CommGroup, Grid, Topology
@@ -30,6 +31,7 @@ from smp_tf.start.environment import make_horovod_wait, require_tensorflow, rest
 from smp_tf.start.forked_children import hook_forks
 from smp_tf.start.launcher import check_world, is_launched
 from smp_tf.start.start_watch import StartWatch
+from smp_tf.version import __version__
 from smp_tf.watch import steps as step_watch
 from smp_tf.watch.failure import FailureHooks
 from smp_tf.watch.replicas import ReplicaWatch
@@ -42,8 +44,6 @@ _GOODBYE_TIME = 2.0
 # How long a rank that is done waits for the others; then it is taken that they wait for it.
 _OTHERS_TIME = 30.0
 
-_at_shutdown: list[Callable[[], None]] = []
-_before_leaving: list[Callable[[], None]] = []
 _hooks: FailureHooks | None = None
 _watch: StepWatch | None = None
 
@@ -96,8 +96,7 @@ def shutdown() -> None:
     running = runtime.current_or_none()
     if running is None:
         return
-    while _at_shutdown:
-        _at_shutdown.pop()()
+    run_at_shutdown()
     from smp_tf.collectives.process_sets import remove_process_sets
 
     # No rank says goodbye while another still works with it.
@@ -111,8 +110,7 @@ def _leave(running: Runtime, others_time: float = 0.0) -> None:
     """Says goodbye and closes the transport, in good order; also runs when Python ends."""
     global _hooks, _watch
     atexit.unregister(_leave_at_exit)
-    while _before_leaving:
-        _before_leaving.pop()()
+    run_before_leaving()
     if _watch is not None:
         _watch.stop()
         _watch = None
@@ -172,16 +170,6 @@ def is_initialized() -> bool:
         True
     """
     return runtime.current_or_none() is not None
-
-
-def on_shutdown(callback: Callable[[], None]) -> None:
-    """Registers what the next `smp.shutdown` does first, last registered first; it runs once."""
-    _at_shutdown.append(callback)
-
-
-def on_leaving(callback: Callable[[], None]) -> None:
-    """Registers what runs once before this rank says goodbye: at the next `smp.shutdown`, or when Python ends."""
-    _before_leaving.append(callback)
 
 
 def _require_same(running: Config, asked: Config) -> None:
@@ -332,7 +320,6 @@ def _greet(config: Config, watch: StartWatch) -> list[dict[str, Any]]:
     """Exchanges who is where, and checks that all ranks run the same thing."""
     import tensorflow as tf
 
-    import smp_tf
     from smp_tf.collectives.process_sets import exchange_bytes
     from smp_tf.job.seeds import script_seed
 
@@ -341,7 +328,7 @@ def _greet(config: Config, watch: StartWatch) -> list[dict[str, Any]]:
         "seed": config.seed if config.seed is not None else script_seed(),
         "must agree": {
             "configuration": config.as_json(),
-            "smp_tf version": smp_tf.__version__,
+            "smp_tf version": __version__,
             "TensorFlow version": tf.__version__,
         },
     }

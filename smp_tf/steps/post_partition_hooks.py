@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.start.lifecycle import on_shutdown
+from smp_tf.job.at_shutdown import on_shutdown
 
 _hooks: list[Callable[[], Any]] = []
 

@@ -24,10 +24,10 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.content_hash import content_hash, content_hashes
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.sharding import shares as sharded_slots
-from smp_tf.start.lifecycle import on_shutdown
 from smp_tf.tf_internals import cond_independently
 from smp_tf.variables import store as variables
 

@@ -31,6 +31,7 @@ from smp_tf.batch.sliced_objects import ObjectTensors
 from smp_tf.batch.structure import fill
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.topology import CommGroup
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.partition.graph.fingerprint import form
@@ -54,7 +55,6 @@ from smp_tf.replicas import unaveraged as unaveraged_gradients
 from smp_tf.replicas.reduce_scatter import Receiver
 from smp_tf.replicas.sums import reduction_name, sum_gradients_at
 from smp_tf.sharding import shares as sharded_slots
-from smp_tf.start.lifecycle import on_shutdown
 from smp_tf.steps import collectives_in_steps, post_partition_hooks
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.ownership import settle

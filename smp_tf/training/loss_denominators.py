@@ -30,10 +30,10 @@ from smp_tf import tf_internals
 from smp_tf.announce import announce
 from smp_tf.batch.microbatches import Slicer
 from smp_tf.job import runtime
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.keras.layers import Patch
 from smp_tf.partition.tf_internals import is_stateful
 from smp_tf.replicas.sums import sum_over_replicas
-from smp_tf.start.lifecycle import on_shutdown
 
 #: Ops of ours are named in a scope of their own, so that the script's have the names that they have without them.
 _OWN_SCOPE = "smp_weighed"

@@ -22,8 +22,8 @@ import tensorflow as tf
 from smp_tf.errors import RankMismatchError
 from smp_tf.job import exchange as control
 from smp_tf.job import runtime
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.content_hash import content_hash
-from smp_tf.start.lifecycle import on_shutdown
 from smp_tf.variables.state import VariableState
 
 #: Of variables that ranks differ in, so many are named.

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf.job import runtime
-from smp_tf.start.lifecycle import on_shutdown
+from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.variables import store as variables
 
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)

@@ -45,7 +45,7 @@ def init(config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> No
     from smdistributed.modelparallel.tensorflow.older_keras import older_optimizer_patch
     from smdistributed.modelparallel.tensorflow.older_models import older_model_patch
     from smp_tf.horovod_scope import mean_replicas
-    from smp_tf.start.lifecycle import on_shutdown
+    from smp_tf.job.at_shutdown import on_shutdown
 
     for patch in (older_optimizer_patch, older_model_patch):
         if patch.install():

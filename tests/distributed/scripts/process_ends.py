@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 from tf_keras import layers
 
-from smp_tf.start.lifecycle import on_shutdown
+from smp_tf.job.at_shutdown import on_shutdown
 from tests.ops.rank_fleet import full_stderr
 
 EVENTS = [event.split("@") for event in sys.argv[2:]]

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from smp_tf.errors import PeerError
-from smp_tf.job import runtime
+from smp_tf.job import at_shutdown, runtime
 from smp_tf.job.topology import Grid, Topology
 from smp_tf.planning import first_steps
 from smp_tf.planning.first_steps import Expected, Measured, render
-from smp_tf.start import lifecycle
 from tests.partition.plan.test_plan import small_plan
 
 MIB = 2**20
@@ -101,8 +100,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 
 def leave() -> None:
-    while lifecycle._before_leaving:
-        lifecycle._before_leaving.pop()()
+    at_shutdown.run_before_leaving()
 
 
 def test_rank_0_prints_what_all_sent_after_the_fourth_step(
@@ -160,8 +158,8 @@ def test_fewer_steps_are_not_told(rank: int, watch: Callable[..., None], capsys:
 def test_one_program_of_a_job_and_one_replica_is_told(watch: Callable[..., None]) -> None:
     rank = Rank(3)
     watch(rank, 2)
-    assert lifecycle._before_leaving == []
+    assert at_shutdown._before_leaving == []
     rank = Rank(1)
     watch(rank, 2)
     watch(rank, 2)
-    assert len(lifecycle._before_leaving) == 1
+    assert len(at_shutdown._before_leaving) == 1

@@ -13,7 +13,7 @@ import smp_tf as smp
 from smp_tf import announce
 from smp_tf.errors import AlreadyInitializedError, ConfigError, NotInitializedError
 from smp_tf.job import runtime
-from smp_tf.start.lifecycle import on_shutdown
+from smp_tf.job.at_shutdown import on_shutdown
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,3 @@
+"""The version of smp_tf."""
+
+__version__ = "0.1.0"
