@@ -24,9 +24,9 @@ import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.keras import optimizer_slots as optimizer_state
-from smp_tf.model.model import DistributedModel
 from smp_tf.sharding import shares as sharded_slots
 from smp_tf.variables import store as variables
+from smp_tf.variables.models import SplitModel, is_distributed
 
 _SLOT = "/.OPTIMIZER_SLOT/"
 _STATE = "/.ATTRIBUTES/"
@@ -160,7 +160,7 @@ class _Walk:
             else:
                 self._add_state(path, value, optimizer)
                 tracked = tf.train.TrackableView.children(value)
-            if isinstance(value, DistributedModel):
+            if is_distributed(value):
                 self.found.has_models = True
                 model = value
                 if not _is_settled(value):
@@ -173,7 +173,7 @@ class _Walk:
         self._add_slots()
         return self.found
 
-    def _add_variable(self, path: str, variable: Any, optimizer: str, model: DistributedModel | None) -> None:
+    def _add_variable(self, path: str, variable: Any, optimizer: str, model: SplitModel | None) -> None:
         if id(variable.handle) in self._handles:
             return
         self._handles.add(id(variable.handle))
@@ -236,7 +236,7 @@ def _item_of_slot(key: str, slot: Any, of: Item, path: str, optimizer: Any) -> I
     return dataclasses.replace(item, rows=rows, extent=variable.shape[0])
 
 
-def _is_settled(model: DistributedModel) -> bool:
+def _is_settled(model: SplitModel) -> bool:
     """Whether it is decided who stores a model's variables."""
     if not model.built or model._smp_store.is_new:
         return False

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import horovod.tensorflow as hvd
 from horovod.common.exceptions import HorovodInternalError
 
 from smp_tf.errors import EnvironmentSetupError, PeerError
 from smp_tf.job.topology import CommGroup, Grid
-from smp_tf.start.environment import require_dynamic_process_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from smp_tf.start.start_watch import StartWatch
+    from collections.abc import Callable, Iterable, Sequence
 
 # What one rank may say to the others at start-up.
 _HELLO_LIMIT = 1 << 20
@@ -51,17 +48,36 @@ def world() -> World:
     return World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
 
-def start_horovod(watch: StartWatch) -> None:
+class Arrivals(Protocol):
+    """Who has come to the start of a job."""
+
+    def lost(self) -> Sequence[str]:
+        """Returns the ranks that came and have ended, in words."""
+
+
+class Watch(Protocol):
+    """Who is told that Horovod's start waits for other ranks."""
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """Returns who has come."""
+
+    def await_those_missing(self) -> None:
+        """Is called before ranks wait for those that have not come yet."""
+
+    def await_others(self) -> None:
+        """Is called when all have come."""
+
+
+def start_horovod(watch: Watch) -> None:
     """Starts Horovod unless it runs already.
 
     Args:
         watch: Is told who is waited for.
 
     Raises:
-        EnvironmentSetupError: It runs, but was started without dynamic process sets.
         PeerError: A rank ended meanwhile.
     """
-    require_dynamic_process_sets()
     if not hvd.is_initialized():
         watch.await_those_missing()
         try:
@@ -119,9 +135,13 @@ def add_process_sets(grid: Grid, rank: int) -> ProcessSets:
     return ProcessSets(mine(CommGroup.MP_GROUP), mine(CommGroup.DP_GROUP), tuple(owned))
 
 
-def remove_process_sets(sets: ProcessSets) -> None:
-    """Removes what `add_process_sets` added; every rank calls this."""
-    for added in sets.owned:
+def remove_process_sets(owned: Iterable[hvd.ProcessSet]) -> None:
+    """Removes what `add_process_sets` added; every rank calls this.
+
+    Args:
+        owned: `ProcessSets.owned` of what it returned.
+    """
+    for added in owned:
         hvd.remove_process_set(added)
 
 

@@ -18,10 +18,10 @@ import tensorflow as tf
 
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
+from smp_tf.job.program_numbers import agree_on_number
 from smp_tf.job.topology import CommGroup
 from smp_tf.op_by_op import op_by_op
 from smp_tf.ops import send_recv
-from smp_tf.planning.agreement import agree_on_number
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smp_tf.errors import MessageError
-from smp_tf.job import exchange as control
+from smp_tf.job import channel, exchange
 from smp_tf.job.runtime import current
 from smp_tf.job.topology import CommGroup, RankType
 from smp_tf.watch.deadlock import OBJECT
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smp_tf.ops.transport import Transport
 
 
-_OBJECTS = control.tag_of("objects")
+_OBJECTS = channel.tag_of("objects")
 
 # Bytes from which a part of an object is a message of its own.
 _LARGE = 1 << 16
@@ -154,7 +154,7 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
     if not others:
         return [_unpickle(mine, first)]
     # The first rank of the group collects and hands out, so that no two ranks wait for each other.
-    tag = control.tag_of("allgather", first, *others)
+    tag = channel.tag_of("allgather", first, *others)
     ranks = (first, *others)
     calls = _stream(_transport(), running.topology.rank, tag, is_send=True)
     with calls.turn(), _doing(f"in smp.allgather({group.name})"):
@@ -186,7 +186,7 @@ def barrier(group: CommGroup = CommGroup.WORLD) -> None:
         >>> smp.barrier(smp.MP_GROUP)
     """
     _require_group(group)
-    control.barrier(group, name=f"smp.barrier({group.name})")
+    exchange.barrier(group, name=f"smp.barrier({group.name})")
 
 
 def mp_barrier() -> None:

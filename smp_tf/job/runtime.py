@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smp_tf.config.config import Config
 from smp_tf.errors import NotInitializedError
 from smp_tf.job.topology import Topology
 
 if TYPE_CHECKING:
-    from smp_tf.collectives.process_sets import ProcessSets
-    from smp_tf.job.exchange import ControlChannel
+    from smp_tf.job.channel import ControlChannel
     from smp_tf.ops.transport import Transport
     from smp_tf.partition.plan.plan_file import PlanFile
+
+
+class ProcessSets(Protocol):
+    """The groups of this rank in which collectives run; None for a group of one."""
+
+    @property
+    def mp(self) -> Any:
+        """Returns that of the ranks of this rank's replica."""
+
+    @property
+    def dp(self) -> Any:
+        """Returns that of the ranks that run this rank's stage."""
+
+    @property
+    def owned(self) -> tuple[Any, ...]:
+        """Returns all that were added for smp_tf."""
 
 
 @dataclasses.dataclass(frozen=True)

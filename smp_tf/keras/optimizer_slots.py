@@ -22,7 +22,6 @@ import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.keras.optimizer_methods import has_own_apply
-from smp_tf.optimizer.one_bit import OneBitOptimizer
 
 _NEW = tf_keras.optimizers.Optimizer
 _LEGACY = tf_keras.optimizers.legacy.Optimizer
@@ -95,7 +94,8 @@ def slots_of(optimizer: Any) -> float | None:
         return None
     found = copy.variables() if callable(copy.variables) else copy.variables
     _reported.pop(copy, None)
-    beside = given.slots_beside() if isinstance(given, OneBitOptimizer) else 0.0
+    # What an optimizer of smp_tf keeps besides its slots it says itself.
+    beside = given.slots_beside() if hasattr(given, "slots_beside") else 0.0
     return sum(slot.shape.num_elements() for slot in found if slot.shape.rank) / _SIDE**2 + beside
 
 
@@ -168,7 +168,7 @@ def slot_bytes_here() -> int:
     for optimizer in in_use():
         variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
         found += sum(v.shape.num_elements() * v.dtype.size for v in variables if v.shape.rank)
-        found += optimizer.error_feedback.nbytes if isinstance(optimizer, OneBitOptimizer) else 0
+        found += optimizer.error_feedback.nbytes if hasattr(optimizer, "error_feedback") else 0
     return found
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from smp_tf.job import runtime
-from smp_tf.job.exchange import tag_of
+from smp_tf.job.channel import tag_of
 from smp_tf.job.topology import CommGroup
 from smp_tf.variables.fetch import transport
 

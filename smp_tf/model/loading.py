@@ -17,14 +17,13 @@ from smp_tf.files.noted_files import NotedFiles
 from smp_tf.job import runtime
 from smp_tf.keras.layer_variables import variables_of
 from smp_tf.model import tf_checkpoint
-from smp_tf.model.model import DistributedModel
-from smp_tf.model.wrapped import keras_model_of
 from smp_tf.variables import foreign_values
 from smp_tf.variables import precedence as last_given
+from smp_tf.variables.models import SplitModel
 
 
 def load_weights(
-    model: DistributedModel, path: str | os.PathLike[str], skip_mismatch: bool = False, by_name: bool = False
+    model: SplitModel, path: str | os.PathLike[str], skip_mismatch: bool = False, by_name: bool = False
 ) -> tf_checkpoint.LoadStatus | None:
     """Read the weights of a model; see `DistributedModel.load_weights`.
 
@@ -52,14 +51,16 @@ def load_weights(
         raise ValueError(
             f"by_name and skip_mismatch are for weights in HDF5 files; {prefix!r} is a checkpoint of TensorFlow."
         )
-    target = keras_model_of(model)
+    target = model._smp_keras_model
     if target.built:
         return _load(target, path, prefix, skip_mismatch, by_name)
     # A model that makes its variables when it is first called has none yet.
     noted = NotedFiles(*(tf_checkpoint.files_of(prefix) if prefix is not None else [path]))
-    model._smp_store.before_settling(
-        lambda: noted.read(lambda: _load(target, path, prefix, skip_mismatch, by_name)) and None
-    )
+
+    def load() -> None:
+        noted.read(lambda: _load(target, path, prefix, skip_mismatch, by_name))
+
+    model._smp_store.before_settling(load)
     announce(
         f"The weights in {path!r} will be loaded when the first step has made the variables of model {model.name!r}.",
         runtime.current().topology.rank,

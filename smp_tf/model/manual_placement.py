@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import weakref
 from collections.abc import Iterator
-from typing import Any
 
 from smp_tf.job.at_shutdown import on_shutdown
-
-_open = threading.local()
-_constructed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-
-def _stack() -> list[int]:
-    if not hasattr(_open, "stages"):
-        _open.stages = []
-    stages: list[int] = _open.stages
-    return stages
+from smp_tf.keras.layers import construction_patch
+from smp_tf.keras.placed_layers import placed_on
+from smp_tf.variables.model_context import step_being_traced
 
 
 @contextlib.contextmanager
@@ -48,18 +38,12 @@ def partition(index: int) -> Iterator[None]:
     if index < 0:
         raise ValueError(f"Partitions are numbered from 0. Received: {index}")
     _notice_constructions()
-    _stack().append(index)
-    try:
-        with _noted_in_trace(index):
-            yield
-    finally:
-        _stack().pop()
+    with placed_on(index), _noted_in_trace(index):
+        yield
 
 
 def _noted_in_trace(index: int) -> contextlib.AbstractContextManager[None]:
     """Within this context, ops that a model makes itself belong to a block of the partition, as if it were a layer."""
-    from smp_tf.variables.model_context import step_being_traced
-
     recorder = getattr(step_being_traced(), "recorder", None)
     if recorder is None or not recorder.in_call or recorder.in_nested_graph:
         return contextlib.nullcontext()
@@ -68,21 +52,5 @@ def _noted_in_trace(index: int) -> contextlib.AbstractContextManager[None]:
 
 
 def _notice_constructions() -> None:
-    # Here, since whoever never places a layer by hand needs neither Keras for it nor a patch of it.
-    from smp_tf.keras.layers import construction_patch
-
     if construction_patch.install():
         on_shutdown(construction_patch.remove)
-
-
-def note_construction(layer: Any) -> None:
-    """Remember under which context, if any, a layer was constructed."""
-    if _stack():
-        _constructed[layer] = _stack()[-1]
-
-
-def stage_of(layer: Any) -> int | None:
-    """The partition asked for a call of this layer: by the context around the call, else around its construction."""
-    if _stack():
-        return _stack()[-1]
-    return _constructed.get(layer)

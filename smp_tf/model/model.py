@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,27 +13,28 @@ import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.errors import StepError
-from smp_tf.gradients.norms import NormPatch
 from smp_tf.job import runtime
-from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.keras.layer_variables import variables_of
-from smp_tf.keras.layers import state_patch
 from smp_tf.keras.strategy_scope import refuse_strategy
-from smp_tf.optimizer.patch import optimizer_patch
+from smp_tf.model import loading, profiling, saving, sharded_weights, summary
+from smp_tf.optimizer.install import patch_keras
+from smp_tf.training.logs import average_now, summed_states
+from smp_tf.training.loops import predict_function, run_loop, test_function, train_function
 from smp_tf.variables.guarded import tracing_step
-from smp_tf.variables.model_context import in_keras_loop, saving, step_being_traced
+from smp_tf.variables.model_context import in_keras_loop, is_saving, step_being_traced
+from smp_tf.variables.models import register
 from smp_tf.variables.store import VariableStore
-from smp_tf.variables.weight_reads import read_patch
-
-#: In force from the first distributed model until `smp.shutdown`.
-norm_patch = NormPatch(lambda: step_being_traced() is not None)
 
 
-def patch_keras() -> None:
-    """Make Keras and TensorFlow see all ranks, until `smp.shutdown`. Doing it twice is doing it once."""
-    for patch in (optimizer_patch, state_patch, norm_patch, read_patch):
-        if patch.install():
-            on_shutdown(patch.remove)
+class _Wrapping:
+    """What `smp.DistributedModel(model)` does; `wrapped.py`, which is built upon this file, says it."""
+
+    wrap: Callable[..., Any]
+
+
+def wrap_with(wrap: Callable[..., Any]) -> None:
+    """Says what makes a distributed model around one of Keras's."""
+    _Wrapping.wrap = staticmethod(wrap)
 
 
 class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
@@ -45,31 +45,15 @@ class _DeferredConstruction(type(tf_keras.Model)):  # type: ignore[misc]
         patch_keras()
         refuse_strategy(f"A {cls.__name__} was made")
         if cls is DistributedModel:
-            from smp_tf.model.wrapped import wrap
-
-            return wrap(*args, **kwargs)
+            return _Wrapping.wrap(*args, **kwargs)
         store = VariableStore(cls.__name__)
         # Keras calls the layers of a functional model in a graph of its own while the model is constructed.
         # What the constructor loads from files is read by the rank that will store it.
         with tf.variable_creator_scope(store.creator), tracing_step(), tf_internals.values_read_late():
             model = super().__call__(*args, **kwargs)
         model._smp_store.extend(store)
-        _models.append(weakref.ref(model))
+        register(model)
         return model
-
-
-#: The distributed models that there are, in the order in which they were made.
-_models: list[weakref.ref[Any]] = []
-
-
-def model_with(layer: Any) -> DistributedModel | None:
-    """The distributed model that a layer is part of: the one that was made first; None if there is none."""
-    _models[:] = [reference for reference in _models if reference() is not None]
-    for reference in _models:
-        model = reference()
-        if model is not None and any(module is layer for module in model.submodules):
-            return model
-    return None
 
 
 class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
@@ -113,7 +97,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             if not self.built and in_keras_loop():
                 self._build_for(args, kwargs)
                 return None
-            if not _is_symbolic(args, kwargs) and not saving():
+            if not _is_symbolic(args, kwargs) and not is_saving():
                 raise StepError(
                     f"Model {self.name!r} was called outside a step. Its layers live on different ranks, so it can be "
                     f"called only inside a function decorated with @smp.step, which smp_tf cuts."
@@ -200,8 +184,6 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             >>> model.compile(optimizer="adam", loss="mse")
             >>> history = model.fit(inputs, targets, batch_size=32, epochs=3)
         """
-        from smp_tf.training.loops import run_loop
-
         return run_loop(self, super().fit, args, kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -217,8 +199,6 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         Example:
             >>> loss = model.evaluate(inputs, targets)
         """
-        from smp_tf.training.loops import run_loop
-
         return run_loop(self, super().evaluate, args, kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
@@ -234,8 +214,6 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         Example:
             >>> classes = model.predict(inputs).argmax(-1)
         """
-        from smp_tf.training.loops import run_loop
-
         return run_loop(self, super().predict, args, kwargs)
 
     @tf_internals.not_an_override
@@ -244,8 +222,6 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         if not tf.executing_eagerly():
             traced: dict[str, Any] = super().get_metrics_result()
             return traced
-        from smp_tf.training.logs import summed_states
-
         with summed_states(self.metrics):
             summed: dict[str, Any] = super().get_metrics_result()
         return summed
@@ -260,8 +236,6 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         found = super()._validate_and_get_metrics_result(logs)
         if found is not logs or not isinstance(logs, dict) or runtime.current().topology.dp_size == 1:
             return found
-        from smp_tf.training.logs import average_now
-
         summed = self.get_metrics_result()
         return average_now(logs, 1, "the logs of an epoch or evaluation") | {
             name: value for name, value in summed.items() if name in logs and name in self._smp_logs_of_metrics
@@ -276,8 +250,6 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         Returns:
             A function of an iterator over batches that gives the logs.
         """
-        from smp_tf.training.loops import train_function
-
         made: Callable[[Any], Any] | None = self.train_function  # type: ignore[has-type]
         if made is None or force:
             made = self.train_function = train_function(self)
@@ -285,8 +257,6 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
     def make_test_function(self, force: bool = False) -> Callable[[Any], Any]:
         """What `evaluate` calls for every batch: `test_step`, cut and pipelined; see `make_train_function`."""
-        from smp_tf.training.loops import test_function
-
         made: Callable[[Any], Any] | None = self.test_function  # type: ignore[has-type]
         if made is None or force:
             made = self.test_function = test_function(self)
@@ -294,8 +264,6 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
     def make_predict_function(self, force: bool = False) -> Callable[[Any], Any]:
         """What `predict` calls for every batch: `predict_step`, cut and pipelined; see `make_train_function`."""
-        from smp_tf.training.loops import predict_function
-
         made: Callable[[Any], Any] | None = self.predict_function  # type: ignore[has-type]
         if made is None or force:
             made = self.predict_function = predict_function(self)
@@ -324,9 +292,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         Example:
             >>> model.save("trained")
         """
-        from smp_tf.model.saving import save
-
-        save(self, filepath, overwrite, save_format, options)
+        saving.save(self, filepath, overwrite, save_format, options)
 
     def save_model(self, path: str | os.PathLike[str]) -> None:
         """Write the whole, unsplit model.
@@ -347,9 +313,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             >>> model.save_model("trained")
             >>> loaded = tf_keras.models.load_model("trained")  # elsewhere, without smp_tf
         """
-        from smp_tf.model.saving import save_model
-
-        save_model(self, path)
+        saving.save_model(self, path)
 
     def save_weights(
         self,
@@ -376,10 +340,8 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         Example:
             >>> model.save_weights("trained.weights.h5")
         """
-        from smp_tf.model.saving import save_weights
-
         _refuse_options("save_weights", options)
-        save_weights(self, filepath, overwrite, save_format)
+        saving.save_weights(self, filepath, overwrite, save_format)
 
     def load_weights(
         self,
@@ -410,10 +372,8 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             >>> model.save_weights("trained.h5")
             >>> model.load_weights("trained.h5")
         """
-        from smp_tf.model.loading import load_weights
-
         _refuse_options("load_weights", options)
-        return load_weights(self, filepath, skip_mismatch, by_name)
+        return loading.load_weights(self, filepath, skip_mismatch, by_name)
 
     def get_weights(self) -> Sequence[Any]:
         """The weights as they are now, in the order of `weights`.
@@ -432,9 +392,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         if runtime.current().topology.mp_size == 1:
             weights: list[Any] = super().get_weights()
             return weights
-        from smp_tf.model.sharded_weights import get_weights
-
-        return get_weights(self)
+        return sharded_weights.get_weights(self)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Give the model other weights; every rank must call it with the same ones, and takes what it stores.
@@ -452,9 +410,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             >>> best = model.get_weights()
             >>> model.set_weights(best)
         """
-        from smp_tf.model.sharded_weights import set_weights
-
-        set_weights(self, weights)
+        sharded_weights.set_weights(self, weights)
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Print a summary of the model, as `tf_keras.Model.summary`, with the ranks that store each layer's weights.
@@ -472,10 +428,8 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             >>> model.summary()
             Model: ...
         """
-        from smp_tf.model.summary import print_summary
-
         options = inspect.signature(super().summary).bind(*args, **kwargs).arguments
-        print_summary(self, options.pop("print_fn", None), dict(options))
+        summary.print_summary(self, options.pop("print_fn", None), dict(options))
 
     def profile(self, *example_inputs: Any, **kwargs: Any) -> None:
         """Measure how long the layers take here, so that the plan made at the first step goes by that.
@@ -497,9 +451,12 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             >>> net = smp.DistributedModel(lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]))
             >>> net.profile(tf.zeros([32, 3]))
         """
-        from smp_tf.model.profiling import profile
+        profiling.profile(self, example_inputs, kwargs)
 
-        profile(self, example_inputs, kwargs)
+    @property
+    def _smp_keras_model(self) -> Any:
+        """The model whose files Keras writes and reads: this one, or the one that it wraps."""
+        return self
 
     def _is_local(self, variable: Any) -> bool:
         owner = self._owner_of(variable)

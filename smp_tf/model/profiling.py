@@ -30,9 +30,7 @@ from smp_tf.announce import announce
 from smp_tf.errors import PlacementError, StepError
 from smp_tf.job import runtime
 from smp_tf.job.exchange import agree, allgather_json, barrier, broadcast_json
-from smp_tf.model.model import DistributedModel
 from smp_tf.model.profile_cache import FORMAT, Hardware, Profile, ProfileCache, Subject, subject_of, this_hardware
-from smp_tf.model.wrapped import keras_model_of
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.units.cost import Costs, estimate
 from smp_tf.partition.units.units import Unit
@@ -41,6 +39,7 @@ from smp_tf.pipeline.measure.profile import ReadyUnit, make_ready
 from smp_tf.pipeline.planner import plan as planning
 from smp_tf.steps.step import step
 from smp_tf.steps.trace import StepTrace
+from smp_tf.variables.models import SplitModel
 from smp_tf.watch.failure import type_and_words
 
 #: Seconds forward and backward of a microbatch, by unit.
@@ -70,7 +69,7 @@ class Measurement:
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def profile(model: DistributedModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Measure a model; see `DistributedModel.profile`.
 
     Args:
@@ -370,13 +369,13 @@ def _is_tensor(value: Any) -> bool:
     return tf.is_tensor(value) or hasattr(value, "__array__")
 
 
-def takes_training(model: DistributedModel) -> bool:
+def takes_training(model: SplitModel) -> bool:
     """Whether the model's `call` has an argument `training`."""
-    parameters = inspect.signature(keras_model_of(model).call).parameters
+    parameters = inspect.signature(model._smp_keras_model.call).parameters
     return "training" in parameters
 
 
-def forward_backward(model: DistributedModel, loss: Callable[[Any], tf.Tensor] | None = None) -> Any:
+def forward_backward(model: SplitModel, loss: Callable[[Any], tf.Tensor] | None = None) -> Any:
     """A step that takes a model's inputs, and the gradients of a loss of its outputs.
 
     Args:

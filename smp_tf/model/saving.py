@@ -25,15 +25,14 @@ from smp_tf.errors import StepError
 from smp_tf.files import durable_files
 from smp_tf.keras.layer_variables import variables_of
 from smp_tf.model import saved_model_folder, tf_checkpoint
-from smp_tf.model.model import DistributedModel
-from smp_tf.model.wrapped import WrappedModel, keras_model_of
 from smp_tf.variables.fetch import write_with_all_weights
 from smp_tf.variables.model_context import save_structure
+from smp_tf.variables.models import SplitModel
 
 _HDF5 = (".h5", ".hdf5")
 
 
-def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
+def save_model(model: SplitModel, path: str | os.PathLike[str]) -> None:
     """Write the whole, unsplit model; see `DistributedModel.save_model`.
 
     Args:
@@ -50,7 +49,7 @@ def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
         save_weights(model, path)
         return
     is_file = path.endswith((".keras", *_HDF5))
-    if is_file and not isinstance(model, WrappedModel):
+    if is_file and model._smp_keras_model is model:
         raise StepError(
             f"A subclass of smp.DistributedModel cannot be written as a {os.path.splitext(path)[1]} file, which would "
             f"need the class to be loaded. Received: path={path!r}. Leave out the extension to write a SavedModel, "
@@ -74,7 +73,7 @@ def save_model(model: DistributedModel, path: str | os.PathLike[str]) -> None:
 
 
 def save(
-    model: DistributedModel,
+    model: SplitModel,
     path: str | os.PathLike[str],
     overwrite: bool,
     save_format: str | None,
@@ -114,7 +113,7 @@ def save(
 
 
 def save_weights(
-    model: DistributedModel, path: str | os.PathLike[str], overwrite: bool = True, save_format: str | None = None
+    model: SplitModel, path: str | os.PathLike[str], overwrite: bool = True, save_format: str | None = None
 ) -> None:
     """Write the weights of the whole model; see `DistributedModel.save_weights`.
 
@@ -133,7 +132,7 @@ def save_weights(
 
     def write_hdf5(building: str) -> None:
         with tf_internals.values_one_by_one():
-            tf_keras.Model.save_weights(keras_model_of(model), building, save_format="h5")
+            tf_keras.Model.save_weights(model._smp_keras_model, building, save_format="h5")
 
     def write_checkpoint(building: str) -> None:
         tf_checkpoint.write(model, building, os.path.abspath(path))
@@ -161,7 +160,7 @@ def _is_hdf5(path: str, save_format: str | None) -> bool:
 
 
 def _write(
-    model: DistributedModel,
+    model: SplitModel,
     path: str,
     doing: str,
     write: Callable[[str], None],
@@ -181,16 +180,16 @@ def _write(
     write_with_all_weights(model, doing, safely)
 
 
-def _model_file(model: DistributedModel, path: str) -> None:
+def _model_file(model: SplitModel, path: str) -> None:
     with tf_internals.values_one_by_one():
         if path.endswith(".keras"):
-            tf_keras.models.save_model(keras_model_of(model), path, save_format="keras")
+            tf_keras.models.save_model(model._smp_keras_model, path, save_format="keras")
         else:
-            tf_keras.models.save_model(keras_model_of(model), path, save_format="h5", include_optimizer=False)
+            tf_keras.models.save_model(model._smp_keras_model, path, save_format="h5", include_optimizer=False)
 
 
-def _saved_model(model: DistributedModel, path: str) -> None:
+def _saved_model(model: SplitModel, path: str) -> None:
     with save_structure():
-        tf_keras.models.save_model(keras_model_of(model), path, save_format="tf", include_optimizer=False)
+        tf_keras.models.save_model(model._smp_keras_model, path, save_format="tf", include_optimizer=False)
     prefix = os.path.join(path, "variables", "variables")
-    tf_checkpoint.replace_values(prefix, keras_model_of(model), variables_of(model))
+    tf_checkpoint.replace_values(prefix, model._smp_keras_model, variables_of(model))

@@ -11,14 +11,13 @@ import tensorflow as tf
 
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.job.exchange import tag_of
+from smp_tf.job.channel import tag_of
 from smp_tf.job.topology import CommGroup
 from smp_tf.keras.layer_variables import is_variable, values_in_list
-from smp_tf.model.model import DistributedModel
-from smp_tf.model.wrapped import keras_model_of
 from smp_tf.variables import assigned_values, foreign_values
 from smp_tf.variables import fetch as gather
 from smp_tf.variables import precedence as last_given
+from smp_tf.variables.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class ShardedWeights(Sequence[np.ndarray]):
 _MOVED = tag_of("moved weight")
 
 
-def get_weights(model: DistributedModel) -> ShardedWeights:
+def get_weights(model: SplitModel) -> ShardedWeights:
     """The weights of a model as they are now; see `DistributedModel.get_weights`.
 
     Args:
@@ -106,21 +105,21 @@ def get_weights(model: DistributedModel) -> ShardedWeights:
     return ShardedWeights([shard for weight in model.weights for shard in _shards(model, weight)])
 
 
-def _shards(model: DistributedModel, weight: Any) -> list[Shard]:
+def _shards(model: SplitModel, weight: Any) -> list[Shard]:
     if is_variable(weight):
         return [_shard(model, weight)]
     name = type(weight).__name__
     return [Shard(name, None, one.shape, one.dtype, np.array(one.numpy())) for one in weight.get_tensors()]
 
 
-def _shard(model: DistributedModel, variable: Any) -> Shard:
+def _shard(model: SplitModel, variable: Any) -> Shard:
     owner = model._owner_of(variable)
     is_here = owner is None or owner == runtime.current().topology.mp_rank
     value = np.array(variable.numpy()) if is_here else None
     return Shard(variable.name, owner, variable.shape, variable.dtype, value)
 
 
-def set_weights(model: DistributedModel, weights: Sequence[Any]) -> None:
+def set_weights(model: SplitModel, weights: Sequence[Any]) -> None:
     """Give a model other weights; see `DistributedModel.set_weights`.
 
     Args:
@@ -131,7 +130,7 @@ def set_weights(model: DistributedModel, weights: Sequence[Any]) -> None:
         ValueError: the number of weights or the shape of one is not that of the model.
         StepError: the model has no weights yet, or is given sharded ones and has not run a step yet.
     """
-    if not keras_model_of(model).built:
+    if not model._smp_keras_model.built:
         raise StepError(
             f"Model {model.name!r} makes its weights when it is first called, so it has none to set yet. Call "
             f"model.build(input_shape) before, or set them after the first step."
@@ -167,7 +166,7 @@ def _require_shape(number: int, variable: Any, shape: Any) -> None:
         )
 
 
-def _take(model: DistributedModel, variable: Any, shard: Shard) -> None:
+def _take(model: SplitModel, variable: Any, shard: Shard) -> None:
     """Assign one weight, which travels only where another rank has it than stores the variable."""
     owner = model._owner_of(variable)
     topology = runtime.current().topology

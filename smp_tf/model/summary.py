@@ -10,16 +10,15 @@ import tf_keras
 from smp_tf.job import runtime
 from smp_tf.job.topology import CommGroup
 from smp_tf.keras.layer_variables import variables_of
-from smp_tf.model.model import DistributedModel
-from smp_tf.model.wrapped import keras_model_of
 from smp_tf.variables.fetch import WRITER
+from smp_tf.variables.models import SplitModel
 
 _TITLE = "Rank"
 _HEADER = "Layer (type)"
 _BETWEEN = "  "
 
 
-def print_summary(model: DistributedModel, print_fn: Callable[[str], Any] | None, options: dict[str, Any]) -> None:
+def print_summary(model: SplitModel, print_fn: Callable[[str], Any] | None, options: dict[str, Any]) -> None:
     """Print the summary of a model, on rank 0 unless the script takes the lines itself.
 
     Args:
@@ -28,7 +27,7 @@ def print_summary(model: DistributedModel, print_fn: Callable[[str], Any] | None
         options: further arguments of `tf_keras.Model.summary`.
     """
     lines: list[str] = []
-    shown = keras_model_of(model)
+    shown = model._smp_keras_model
     tf_keras.Model.summary(shown, print_fn=lambda line: lines.append(str(line)), **options)
     say = print_fn or print
     if print_fn is None and runtime.current().topology.rank != WRITER:
@@ -37,7 +36,7 @@ def print_summary(model: DistributedModel, print_fn: Callable[[str], Any] | None
         say(line)
 
 
-def _with_column(model: DistributedModel, shown: Any, lines: list[str]) -> Iterator[str]:
+def _with_column(model: SplitModel, shown: Any, lines: list[str]) -> Iterator[str]:
     width = max(map(len, lines[1:3]))
     ranks = {id(layer): _ranks(model, layer) for layer in _layers(shown)}
     column = max(len(_TITLE), *map(len, ranks.values())) if ranks else len(_TITLE)
@@ -78,7 +77,7 @@ def _place(line: str, layers: list[Any]) -> int | None:
     return None
 
 
-def _ranks(model: DistributedModel, layer: Any) -> str:
+def _ranks(model: SplitModel, layer: Any) -> str:
     """The ranks that store a layer's weights, over all replicas; "?" before that is decided."""
     grid = runtime.current().topology.grid
     stages = set()

@@ -15,7 +15,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
@@ -24,13 +24,10 @@ from smp_tf.errors import StepError
 from smp_tf.files import durable_files
 from smp_tf.files.noted_files import NotedFiles
 from smp_tf.keras.layer_variables import variables_of
-from smp_tf.model.wrapped import keras_model_of
 from smp_tf.variables import store as variables
 from smp_tf.variables.model_context import save_structure
+from smp_tf.variables.models import SplitModel
 from smp_tf.variables.state import set_initial_value
-
-if TYPE_CHECKING:
-    from smp_tf.model.model import DistributedModel
 
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 #: The key of a tensor, and what makes its value.
@@ -124,7 +121,7 @@ def _give(variable: Any, reader: Any, key: str, noted: NotedFiles) -> None:
         variable.assign(reader.get_tensor(key))
 
 
-def write(model: DistributedModel, prefix: str, place: str) -> None:
+def write(model: SplitModel, prefix: str, place: str) -> None:
     """Write the weights of a model as `tf_keras.Model.save_weights` does; variables of other ranks must be readable.
 
     Args:
@@ -132,7 +129,7 @@ def write(model: DistributedModel, prefix: str, place: str) -> None:
         prefix: of the files to write.
         place: the prefix that `put_in_place` will give them; no file has the name of one that is there.
     """
-    root = keras_model_of(model)
+    root = model._smp_keras_model
     with save_structure():
         tf.train.Checkpoint(root=root).write(prefix)
     replace_values(prefix, root, variables_of(model), place)

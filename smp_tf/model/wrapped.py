@@ -10,7 +10,7 @@ import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.keras.strategy_scope import refuse_strategy
-from smp_tf.model.model import DistributedModel
+from smp_tf.model.model import DistributedModel, wrap_with
 
 
 class WrappedModel(DistributedModel):
@@ -69,6 +69,10 @@ class WrappedModel(DistributedModel):
             object.__setattr__(self, function, None)
 
     @property
+    def _smp_keras_model(self) -> Any:
+        return self.wrapped
+
+    @property
     def layers(self) -> list[Any]:
         """The layers of the wrapped model."""
         found: list[Any] = self.wrapped.layers
@@ -111,11 +115,6 @@ class WrappedModel(DistributedModel):
         return self.wrapped(*args, **{name: value for name, value in kwargs.items() if name not in self._not_taken})
 
 
-def keras_model_of(model: DistributedModel) -> tf_keras.Model:
-    """The model whose files Keras writes and reads: the wrapped one, or the distributed model itself."""
-    return model.wrapped if isinstance(model, WrappedModel) else model
-
-
 def wrap(*args: Any, **kwargs: Any) -> WrappedModel:
     """What `smp.DistributedModel(model)` gives."""
     if len(args) != 1 or kwargs or not (isinstance(args[0], tf_keras.Model) or callable(args[0])):
@@ -127,3 +126,6 @@ def wrap(*args: Any, **kwargs: Any) -> WrappedModel:
         raise TypeError(f"{args[0].name!r} is a distributed model already; it cannot be wrapped again.")
     wrapped: WrappedModel = WrappedModel(args[0])
     return wrapped
+
+
+wrap_with(wrap)

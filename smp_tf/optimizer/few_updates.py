@@ -25,31 +25,11 @@ import tensorflow as tf
 from smp_tf import tf_internals
 from smp_tf.job import runtime
 from smp_tf.optimizer.marks import is_split
+from smp_tf.pipeline.planner.updates_at_once import FEW, LARGE, most_at_once
 from smp_tf.replicas.gradient_marks import computed
 
-#: Updates of large weights that may be under way in any case.
-_FEW = 2
-#: So may any number that have no more than this part of all weights, so that many threads have something to do.
-_PART = 8
-#: Bytes from which on a weight is large. What is smaller the allocator of a CPU does not count.
-_LARGE = 256 << 10
 #: Ops that take a variable and do not write it.
 _ONLY_READ = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
-
-
-def most_at_once(sizes: Iterable[int]) -> int:
-    """Bytes of the weights that may be under way at the same time.
-
-    Args:
-        sizes: bytes of all weights that are updated.
-
-    Example:
-        >>> most_at_once([4 << 20, 3 << 20, 2 << 20, 100])
-        7340132
-    """
-    ordered = sorted(sizes, reverse=True)
-    large = [size for size in ordered if size >= _LARGE]
-    return max(sum(large[:_FEW]), sum(large) // _PART) + sum(ordered[len(large) :])
 
 
 @contextlib.contextmanager
@@ -110,9 +90,9 @@ class _Lane:
     def of(cls, variables: Sequence[Any]) -> dict[int, tuple[_Lane | None, int]]:
         """Of a group, by handle; none of it where there are no more large ones than may be under way."""
         sizes = ((id(variable.handle), _bytes(variable)) for variable in variables)
-        large = [(handle, size) for handle, size in sizes if size >= _LARGE]
+        large = [(handle, size) for handle, size in sizes if size >= LARGE]
         lane = cls(most_at_once(size for _, size in large))
-        return {handle: (lane, size) for handle, size in large} if len(large) > _FEW else {}
+        return {handle: (lane, size) for handle, size in large} if len(large) > FEW else {}
 
     def begin(self, size: int) -> list[tf.Operation]:
         """The ends of the updates that have to be done before one of so many bytes begins.
@@ -120,7 +100,7 @@ class _Lane:
         An update that waits holds a place of its own size: where sizes differ, what it waits for may be larger.
         """
         ends = []
-        while len(self.under_way) >= _FEW and sum(each for _, each in self.under_way) + size > self.most:
+        while len(self.under_way) >= FEW and sum(each for _, each in self.under_way) + size > self.most:
             ends.append(self.under_way.pop(0)[0])
         return ends
 
@@ -157,7 +137,7 @@ def _first_large(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
     for operation in operations:
         if any(before.name in behind for before in (*(t.op for t in operation.inputs), *operation.control_inputs)):
             behind.add(operation.name)
-        elif any(_bytes(t) >= _LARGE for t in (*operation.inputs, *operation.outputs)):
+        elif any(_bytes(t) >= LARGE for t in (*operation.inputs, *operation.outputs)):
             behind.add(operation.name)
             yield operation
 

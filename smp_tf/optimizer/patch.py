@@ -16,9 +16,9 @@ from smp_tf.errors import StepError
 from smp_tf.gradients import norms
 from smp_tf.job import runtime
 from smp_tf.keras import nadam as momentum_product
-from smp_tf.keras.layers import Patch
 from smp_tf.keras.optimizer_methods import OWN_APPLY, REPLACED_APPLY, Wrapper, met, note
 from smp_tf.keras.optimizer_slots import is_on_trial
+from smp_tf.keras.patch import Patch
 from smp_tf.optimizer.apply import (
     are_of_models,
     filtered_apply,

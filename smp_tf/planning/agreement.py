@@ -18,7 +18,7 @@ from smp_tf.announce import tell
 from smp_tf.batch.microbatches import SplitArgument
 from smp_tf.batch.sliced_objects import kind_in_words, spec_in_words
 from smp_tf.errors import MemoryLimitError, PlacementError, RankMismatchError
-from smp_tf.job import runtime
+from smp_tf.job import program_numbers, runtime
 from smp_tf.job.agreement import require_agreement
 from smp_tf.job.exchange import allgather_json
 from smp_tf.job.seeds import seed_set_since
@@ -30,11 +30,6 @@ from smp_tf.partition.plan.report import render
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.variables import step_seeds as step_random
 from smp_tf.watch.deadlock import SAME_STEPS
-from smp_tf.watch.replicas import know_program
-from smp_tf.watch.steps import name_program
-
-#: Highest program number this process has used; numbers are never used twice, since messages bear them.
-_used = 0
 
 
 def agree_on_plan(
@@ -73,12 +68,10 @@ def agree_on_plan(
         PlacementError: the first rank has no plan; all ranks raise what it says.
     """
     running = runtime.current()
-    global _used
     if running.topology.size == 1:
         proposed = propose(owners)
         step_random.decide_seed(seed_set_since())
-        _used += 1
-        return proposed, _used
+        return proposed, program_numbers.use_next([program_numbers.used()])
     words = {argument.name: spec_in_words(argument.spec) for argument in arguments}
     group = CommGroup.WORLD if everywhere else CommGroup.MP_GROUP
     members = running.topology.members(group)
@@ -87,7 +80,7 @@ def agree_on_plan(
         "step": step,
         "arguments": words,
         "kinds": {argument.name: kind_in_words(argument.spec) for argument in arguments},
-        "programs": _used,
+        "programs": program_numbers.used(),
         "fingerprint": own,
         "form": hashlib.sha256("\n".join(form(graph)).encode()).hexdigest(),
         "proposal": _proposal(functools.partial(propose, owners)) if running.topology.rank == members[0] else None,
@@ -100,15 +93,14 @@ def agree_on_plan(
     unlike = [c for c in _comparisons(everyone) if everyone[c.rank][c.what] != everyone[c.like][c.what]]
     if unlike:
         _explain_difference(step, graph, group, members, unlike)
-    _used = 1 + max(other["programs"] for other in heard)
+    number = program_numbers.use_next(other["programs"] for other in heard)
     step_random.decide_seed(heard[0]["seed"])
-    name_program(_used, f"{step!r} on {_in_words(words)}")
-    _say_who_takes_part()
+    program_numbers.say(number, f"{step!r} on {_in_words(words)}")
     plan = _plan_in(heard[0]["proposal"])
     if own != plan.fingerprint:
         owned = {v.index: plan.owners[v.name] for v in graph.variables if v.in_model}
         plan = _plan_of_replica(step, functools.partial(propose, owned, plan))
-    return plan, _used
+    return plan, number
 
 
 def _require_same_step(everyone: Mapping[int, Mapping[str, Any]]) -> None:
@@ -181,50 +173,6 @@ def _plan_in(proposal: Mapping[str, str]) -> Plan:
     if "refused" in proposal:
         raise PlacementError(proposal["refused"])
     return Plan.from_json(proposal["plan"])
-
-
-def agree_on_number(doing: str) -> int:
-    """A number that no rank of this replica has used for a program before.
-
-    Args:
-        doing: what the program computes, in words; the same on all ranks of the replica.
-
-    Returns:
-        The number, equal on all of them.
-
-    Raises:
-        RankMismatchError: a rank does something else.
-    """
-    global _used
-    said = allgather_json(_used, CommGroup.MP_GROUP, name=doing, doing=f"about to compute {doing}")
-    _used = 1 + max(said)
-    name_program(_used, repr(doing))
-    _say_who_takes_part()
-    return _used
-
-
-def know_averaging(number: int, known_as: str, *, everywhere: bool) -> None:
-    """Say that a program gives gradients, which replicas average: none can end it without the others.
-
-    Args:
-        number: of the program.
-        known_as: what its step function is known by, on all ranks.
-        everywhere: see `agree_on_plan`.
-    """
-    running = runtime.current()
-    topology, transport = running.topology, running.transport
-    assert transport is not None, "a world of several ranks has a transport"
-    know_program(number, known_as, everywhere=everywhere)
-    replicas = topology.members(CommGroup.DP_GROUP)
-    transport.set_averaging_ranks(number, [rank for rank in replicas if rank != topology.rank])
-
-
-def _say_who_takes_part() -> None:
-    """Tell the transport whose leaving keeps the newest program from ending."""
-    running = runtime.current()
-    topology, transport = running.topology, running.transport
-    assert transport is not None, "a world of several ranks has a transport"
-    transport.set_program_ranks(_used, topology.members(CommGroup.MP_GROUP))
 
 
 def _explain_difference(

@@ -26,7 +26,7 @@ from smp_tf import tf_internals
 from smp_tf.announce import tell_in_time
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_leaving
-from smp_tf.job.exchange import tag_of
+from smp_tf.job.channel import tag_of
 from smp_tf.job.topology import CommGroup, Topology
 from smp_tf.keras.optimizer_slots import slot_bytes_here
 from smp_tf.partition.plan.plan import Plan, StageForecast, as_bytes

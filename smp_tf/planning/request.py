@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from smp_tf.batch.output_positions import composites_of
 from smp_tf.job import runtime
@@ -14,6 +14,7 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
+from smp_tf.partition.trace.lower import Lowered
 from smp_tf.pipeline.planner import plan as planning
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.run.host import has_device
@@ -22,10 +23,26 @@ from smp_tf.planning import earlier_steps as placed_before
 from smp_tf.planning import first_steps, partition_file
 from smp_tf.replicas.sums import averaging_bytes
 from smp_tf.sharding import shares as sharded_slots
-from smp_tf.steps.trace import StepTrace
+from smp_tf.variables.models import SplitModel
 
 #: Slots per variable of an optimizer that nobody knows before it is applied: as many as Adam has.
 _USUAL_SLOTS = 2.0
+
+
+class TracedStep(Protocol):
+    """What a request for a plan asks of a step that was traced."""
+
+    @property
+    def lowered(self) -> Lowered:
+        """Returns its op graph, and what of TensorFlow that stands for."""
+
+    @property
+    def graph(self) -> OpGraph:
+        """Returns its op graph as it is to be placed."""
+
+    @property
+    def models(self) -> Sequence[SplitModel]:
+        """Returns the models that it calls."""
 
 
 def known_slots(models: Sequence[Any]) -> float | None:
@@ -36,7 +53,7 @@ def known_slots(models: Sequence[Any]) -> float | None:
 
 def request_for(
     step: str,
-    traced: StepTrace,
+    traced: TracedStep,
     microbatches: int,
     samples: int,
     slots: float | None,

@@ -1,6 +1,6 @@
 """`smp.timeline`: records what this rank does in some steps, and when, and writes files of it.
 
-    SplitProgram ─ know ─▶ what was planned ─┐
+   the program ─ know ─▶ what was planned ─┐
                                              ├─▶ RankRecord, on rank 0's clock ─▶ path/rank_3.json
     C++ recorder ─ stop ─▶ points in time ───┘
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smp_tf.announce import tell
 from smp_tf.errors import TimelineError
@@ -20,9 +20,10 @@ from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.topology import CommGroup
 from smp_tf.ops import recorder
+from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.segment_graph import tensor_name
 from smp_tf.pipeline.measure.recorded import ProgramRecord, RankRecord, steps_of
-from smp_tf.pipeline.run.stage_program import edges_of, plan_program
+from smp_tf.pipeline.run.stage_program import StageProgram, edges_of, plan_program
 from smp_tf.recording import tensorboard as timeline_tensorboard
 from smp_tf.recording import timeline_file
 
@@ -30,15 +31,35 @@ if TYPE_CHECKING:
     import os
 
     from smp_tf.ops.transport import Transport
-    from smp_tf.steps.program import SplitProgram
 
 #: Questions by which a clock is compared with that of rank 0; the answer that came soonest counts.
 _QUESTIONS = 16
 
-_programs: dict[int, SplitProgram] = {}
+
+class RecordedProgram(Protocol):
+    """What a recording asks of a step that was built."""
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the step."""
+
+    @property
+    def plan(self) -> Plan:
+        """Returns the plan that it follows."""
+
+    @property
+    def microbatches(self) -> int:
+        """Returns the number of microbatches of a step."""
+
+    @property
+    def stage_program(self) -> StageProgram:
+        """Returns what this rank runs of it."""
 
 
-def know(program: SplitProgram) -> None:
+_programs: dict[int, RecordedProgram] = {}
+
+
+def know(program: RecordedProgram) -> None:
     """Count the steps of a program in recordings, from now on until `smp.shutdown`.
 
     Args:
@@ -194,7 +215,7 @@ def _offset(ask: Callable[[], int | None], clock: Callable[[], int]) -> int:
     return best[1]
 
 
-def _as_recorded(program: SplitProgram) -> ProgramRecord:
+def _as_recorded(program: RecordedProgram) -> ProgramRecord:
     split = program.stage_program.split
     tensors = {
         transfer.index: tensor_name(split.graph, transfer.tensor)

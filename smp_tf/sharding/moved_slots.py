@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from smp_tf.errors import StepError
-from smp_tf.job.exchange import tag_of
+from smp_tf.job.channel import tag_of
 from smp_tf.keras import optimizer_slots as optimizer_state
 from smp_tf.sharding import shares as sharded_slots
 from smp_tf.variables import fetch as gather

@@ -23,11 +23,16 @@ from smp_tf.errors import AlreadyInitializedError
 from smp_tf.job import runtime
 from smp_tf.job.agreement import require_agreement
 from smp_tf.job.at_shutdown import run_at_shutdown, run_before_leaving
-from smp_tf.job.exchange import ControlChannel
+from smp_tf.job.channel import ControlChannel
 from smp_tf.job.runtime import Runtime
 from smp_tf.job.topology import CommGroup, Grid, Topology
 from smp_tf.start import arrivals, hosts, job_secret
-from smp_tf.start.environment import make_horovod_wait, require_tensorflow, rest_horovod
+from smp_tf.start.environment import (
+    make_horovod_wait,
+    require_dynamic_process_sets,
+    require_tensorflow,
+    rest_horovod,
+)
 from smp_tf.start.forked_children import hook_forks
 from smp_tf.start.launcher import check_world, is_launched
 from smp_tf.start.start_watch import StartWatch
@@ -102,7 +107,7 @@ def shutdown() -> None:
     # No rank says goodbye while another still works with it.
     topology = running.topology
     running.control.allgather(None, range(topology.size), "smp.shutdown")
-    remove_process_sets(running.process_sets)
+    remove_process_sets(running.process_sets.owned)
     _leave(running)
 
 
@@ -193,6 +198,7 @@ def _start(given: Config, watch: StartWatch) -> Runtime:
     launched = is_launched()
     rest_horovod(given.partitions)
     make_horovod_wait(given.stall_timeout)
+    require_dynamic_process_sets()
     process_sets.start_horovod(watch)
     hook_forks()
     world = process_sets.world()

@@ -15,19 +15,19 @@ import tensorflow as tf
 
 from smp_tf.checkpoint import pending as pending_restore
 from smp_tf.job import runtime
-from smp_tf.job.exchange import tag_of
+from smp_tf.job.channel import tag_of
 from smp_tf.job.topology import CommGroup
-from smp_tf.model.model import DistributedModel
 from smp_tf.partition.trace.lower import Lowered
 from smp_tf.sharding import moved_slots
 from smp_tf.sharding import shares as sharded_slots
 from smp_tf.variables import assigned_values
 from smp_tf.variables import fetch as gather
 from smp_tf.variables import store as variables
+from smp_tf.variables.models import SplitModel
 
 
 def settle(
-    models: Iterable[DistributedModel],
+    models: Iterable[SplitModel],
     lowered: Lowered,
     owners: Sequence[int | None],
     chunks: Sequence[int],

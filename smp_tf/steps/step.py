@@ -32,6 +32,7 @@ from smp_tf.batch.structure import fill
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
+from smp_tf.job.program_numbers import know_averaging
 from smp_tf.job.topology import CommGroup
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.partition.graph.fingerprint import form
@@ -47,7 +48,7 @@ from smp_tf.pipeline.run.reduction import Bucket, Reduce, Sums
 from smp_tf.pipeline.run.stage_program import build_stage_program, plan_program
 from smp_tf.planning import earlier_steps as placed_before
 from smp_tf.planning import partition_file
-from smp_tf.planning.agreement import agree_on_plan, know_averaging, show_plan
+from smp_tf.planning.agreement import agree_on_plan, show_plan
 from smp_tf.planning.host_memory import memory_of_host, require_host_memory
 from smp_tf.planning.request import expected_of, known_slots, request_for
 from smp_tf.replicas import equal_start

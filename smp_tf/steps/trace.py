@@ -16,7 +16,7 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.keras import layers as keras_adapter
 from smp_tf.keras.layer_variables import variables_of, variables_of_script
-from smp_tf.model.model import DistributedModel, model_with, patch_keras
+from smp_tf.optimizer.install import patch_keras
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
 from smp_tf.partition.rewrite.measurements import leave_the_model
 from smp_tf.partition.rewrite.randomness import make_stateless
@@ -26,6 +26,7 @@ from smp_tf.pipeline.planner import plan as planning
 from smp_tf.variables import guarded as guarded_variables
 from smp_tf.variables import store as variables
 from smp_tf.variables.model_context import set_step_being_traced
+from smp_tf.variables.models import SplitModel, is_distributed, model_with
 
 
 class _OpenTrace:
@@ -33,11 +34,11 @@ class _OpenTrace:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.models: list[DistributedModel] = []
-        self._open: list[DistributedModel] = []
+        self.models: list[SplitModel] = []
+        self._open: list[SplitModel] = []
 
     @contextlib.contextmanager
-    def model_call(self, model: DistributedModel) -> Iterator[None]:
+    def model_call(self, model: SplitModel) -> Iterator[None]:
         """Note that a distributed model is being called."""
         if not self._open and self.recorder.in_nested_graph:
             raise StepError(
@@ -85,7 +86,7 @@ class StepTrace:
 
     trace: Trace
     lowered: Lowered
-    models: list[DistributedModel]
+    models: list[SplitModel]
 
     @functools.cached_property
     def _stateless(self) -> OpGraph:
@@ -183,9 +184,7 @@ def trace_step(
                 guarded_variables.tracing_step(),
                 tf.summary.record_if(no_summaries),
                 tf.variable_creator_scope(current.creator),
-                keras_adapter.tag_layer_calls(
-                    recorder, lambda layer: isinstance(layer, DistributedModel), current.layer_call
-                ),
+                keras_adapter.tag_layer_calls(recorder, is_distributed, current.layer_call),
             ):
                 yield
         finally:

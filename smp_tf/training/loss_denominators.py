@@ -31,7 +31,7 @@ from smp_tf.announce import announce
 from smp_tf.batch.microbatches import Slicer
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
-from smp_tf.keras.layers import Patch
+from smp_tf.keras.patch import Patch
 from smp_tf.partition.tf_internals import is_stateful
 from smp_tf.replicas.sums import sum_over_replicas
 

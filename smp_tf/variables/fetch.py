@@ -18,19 +18,20 @@ import tensorflow as tf
 
 from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.job import runtime
-from smp_tf.job.exchange import allgather_json, barrier, tag_of
+from smp_tf.job.channel import tag_of
+from smp_tf.job.exchange import allgather_json, barrier
 from smp_tf.job.topology import CommGroup
 from smp_tf.keras.layer_variables import variables_of
 from smp_tf.ops.transport import Transport
 from smp_tf.variables import assigned_values, foreign_values
 
 if TYPE_CHECKING:
-    from smp_tf.model.model import DistributedModel
+    from smp_tf.variables.models import SplitModel
 
 WRITER = 0
 
 
-def write_with_all_weights(model: DistributedModel, doing: str, write: Callable[[], None]) -> None:
+def write_with_all_weights(model: SplitModel, doing: str, write: Callable[[], None]) -> None:
     """Run a function on one rank that may read every weight of a model; all ranks must call this.
 
     No rank holds more than one foreign weight at a time, unless the function keeps them.
@@ -66,7 +67,7 @@ def write_with_all_weights(model: DistributedModel, doing: str, write: Callable[
         raise StepError(f"Rank {WRITER} failed at {doing}: {causes[WRITER]}")
 
 
-def owner_ranks(model: DistributedModel, weights: Sequence[Any], rank: int) -> list[int | None]:
+def owner_ranks(model: SplitModel, weights: Sequence[Any], rank: int) -> list[int | None]:
     """The ranks of a replica that store each of a model's weights; None for one that every rank stores.
 
     Args:
@@ -81,7 +82,7 @@ def owner_ranks(model: DistributedModel, weights: Sequence[Any], rank: int) -> l
     return [None if stage is None else stage_ranks[stage] for stage in map(model._owner_of, weights)]
 
 
-def _holders(model: DistributedModel, weights: Sequence[Any]) -> list[int]:
+def _holders(model: SplitModel, weights: Sequence[Any]) -> list[int]:
     return [WRITER if owner is None else owner for owner in owner_ranks(model, weights, WRITER)]
 
 

@@ -24,7 +24,7 @@ def set_step_being_traced(trace: Any) -> Any:
     return before
 
 
-def saving() -> bool:
+def is_saving() -> bool:
     """Whether the structure of a model is being written in this thread."""
     return getattr(_in_thread, "saving", False)
 

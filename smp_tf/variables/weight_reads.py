@@ -17,7 +17,7 @@ import tensorflow as tf
 from smp_tf import tf_internals
 from smp_tf.job import runtime
 from smp_tf.job.topology import CommGroup
-from smp_tf.keras.layers import Patch
+from smp_tf.keras.patch import Patch
 from smp_tf.variables import fetch as gather
 from smp_tf.variables import foreign_values
 from smp_tf.variables import store as variables

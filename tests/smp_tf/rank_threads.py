@@ -14,7 +14,7 @@ import pytest
 
 from smp_tf.job import exchange as control
 from smp_tf.job import objects as messaging
-from smp_tf.job.exchange import ControlChannel
+from smp_tf.job.channel import ControlChannel
 from smp_tf.job.topology import Grid, Topology
 
 #: A thread that waits longer than this has found nobody who answers.

@@ -19,7 +19,7 @@ from typing import Any
 import tf_keras
 
 import tensorflow as tf
-from smp_tf.keras.layers import Patch
+from smp_tf.keras.patch import Patch
 from smp_tf.optimizer.patch import optimizers_defining
 from smp_tf.partition.tf_internals import leave_unconverted
 from smp_tf.tf_internals import follow_schedule

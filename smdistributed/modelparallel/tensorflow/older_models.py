@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from smp_tf.keras.layers import Patch
+from smp_tf.keras.patch import Patch
 from smp_tf.model.model import DistributedModel
 
 _SAGEMAKERS_FOLDER = "/opt/ml/model"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from smp_tf.errors import RankMismatchError
-from smp_tf.job import exchange as control
-from smp_tf.job.exchange import agree, allgather_json, barrier, broadcast_json, members_of, tag_of
+from smp_tf.job import channel
+from smp_tf.job.channel import tag_of
+from smp_tf.job.exchange import agree, allgather_json, barrier, broadcast_json, members_of
 from smp_tf.job.topology import CommGroup
 from tests.smp_tf.rank_threads import Ranks
 
@@ -17,7 +18,7 @@ from tests.smp_tf.rank_threads import Ranks
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ranks]:
     # The later ranks need not outwait the first one's verdict: here it comes at once.
-    monkeypatch.setattr(control, "_PATIENCE", 5.0)
+    monkeypatch.setattr(channel, "_PATIENCE", 5.0)
     return lambda *args, **kwargs: Ranks(monkeypatch, *args, **kwargs)
 
 
@@ -72,14 +73,14 @@ class TestAstray:
     def test_another_version_of_the_protocol(
         self, ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = control._encode
+        real = channel._encode
 
         def older_on_rank_1(value: Any, name: str) -> bytes:
             if value.get("value") == 1:
                 value = {**value, "version": 0}
             return real(value, name)
 
-        monkeypatch.setattr(control, "_encode", older_on_rank_1)
+        monkeypatch.setattr(channel, "_encode", older_on_rank_1)
         found = ranks(2).run(lambda rank: allgather_json(rank, name="a test"))
         assert {str(error) for error in found} == {
             "The ranks run different versions of smp_tf's control protocol: rank 0 is at 1; rank 1 is at 0."
@@ -100,7 +101,7 @@ class TestAstray:
     def test_the_first_rank_that_does_not_come(
         self, ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(control, "_PATIENCE", 0.1)
+        monkeypatch.setattr(channel, "_PATIENCE", 0.1)
         found = ranks(2).run(lambda rank: barrier(name="the save", timeout=0.1) if rank else None)
         assert "rank 0 did not come to the save" in str(found[1])
 
@@ -126,7 +127,7 @@ class TestWhatIsSaid:
     def test_more_than_the_limit_is_refused_before_it_is_sent(
         self, ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(control, "SIZE_LIMIT", 100)
+        monkeypatch.setattr(channel, "SIZE_LIMIT", 100)
         (error,) = ranks(1).run(lambda rank: allgather_json("x" * 100, name="a test"))
         assert isinstance(error, ValueError)
         assert "a test: 140 bytes of JSON are more than 100." in str(error)
@@ -141,9 +142,9 @@ class TestWhatIsSaid:
         ],
     )
     def test_what_is_no_exchange_is_told(self, text: bytes, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(control, "SIZE_LIMIT", 100)
+        monkeypatch.setattr(channel, "SIZE_LIMIT", 100)
         with pytest.raises(RankMismatchError, match=f"a test: {words}"):
-            control._decode(text, "a test")
+            channel._decode(text, "a test")
 
     def test_what_json_does_not_hold(self, ranks: Callable[..., Ranks]) -> None:
         (error,) = ranks(1).run(lambda rank: allgather_json(object(), name="a test"))

@@ -18,9 +18,9 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.files import durable_files
-from smp_tf.job import exchange as control
+from smp_tf.job import channel as control_channel
 from smp_tf.job import runtime
-from smp_tf.job.exchange import ControlChannel
+from smp_tf.job.channel import ControlChannel
 from smp_tf.job.topology import Grid
 from smp_tf.model import saving, tf_checkpoint
 from smp_tf.variables import fetch as gather
@@ -282,7 +282,7 @@ class _PeerInAStep:
 def with_a_peer_in_a_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], _PeerInAStep]]:
     """Makes this rank, from the call on, rank 0 of two."""
     impatient = functools.partial(DeadlockWatch, patience=0.0, interval=0.0)
-    monkeypatch.setattr(control, "DeadlockWatch", impatient)
+    monkeypatch.setattr(control_channel, "DeadlockWatch", impatient)
     alone, transport = runtime.current(), _PeerInAStep()
     topology = dataclasses.replace(
         alone.topology, grid=Grid(2, 2), local_size=2, hosts=alone.topology.hosts * 2, pids=(100, 101)

@@ -1,0 +1,68 @@
+"""The distributed models that there are, for code that must not know their class."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol, TypeGuard
+
+from smp_tf.variables.store import VariableStore
+
+
+class SplitModel(Protocol):
+    """What code below the models' own room knows of a distributed model; `smp.DistributedModel` is one."""
+
+    name: str
+    built: bool
+    _smp_store: VariableStore
+
+    @property
+    def variables(self) -> list[Any]:
+        """Returns all variables of the model, on every rank."""
+
+    @property
+    def weights(self) -> list[Any]:
+        """Returns the weights of the model, on every rank."""
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """Returns the variables that are trained, on every rank."""
+
+    @property
+    def layers(self) -> list[Any]:
+        """Returns the layers of the model."""
+
+    @property
+    def _smp_keras_model(self) -> Any: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model, within a step."""
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the variables, without storage."""
+
+    def _owner_of(self, variable: Any) -> int | None: ...
+
+
+#: In the order in which they were made.
+_models: list[weakref.ref[Any]] = []
+
+
+def register(model: SplitModel) -> None:
+    """Notes a model that was made."""
+    _models.append(weakref.ref(model))
+
+
+def is_distributed(value: Any) -> TypeGuard[SplitModel]:
+    """Returns whether something is a distributed model: whether it has a store of variables."""
+    return isinstance(getattr(value, "_smp_store", None), VariableStore)
+
+
+def model_with(layer: Any) -> SplitModel | None:
+    """Returns the distributed model that a layer is part of: the one that was made first; None if there is none."""
+    _models[:] = [reference for reference in _models if reference() is not None]
+    for reference in _models:
+        model = reference()
+        if model is not None and any(module is layer for module in model.submodules):
+            found: SplitModel = model
+            return found
+    return None

@@ -1,0 +1,236 @@
+"""Imports go down only: what each room may use, and who may know Keras, Horovod and private TensorFlow."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.imports import ROOT, Import, circles, imports_of, room_of, sources
+
+#: The rooms from the ground up, and what each may use: rooms that stand above it in this table.
+USES = {
+    "ops": "",
+    "partition": "",
+    "pipeline": "",
+    "partition.graph": "partition",
+    "partition.op_cost": "partition partition.graph",
+    "partition.rewrite": "partition.graph",
+    "partition.samples": "partition.graph",
+    "partition.trace": "partition partition.graph partition.op_cost",
+    "partition.units": "partition partition.graph partition.op_cost",
+    "partition.place": "partition partition.units",
+    "partition.split": "partition partition.graph partition.op_cost partition.units",
+    "partition.plan": "partition partition.graph partition.place partition.units",
+    "pipeline.programs": "partition.graph partition.split partition.units pipeline",
+    "pipeline.schedules": "pipeline pipeline.programs",
+    "pipeline.run": "ops partition partition.graph partition.split pipeline pipeline.programs pipeline.schedules",
+    "pipeline.measure": "ops partition.graph partition.split pipeline pipeline.programs pipeline.run",
+    "pipeline.planner": "partition partition.graph partition.place partition.plan partition.split partition.units "
+    "pipeline pipeline.programs pipeline.run pipeline.schedules",
+    "ground": "ops partition pipeline",
+    "files": "ground",
+    "watch": "ground ops",
+    "keras": "ground partition.trace",
+    "config": "ground pipeline pipeline.schedules",
+    "job": "ground config watch ops partition.plan",
+    "collectives": "ground job ops",
+    "recording": "ground files job ops partition.plan partition.split pipeline pipeline.measure pipeline.run",
+    "variables": "ground files keras job ops pipeline.run",
+    "replicas": "ground config job collectives variables ops pipeline.run",
+    "batch": "ground replicas variables partition.trace",
+    "sharding": "ground keras job variables replicas partition.graph partition.place partition.split pipeline.run",
+    "checkpoint": "ground files config keras job variables sharding partition.plan",
+    "gradients": "ground job variables replicas batch sharding ops",
+    "planning": "ground files watch config keras job variables replicas batch sharding ops partition.graph "
+    "partition.place partition.plan partition.split partition.trace pipeline pipeline.planner pipeline.run "
+    "pipeline.schedules",
+    "optimizer": "ground keras job variables replicas sharding checkpoint gradients pipeline.planner pipeline.run",
+    "start": "ground watch config job collectives planning ops",
+    "steps": "ground keras job recording variables replicas batch sharding checkpoint planning optimizer ops partition "
+    "partition.graph partition.plan partition.rewrite partition.split partition.trace pipeline.planner pipeline.run",
+    "loss_check": "ground job variables batch gradients steps ops partition.graph partition.samples partition.trace",
+    "training": "ground keras job recording variables replicas batch sharding checkpoint optimizer steps loss_check "
+    "partition partition.plan partition.trace pipeline.programs pipeline.schedules",
+    "model": "ground files watch keras variables job optimizer steps training partition partition.graph partition.plan "
+    "partition.split partition.units pipeline.measure pipeline.planner",
+    "offline": "ground config keras replicas planning optimizer start steps model partition.graph partition.place "
+    "partition.plan partition.split partition.units pipeline pipeline.measure pipeline.planner pipeline.programs "
+    "pipeline.schedules",
+    "command": "ground config job recording start model offline partition partition.plan partition.units pipeline "
+    "pipeline.planner pipeline.schedules",
+    "public": "ground job collectives recording variables replicas batch sharding checkpoint gradients optimizer start "
+    "steps training model",
+}
+#: The files of the folder smp_tf/ itself that are above all rooms; its others are the ground.
+PUBLIC = ("smp_tf/__init__.py", "smp_tf/callbacks.py", "smp_tf/horovod_scope.py")
+
+#: Who may import tf_keras.
+KERAS = [
+    "smp_tf/checkpoint/survey.py",
+    "smp_tf/gradients/norms.py",
+    "smp_tf/keras/",
+    "smp_tf/model/",
+    "smp_tf/offline/example.py",
+    "smp_tf/offline/optimizers.py",
+    "smp_tf/offline/plan.py",
+    "smp_tf/optimizer/",
+    "smp_tf/replicas/unaveraged.py",
+    "smp_tf/start/environment.py",
+    "smp_tf/tf_internals.py",
+    "smp_tf/training/",
+]
+#: Who may import Horovod.
+HOROVOD = [
+    "smp_tf/collectives/",
+    "smp_tf/horovod_scope.py",
+    "smp_tf/replicas/sparse_sums.py",
+    "smp_tf/replicas/sums.py",
+    "smp_tf/sharding/gather.py",
+    "smp_tf/start/forked_children.py",
+]
+#: Who may import private modules of TensorFlow or Keras.
+PRIVATE = [
+    "partition/graph/node_def.py",
+    "partition/op_cost/loop_turns.py",
+    "partition/rewrite/randomness.py",
+    "partition/samples/sample_rows.py",
+    "partition/split/segment_graph.py",
+    "partition/split/sums.py",
+    "partition/tf_internals.py",
+    "smp_tf/model/tf_checkpoint.py",
+    "smp_tf/tf_internals.py",
+]
+KNOWERS = [
+    ("tf_keras", r"tf_keras(\.|$)", KERAS),
+    ("Horovod", r"horovod(\.|$)", HOROVOD),
+    ("private TensorFlow", r"(tensorflow\.(python|core|compiler)|tf_keras\.src)(\.|$)", PRIVATE),
+]
+
+#: Why some files import modules of smp_tf within functions.
+INNER = {
+    "partition/op_cost/function_graph.py": "TensorFlow is heavy, and plans that are read need none",
+    "smp_tf/__init__.py": "`import smp_tf` loads nothing that is heavy; it looks up public names",
+    "smp_tf/collectives/horovod_waits.py": "the compiled ops are loaded when Horovod is first called",
+    "smp_tf/command/main.py": "`smp-tf --help` and `smp-tf timeline` come without TensorFlow",
+    "smp_tf/command/named_function.py": "`smp-tf --help` comes without TensorFlow",
+    "smp_tf/horovod_scope.py": "it is imported with smp_tf, before TensorFlow",
+    "smp_tf/start/lifecycle.py": "it is imported before TensorFlow and Horovod are known to be the right ones",
+}
+#: Rooms whose `__init__.py` imports something, and why.
+OPENED = {"smp_tf.model": "what `smp.DistributedModel(model)` makes is built upon DistributedModel, which must know it"}
+
+MODULES = sources()
+
+
+def all_imports() -> Iterator[Import]:
+    for path in MODULES.values():
+        yield from imports_of(ROOT, path, MODULES)
+
+
+IMPORTS = list(all_imports())
+
+
+def room_in_table(file: str) -> str:
+    """The name in USES of the room of a file."""
+    room = room_of(Path(file)).removeprefix("smp_tf").removeprefix(".")
+    if room:
+        return room
+    return "public" if file in PUBLIC else "ground"
+
+
+def violations(imports: list[Import]) -> list[str]:
+    """What imports break the table, in words."""
+    told = []
+    for found in imports:
+        if found.module not in MODULES:
+            continue
+        here = room_in_table(found.file)
+        there = room_in_table(MODULES[found.module].relative_to(ROOT).as_posix())
+        if here != there and there not in USES[here].split():
+            told.append(
+                f"{found.file}:{found.line}: the room {here!r} may not use the room {there!r} ({found.module}). It may "
+                f"use {USES[here] or 'none'}."
+            )
+    return told
+
+
+def is_listed(file: str, listed: list[str]) -> bool:
+    return any(file == entry or (entry.endswith("/") and file.startswith(entry)) for entry in listed)
+
+
+def test_rooms_use_what_is_below_them() -> None:
+    assert violations(IMPORTS) == []
+
+
+def test_a_violation_is_told_by_file_line_and_rule() -> None:
+    [told] = violations([Import("smp_tf/job/runtime.py", 7, "smp_tf.steps.step", True)])
+    assert told == (
+        "smp_tf/job/runtime.py:7: the room 'job' may not use the room 'steps' (smp_tf.steps.step). It may use ground "
+        "config watch ops partition.plan."
+    )
+
+
+def test_the_table_goes_from_the_ground_up() -> None:
+    seen: list[str] = []
+    for room, used in USES.items():
+        assert [other for other in used.split() if other not in seen] == [], room
+        seen.append(room)
+
+
+def test_the_table_says_nothing_that_is_not_so() -> None:
+    rooms = {room_in_table(path.relative_to(ROOT).as_posix()) for path in MODULES.values()}
+    assert set(USES) == rooms
+    used = {
+        (room_in_table(found.file), room_in_table(MODULES[found.module].relative_to(ROOT).as_posix()))
+        for found in IMPORTS
+        if found.module in MODULES
+    }
+    assert [
+        (room, other) for room, others in USES.items() for other in others.split() if (room, other) not in used
+    ] == []
+
+
+def test_no_file_uses_itself_by_way_of_others() -> None:
+    uses: dict[str, set[str]] = {}
+    for found in IMPORTS:
+        if found.module in MODULES:
+            other = MODULES[found.module].relative_to(ROOT).as_posix()
+            uses.setdefault(found.file, set()).update({other} - {found.file})
+    assert circles(uses) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize(("what", "pattern", "listed"), KNOWERS, ids=[what for what, *_ in KNOWERS])
+def test_few_files_know(what: str, pattern: str, listed: list[str]) -> None:
+    knows = {found.file: found.line for found in IMPORTS if re.match(pattern, found.module)}
+    told = [f"{file}:{line}: may not import {what}" for file, line in knows.items() if not is_listed(file, listed)]
+    assert told == []
+    assert [entry for entry in listed if not any(is_listed(file, [entry]) for file in knows)] == []
+
+
+def test_imports_within_functions_have_a_reason() -> None:
+    inner = {found.file: found.line for found in IMPORTS if found.is_inner and found.module in MODULES}
+    assert [f"{file}:{line}: an import within a function" for file, line in inner.items() if file not in INNER] == []
+    assert set(INNER) == set(inner)
+
+
+def test_a_room_says_in_a_line_what_it_is() -> None:
+    for module, path in MODULES.items():
+        if path.name != "__init__.py" or module in ("smp_tf", "smp_tf.ops", "smp_tf.partition", "smp_tf.pipeline"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        told = ast.get_docstring(tree) or ""
+        assert "\n" not in told, path
+        assert told.endswith("."), path
+        assert len(tree.body) == 1 or module in OPENED, f"{path} imports or defines something"
+
+
+def test_tests_mirror_the_rooms() -> None:
+    rooms = {room_of(path.relative_to(ROOT)).removeprefix("smp_tf.") for path in MODULES.values()}
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").glob("*/*/test_*.py")}
+    own = {folder.as_posix().replace("/", ".").removeprefix("smp_tf.") for folder in folders}
+    assert sorted(own - rooms) == []
