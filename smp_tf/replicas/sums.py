@@ -313,7 +313,7 @@ def collective(
 
     TensorFlow takes Horovod's ops for pure functions: it leaves them out where nobody reads what they give, and of
     constants it computes them while it prepares the graph. When this rank comes to it and is through is noted, so that
-    who keeps others waiting is found (replica_watch.py).
+    who keeps others waiting is found (watch/replicas.py).
 
     Args:
         function: such as `hvd.allgather`.

@@ -3,7 +3,7 @@
     rank 0: has come to an average of a step of `generator`, as rank 1 has not      ──▶
     rank 1: has come to an average of a step of `discriminator`, as rank 0 has not  ──▶ neither will ever end
 
-Replicas wait for each other in Horovod, not for a message, so who waits in messages (step_watch.py) does not show it.
+Replicas wait for each other in Horovod, not for a message, so who waits in messages (steps.py) does not show it.
 What shows it is which averages, and other collectives, each has come to and is not through. Two that have been in those
 of steps of different functions for long never go on, since a step with gradients ends once all replicas have come to
 it. One that has not come to what this rank is in, or does not answer, may only be late: it computes, saves, or hangs.
