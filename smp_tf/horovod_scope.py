@@ -301,9 +301,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     """Reduce what is not averaged yet; what is, is so on all replicas, and its average and sum are known."""
     import horovod.tensorflow as hvd
 
-    from smp_tf.replicas import gradient_marks
-    from smp_tf.replicas import sums as data_parallel
-    from smp_tf.replicas import unaveraged as unaveraged_gradients
+    from smp_tf.replicas import gradient_marks, sums, unaveraged
     from smp_tf.sharding import shares as sharded_slots
 
     op = hvd.handle_average_backwards_compatibility(arguments["op"], arguments["average"])
@@ -312,7 +310,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     # By how much the reduction of equal values is larger than each.
     known = {hvd.Average: factor, hvd.Sum: factor * runtime.current().topology.dp_size}
     values = given if isinstance(given, list) else [given]
-    unaveraged_gradients.require_averaged(values, f"hvd.{name}")
+    unaveraged.require_averaged(values, f"hvd.{name}")
     apart = sharded_slots.are_received_apart()
     averaged = [
         op in known and (gradient_marks.is_averaged(value) or (apart and gradient_marks.comes_from_a_step(value)))
@@ -323,7 +321,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
         _refuse_what_may_be_averaged(name, rest)
     reduced = _skipping(rest if isinstance(given, list) else rest[0], call)
     results = [
-        data_parallel.scaled(value, known[op]) if done else result
+        sums.scaled(value, known[op]) if done else result
         for value, done, result in zip(values, averaged, reduced if isinstance(given, list) else [reduced], strict=True)
     ]
     return results if isinstance(given, list) else results[0]
@@ -369,7 +367,7 @@ def _alone(name: str, values: Any, arguments: dict[str, Any]) -> Any:
     """What a collective gives in a group of one."""
     import tensorflow as tf
 
-    from smp_tf.replicas import sums as data_parallel
+    from smp_tf.replicas import sums
 
     if name == "broadcast_variables":
         return None
@@ -378,5 +376,5 @@ def _alone(name: str, values: Any, arguments: dict[str, Any]) -> Any:
         return tf.convert_to_tensor(values) if splits is None else (tf.convert_to_tensor(values), splits)
     factor = arguments.get("prescale_factor", 1.0) * arguments.get("postscale_factor", 1.0)
     if isinstance(values, list):
-        return [data_parallel.scaled(value, factor) for value in values]
-    return data_parallel.scaled(values, factor)
+        return [sums.scaled(value, factor) for value in values]
+    return sums.scaled(values, factor)

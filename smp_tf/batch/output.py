@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.batch import sparse_rows as sliced_rows
+from smp_tf.batch import sparse_rows
 from smp_tf.errors import StepError
 from smp_tf.replicas.gradient_marks import Computed, mark, mark_averaged, mark_computed, mark_rows, mark_unaveraged
 from smp_tf.variables.host_offload import beside_gradients
@@ -214,7 +214,7 @@ class StepOutput:
         """
         values = self.outputs
         if isinstance(values[0], tf.IndexedSlices):
-            return self._marked(sliced_rows.joined(values, self._name))
+            return self._marked(sparse_rows.joined(values, self._name))
         if isinstance(values[0], tf.SparseTensor):
             return tf.sparse.concat(0, values)
         return tf.stack(values) if values[0].shape.rank == 0 else tf.concat(values, axis=0)
@@ -250,7 +250,7 @@ class StepOutput:
         """
         values = self.outputs
         if isinstance(values[0], tf.IndexedSlices):
-            return sliced_rows.stacked(values, self._name)
+            return sparse_rows.stacked(values, self._name)
         if isinstance(values[0], tf.SparseTensor):
             return tf.sparse.concat(0, [tf.sparse.expand_dims(v, 0) for v in values])
         return tf.stack(values, axis=0)

@@ -18,16 +18,14 @@ import tensorflow as tf
 
 from smp_tf.announce import announce
 from smp_tf.checkpoint import files as checkpoint_files
-from smp_tf.checkpoint import folder_lock
-from smp_tf.checkpoint import pending as pending_restore
+from smp_tf.checkpoint import folder_lock, pending
 from smp_tf.checkpoint.manifest import Manifest
 from smp_tf.checkpoint.restore import Restore
 from smp_tf.checkpoint.rotation import Rotation
 from smp_tf.checkpoint.survey import Survey, survey
 from smp_tf.checkpoint.writing import Writing
 from smp_tf.errors import CheckpointError
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.job.agreement import require_agreement
 
 
@@ -219,7 +217,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             "hash of its manifest": manifest.digest if manifest else None,
             "problem": problem,
         }
-        said = control.allgather_json(seen, name=f"restoring {name or 'the latest checkpoint'}")
+        said = exchange.allgather_json(seen, name=f"restoring {name or 'the latest checkpoint'}")
         require_agreement(
             "the checkpoint to restore",
             dict(enumerate(said)),
@@ -238,7 +236,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         _ = self.checkpoint.save_counter
         restoring = Restore(self.checkpoint, directory, manifest, expect_partial)
         restoring.begin()
-        pending_restore.install(restoring)
+        pending.install(restoring)
         if self.checkpoint_interval is not None:
             self._last_checkpoint_step = int(self._step_counter)
         return os.path.join(directory, manifest.name)
@@ -322,7 +320,7 @@ class CheckpointManager(tf.train.CheckpointManager):
                 f"smp.shutdown it was used with another shard_optimizer_state, or another number of replicas that "
                 f"shared them. Save before smp.shutdown."
             )
-        restoring = pending_restore.current()
+        restoring = pending.current()
         if isinstance(restoring, Restore):
             waiting = restoring.check()
             if waiting:

@@ -24,12 +24,9 @@ from smp_tf.checkpoint.files import check_files, read_rows, read_tensors
 from smp_tf.checkpoint.manifest import Manifest, StoredTensor
 from smp_tf.checkpoint.survey import Item, Kind, Survey, survey, variable_of_slot
 from smp_tf.errors import CheckpointError
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
-from smp_tf.sharding import shares as sharded_slots
-from smp_tf.variables import assigned_values
-from smp_tf.variables import precedence as last_given
-from smp_tf.variables import step_seeds as step_random
+from smp_tf.job import exchange, runtime
+from smp_tf.sharding import shares
+from smp_tf.variables import assigned_values, precedence, step_seeds
 from smp_tf.variables import store as variables
 
 _MOST_KEYS = 10
@@ -52,7 +49,7 @@ class Restore:
         self._partial = expect_partial
         self._done: set[str] = set()
         self._steps = 0
-        self._moment = last_given.now()
+        self._moment = precedence.now()
         self.due = variables.make_script_variable(initial_value=True, trainable=False, name="smp_due")
 
     @property
@@ -79,7 +76,7 @@ class Restore:
         problems += [] if problems else self._damage({item.key: item.rows for item in items})
         self._agree(problems, f"restoring checkpoint {self.name!r}")
         self._assign(items)
-        step_random.restore(self._manifest.random)
+        step_seeds.restore(self._manifest.random)
 
     def values_for(self, placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
         """As `pending_restore.values_for`."""
@@ -101,7 +98,7 @@ class Restore:
             if key not in own or key not in self._manifest.tensors:
                 return None
             self._done.add(key)
-            if last_given.is_given_after(variable, self._moment):
+            if precedence.is_given_after(variable, self._moment):
                 return None
             with tf.init_scope():
                 [(_, tensor)] = read_tensors(self._directory, self._manifest, [key])
@@ -205,7 +202,7 @@ class Restore:
         for key, stored in self._manifest.tensors.items():
             variable, optimizer = own.get(variable_of_slot(key)), found.found_at.get(stored.optimizer)
             if stored.kind == Kind.SLOT and variable is not None:
-                if sharded_slots.is_updated_elsewhere(variable, optimizer):
+                if shares.is_updated_elsewhere(variable, optimizer):
                     continue
                 rows = _rows_to_look_at(variable, optimizer, stored)
                 if rows is None or rows[0] < rows[1]:
@@ -293,7 +290,7 @@ class Restore:
         if item is not None and not item.is_here:
             return True
         optimizer = found.found_at.get(stored.optimizer)
-        if item is not None and stored.kind == Kind.SLOT and sharded_slots.is_updated_elsewhere(item.target, optimizer):
+        if item is not None and stored.kind == Kind.SLOT and shares.is_updated_elsewhere(item.target, optimizer):
             return True
         # An optimizer that has nothing to do on this rank makes nothing.
         return stored.optimizer in found.optimizers and not found.optimizers[stored.optimizer]
@@ -307,7 +304,7 @@ class Restore:
     def _agree(self, problems: Sequence[str], doing: str) -> None:
         """Raise on all ranks what any rank has found."""
         running = runtime.current()
-        said = control.allgather_json(list(problems), name=doing)
+        said = exchange.allgather_json(list(problems), name=doing)
         found: dict[str, list[int]] = {}
         for rank, theirs in enumerate(said):
             for problem in theirs:
@@ -326,10 +323,10 @@ def _rows_to_look_at(variable: Any, optimizer: Any, stored: StoredTensor) -> tup
     Where the slots of a weight are cut, if they are, is known with the optimizer. Until then each replica of the stage
     takes as many, whoever will have them: what one finds damaged it tells all, and together they see all rows.
     """
-    if not stored.shape or variable.shape != stored.shape or not sharded_slots.are_shared():
+    if not stored.shape or variable.shape != stored.shape or not shares.are_shared():
         return None
-    rows = sharded_slots.rows_here(variable, optimizer)
-    if rows is not None or sharded_slots.replica_of(variable, optimizer) is not None:
+    rows = shares.rows_here(variable, optimizer)
+    if rows is not None or shares.replica_of(variable, optimizer) is not None:
         return rows
     topology, extent = runtime.current().topology, stored.shape[0]
     first, last = (extent * replica // topology.dp_size for replica in (topology.dp_rank, topology.dp_rank + 1))

@@ -23,8 +23,8 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import tf_internals
-from smp_tf.keras import optimizer_slots as optimizer_state
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.keras import optimizer_slots
+from smp_tf.sharding import shares
 from smp_tf.variables import store as variables
 from smp_tf.variables.models import SplitModel, is_distributed
 
@@ -153,10 +153,10 @@ class _Walk:
                 continue
             if isinstance(value, tf_keras.metrics.Metric):
                 model = None  # a metric is the script's, also in a model
-            if optimizer_state.is_optimizer(value):
+            if optimizer_slots.is_optimizer(value):
                 optimizer, model = path, None
                 self._optimizers.append((path, value))
-                tracked = optimizer_state.children(value)
+                tracked = optimizer_slots.children(value)
             else:
                 self._add_state(path, value, optimizer)
                 tracked = tf.train.TrackableView.children(value)
@@ -199,36 +199,36 @@ class _Walk:
         item_of = {id(item.target): item for item in reachable}
         seen: set[int] = set()
         for path, optimizer in self._optimizers:
-            inner = optimizer_state.innermost(optimizer)
+            inner = optimizer_slots.innermost(optimizer)
             if id(inner) in seen:
                 continue
             seen.add(id(inner))
-            self.found.optimizers[path] = optimizer_state.has_slots(optimizer)
+            self.found.optimizers[path] = optimizer_slots.has_slots(optimizer)
             self.found.found_at[path] = optimizer
-            if not optimizer_state.is_ready(optimizer):
+            if not optimizer_slots.is_ready(optimizer):
                 self.found.waiting.append(path)
             with_slots: set[int] = set()
-            for variable, name, slot in optimizer_state.slots(optimizer, [item.target for item in reachable]):
+            for variable, name, slot in optimizer_slots.slots(optimizer, [item.target for item in reachable]):
                 of = item_of[id(variable)]
                 with_slots.add(id(variable))
-                if sharded_slots.is_updated_elsewhere(variable, optimizer):
+                if shares.is_updated_elsewhere(variable, optimizer):
                     # An optimizer that was built before the model was wrapped; nothing changes them here.
                     continue
                 key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"
                 self.found.items[key] = _item_of_slot(key, slot, of, path, optimizer)
             of_model = any(item_of[found].kind is Kind.MODEL for found in with_slots)
-            if of_model and sharded_slots.shares_of(inner) != sharded_slots.count():
+            if of_model and shares.shares_of(inner) != shares.count():
                 self.found.other_shares.append(path)
-            count = optimizer_state.count_of_variables(optimizer)
-            if count is not None and optimizer_state.has_slot_lists(optimizer) and len(with_slots) < count:
+            count = optimizer_slots.count_of_variables(optimizer)
+            if count is not None and optimizer_slots.has_slot_lists(optimizer) and len(with_slots) < count:
                 self.found.orphans.append((path, count - len(with_slots)))
 
 
 def _item_of_slot(key: str, slot: Any, of: Item, path: str, optimizer: Any) -> Item:
     """A slot that is here, of the variable of another item."""
     variable = of.target
-    rows = sharded_slots.rows_here(variable, optimizer)
-    is_share = rows is not None or sharded_slots.replica_of(variable, optimizer) is not None
+    rows = shares.rows_here(variable, optimizer)
+    is_share = rows is not None or shares.replica_of(variable, optimizer) is not None
     item = Item(key, Kind.SLOT, slot, of.stage, True, path, is_share)
     # What an optimizer keeps of a weight in another shape, such as a number, is not of its rows.
     if rows is None or slot.shape != [rows[1] - rows[0], *variable.shape[1:]]:

@@ -17,20 +17,17 @@ import tensorflow as tf
 
 from smp_tf.announce import tell
 from smp_tf.checkpoint import files as checkpoint_files
-from smp_tf.checkpoint import folder_lock
-from smp_tf.checkpoint import leftovers as checkpoint_leftovers
+from smp_tf.checkpoint import folder_lock, leftovers
 from smp_tf.checkpoint.manifest import Manifest, Part, StoredTensor, require_own_part
 from smp_tf.checkpoint.rotation import Rotation
 from smp_tf.checkpoint.survey import Item, Kind, Survey, state_of
 from smp_tf.errors import CheckpointError, PlacementError
 from smp_tf.files.durable_files import make_folder
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.job.agreement import require_agreement
 from smp_tf.job.topology import CommGroup
 from smp_tf.partition.plan.json_record import record_from
-from smp_tf.variables import assigned_values
-from smp_tf.variables import step_seeds as step_random
+from smp_tf.variables import assigned_values, step_seeds
 
 
 class Writing:
@@ -65,7 +62,7 @@ class Writing:
             "nonce": secrets.token_hex(4),
             "problem": self._take_folder() if topology.rank == 0 else "",
         }
-        said = control.allgather_json(mine, name=f"saving checkpoint {name!r}")
+        said = exchange.allgather_json(mine, name=f"saving checkpoint {name!r}")
         require_agreement(
             "what is to be saved",
             {rank: words["must agree"] for rank, words in enumerate(said)},
@@ -106,7 +103,7 @@ class Writing:
         except BaseException:
             self._delete_own_part()
             raise
-        self._told = control.allgather_json(told, name=f"the parts of checkpoint {self._name!r} being written")
+        self._told = exchange.allgather_json(told, name=f"the parts of checkpoint {self._name!r} being written")
         errors = [words["error"] for words in self._told]
         if any(errors):
             self._delete_own_part()
@@ -133,7 +130,7 @@ class Writing:
             else:
                 self._rotate(rotation, replaced)
         words = [problem, is_committed]
-        said = control.allgather_json(words, name=f"the end of saving checkpoint {self._name!r}")
+        said = exchange.allgather_json(words, name=f"the end of saving checkpoint {self._name!r}")
         if any(problem for problem, _ in said) and not any(is_committed for _, is_committed in said):
             self._delete_own_part()
             self._make_room()
@@ -180,7 +177,7 @@ class Writing:
         if hold is not None and hold.is_locked:
             # Ranks that wait for each other longer than this end, and then a save goes on nowhere.
             before = hold.now() - runtime.current().config.stall_timeout
-            checkpoint_leftovers.clean(self._directory, self._series, before)
+            leftovers.clean(self._directory, self._series, before)
 
     def _prefix(self, rank: int) -> str:
         """Of the files that a rank writes."""
@@ -219,7 +216,7 @@ class Writing:
             parts=tuple(parts),
             tensors=tensors,
             optimizers=self._built,
-            random=step_random.state(),
+            random=step_seeds.state(),
             saved_at=time.time(),
             begun=before.manifests[-1].begun if before.manifests else begun,
         )

@@ -215,7 +215,7 @@ def run_timeline(given: argparse.Namespace) -> None:
 
     from rich.console import Console
 
-    from smp_tf.offline import timeline_text as timeline_report
+    from smp_tf.offline import timeline_text
     from smp_tf.offline.timeline_page import page
     from smp_tf.recording import timeline_file
 
@@ -226,8 +226,8 @@ def run_timeline(given: argparse.Namespace) -> None:
     texts: dict[str, str] = {}
     try:
         records = timeline_file.read(given.files)
-        replicas = timeline_report.replicas_of(records)
-        said = timeline_report.text(replicas, max(100, console.width), console.is_terminal)
+        replicas = timeline_text.replicas_of(records)
+        said = timeline_text.text(replicas, max(100, console.width), console.is_terminal)
         if given.html is not None:
             texts["--html"] = page(replicas, ", ".join(map(str, given.files)))
         if given.trace is not None:

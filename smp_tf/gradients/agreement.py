@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.replicas import sums as data_parallel
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.replicas import sums
+from smp_tf.sharding import shares
 
 #: What a replica has in a place of a list: the numbers that are sent.
 NOTHING, OF_A_STEP, SOMETHING, ZEROS = range(4)
@@ -37,7 +37,7 @@ def require_alike(gradients: Sequence[Any], todo: Collection[int], name: str, ha
         gradients: tensors, sparse slices or None.
         todo: the places that this replica is about to average.
         name: of the operation, equal on all replicas.
-        handles: see `data_parallel.collective`.
+        handles: see `sums.collective`.
 
     Returns:
         The gradients; in a function those of `todo` wait for the check.
@@ -49,7 +49,7 @@ def require_alike(gradients: Sequence[Any], todo: Collection[int], name: str, ha
     owners = [_owners_of_its_shape(g) if i in todo else frozenset() for i, g in enumerate(gradients)]
     states = [_state(g, i in todo, bool(owners[i])) for i, g in enumerate(gradients)]
     replicas = runtime.current().topology.dp_size
-    exchange = data_parallel.exchange_of(replicas, name, handles)
+    exchange = sums.exchange_of(replicas, name, handles)
     # The length first: lists of other lengths come as other numbers of elements.
     heard = exchange.allgather(tf.stack([tf.constant(len(states), tf.int32), *states]))
     is_owner = np.array([[r in found for r in range(replicas)] for found in owners], bool).reshape(-1, replicas)
@@ -76,7 +76,7 @@ def _owners_of_its_shape(gradient: Any) -> frozenset[int]:
     """The replicas that alone update a weight of the shape of a dense gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         return frozenset()
-    return frozenset(sharded_slots.owners_of_shape(tf.convert_to_tensor(gradient)))
+    return frozenset(shares.owners_of_shape(tf.convert_to_tensor(gradient)))
 
 
 def _problem(heard: np.ndarray, is_owner: np.ndarray) -> str:

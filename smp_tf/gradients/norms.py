@@ -28,7 +28,7 @@ from smp_tf.gradients.stage_reduction import Reduction, over_stages
 from smp_tf.job import runtime
 from smp_tf.replicas.gradient_marks import comes_from_a_step
 from smp_tf.replicas.sums import exchange_of, order, sum_over_replicas
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.sharding import shares
 
 #: Stands for an entry that a rank does not have; a square is never negative.
 _ABSENT = -1.0
@@ -73,9 +73,9 @@ def _by_entry(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def _of_all_shares(squares: tf.Tensor) -> tf.Tensor:
     """What the replicas of a stage have, entry by entry: each of a share, or all of the same."""
-    if not sharded_slots.are_shared():
+    if not shares.are_shared():
         return squares
-    exchange = exchange_of(sharded_slots.count(), f"smp_norm_{_NORM_BY_ENTRY.code}", [order().handle])
+    exchange = exchange_of(shares.count(), f"smp_norm_{_NORM_BY_ENTRY.code}", [order().handle])
     return _chosen(exchange.allgather(squares[tf.newaxis]))
 
 
@@ -92,7 +92,7 @@ _NOT_FINITE = Reduction(3, "the check for gradients that are not finite", _sum)
 
 def _over_optimizers(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
     """Sum what optimizers have that apply parts of the same gradients: those of all stages, and of all shares."""
-    if sharded_slots.are_shared():
+    if shares.are_shared():
         [own] = sum_over_replicas([own], f"smp_norm_{reduction.code}", handles=[order().handle])
     return over_stages(own, reduction)
 
@@ -276,7 +276,7 @@ class NormPatch:
 def _is_spread(t_list: Any) -> bool:
     """Whether a list holds gradients of a step, some of which other ranks may have."""
     running = runtime.current_or_none()
-    if running is None or (running.topology.mp_size == 1 and not sharded_slots.are_shared()):
+    if running is None or (running.topology.mp_size == 1 and not shares.are_shared()):
         return False
     if not isinstance(t_list, (list, tuple)):
         return False

@@ -18,7 +18,7 @@ import tensorflow as tf
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.content_hash import content_hash
-from smp_tf.replicas import sums as data_parallel
+from smp_tf.replicas import sums
 from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged
 from smp_tf.sharding.shares import are_shared, goes_to_all, receiver_of
 
@@ -65,8 +65,8 @@ def _require_zeros(gradient: Any, variable: Any) -> None:
 
 def _require_the_same(pairs: Sequence[tuple[Any, Any]]) -> None:
     """What a script has made of averages is the same on all replicas; what no step has averaged is not."""
-    handles = [] if tf.executing_eagerly() else [data_parallel.order().handle]
-    exchange = data_parallel.exchange_of(runtime.current().topology.dp_size, "smp_applied", handles)
+    handles = [] if tf.executing_eagerly() else [sums.order().handle]
+    exchange = sums.exchange_of(runtime.current().topology.dp_size, "smp_applied", handles)
     heard = exchange.allgather(tf.concat([_hash(gradient) for gradient, _ in pairs], axis=0)[tf.newaxis])
     names = [variable.name for _, variable in pairs]
     differ = tf.reduce_any(tf.not_equal(heard, heard[:1]), axis=0)

@@ -26,8 +26,7 @@ import tensorflow as tf
 from smp_tf.announce import announce
 from smp_tf.batch.microbatches import sizes_of
 from smp_tf.gradients.other_training import report
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.job.topology import CommGroup
 from smp_tf.loss_check.batch_tail_values import BatchValues, TailValues
 from smp_tf.loss_check.differences import Parts, cause_of, is_equal
@@ -186,8 +185,8 @@ class LossCheck:
                 failure = f"the whole batch cannot be computed of its microbatches: {type(error).__name__}: {error}"
         group = CommGroup.WORLD if self._joins_replicas else CommGroup.PP_GROUP
         said: list[Any] = [[found, failure]]
-        if len(control.members_of(group)) > 1:
-            said = control.allgather_json(said[0], group, name=f"the check of the losses of {self._step}")
+        if len(exchange.members_of(group)) > 1:
+            said = exchange.allgather_json(said[0], group, name=f"the check of the losses of {self._step}")
         for _, why in said:
             if why is not None:
                 tell_unchecked(self._step, why)
@@ -199,7 +198,7 @@ class LossCheck:
         """What the ranks have kept, on the rank that compares; None on others."""
         split, graph = program.stage_program.split, self._part_graph
         stages = [split.stage_of(split.outputs[slot.outputs[0]]) for slot in slots]
-        sizes = dict.fromkeys(range(len(control.members_of(CommGroup.PP_GROUP))), 0)
+        sizes = dict.fromkeys(range(len(exchange.members_of(CommGroup.PP_GROUP))), 0)
         for stage, tensor in zip(stages, self.kept, strict=True):
             if stage is not None:
                 sizes[stage] += 1 + graph.type_of(tensor).nbytes()
@@ -229,7 +228,7 @@ class LossCheck:
             return True
         names = [f"{self._part_graph.nodes[tensor.node].name}:{tensor.index}" for tensor in self.kept]
         mine = [collector, list(stages), names, list(self._tail.arguments), sorted(self._tail.results)]
-        said = control.allgather_json(mine, name=f"what the check of the losses of {self._step} goes by")
+        said = exchange.allgather_json(mine, name=f"what the check of the losses of {self._step} goes by")
         if all(other == said[0] for other in said):
             return True
         tell_unchecked(self._step, "the first batches of the replicas differ in size, and their graphs with them")

@@ -17,8 +17,7 @@ from smp_tf.files.noted_files import NotedFiles
 from smp_tf.job import runtime
 from smp_tf.keras.layer_variables import variables_of
 from smp_tf.model import tf_checkpoint
-from smp_tf.variables import foreign_values
-from smp_tf.variables import precedence as last_given
+from smp_tf.variables import foreign_values, precedence
 from smp_tf.variables.models import SplitModel
 
 
@@ -71,7 +70,7 @@ def load_weights(
 def _load(
     target: Any, path: str, prefix: str | None, skip_mismatch: bool, by_name: bool
 ) -> tf_checkpoint.LoadStatus | None:
-    noting = last_given.noting(variables_of(target))
+    noting = precedence.noting(variables_of(target))
     with foreign_values.left_out(), tf_internals.values_one_by_one(), noting:
         if prefix is not None:
             return tf_checkpoint.read(target, prefix)

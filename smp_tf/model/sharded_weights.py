@@ -14,9 +14,7 @@ from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
 from smp_tf.job.topology import CommGroup
 from smp_tf.keras.layer_variables import is_variable, values_in_list
-from smp_tf.variables import assigned_values, foreign_values
-from smp_tf.variables import fetch as gather
-from smp_tf.variables import precedence as last_given
+from smp_tf.variables import assigned_values, fetch, foreign_values, precedence
 from smp_tf.variables.models import SplitModel
 
 
@@ -86,8 +84,8 @@ class ShardedWeights(Sequence[np.ndarray]):
             return shard.value
         topology = runtime.current().topology
         ranks = topology.members(CommGroup.PP_GROUP)
-        gather.meet(f"reading weight {shard.name!r} of a list of sharded weights")
-        return gather.told_by(ranks[shard.owner], ranks, shard, lambda: shard.value)
+        fetch.meet(f"reading weight {shard.name!r} of a list of sharded weights")
+        return fetch.told_by(ranks[shard.owner], ranks, shard, lambda: shard.value)
 
 
 _MOVED = tag_of("moved weight")
@@ -153,7 +151,7 @@ def set_weights(model: SplitModel, weights: Sequence[Any]) -> None:
         for number, variable in targets.items():
             _take(model, variable, shards[number])
         return
-    with foreign_values.left_out(), last_given.noting(targets.values()):
+    with foreign_values.left_out(), precedence.noting(targets.values()):
         for number, variable in targets.items():
             variable.assign(weights[number])
 
@@ -182,9 +180,9 @@ def _take(model: SplitModel, variable: Any, shard: Shard) -> None:
                 variable.assign(shard.value)
     elif here == shard.owner:
         assert owner is not None
-        gather.transport().send_bytes(ranks[owner], _MOVED, gather.as_bytes(shard.value))
+        fetch.transport().send_bytes(ranks[owner], _MOVED, fetch.as_bytes(shard.value))
     elif here == owner:
         assert shard.owner is not None
-        value = gather.as_array(gather.transport().recv_bytes(ranks[shard.owner], _MOVED), shard)
+        value = fetch.as_array(fetch.transport().recv_bytes(ranks[shard.owner], _MOVED), shard)
         with assigned_values.unnoted():
             variable.assign(value)

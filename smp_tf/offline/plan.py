@@ -38,9 +38,8 @@ from smp_tf.partition.split.split import Split
 from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.units import Unit
 from smp_tf.pipeline.measure.made_up import numbers
-from smp_tf.pipeline.planner import memory as memory_forecast
+from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner import plan as planning
-from smp_tf.pipeline.planner import propose as proposal
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.pipeline.programs.simulate import Timeline

@@ -17,10 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf import tf_internals
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.job.topology import CommGroup
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.sharding import shares
 
 #: What an optimizer says of itself that changes no weight: names are counted up in each process, and who compiles
 #: depends on the host's devices.
@@ -55,7 +54,7 @@ def require_equal_optimizers(optimizer: Any) -> None:
         return
     # The older optimizers make their count of steps when they are asked for it.
     with tf.init_scope(), tf_internals.kept_trace():
-        control.agree(_NAME, _told(optimizer), CommGroup.DP_GROUP, hint=_HINT)
+        exchange.agree(_NAME, _told(optimizer), CommGroup.DP_GROUP, hint=_HINT)
     _compared[optimizer] = runtime.starts()
 
 
@@ -67,7 +66,7 @@ def _told(optimizer: Any) -> dict[str, Any]:
         # Whatever a class of the script's raises there; it does so on all replicas.
         return told
     # Otherwise weights would tell, and `fit` gives all replicas the state of one.
-    counted = {"iterations": int(optimizer.iterations)} if sharded_slots.are_shared() else {}
+    counted = {"iterations": int(optimizer.iterations)} if shares.are_shared() else {}
     return {**told, **plain(config), **counted}
 
 

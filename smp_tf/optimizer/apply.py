@@ -13,12 +13,12 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import tf_internals
-from smp_tf.checkpoint import pending as pending_restore
+from smp_tf.checkpoint import pending
 from smp_tf.errors import StepError
 from smp_tf.gradients import joined_gradients, norms
 from smp_tf.gradients.require_averages import require_averages
 from smp_tf.job import runtime
-from smp_tf.keras import nadam as momentum_product
+from smp_tf.keras import nadam
 from smp_tf.keras.optimizer_methods import OWN_APPLY, has_own_apply, is_of_keras
 from smp_tf.keras.optimizer_slots import is_on_trial
 from smp_tf.optimizer import recorded_apply
@@ -28,9 +28,7 @@ from smp_tf.optimizer.marks import applying, is_split
 from smp_tf.optimizer.one_bit import OneBitOptimizer
 from smp_tf.replicas.gradient_marks import computed
 from smp_tf.replicas.unaveraged import require_fit
-from smp_tf.sharding import gather as gathered_shares
-from smp_tf.sharding import moved_slots, row_blocks
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.sharding import gather, moved_slots, row_blocks, shares
 from smp_tf.variables import assigned_values
 from smp_tf.variables import store as variables
 from smp_tf.variables.host_offload import are_updates_offloaded, uncompiled, update_on_host
@@ -44,7 +42,7 @@ def stored_here(variable: Any) -> bool:
 def updated_here(variable: Any, optimizer: Any) -> bool:
     """Whether this rank has a variable and its replica updates it."""
     is_here = not _is_stand_in(variable) and stored_here(variable)
-    return is_here and not sharded_slots.is_updated_elsewhere(variable, optimizer)
+    return is_here and not shares.is_updated_elsewhere(variable, optimizer)
 
 
 def are_of_models(wanted: Iterable[Any]) -> bool:
@@ -54,7 +52,7 @@ def are_of_models(wanted: Iterable[Any]) -> bool:
 
 def is_divided(running: runtime.Runtime) -> bool:
     """Whether ranks apply gradients of different variables."""
-    return running.topology.mp_size > 1 or sharded_slots.are_shared()
+    return running.topology.mp_size > 1 or shares.are_shared()
 
 
 class _Spread(threading.local):
@@ -110,7 +108,7 @@ def _whole_apply(optimizer: Any, kept: Sequence[tuple[Any, Any]], stored: Sequen
     finally:
         spread.inside, spread.graph = False, None
     with assigned_values.unnoted():
-        gathered_shares.gather(optimizer, (variable for _, variable in stored))
+        gather.gather(optimizer, (variable for _, variable in stored))
     if not tf.executing_eagerly():
         # Slots were made from them while this was traced.
         with tf.init_scope():
@@ -133,7 +131,7 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         pairs = list(grads_and_vars)
         if is_on_trial(optimizer):
             return original(optimizer, pairs, *args, **kwargs)
-        momentum_product.begin_step(optimizer)
+        nadam.begin_step(optimizer)
         recorder = recorded_apply.recorder()
         if recorder is not None:
             return recorder.record(optimizer, pairs, lambda given: apply_gradients(optimizer, given, *args, **kwargs))
@@ -141,7 +139,7 @@ def filtered_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             joined_gradients.handed_on()
         stands_in = any(_is_stand_in(variable) for _, variable in pairs)
         stored = [(g, variable) for g, variable in pairs if stored_here(variable) and not stands_in]
-        sharded_slots.require_rows_as_before(optimizer, [variable for _, variable in stored])
+        shares.require_rows_as_before(optimizer, [variable for _, variable in stored])
         kept = row_blocks.pairs_in_place(optimizer, [pair for pair in stored if updated_here(pair[1], optimizer)])
         is_spread = stands_in or _is_spread(pairs)
         if are_of_models(variable for _, variable in pairs):
@@ -278,21 +276,21 @@ def _clips_by_all(optimizer: Any) -> bool:
 def _is_counted(variable: Any, optimizer: Any) -> bool:
     """Whether this rank counts a gradient: that of a variable it owns; of one that all have, the first rank does."""
     topology = runtime.current().topology
-    is_first = topology.dp_rank == 0 or not sharded_slots.are_shared()
+    is_first = topology.dp_rank == 0 or not shares.are_shared()
     if variables.store_of(variable) is None:
         return topology.mp_rank == 0 and is_first
     if row_blocks.is_block(variable):
         return True
-    if sharded_slots.replica_of(variable, optimizer) is None:
+    if shares.replica_of(variable, optimizer) is None:
         return is_first
-    return not sharded_slots.is_updated_elsewhere(variable, optimizer)
+    return not shares.is_updated_elsewhere(variable, optimizer)
 
 
 def _only_count(optimizer: Any) -> Any:
     """There is nothing to apply on this rank: the step counter and a scheduled rate move, as on all others."""
     with tf.init_scope():
         iterations = optimizer.iterations  # legacy optimizers make it now
-        pending_restore.optimizer_ready(optimizer, built=False)
+        pending.optimizer_ready(optimizer, built=False)
     tf_internals.follow_schedule(optimizer)
     return iterations.assign_add(1)
 

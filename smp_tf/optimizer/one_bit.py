@@ -29,7 +29,7 @@ from smp_tf.job.agreement import require_agreement
 from smp_tf.job.exchange import allgather_json
 from smp_tf.job.topology import CommGroup
 from smp_tf.replicas import sums as data_parallel
-from smp_tf.replicas import unaveraged as unaveraged_gradients
+from smp_tf.replicas import unaveraged
 from smp_tf.replicas.one_bit_errors import ErrorFeedback, Group, errors_per_weight
 
 #: Arguments of Keras's optimizers that change gradients before they are applied.
@@ -121,13 +121,13 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
 
     def slots_beside(self) -> float:
         """What this rank keeps of a weight beside its slots, in sizes of the weight."""
-        return errors_per_weight(runtime.current().topology.dp_size) if unaveraged_gradients.are_left() else 0.0
+        return errors_per_weight(runtime.current().topology.dp_size) if unaveraged.are_left() else 0.0
 
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Average over the replicas what this one has: its gradients, or after the warm-up its momenta."""
         pairs = list(grads_and_vars)
         self._averaged.clear()
-        if not unaveraged_gradients.are_left():
+        if not unaveraged.are_left():
             return list(super().aggregate_gradients(pairs))
         here = [position for position, (gradient, _) in enumerate(pairs) if gradient is not None]
         if not here:
@@ -217,7 +217,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
         Raises:
             StepError: it should, and does not.
         """
-        if not unaveraged_gradients.are_left():
+        if not unaveraged.are_left():
             return False
         key = self._var_key(variable)
         if key not in self._averaged:

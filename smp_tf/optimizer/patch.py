@@ -11,11 +11,11 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf import tf_internals
-from smp_tf.checkpoint import pending as pending_restore
+from smp_tf.checkpoint import pending
 from smp_tf.errors import StepError
 from smp_tf.gradients import norms
 from smp_tf.job import runtime
-from smp_tf.keras import nadam as momentum_product
+from smp_tf.keras import nadam
 from smp_tf.keras.optimizer_methods import OWN_APPLY, REPLACED_APPLY, Wrapper, met, note
 from smp_tf.keras.optimizer_slots import is_on_trial
 from smp_tf.keras.patch import Patch
@@ -29,8 +29,7 @@ from smp_tf.optimizer.apply import (
     unjoined,
     updated_here,
 )
-from smp_tf.sharding import gather as gathered_shares
-from smp_tf.sharding import row_blocks
+from smp_tf.sharding import gather, row_blocks
 from smp_tf.sharding import shares as sharded_slots
 from smp_tf.variables import assigned_values
 from smp_tf.variables import store as variables
@@ -116,8 +115,8 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
                 if not spread.inside:
                     row_blocks.empty(kept)
         if outermost:
-            momentum_product.begin_step(optimizer)
-            pending_restore.optimizer_ready(optimizer, built=bool(kept) or not wanted)
+            nadam.begin_step(optimizer)
+            pending.optimizer_ready(optimizer, built=bool(kept) or not wanted)
         return result
 
     return build
@@ -166,7 +165,7 @@ def _reported_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         with _slots_need_no_second_trace(wanted):
             result = original(optimizer, wanted)
         with tf.init_scope():
-            pending_restore.optimizer_ready(optimizer)
+            pending.optimizer_ready(optimizer)
         return result
 
     return _create_all_weights
@@ -215,7 +214,7 @@ def _filtered_finalize(original: Callable[..., Any]) -> Callable[..., Any]:
         with assigned_values.unnoted():
             result = original(optimizer, row_blocks.in_place(optimizer, updated) if has_averages else updated)
             if has_averages:
-                gathered_shares.gather(optimizer, stored)
+                gather.gather(optimizer, stored)
         return result
 
     return finalize_variable_values

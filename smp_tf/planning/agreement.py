@@ -28,7 +28,7 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.report import render
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.variables import step_seeds as step_random
+from smp_tf.variables import step_seeds
 from smp_tf.watch.deadlock import SAME_STEPS
 
 
@@ -70,7 +70,7 @@ def agree_on_plan(
     running = runtime.current()
     if running.topology.size == 1:
         proposed = propose(owners)
-        step_random.decide_seed(seed_set_since())
+        step_seeds.decide_seed(seed_set_since())
         return proposed, program_numbers.use_next([program_numbers.used()])
     words = {argument.name: spec_in_words(argument.spec) for argument in arguments}
     group = CommGroup.WORLD if everywhere else CommGroup.MP_GROUP
@@ -94,7 +94,7 @@ def agree_on_plan(
     if unlike:
         _explain_difference(step, graph, group, members, unlike)
     number = program_numbers.use_next(other["programs"] for other in heard)
-    step_random.decide_seed(heard[0]["seed"])
+    step_seeds.decide_seed(heard[0]["seed"])
     program_numbers.say(number, f"{step!r} on {_in_words(words)}")
     plan = _plan_in(heard[0]["proposal"])
     if own != plan.fingerprint:

@@ -12,7 +12,7 @@ from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.trace.lower import Lowered
-from smp_tf.pipeline.planner import propose as proposal
+from smp_tf.pipeline.planner import proposal
 from smp_tf.variables import store as variables
 from smp_tf.variables.state import VariableState
 

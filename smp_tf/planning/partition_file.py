@@ -25,7 +25,7 @@ from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.plan_file import MAX_BYTES, PlanFile, StoredPlan, to_store
 from smp_tf.pipeline.errors import ScheduleError
 from smp_tf.pipeline.planner import plan as planning
-from smp_tf.pipeline.planner import propose as proposal
+from smp_tf.pipeline.planner import proposal
 from smp_tf.pipeline.schedules.schedule import runs_on
 
 #: What a rank says of a file: in JSON a byte of it may take six.

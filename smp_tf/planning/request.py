@@ -19,8 +19,7 @@ from smp_tf.pipeline.planner import plan as planning
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.run.host import has_device
 from smp_tf.pipeline.schedules.schedule import is_named, placement_of
-from smp_tf.planning import earlier_steps as placed_before
-from smp_tf.planning import first_steps, partition_file
+from smp_tf.planning import earlier_steps, first_steps, partition_file
 from smp_tf.replicas.sums import averaging_bytes
 from smp_tf.sharding import shares as sharded_slots
 from smp_tf.variables.models import SplitModel
@@ -80,14 +79,14 @@ def request_for(
         for model in traced.models
         for name, (forward, backward) in model._smp_store.measured.items()
     }
-    placement = placed_before.placement(lowered, graph.used_variables)
+    placement = earlier_steps.placement(lowered, graph.used_variables)
     given = partition_file.given_for(step, graph, is_first=placement is None) if decides else None
     schedule = _schedule_for(graph, config.pipeline)
     recompute = config.recompute
     if given is not None:
         schedule = partition_file.schedule_for(given, schedule, placement)
         placement, recompute = given.placement, partition_file.recompute_for(given, recompute)
-    placement = placement or placed_before.first_placement(config, stages)
+    placement = placement or earlier_steps.first_placement(config, stages)
     if placement is None and not is_named(config.pipeline):
         placement = placement_of(config.pipeline, stages)
     return planning.PlacementRequest(

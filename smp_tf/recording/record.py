@@ -24,8 +24,7 @@ from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.segment_graph import tensor_name
 from smp_tf.pipeline.measure.recorded import ProgramRecord, RankRecord, steps_of
 from smp_tf.pipeline.run.stage_program import StageProgram, edges_of, plan_program
-from smp_tf.recording import tensorboard as timeline_tensorboard
-from smp_tf.recording import timeline_file
+from smp_tf.recording import tensorboard, timeline_file
 
 if TYPE_CHECKING:
     import os
@@ -179,7 +178,7 @@ def stop(path: str | os.PathLike[str]) -> Path:
     file = Path(path) / f"rank_{topology.rank}.json"
     record = record.shifted(ahead_of_this(running.transport))
     timeline_file.write(file, [record])
-    timeline_tensorboard.write(Path(path), record)
+    tensorboard.write(Path(path), record)
     return file
 
 

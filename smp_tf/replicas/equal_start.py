@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from smp_tf.announce import tell
 from smp_tf.errors import StepError
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.content_hash import content_hash
 from smp_tf.job.topology import CommGroup, Topology
@@ -56,10 +55,10 @@ def take_those_of_one(placed: Iterable[tuple[Any, int]]) -> None:
     with tf.init_scope():
         # One after the other: from a GPU all of them would lie in the host's memory at once.
         hashes = [int(content_hash(variable.read_value())[0]) for variable in stored]
-        of_all = control.allgather_json(hashlib.blake2b(repr(hashes).encode()).hexdigest(), name=_NAME)
+        of_all = exchange.allgather_json(hashlib.blake2b(repr(hashes).encode()).hexdigest(), name=_NAME)
         unequal = _unequal_stages(of_all, topology)
         if topology.mp_rank in unequal:
-            said = control.allgather_json(hashes, CommGroup.DP_GROUP, name=_NAME)
+            said = exchange.allgather_json(hashes, CommGroup.DP_GROUP, name=_NAME)
             _take(stored, said, topology, speaks=topology.mp_rank == unequal[0])
 
 

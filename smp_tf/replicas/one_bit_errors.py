@@ -20,8 +20,7 @@ import tensorflow as tf
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.pipeline.run.reduction import MOST_BYTES
-from smp_tf.replicas import one_bit_sums
-from smp_tf.replicas import sums as data_parallel
+from smp_tf.replicas import one_bit_sums, sums
 from smp_tf.replicas.one_bit_sums import BLOCK, Errors, Layout
 from smp_tf.variables import store as variables
 
@@ -51,13 +50,13 @@ class Group:
         Args:
             tensors: of floats, one per member.
             name: unique name of the operations, equal on the ranks of the group.
-            handles: see `data_parallel.collective`.
+            handles: see `sums.collective`.
 
         Returns:
             Tensors of float32, in the shapes of the given ones.
         """
         replica = runtime.current().topology.dp_rank
-        exchange = data_parallel.exchange_of(self.layout.replicas, name, handles)
+        exchange = sums.exchange_of(self.layout.replicas, name, handles)
         return one_bit_sums.average(tensors, self.layout, self.errors, exchange, replica)
 
 

@@ -25,7 +25,7 @@ from smp_tf.collectives import wire_types
 from smp_tf.config.config import ONE_BIT
 from smp_tf.job import runtime
 from smp_tf.pipeline.run.host import HOST, has_device
-from smp_tf.replicas import sums as data_parallel
+from smp_tf.replicas import sums
 from smp_tf.replicas.two_byte_floats import COMPRESSED
 
 #: Bytes of an element of what is compressed, as all but one bit an element are.
@@ -40,7 +40,7 @@ def sum_of_slices(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = 
     Args:
         slices: of this replica; any number of them.
         name: unique name of the operation, equal on the ranks of the group.
-        handles: see `data_parallel.collective`; within a function some are needed.
+        handles: see `sums.collective`; within a function some are needed.
 
     Returns:
         The slices of all replicas, in their order (beside a GPU a row only once), or the rows of their sum, in order;
@@ -51,7 +51,7 @@ def sum_of_slices(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = 
     if slices.dense_shape is None:
         return _gathered(slices, name, handles)
     count = tf.cast(tf.size(slices.indices), tf.int64)
-    [total] = data_parallel.sum_over_replicas([count], f"{name}_rows", handles=handles)
+    [total] = sums.sum_over_replicas([count], f"{name}_rows", handles=handles)
     values, indices = tf.cond(
         _is_table_less(slices, total),
         lambda: _parts(_added_up(slices, name, handles)),
@@ -95,8 +95,8 @@ def _added_up(slices: tf.IndexedSlices, name: str, handles: Sequence[Any]) -> tf
     # The largest of no elements is the least number there is. Apart from the table, whose values have a scale of their
     # own where they are compressed.
     touched = tf.maximum(touched, 0)
-    [total] = data_parallel.sum_gradients([table], f"{name}_table", handles=handles)
-    [anywhere] = data_parallel.sum_over_replicas([touched], f"{name}_touched", handles=handles)
+    [total] = sums.sum_gradients([table], f"{name}_table", handles=handles)
+    [anywhere] = sums.sum_over_replicas([touched], f"{name}_touched", handles=handles)
     indices = tf.reshape(tf.where(anywhere > 0), [-1])
     rows_there = tf.cast(tf.gather(total, indices), dtype)
     return tf.IndexedSlices(rows_there, tf.cast(indices, slices.indices.dtype), slices.dense_shape)
@@ -108,9 +108,9 @@ def _gathered(slices: tf.IndexedSlices, name: str, handles: Sequence[Any]) -> tf
     dtype, group = slices.values.dtype, runtime.current().process_sets.dp
     options: dict[str, Any] = {"handles": handles, "process_set": group, "ignore_name_scope": True}
     sent = wire_types.moved(slices.values, f"the slices of {name!r}")
-    received = data_parallel.collective(hvd.allgather, sent, name=f"{name}_values", **options)
+    received = sums.collective(hvd.allgather, sent, name=f"{name}_values", **options)
     values = wire_types.from_moved(received, dtype)
-    indices = data_parallel.collective(hvd.allgather, slices.indices, name=f"{name}_indices", **options)
+    indices = sums.collective(hvd.allgather, slices.indices, name=f"{name}_indices", **options)
     found = tf.IndexedSlices(values, indices, slices.dense_shape)
     return _once_a_row(found) if has_device() else found
 

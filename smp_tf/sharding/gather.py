@@ -19,7 +19,7 @@ from smp_tf import tf_internals
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.pipeline.run.reduction import MOST_BYTES
-from smp_tf.replicas import sums as data_parallel
+from smp_tf.replicas import sums
 from smp_tf.sharding import row_blocks
 from smp_tf.sharding.shares import placement_of, replica_of, rows_here
 
@@ -144,7 +144,7 @@ def _gather_bucket(bucket: Sequence[_Piece], name: str, handles: Sequence[Any]) 
     # In the order of the replicas, as they come.
     ordered = sorted(bucket, key=lambda piece: piece.replica)
     sent = tf.concat([_as_wire(piece.value(), wire) for piece in own], axis=0) if own else tf.zeros([0], wire)
-    received = data_parallel.collective(
+    received = sums.collective(
         hvd.allgather,
         sent,
         handles=handles,

@@ -21,9 +21,9 @@ from typing import Any
 
 from smp_tf.errors import StepError
 from smp_tf.job.channel import tag_of
-from smp_tf.keras import optimizer_slots as optimizer_state
-from smp_tf.sharding import shares as sharded_slots
-from smp_tf.variables import fetch as gather
+from smp_tf.keras import optimizer_slots
+from smp_tf.sharding import shares
+from smp_tf.variables import fetch
 
 _numbers = itertools.count()
 _number_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -33,7 +33,7 @@ _WHICH, _SLOT = tag_of("slots of a kept weight"), tag_of("slot of a kept weight"
 
 def note_use(optimizer: Any) -> None:
     """Note that an optimizer is given weights of a distributed model; all ranks do it in the same order."""
-    inner = optimizer_state.innermost(optimizer)
+    inner = optimizer_slots.innermost(optimizer)
     if inner not in _number_of:
         _number_of[inner] = next(_numbers)
 
@@ -47,17 +47,17 @@ def send(variable: Any, owner: int) -> None:
     """
     found: dict[int, dict[str, Any]] = {}
     for optimizer, number in list(_number_of.items()):
-        for _, name, slot in optimizer_state.slots(optimizer, [variable]):
+        for _, name, slot in optimizer_slots.slots(optimizer, [variable]):
             _require_lists(optimizer, variable)
             found.setdefault(number, {})[name] = slot
     said = [(number, sorted(found[number])) for number in sorted(found)]
-    gather.transport().send_bytes(owner, _WHICH, json.dumps(said).encode())
+    fetch.transport().send_bytes(owner, _WHICH, json.dumps(said).encode())
     for number, names in said:
         for name in names:
-            gather.transport().send_bytes(owner, _SLOT, gather.as_bytes(found[number][name]))
+            fetch.transport().send_bytes(owner, _SLOT, fetch.as_bytes(found[number][name]))
     for optimizer, number in list(_number_of.items()):
         if number in found:
-            optimizer_state.drop_slots(optimizer, variable)
+            optimizer_slots.drop_slots(optimizer, variable)
 
 
 def receive(variable: Any, keeper: int) -> None:
@@ -71,7 +71,7 @@ def receive(variable: Any, keeper: int) -> None:
         StepError: this rank does not know the optimizer.
     """
     optimizers = {number: optimizer for optimizer, number in _number_of.items()}
-    for number, names in json.loads(bytes(gather.transport().recv_bytes(keeper, _WHICH))):
+    for number, names in json.loads(bytes(fetch.transport().recv_bytes(keeper, _WHICH))):
         optimizer = optimizers.get(number)
         if optimizer is None:
             raise StepError(
@@ -81,13 +81,13 @@ def receive(variable: Any, keeper: int) -> None:
             )
         _require_lists(optimizer, variable)
         # No step has used the weight, so the keeper has all of its slots, and their shares are decided here.
-        rows = sharded_slots.rows_here(variable, optimizer)
-        is_elsewhere = sharded_slots.is_updated_elsewhere(variable, optimizer)
+        rows = shares.rows_here(variable, optimizer)
+        is_elsewhere = shares.is_updated_elsewhere(variable, optimizer)
         here = {}
-        if not is_elsewhere and optimizer_state.add_slots(optimizer, variable):
-            here = {name: slot for _, name, slot in optimizer_state.slots(optimizer, [variable])}
+        if not is_elsewhere and optimizer_slots.add_slots(optimizer, variable):
+            here = {name: slot for _, name, slot in optimizer_slots.slots(optimizer, [variable])}
         for name in names:
-            received = gather.transport().recv_bytes(keeper, _SLOT)
+            received = fetch.transport().recv_bytes(keeper, _SLOT)
             if name in here:
                 here[name].assign(_of_rows(received, variable, here[name], rows))
 
@@ -95,12 +95,12 @@ def receive(variable: Any, keeper: int) -> None:
 def _of_rows(received: memoryview, variable: Any, slot: Any, rows: tuple[int, int] | None) -> Any:
     """What is to be in a slot here, of what the keeper has had there for the whole weight."""
     if rows is None or slot.shape != (rows[1] - rows[0], *variable.shape[1:]):
-        return gather.as_tensor(received, slot)
-    return gather.as_tensor(received, SimpleNamespace(shape=variable.shape, dtype=slot.dtype))[rows[0] : rows[1]]
+        return fetch.as_tensor(received, slot)
+    return fetch.as_tensor(received, SimpleNamespace(shape=variable.shape, dtype=slot.dtype))[rows[0] : rows[1]]
 
 
 def _require_lists(optimizer: Any, variable: Any) -> None:
-    if not optimizer_state.is_new(optimizer):
+    if not optimizer_slots.is_new(optimizer):
         raise StepError(
             f"A step uses {variable.name!r} for the first time, which another partition is to store, and the optimizer "
             f"{type(optimizer).__name__} has slots for it already. Slots of tf.keras.optimizers.legacy cannot follow. "

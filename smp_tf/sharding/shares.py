@@ -34,7 +34,7 @@ from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.exchange import allgather_json
 from smp_tf.job.topology import CommGroup
-from smp_tf.keras import optimizer_slots as optimizer_state
+from smp_tf.keras import optimizer_slots
 from smp_tf.keras.optimizer_methods import has_own_apply
 from smp_tf.partition.graph.op_graph import Tensor
 from smp_tf.partition.place.slot_shares import Sized, share_out
@@ -125,9 +125,9 @@ def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
     may_be_cut = [v for v in whole if (placement := _shared_placement(v)) is not None and placement.rows is not None]
     if not may_be_cut:
         return
-    inner, names = optimizer_state.innermost(optimizer), ", ".join(variable.name for variable in may_be_cut)
+    inner, names = optimizer_slots.innermost(optimizer), ", ".join(variable.name for variable in may_be_cut)
     name = type(inner).__name__
-    if not optimizer_state.updates_rows(inner):
+    if not optimizer_slots.updates_rows(inner):
         why = f"{name} updates weights as a whole, not rows by themselves"
     elif getattr(inner, "clipnorm", None):
         raise StepError(
@@ -135,7 +135,7 @@ def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
             f"rows of {names}, and the norm is that of the whole. Give clipnorm to the optimizer when it is made, or "
             f"global_clipnorm."
         )
-    elif any(optimizer_state.has_whole_slots(inner, variable) for variable in may_be_cut):
+    elif any(optimizer_slots.has_whole_slots(inner, variable) for variable in may_be_cut):
         why = f"{name} has made slots of whole weights before it was known that replicas share them"
     else:
         return
@@ -187,9 +187,9 @@ def replica_of(variable: Any, optimizer: Any) -> int | None:
 
 def _updates_rows(optimizer: Any, variable: Any) -> bool:
     """Whether an optimizer updates rows of a variable that may be cut: it can, and has no slots of the whole."""
-    if optimizer is None or not optimizer_state.updates_rows(optimizer):
+    if optimizer is None or not optimizer_slots.updates_rows(optimizer):
         return False
-    return not optimizer_state.has_whole_slots(optimizer, variables.whole_of(variable))
+    return not optimizer_slots.has_whole_slots(optimizer, variables.whole_of(variable))
 
 
 def receiver_of(variable: Any) -> int | None:
@@ -358,8 +358,8 @@ def of_shares() -> set[int]:
     shared = [variable for variable in variables.of_models() if _shared_placement(variable) is not None]
     return {
         id(slot.handle)
-        for optimizer in optimizer_state.in_use()
-        for _, _, slot in optimizer_state.slots(optimizer, shared)
+        for optimizer in optimizer_slots.in_use()
+        for _, _, slot in optimizer_slots.slots(optimizer, shared)
     }
 
 

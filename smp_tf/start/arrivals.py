@@ -23,8 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from smp_tf.start import hosts
-from smp_tf.start import shared_memory as shared_segments
+from smp_tf.start import hosts, shared_memory
 from smp_tf.start.environment import number, world_rank, world_size
 
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
@@ -209,7 +208,7 @@ class Arrivals:
         while True:
             ended = {rank for rank, process in here.items() if _has_ended(process["pid"])}
             for rank in ended:
-                shared_segments.remove_left_by(here[rank]["pid"])
+                shared_memory.remove_left_by(here[rank]["pid"])
             found = [
                 in_words(rank, process)
                 for rank, process in here.items()

@@ -37,7 +37,7 @@ from smp_tf.start.forked_children import hook_forks
 from smp_tf.start.launcher import check_world, is_launched
 from smp_tf.start.start_watch import StartWatch
 from smp_tf.version import __version__
-from smp_tf.watch import steps as step_watch
+from smp_tf.watch import steps
 from smp_tf.watch.failure import FailureHooks
 from smp_tf.watch.replicas import ReplicaWatch
 from smp_tf.watch.steps import StepWatch
@@ -311,7 +311,7 @@ def _watch_over(transport: Transport | None, topology: Topology, stall_timeout: 
     _hooks.install()
     replicas = [rank for rank in topology.members(CommGroup.DP_GROUP) if rank != topology.rank]
     replica_watch = ReplicaWatch(
-        transport, replicas, topology.describe, step_watch.named, stall_timeout, members=horovod_waits.members
+        transport, replicas, topology.describe, steps.named, stall_timeout, members=horovod_waits.members
     )
     _watch = StepWatch(transport, topology.describe, beside=replica_watch.look)
     _watch.start()

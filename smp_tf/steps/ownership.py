@@ -13,15 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.checkpoint import pending as pending_restore
+from smp_tf.checkpoint import pending
 from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
 from smp_tf.job.topology import CommGroup
 from smp_tf.partition.trace.lower import Lowered
-from smp_tf.sharding import moved_slots
-from smp_tf.sharding import shares as sharded_slots
-from smp_tf.variables import assigned_values
-from smp_tf.variables import fetch as gather
+from smp_tf.sharding import moved_slots, shares
+from smp_tf.variables import assigned_values, fetch
 from smp_tf.variables import store as variables
 from smp_tf.variables.models import SplitModel
 
@@ -77,13 +75,13 @@ def settle(
     moved = [(v, keeper, to) for v, keeper, to in keepers if keeper not in (None, to)]
     known = [(v, state.owner) for v, state in states if state.is_decided]
     handles = {id(lowered.variables[index].handle) for index in trained}
-    sharded_slots.share(v for v, owner in [*known, *placed] if owner == stage and id(v.handle) in handles)
-    restored = pending_restore.values_for(first)
+    shares.share(v for v, owner in [*known, *placed] if owner == stage and id(v.handle) in handles)
+    restored = pending.values_for(first)
     with assigned_values.unnoted():
         for store, by_position in to_place:
             store.settle(by_position, stage, seed, restored, chunks, _moved)
         _move_slots(moved)
-        pending_restore.take_what_exists()
+        pending.take_what_exists()
     return placed
 
 
@@ -96,9 +94,9 @@ def _moved(variable: Any, keeper: int, owner: int) -> tf.Tensor | None:
     ranks = topology.members(CommGroup.PP_GROUP)
     with tf.init_scope():
         if topology.rank == ranks[keeper]:
-            gather.transport().send_bytes(ranks[owner], _KEPT, gather.as_bytes(variable))
+            fetch.transport().send_bytes(ranks[owner], _KEPT, fetch.as_bytes(variable))
         elif topology.rank == ranks[owner]:
-            return gather.as_tensor(gather.transport().recv_bytes(ranks[keeper], _KEPT), variable)
+            return fetch.as_tensor(fetch.transport().recv_bytes(ranks[keeper], _KEPT), variable)
     return None
 
 

@@ -13,7 +13,7 @@ from smp_tf.batch.microbatch_errors import tell_of_microbatches
 from smp_tf.batch.microbatches import Slicer, SplitArgument, sizes_of
 from smp_tf.batch.output import StepOutput
 from smp_tf.batch.results import unpack
-from smp_tf.checkpoint import pending as pending_restore
+from smp_tf.checkpoint import pending
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.topology import CommGroup
@@ -27,14 +27,14 @@ from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
 from smp_tf.pipeline.run.stage_program import StageProgram
 from smp_tf.planning import first_steps
 from smp_tf.recording import record as recording
-from smp_tf.replicas import unaveraged as unaveraged_gradients
+from smp_tf.replicas import unaveraged
 from smp_tf.replicas.gradient_marks import Computed
 from smp_tf.replicas.reduce_scatter import Receiver, Rows, Whole
 from smp_tf.replicas.sparse_gradients import own_weighted_sum, weighted_sum
 from smp_tf.replicas.sums import reduction_name, sum_over_replicas
 from smp_tf.steps.input_check import add_input_check
 from smp_tf.steps.replica_check import ReplicaCheck
-from smp_tf.variables import step_seeds as step_random
+from smp_tf.variables import step_seeds
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,9 @@ class SplitProgram:
         replicas = running.topology.dp_size
         sizes = slicer.sizes
         weights: Sequence[Any] = list(sizes) if program.weighted else [1] * len(sizes)
-        pending_restore.add_check()
+        pending.add_check()
         # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
-        seed = step_random.next_seeds(self.known_as, running.topology.dp_rank) if self.is_random else _no_seed
+        seed = step_seeds.next_seeds(self.known_as, running.topology.dp_rank) if self.is_random else _no_seed
         recording.know(self)
         averages = replicas > 1 and any(output.is_gradient for output in program.split.outputs)
         told = _ToldReplicas(self, tensors, _total(weights)) if averages else None
@@ -268,7 +268,7 @@ class SplitProgram:
             computed=flat.computed.get(first),
             is_gradient=plan.is_gradient,
             is_kept=self.keeps_gradients,
-            is_unaveraged=plan.is_gradient and unaveraged_gradients.are_left(),
+            is_unaveraged=plan.is_gradient and unaveraged.are_left(),
             follows_state=plan.follows_state,
         )
 

@@ -27,7 +27,7 @@ import tensorflow as tf
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.content_hash import content_hash, content_hashes
 from smp_tf.ops.graph_op import run_independently
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.sharding import shares
 from smp_tf.tf_internals import cond_independently
 from smp_tf.variables import store as variables
 
@@ -154,7 +154,7 @@ class ReplicaCheck:
             return tf.zeros([0], tf.float64)
         later = tf.logical_and(self._before > _ERROR_STEP, tf.equal(self._before % _EVERY, 0))
         due = tf.logical_or(tf.equal(self._before, _ERROR_STEP), later)
-        if sharded_slots.are_shared():
+        if shares.are_shared():
             due = tf.logical_or(due, tf.equal(self._before, 0))
 
         def hashes() -> tf.Tensor:

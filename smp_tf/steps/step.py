@@ -41,21 +41,18 @@ from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
 from smp_tf.partition.trace.lower import Lowered
-from smp_tf.pipeline.planner import memory as memory_forecast
+from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner import plan as planning
-from smp_tf.pipeline.planner import propose as proposal
 from smp_tf.pipeline.run.reduction import Bucket, Reduce, Sums
 from smp_tf.pipeline.run.stage_program import build_stage_program, plan_program
-from smp_tf.planning import earlier_steps as placed_before
-from smp_tf.planning import partition_file
+from smp_tf.planning import earlier_steps, partition_file
 from smp_tf.planning.agreement import agree_on_plan, show_plan
 from smp_tf.planning.host_memory import memory_of_host, require_host_memory
 from smp_tf.planning.request import expected_of, known_slots, request_for
-from smp_tf.replicas import equal_start
-from smp_tf.replicas import unaveraged as unaveraged_gradients
+from smp_tf.replicas import equal_start, unaveraged
 from smp_tf.replicas.reduce_scatter import Receiver
 from smp_tf.replicas.sums import reduction_name, sum_gradients_at
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.sharding import shares
 from smp_tf.steps import collectives_in_steps, post_partition_hooks
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.ownership import settle
@@ -65,7 +62,7 @@ from smp_tf.steps.trace import Handed, Retrace, StepTrace, trace_step, with_outp
 from smp_tf.steps.unsplit import UnsplitProgram
 from smp_tf.steps.xla_report import report_uncompiled
 from smp_tf.tf_internals import tape_is_recording
-from smp_tf.variables import step_seeds as step_random
+from smp_tf.variables import step_seeds
 from smp_tf.variables.fetch import WRITER
 from smp_tf.variables.host_offload import device_of_gradients
 
@@ -91,7 +88,7 @@ class Step:
         function: Callable[..., Any],
         options: StepOptions,
         then: Callable[[Any], Any] | None = None,
-        applied: Callable[[Any], Iterable[sharded_slots.Applied]] | None = None,
+        applied: Callable[[Any], Iterable[shares.Applied]] | None = None,
         examine: Callable[[StepTrace, Retrace], Handed | None] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
@@ -152,7 +149,7 @@ class Step:
         if key not in self._programs:
             if not self._known_as:
                 on_shutdown(self._forget)
-                self._known_as = step_random.name_step(self.name)
+                self._known_as = step_seeds.name_step(self.name)
                 rank = runtime.current().topology.rank
                 self._signatures = Signatures(
                     self.name,
@@ -249,12 +246,12 @@ class Step:
             model._smp_store.require_cut(stages, running.topology.mp_rank)
         samples = max(sizes, default=1)
         used = graph.used_variables
-        decides = not placed_before.are_decided(lowered, used)
+        decides = not earlier_steps.are_decided(lowered, used)
         slots = known_slots(models)
         names = self._options.local_outputs + ((handed.name,) if handed is not None else ())
         local_outputs = local_outputs_of(lowered.results, names)
         request = request_for(self.name, traced, microbatches, samples, slots, local_outputs, decides=decides)
-        owners = placed_before.chunks_of(lowered, used, decided_only=request.given is not None)
+        owners = earlier_steps.chunks_of(lowered, used, decided_only=request.given is not None)
 
         def propose(owners: Mapping[int, int], like: Plan | None = None) -> Plan:
             wanted = request if like is None else request.like(like)
@@ -286,7 +283,7 @@ class Step:
             require_host_memory(plan, running.topology, memory_of_host(), knows_slots=slots is not None)
         if decides:
             partition_file.keep(self.name, plan, graph)
-            placed_before.remember(self.name, plan, graph, config)
+            earlier_steps.remember(self.name, plan, graph, config)
         stage = running.topology.mp_rank
         trained = {gradient.variable for gradient in graph.gradients}
         of_used = [owner if index in used else None for index, owner in enumerate(cut.assignment.owners)]
@@ -299,7 +296,7 @@ class Step:
         }
         applied = list(self._applied(lowered.results)) if self._applied is not None else None
         receivers = self._receivers_in(cut, lowered, applied)
-        averages = running.topology.dp_size > 1 and not unaveraged_gradients.are_left()
+        averages = running.topology.dp_size > 1 and not unaveraged.are_left()
         program = build_stage_program(
             cut,
             stage,
@@ -312,7 +309,7 @@ class Step:
             xla=xla,
             samples=samples,
             reduce=self._sums_over(receivers) if averages else None,
-            gradients=sharded_slots.gradients(receivers, applied or ()),
+            gradients=shares.gradients(receivers, applied or ()),
             sums_on=device_of_gradients(),
         )
         if xla:
@@ -377,18 +374,18 @@ class Step:
         )
 
     def _receivers_in(
-        self, cut: Split, lowered: Lowered, applied: Sequence[sharded_slots.Applied] | None
+        self, cut: Split, lowered: Lowered, applied: Sequence[shares.Applied] | None
     ) -> Mapping[int, Receiver]:
         """By output, who alone gets a gradient's sum, or rows of it: as all have agreed for the first such program."""
-        if not cut.graph.gradients or not sharded_slots.are_received_apart():
+        if not cut.graph.gradients or not shares.are_received_apart():
             return {}
         kind = form(cut.graph)
         if kind not in self._receivers:
             stage = runtime.current().topology.mp_rank
             with tf.init_scope():
-                own = sharded_slots.receivers(cut, stage, lowered.variables, applied)
-                self._receivers[kind] = sharded_slots.agreed_receivers(own, self.name)
-            sharded_slots.note_receivers(cut, lowered.variables, self._receivers[kind], applied or ())
+                own = shares.receivers(cut, stage, lowered.variables, applied)
+                self._receivers[kind] = shares.agreed_receivers(own, self.name)
+            shares.note_receivers(cut, lowered.variables, self._receivers[kind], applied or ())
         return self._receivers[kind]
 
     def _sums_over(self, receivers: Mapping[int, Receiver]) -> Reduce:

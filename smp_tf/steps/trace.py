@@ -14,7 +14,7 @@ import tensorflow as tf
 from smp_tf.announce import announce
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.keras import layers as keras_adapter
+from smp_tf.keras import layers
 from smp_tf.keras.layer_variables import variables_of, variables_of_script
 from smp_tf.optimizer.install import patch_keras
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
@@ -23,7 +23,7 @@ from smp_tf.partition.rewrite.randomness import make_stateless
 from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
 from smp_tf.pipeline.planner import plan as planning
-from smp_tf.variables import guarded as guarded_variables
+from smp_tf.variables import guarded
 from smp_tf.variables import store as variables
 from smp_tf.variables.model_context import set_step_being_traced
 from smp_tf.variables.models import SplitModel, is_distributed, model_with
@@ -181,10 +181,10 @@ def trace_step(
         before = set_step_being_traced(current)
         try:
             with (
-                guarded_variables.tracing_step(),
+                guarded.tracing_step(),
                 tf.summary.record_if(no_summaries),
                 tf.variable_creator_scope(current.creator),
-                keras_adapter.tag_layer_calls(recorder, is_distributed, current.layer_call),
+                layers.tag_layer_calls(recorder, is_distributed, current.layer_call),
             ):
                 yield
         finally:

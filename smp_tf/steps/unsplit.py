@@ -18,7 +18,7 @@ import tensorflow as tf
 from smp_tf.batch.microbatches import SplitArgument, whole_of
 from smp_tf.batch.output import StepOutput
 from smp_tf.batch.results import unpack
-from smp_tf.checkpoint import pending as pending_restore
+from smp_tf.checkpoint import pending
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
 from smp_tf.partition.trace.trace import Trace
 from smp_tf.variables.model_context import set_step_being_traced
@@ -64,10 +64,10 @@ class UnsplitProgram:
             return self._function(*tensors)
         tensors = [whole_of(a, t) for a, t in zip(self.arguments, tensors, strict=True)]
         if tf.executing_eagerly():
-            pending_restore.count_step()
+            pending.count_step()
             flat = self.trace.function(*tensors)
             return unpack(tf.nest.map_structure(lambda slot: self._filled(slot, flat), self.lowered.results))
-        pending_restore.add_check()
+        pending.add_check()
         before = set_step_being_traced(_Calls())
         try:
             results = self.call(tensors)

@@ -19,8 +19,7 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf.errors import RankMismatchError
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.job.topology import CommGroup
 from smp_tf.training import callbacks as own_callbacks
 from smp_tf.variables import assigned_values
@@ -61,10 +60,10 @@ def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> Stop
     told: dict[str, Any] = {name: _told(arguments[name]) for name in _COMPARED}
     told["validation"] = bool(_told(arguments["validation_split"])) or arguments["validation_data"] is not None
     told["callbacks"] = acting(callbacks)
-    control.agree("how fit is called", told, hint=_HINT)
+    exchange.agree("how fit is called", told, hint=_HINT)
     _require_as_many_batches(arguments)
     each_batch = any(decides_in_batches(callback) for callback in callbacks)
-    return StopTogether(any(control.allgather_json(each_batch, name="what callbacks fit has")))
+    return StopTogether(any(exchange.allgather_json(each_batch, name="what callbacks fit has")))
 
 
 def _require_as_many_batches(arguments: Mapping[str, Any]) -> None:
@@ -75,7 +74,7 @@ def _require_as_many_batches(arguments: Mapping[str, Any]) -> None:
     """
     if runtime.current().topology.dp_size == 1:
         return
-    counts = control.allgather_json(
+    counts = exchange.allgather_json(
         batches_of_an_epoch(arguments), CommGroup.DP_GROUP, name="how many batches the data given to fit has"
     )
     if len({count for count in counts if count is not None}) > 1:
@@ -152,7 +151,7 @@ class StopTogether(tf_keras.callbacks.Callback):
 
     def _agree(self, place: str) -> None:
         mine = [bool(self.model.stop_training), assigned_values.left_out()]
-        told = control.allgather_json(mine, name=f"the callbacks at {place}")
+        told = exchange.allgather_json(mine, name=f"the callbacks at {place}")
         assigned_values.compare([left for _, left in told])
         if any(wants for wants, _ in told):
             self.model.stop_training = True

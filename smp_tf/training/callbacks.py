@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smp_tf.checkpoint.manager import CheckpointManager
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.job.topology import CommGroup
 from smp_tf.partition.plan.plan import Plan, as_bytes
 from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
@@ -261,7 +260,7 @@ class PipelineSummary(tf_keras.callbacks.Callback):
             # Linux counts it in KiB.
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
-        ranks = control.allgather_json(mine, name=f"the pipeline summary of epoch {epoch + 1}")
+        ranks = exchange.allgather_json(mine, name=f"the pipeline summary of epoch {epoch + 1}")
         if running.topology.rank != WRITER:
             return
         partitions = running.topology.mp_size

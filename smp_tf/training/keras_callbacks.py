@@ -24,8 +24,7 @@ from smp_tf.announce import tell
 from smp_tf.checkpoint.manager import CheckpointManager
 from smp_tf.checkpoint.rotation import delete_series
 from smp_tf.errors import CheckpointError
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.variables.fetch import WRITER, write_with_all_weights
 
 #: Callbacks that only show or write the logs.
@@ -216,10 +215,10 @@ class Backup(tf_keras.callbacks.Callback):
         del self.model._training_state
         if not self._delete:
             return
-        control.barrier(name="the end of the training that is backed up")
+        exchange.barrier(name="the end of the training that is backed up")
         if runtime.current().topology.rank == WRITER:
             try:
                 delete_series(self._directory, _BACKUP)
             except (OSError, CheckpointError) as error:
                 tell(f"smp_tf: the backup in {self._directory} could not be deleted. {type(error).__name__}: {error}")
-        control.barrier(name="the deletion of the backup")
+        exchange.barrier(name="the deletion of the backup")

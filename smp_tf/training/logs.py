@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.job.topology import CommGroup
 from smp_tf.replicas.sums import sum_over_replicas
 
@@ -44,7 +43,7 @@ def average_now(logs: Mapping[str, Any], samples: int, name: str) -> dict[str, A
     if runtime.current().topology.dp_size == 1:
         return dict(logs)
     mine = {key: float(value) for key, value in logs.items() if _is_number(value)}
-    everyone = control.allgather_json([samples, mine], CommGroup.DP_GROUP, name=name)
+    everyone = exchange.allgather_json([samples, mine], CommGroup.DP_GROUP, name=name)
     total = sum(count for count, _ in everyone)
     if not total:
         return dict(logs)
@@ -67,7 +66,7 @@ def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
         and (variable.dtype.is_floating or variable.dtype.is_integer)
     ]
     # Replicas that are still in a training step would wait in Horovod for this one, and it for them: told apart here.
-    control.barrier(CommGroup.DP_GROUP, name="the metrics at the end of an epoch or evaluation")
+    exchange.barrier(CommGroup.DP_GROUP, name="the metrics at the end of an epoch or evaluation")
     own = [variable.numpy() for variable in variables]
     sums = sum_over_replicas([tf.constant(value, v.dtype) for value, v in zip(own, variables, strict=True)], _STATES)
     for variable, value in zip(variables, sums, strict=True):

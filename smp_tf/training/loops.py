@@ -23,8 +23,7 @@ from smp_tf.announce import announce
 from smp_tf.batch.microbatches import count_samples
 from smp_tf.batch.output import StepOutput
 from smp_tf.errors import RankMismatchError, StepError
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.job.topology import CommGroup
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.loss_check.check import LossCheck, Numbers, check_gradient_uses, tell_unchecked, tell_written_weights
@@ -38,8 +37,7 @@ from smp_tf.steps.options import StepOptions
 from smp_tf.steps.program import SplitProgram
 from smp_tf.steps.step import Step
 from smp_tf.steps.trace import Handed, Retrace, StepTrace
-from smp_tf.training import keras_callbacks
-from smp_tf.training import logs as replica_logs
+from smp_tf.training import keras_callbacks, logs
 from smp_tf.training.agreement import agree_on_fit
 from smp_tf.training.callbacks import BroadcastInitialState, MetricAverage
 from smp_tf.training.loss_denominators import Denominators, Totals
@@ -139,7 +137,7 @@ class BatchFunction:
         except (StopIteration, tf.errors.OutOfRangeError) as error:
             end = error
         self._asked += 1
-        said = control.allgather_json(end is None, CommGroup.DP_GROUP, name=f"batch {self._asked} of the training")
+        said = exchange.allgather_json(end is None, CommGroup.DP_GROUP, name=f"batch {self._asked} of the training")
         if end is not None and not any(said):
             raise end
         if not all(said):
@@ -189,7 +187,7 @@ class BatchFunction:
         mine = _samples(batch)
         if self._traced or not self._joins_replicas or not runtime.current().config.check_losses:
             return [mine]
-        return list(control.allgather_json(mine, CommGroup.DP_GROUP, name=f"the first batch of {self._in_words}"))
+        return list(exchange.allgather_json(mine, CommGroup.DP_GROUP, name=f"the first batch of {self._in_words}"))
 
     @property
     def _joins_replicas(self) -> bool:
@@ -281,7 +279,7 @@ class BatchFunction:
             )
         results = self._gather(found["results"])
         if self._over_replicas and isinstance(results, dict):
-            return replica_logs.average(results, found["samples"].reduce_sum(), f"smp_logs_{self._method}")
+            return logs.average(results, found["samples"].reduce_sum(), f"smp_logs_{self._method}")
         return results
 
 

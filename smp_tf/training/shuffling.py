@@ -20,8 +20,7 @@ from typing import Any
 import tf_keras
 
 from smp_tf import tf_internals
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.job.topology import CommGroup
 
 
@@ -60,4 +59,4 @@ def shuffled_alike(arguments: Mapping[str, Any]) -> Iterator[None]:
 def _of_the_first_rank(value: Any) -> Any:
     """The first rank's of this replica."""
     first = runtime.current().topology.members(CommGroup.PP_GROUP)[0]
-    return control.broadcast_json(value, first, CommGroup.PP_GROUP, name="the order of a Sequence")
+    return exchange.broadcast_json(value, first, CommGroup.PP_GROUP, name="the order of a Sequence")

@@ -20,8 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.errors import RankMismatchError
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.content_hash import content_hash
 from smp_tf.variables.state import VariableState
@@ -103,7 +102,7 @@ def compare(left: Sequence[Mapping[str, Sequence[Any]]]) -> None:
     _State.left_out.clear()
     if not keys:
         return
-    taken = control.allgather_json(mine, name="what the script has assigned to variables of models")
+    taken = exchange.allgather_json(mine, name="what the script has assigned to variables of models")
     differences = [words for key in keys if (words := _difference(key, left, taken))]
     if differences:
         raise RankMismatchError(_in_words(differences))

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import tf_internals
-from smp_tf.variables import precedence as last_given
+from smp_tf.variables import precedence
 
 
 @dataclasses.dataclass
@@ -108,5 +108,5 @@ def set_initial_value(variable: Any, value: Callable[[], Any]) -> bool:
     if state is None or state.is_filled or state.owner is not None:
         return False
     state.initial_value, state.op_seeds = value, ()
-    last_given.note(variable)
+    precedence.note(variable)
     return True

@@ -22,8 +22,7 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 from smp_tf.errors import OwnershipError
-from smp_tf.variables import guarded as guarded_variables
-from smp_tf.variables import precedence as last_given
+from smp_tf.variables import guarded, precedence
 from smp_tf.variables.guarded import BuiltVariable, DeferredVariable
 from smp_tf.variables.state import Placement, VariableState
 
@@ -103,7 +102,7 @@ class VariableStore:
         if kwargs.get("initial_value") is None:
             return next_creator(**kwargs)
         initial_value = kwargs.pop("initial_value")
-        if not callable(initial_value) or guarded_variables.is_made_at_once():
+        if not callable(initial_value) or guarded.is_made_at_once():
             return make_script_variable(initial_value=initial_value, **kwargs)
         shape, dtype, op_seeds = _draw_seeds(initial_value)
         wanted = kwargs.get("dtype")
@@ -244,10 +243,10 @@ class VariableStore:
 
         Values that it gives to variables count as given now.
         """
-        moment = last_given.now()
+        moment = precedence.now()
 
         def put_off() -> None:
-            with last_given.as_of(moment):
+            with precedence.as_of(moment):
                 load()
 
         self._before_settling.append(put_off)

@@ -18,8 +18,7 @@ from smp_tf import tf_internals
 from smp_tf.job import runtime
 from smp_tf.job.topology import CommGroup
 from smp_tf.keras.patch import Patch
-from smp_tf.variables import fetch as gather
-from smp_tf.variables import foreign_values
+from smp_tf.variables import fetch, foreign_values
 from smp_tf.variables import store as variables
 
 
@@ -79,9 +78,9 @@ def values(wanted: Sequence[Any]) -> list[Any]:
     stages = [_stage_of(value) for value in wanted]
     names = [value.name for value, stage in zip(wanted, stages, strict=True) if stage is not None]
     more = f" and {len(names) - 1} more variables" if len(names) > 1 else ""
-    gather.meet(f"reading the value of {names[0]!r}{more} on every rank")
+    fetch.meet(f"reading the value of {names[0]!r}{more} on every rank")
     return [
-        value.numpy() if stage is None else _as_numpy(gather.told_by(ranks[stage], ranks, value, value.numpy))
+        value.numpy() if stage is None else _as_numpy(fetch.told_by(ranks[stage], ranks, value, value.numpy))
         for value, stage in zip(wanted, stages, strict=True)
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.keras import layers as keras_adapter
+from smp_tf.keras import layers
 from smp_tf.partition.graph.op_graph import Node, OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
@@ -25,7 +25,7 @@ def traced(
     """A step function, traced; layers announce their calls within the given models."""
 
     def scopes(recorder: Recorder) -> Any:
-        return keras_adapter.tag_layer_calls(recorder, lambda layer: any(layer is m for m in models))
+        return layers.tag_layer_calls(recorder, lambda layer: any(layer is m for m in models))
 
     return trace(function, specs, lambda body, tensors: body(*tensors), scopes=scopes, autograph=autograph)
 

@@ -31,7 +31,7 @@ from smp_tf.partition.split.step_outputs import Delivery
 from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
 from smp_tf.pipeline.planner import plan as planning
-from smp_tf.pipeline.planner import propose as proposal
+from smp_tf.pipeline.planner import proposal
 from smp_tf.pipeline.run.segment_function import SegmentFunction, build_segment_function
 from smp_tf.pipeline.run.stage_program import plan_program
 from smp_tf.pipeline.task import Kind, Program, Task

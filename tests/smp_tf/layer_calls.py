@@ -8,7 +8,7 @@ from typing import Any
 
 import smp_tf as smp
 from smp_tf import tf_internals
-from smp_tf.keras import layers as keras_adapter
+from smp_tf.keras import layers
 from smp_tf.variables.guarded import tracing_step
 from smp_tf.variables.model_context import set_step_being_traced
 
@@ -54,7 +54,7 @@ def calls_of(body: Callable[[], Any]) -> list[tuple[str, str, int | None]]:
         with (
             tf_internals.scratch_graph("step").as_default(),
             tracing_step(),
-            keras_adapter.tag_layer_calls(recorder, lambda layer: isinstance(layer, smp.DistributedModel)),
+            layers.tag_layer_calls(recorder, lambda layer: isinstance(layer, smp.DistributedModel)),
         ):
             body()
     finally:

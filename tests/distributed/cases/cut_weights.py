@@ -16,8 +16,8 @@ import smp_tf as smp
 from smp_tf.keras.optimizer_slots import innermost, slots
 from smp_tf.pipeline.run.reduction import parts_of
 from smp_tf.pipeline.run.stage_program import build_stage_program
-from smp_tf.replicas import reduce_scatter as sums_at_receivers
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.replicas import reduce_scatter
+from smp_tf.sharding import shares
 from tests.distributed.cases.sent_bytes import counted
 
 SAMPLES, WORDS, WIDTH = 12, 6001, 8
@@ -184,7 +184,7 @@ def fitted(optimizer: str, sparse: bool = False, round_bytes: int = 0, clips: bo
     net.compile(made, "mse")
     words = np.concatenate([batch(number) for number in range(4)])
     data = tf.data.Dataset.from_tensor_slices((words, np.ones([len(words), 2])))
-    limit = round_bytes or sums_at_receivers.MOST_BYTES
+    limit = round_bytes or reduce_scatter.MOST_BYTES
     # Of slices it is not known before how many there are.
     counting: Any = contextlib.nullcontext({}) if sparse else counted()
     # `smp_tf.step` is the decorator.
@@ -197,7 +197,7 @@ def fitted(optimizer: str, sparse: bool = False, round_bytes: int = 0, clips: bo
 
     with (
         counting as sent,
-        mock.patch.object(sums_at_receivers, "MOST_BYTES", limit),
+        mock.patch.object(reduce_scatter, "MOST_BYTES", limit),
         mock.patch.object(step, "build_stage_program", built),
     ):
         net.fit(data.batch(SAMPLES // smp.dp_size()), epochs=2, verbose=0)
@@ -234,6 +234,6 @@ def _found(net: Net, made: Any, sent: dict[str, int]) -> dict[str, Any]:
         "weights": {v.name: v.numpy() for v in net.local_trainable_variables},
         "slots": {v.name: s.shape.as_list() for v, name, s in known if name in ("m", "velocities", "momentums", "r")},
         "sent": sent,
-        "rows": {v.name: sharded_slots.rows_here(v, made) for v in net.local_trainable_variables},
+        "rows": {v.name: shares.rows_here(v, made) for v in net.local_trainable_variables},
         "bytes": sum(v.numpy().nbytes for v in variables if v.shape.rank),
     }

@@ -16,7 +16,7 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf.keras.optimizer_slots import slot_bytes_here
-from smp_tf.replicas import one_bit_errors as error_feedback
+from smp_tf.replicas import one_bit_errors
 from tests.distributed.cases.sharded_slots import Net, batch, stepped
 
 LENGTH, BATCH = 32, 16
@@ -164,7 +164,7 @@ def shares(warmup: int) -> dict[str, Any]:
     tf_keras.backend.set_floatx("float64")
     tf_keras.mixed_precision.set_global_policy("float64")
     net, optimizer, warm = Table(), smp.OneBitAdam(0.01, warmup_steps=warmup), {}
-    usual, error_feedback.MOST_BYTES = error_feedback.MOST_BYTES, 20
+    usual, one_bit_errors.MOST_BYTES = one_bit_errors.MOST_BYTES, 20
 
     @smp.step
     def step(x: tf.Tensor) -> Any:
@@ -185,7 +185,7 @@ def shares(warmup: int) -> dict[str, Any]:
             if number == warmup - 1:
                 warm = weights_of(net)
     finally:
-        error_feedback.MOST_BYTES = usual
+        one_bit_errors.MOST_BYTES = usual
     return {"warm": warm, "weights": weights_of(net), "place": [smp.mp_rank(), smp.dp_rank()]}
 
 

@@ -7,8 +7,7 @@ import numpy as np
 
 import smp_tf as smp
 from smp_tf.errors import AlreadyInitializedError, MessageError, RankMismatchError
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 
 
 def numbers() -> dict[str, Any]:
@@ -95,13 +94,13 @@ def agreements() -> dict[str, Any]:
 
     odd = smp.rank() == smp.size() - 1
     return {
-        "gathered": control.allgather_json([smp.rank()], name="numbers"),
-        "told": control.broadcast_json({"from": smp.rank()}, 1, name="one speaks"),
-        "some": control.allgather_json(smp.rank(), smp.get_mp_group(), name="a few"),
-        "equal": verdict(lambda: control.agree("the shape", {"x": [2, 3]})),
-        "differ": verdict(lambda: control.agree("the shape", {"x": [2, 4 if odd else 3]})),
-        "astray": verdict(lambda: control.barrier(name="here" if not odd else "there")),
-        "after": control.allgather_json(1, name="all is well again"),
+        "gathered": exchange.allgather_json([smp.rank()], name="numbers"),
+        "told": exchange.broadcast_json({"from": smp.rank()}, 1, name="one speaks"),
+        "some": exchange.allgather_json(smp.rank(), smp.get_mp_group(), name="a few"),
+        "equal": verdict(lambda: exchange.agree("the shape", {"x": [2, 3]})),
+        "differ": verdict(lambda: exchange.agree("the shape", {"x": [2, 4 if odd else 3]})),
+        "astray": verdict(lambda: exchange.barrier(name="here" if not odd else "there")),
+        "after": exchange.allgather_json(1, name="all is well again"),
     }
 
 
@@ -113,7 +112,7 @@ def too_late() -> dict[str, Any]:
         smp.recv_from(0)
         return {"words": "late"}
     try:
-        control.barrier(name="a meeting", timeout=0.5)
+        exchange.barrier(name="a meeting", timeout=0.5)
     except RankMismatchError as error:
         words = str(error)
     if smp.rank() == 0:

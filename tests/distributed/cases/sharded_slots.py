@@ -11,7 +11,7 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf.keras.optimizer_slots import slots
-from smp_tf.sharding import gather as gathered_shares
+from smp_tf.sharding import gather
 from smp_tf.variables.store import is_remote
 from tests.distributed.cases.sent_bytes import counted
 
@@ -105,11 +105,11 @@ def fitted() -> dict[str, Any]:
 
 def several_buckets() -> dict[str, Any]:
     """Weights that take several buckets, most of them larger than a bucket."""
-    usual, gathered_shares.MOST_BYTES = gathered_shares.MOST_BYTES, 300
+    usual, gather.MOST_BYTES = gather.MOST_BYTES, 300
     try:
         return weights_after_two_steps()
     finally:
-        gathered_shares.MOST_BYTES = usual
+        gather.MOST_BYTES = usual
 
 
 def weights_after_two_steps() -> dict[str, Any]:

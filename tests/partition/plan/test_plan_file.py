@@ -14,7 +14,7 @@ from smp_tf.partition.plan.plan import Plan, SharedVariable
 from smp_tf.partition.plan.plan_file import PlanFile, Planned, StoredPlan, to_store
 from smp_tf.partition.units.units import build_units
 from smp_tf.pipeline.planner.plan import PlacementRequest, units_of
-from smp_tf.pipeline.planner.propose import propose
+from smp_tf.pipeline.planner.proposal import propose
 
 from .op_graph_builder import chain_of_dense
 

@@ -8,7 +8,7 @@ from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.rewrite.measurements import leave_the_model
 from smp_tf.pipeline.planner.plan import PlacementRequest
-from smp_tf.pipeline.planner.propose import propose
+from smp_tf.pipeline.planner.proposal import propose
 from tests.partition.op_graph_builder import GraphBuilder
 
 

@@ -15,7 +15,7 @@ from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.plan_file import PlanFile, to_store
 from smp_tf.pipeline.planner import plan as planning
 from smp_tf.pipeline.planner.plan import PlacementRequest, cut, cut_into_units, prune
-from smp_tf.pipeline.planner.propose import propose
+from smp_tf.pipeline.planner.proposal import propose
 from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
 TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)

@@ -25,13 +25,12 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from smp_tf.checkpoint import files
-from smp_tf.checkpoint import leftovers as checkpoint_leftovers
+from smp_tf.checkpoint import files, leftovers
 from smp_tf.checkpoint import writing as checkpoint_writing
 from smp_tf.checkpoint.rotation import Rotation
 from smp_tf.checkpoint.survey import Item, Kind, Survey
 from smp_tf.job import runtime
-from smp_tf.variables import step_seeds as step_random
+from smp_tf.variables import step_seeds
 from tests.smp_tf.rank_threads import Ranks
 
 RANKS = 2
@@ -177,7 +176,7 @@ def check(directory: Path) -> int:
         read = {key: set(value.numpy().ravel()) for key, value in tensors}
         assert read == {key: {manifest.sequence} for key in ("model/0", "model/1", "number")}
     # What was interrupted goes with the next save, and nothing else.
-    checkpoint_leftovers.clean(str(directory), "ckpt", math.inf)
+    leftovers.clean(str(directory), "ckpt", math.inf)
     left = {path.relative_to(directory).as_posix().partition(".")[0] for path in directory.glob("mp_rank_*/*")}
     assert left == found.parts
     assert not list(directory.glob(".writing-*"))
@@ -189,7 +188,7 @@ def test_every_state_of_the_disk(again: str, journal: Journal, tmp_path: Path, m
     directory = tmp_path / "saved"
     ranks = Ranks(monkeypatch, RANKS, RANKS)
     monkeypatch.setattr(runtime, "current", ranks.current)
-    monkeypatch.setattr(step_random, "state", dict)
+    monkeypatch.setattr(step_seeds, "state", dict)
 
     assert ranks.run(lambda rank: save(directory, "ckpt-1", rank, 0)) == [None] * RANKS
     assert check(directory) == 0

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from smp_tf.checkpoint import files
-from smp_tf.checkpoint import leftovers as checkpoint_leftovers
+from smp_tf.checkpoint import files, leftovers
 
 pytestmark = pytest.mark.large
 
@@ -89,7 +88,7 @@ def test_every_moment(number: int | None, tmp_path: Path) -> None:
             assert manifest.sequence == read["value"] - 1
         seen.append((len(found.names), manifest.sequence))
         # What was interrupted is gone after the next save, and nothing else.
-        checkpoint_leftovers.clean(str(folder), "ckpt", math.inf)
+        leftovers.clean(str(folder), "ckpt", math.inf)
         parts = {path.name.split(".")[0] for path in folder.glob("mp_rank_*/*")}
         assert parts == {prefix.rpartition("/")[2] for prefix in found.parts}
         assert not list(folder.glob(".writing-*"))

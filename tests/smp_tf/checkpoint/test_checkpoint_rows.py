@@ -18,8 +18,8 @@ from smp_tf.checkpoint.rotation import Rotation
 from smp_tf.checkpoint.survey import Item, Kind, Survey
 from smp_tf.errors import CheckpointError
 from smp_tf.job import runtime
-from smp_tf.sharding import shares as sharded_slots
-from smp_tf.variables import step_seeds as step_random
+from smp_tf.sharding import shares
+from smp_tf.variables import step_seeds
 from tests.smp_tf.rank_threads import Ranks
 
 KERNEL = "model/kernel"
@@ -46,8 +46,8 @@ class Replicas:
         self._here = threading.local()
         self.surveys: dict[int, Survey] = {}
         monkeypatch.setattr(runtime, "current", self._ranks.current)
-        monkeypatch.setattr(step_random, "state", dict)
-        monkeypatch.setattr(step_random, "restore", lambda state: None)
+        monkeypatch.setattr(step_seeds, "state", dict)
+        monkeypatch.setattr(step_seeds, "restore", lambda state: None)
         monkeypatch.setattr(restore, "survey", lambda root: self._here.survey)
 
     def _survey(self, rank: int, value: Any) -> Survey:
@@ -179,9 +179,9 @@ class TestBeforeThereIsAnOptimizer:
 
     @pytest.fixture(autouse=True)
     def _shared(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sharded_slots, "are_shared", lambda: True)
-        monkeypatch.setattr(sharded_slots, "rows_here", lambda variable, optimizer: None)
-        monkeypatch.setattr(sharded_slots, "replica_of", lambda variable, optimizer: None)
+        monkeypatch.setattr(shares, "are_shared", lambda: True)
+        monkeypatch.setattr(shares, "rows_here", lambda variable, optimizer: None)
+        monkeypatch.setattr(shares, "replica_of", lambda variable, optimizer: None)
 
     @staticmethod
     def looked_at(monkeypatch: pytest.MonkeyPatch, replicas: int, *shape: int) -> list[Any]:
@@ -207,13 +207,13 @@ class TestBeforeThereIsAnOptimizer:
         assert self.looked_at(monkeypatch, 2, 10, 4) == [{SLOT: None}] * 2
 
     def test_one_that_keeps_all_looks_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sharded_slots, "replica_of", lambda variable, optimizer: 0)
+        monkeypatch.setattr(shares, "replica_of", lambda variable, optimizer: 0)
         assert self.looked_at(monkeypatch, 1) == [{SLOT: None}]
 
     def test_those_that_share_nothing_look_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sharded_slots, "are_shared", lambda: False)
+        monkeypatch.setattr(shares, "are_shared", lambda: False)
         assert self.looked_at(monkeypatch, 2) == [{SLOT: None}] * 2
 
     def test_rows_that_are_known_are_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sharded_slots, "rows_here", lambda variable, optimizer: (2, 7))
+        monkeypatch.setattr(shares, "rows_here", lambda variable, optimizer: (2, 7))
         assert self.looked_at(monkeypatch, 1) == [{SLOT: (2, 7)}]

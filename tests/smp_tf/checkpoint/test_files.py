@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from smp_tf.checkpoint import files
-from smp_tf.checkpoint import leftovers as checkpoint_leftovers
+from smp_tf.checkpoint import files, leftovers
 from smp_tf.checkpoint import manifest as checkpoint_manifest
 from smp_tf.checkpoint.manifest import Manifest, StoredTensor
 from smp_tf.errors import CheckpointError
@@ -272,7 +271,7 @@ class TestDeletion:
         ]
         for name in (*kept[-6:], *left):
             (tmp_path / name).touch()
-        checkpoint_leftovers.clean(str(tmp_path), "ckpt", math.inf)
+        leftovers.clean(str(tmp_path), "ckpt", math.inf)
         assert names(tmp_path) == sorted(kept)
 
     def test_of_left_overs_waits_until_nobody_has_written_to_the_save_for_long(self, tmp_path: Path) -> None:
@@ -284,9 +283,9 @@ class TestDeletion:
         for name in (*old, *young):
             (tmp_path / name).touch()
             os.utime(tmp_path / name, (100.0, 200.0 if name == young[1] else 100.0))
-        checkpoint_leftovers.clean(str(tmp_path), "ckpt", 100.0)
+        leftovers.clean(str(tmp_path), "ckpt", 100.0)
         assert len(names(tmp_path)) == 4
-        checkpoint_leftovers.clean(str(tmp_path), "ckpt", 200.0)
+        leftovers.clean(str(tmp_path), "ckpt", 200.0)
         assert names(tmp_path) == sorted(young)
 
     def test_of_left_overs_goes_through_no_link(self, tmp_path: Path) -> None:
@@ -294,14 +293,14 @@ class TestDeletion:
         (tmp_path / "outside" / "ckpt-1-11111111.index").touch()
         (tmp_path / "saved").mkdir()
         (tmp_path / "saved" / "mp_rank_0").symlink_to(tmp_path / "outside")
-        checkpoint_leftovers.clean(str(tmp_path / "saved"), "ckpt", math.inf)
+        leftovers.clean(str(tmp_path / "saved"), "ckpt", math.inf)
         assert names(tmp_path / "outside") == ["ckpt-1-11111111.index"]
 
     def test_of_left_overs_waits_while_a_manifest_is_damaged(self, tmp_path: Path) -> None:
         save(tmp_path)
         (tmp_path / "ckpt-1.json").write_text("{")
         before = names(tmp_path)
-        checkpoint_leftovers.clean(str(tmp_path), "ckpt", math.inf)
+        leftovers.clean(str(tmp_path), "ckpt", math.inf)
         assert names(tmp_path) == before
 
     def test_of_one_part(self, tmp_path: Path) -> None:
@@ -318,7 +317,7 @@ def test_the_same_number_again_replaces_the_manifest_and_touches_no_file_of_the_
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     manifest = files.read_manifest(str(tmp_path), "ckpt-1")
     assert dict(files.read_tensors(str(tmp_path), manifest, ["b/c"]))["b/c"].numpy() == 8
-    checkpoint_leftovers.clean(str(tmp_path), "ckpt", math.inf)
+    leftovers.clean(str(tmp_path), "ckpt", math.inf)
     assert not set(before) & set(names(tmp_path))
 
 

@@ -17,9 +17,8 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf import announce as announcing
 from smp_tf.checkpoint import files as checkpoint_files
-from smp_tf.checkpoint import folder_lock, restore
+from smp_tf.checkpoint import folder_lock, restore, writing
 from smp_tf.checkpoint import manager as checkpointing
-from smp_tf.checkpoint import writing as checkpoint_writing
 from smp_tf.errors import CheckpointError, RankMismatchError
 
 pytestmark = pytest.mark.large
@@ -145,7 +144,7 @@ class TestManager:
 
     def test_keeps_one_in_so_many_hours_for_good(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [0.0]
-        for module in (checkpointing, checkpoint_writing):
+        for module in (checkpointing, writing):
             monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now[0]))
         value = tf.Variable(0)
         checkpoint = tf.train.Checkpoint(value=value)

@@ -13,8 +13,8 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf.checkpoint.survey import Kind, survey, variable_of_slot
-from smp_tf.keras import optimizer_slots as optimizer_state
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.keras import optimizer_slots
+from smp_tf.sharding import shares
 
 X = np.ones([4, 3], np.float32)
 
@@ -151,8 +151,8 @@ def test_slots_of_a_weight_that_is_cut_are_of_rows(init: Callable[..., None], mo
         (cut, "scale", tf.Variable(1.0)),
         (whole, "momentum", tf.Variable(tf.zeros([4, 3]))),
     ]
-    monkeypatch.setattr(optimizer_state, "slots", lambda optimizer, variables: slots)
-    monkeypatch.setattr(sharded_slots, "rows_here", lambda variable, optimizer: (1, 3) if variable is cut else None)
+    monkeypatch.setattr(optimizer_slots, "slots", lambda optimizer, variables: slots)
+    monkeypatch.setattr(shares, "rows_here", lambda variable, optimizer: (1, 3) if variable is cut else None)
     items = survey(tf.train.Checkpoint(model=model, optimizer=optimizer)).items
     found = {key: i for key, i in items.items() if i.kind is Kind.SLOT}
     # What is not of the weight's shape is the same on every replica that has it.

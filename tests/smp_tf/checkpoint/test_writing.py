@@ -18,8 +18,7 @@ from smp_tf.checkpoint.rotation import Rotation, delete_series
 from smp_tf.errors import CheckpointError, RankMismatchError
 from smp_tf.files import durable_files
 from smp_tf.job import runtime
-from smp_tf.variables import assigned_values
-from smp_tf.variables import step_seeds as step_random
+from smp_tf.variables import assigned_values, step_seeds
 from tests.smp_tf.checkpoint.test_checkpoint_cuts import RANKS, save, survey_of
 from tests.smp_tf.rank_threads import Ranks
 
@@ -35,7 +34,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Save]:
     """Saves on two ranks into tmp_path; what each of them raises, "" for nothing."""
     ranks = Ranks(monkeypatch, RANKS, RANKS)
     monkeypatch.setattr(runtime, "current", ranks.current)
-    monkeypatch.setattr(step_random, "state", dict)
+    monkeypatch.setattr(step_seeds, "state", dict)
     monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)
 
     def run(name: str, value: int = 0) -> list[str]:
@@ -149,7 +148,7 @@ def test_what_ranks_have_assigned_is_compared_before_anything_is_written(
     """Bug: in a loop of the script's own that saves checkpoints alone, what one rank set was dropped without a word."""
     ranks = Ranks(monkeypatch, RANKS, RANKS)
     monkeypatch.setattr(runtime, "current", ranks.current)
-    monkeypatch.setattr(step_random, "state", dict)
+    monkeypatch.setattr(step_seeds, "state", dict)
     left_out: Any = {"0 net/kernel": (1, "hash", 1)}
     monkeypatch.setattr(assigned_values, "left_out", lambda: left_out if ranks.current().topology.rank == 0 else {})
     raised = ranks.run(lambda rank: save(tmp_path, "ckpt-1", rank, 0))

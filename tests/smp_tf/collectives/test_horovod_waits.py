@@ -16,7 +16,7 @@ from horovod.tensorflow import mpi_ops
 from smp_tf.collectives import horovod_waits
 from smp_tf.job import runtime
 from smp_tf.ops import collective
-from smp_tf.replicas import sums as data_parallel
+from smp_tf.replicas import sums
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -106,7 +106,7 @@ def test_an_op_in_a_function_is_noted_when_that_runs(noted: list[str]) -> None:
 
 
 def test_smp_tfs_own_have_one_name(noted: list[str]) -> None:
-    data_parallel.collective(hvd.allgather, tf.ones([2]), name="own")
+    sums.collective(hvd.allgather, tf.ones([2]), name="own")
     assert noted == ["to own", "through own"]
 
 
@@ -156,4 +156,4 @@ def test_smp_tf_calls_horovods_collectives_through_one_door() -> None:
                     if id(node) not in handed and place not in EXCEPTIONS:
                         found.append(f"{place}: {ast.unparse(node)}, line {node.lineno}")
     assert seen >= 8
-    assert found == [], "call data_parallel.collective(hvd.X, ...), or note here why nobody has to watch"
+    assert found == [], "call sums.collective(hvd.X, ...), or note here why nobody has to watch"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smp_tf.config import files as config_file
+from smp_tf.config import files
 from smp_tf.config.config import ENVIRONMENT_VARIABLE, KEYS, Config, load_config
 from smp_tf.config.files import read_mapping
 from smp_tf.errors import ConfigError
@@ -438,7 +438,7 @@ def test_many_keys_are_counted_once():
             counted.append(name)
             return super().count(name)
 
-    config_file._refuse_twins(Noted(map(str, range(10))), "the file a.json")
+    files._refuse_twins(Noted(map(str, range(10))), "the file a.json")
     assert counted == []
 
 

@@ -9,18 +9,18 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.errors import StepError
-from smp_tf.gradients import agreement as alike_averages
+from smp_tf.gradients import agreement
 from smp_tf.gradients.agreement import NOTHING, OF_A_STEP, SOMETHING, ZEROS
 from smp_tf.gradients.average import average_gradients
 from smp_tf.replicas import gradient_marks
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.sharding import shares
 
 #: Of three replicas, the first updates a weight of the shape of what is in place 0.
 OWNERS = np.array([[True, False, False], [False, False, False]])
 
 
 def problem(*lists: list[int]) -> str:
-    return alike_averages._problem(np.array([n for said in lists for n in (len(said), *said)]), OWNERS)
+    return agreement._problem(np.array([n for said in lists for n in (len(said), *said)]), OWNERS)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ class TestAverages:
 
     @pytest.fixture(autouse=True)
     def apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sharded_slots, "are_received_apart", lambda: True)
-        monkeypatch.setattr(sharded_slots, "owners_of_shape", lambda tensor: {0} if tensor.shape == [2] else set())
+        monkeypatch.setattr(shares, "are_received_apart", lambda: True)
+        monkeypatch.setattr(shares, "owners_of_shape", lambda tensor: {0} if tensor.shape == [2] else set())
 
     def test_those_of_the_scripts_own_variables_are_averaged(self, reduced: list[dict[str, Any]]) -> None:
         (average,) = average_gradients([tf.constant([1.0])])

@@ -14,7 +14,7 @@ from tf_keras import layers
 
 import smp_tf as smp
 from smp_tf.checkpoint.survey import Kind, survey
-from smp_tf.keras import optimizer_slots as optimizer_state
+from smp_tf.keras import optimizer_slots
 from tests.full_only import params
 
 pytestmark = pytest.mark.large
@@ -212,7 +212,7 @@ def test_a_loss_scale_comes_back_with_its_count_of_good_steps(init: Callable[...
 
 
 def slots_of(optimizer: Any, variables: list[tf.Variable]) -> list[tuple[str, str]]:
-    found = optimizer_state.slots(optimizer, variables)
+    found = optimizer_slots.slots(optimizer, variables)
     return [(variable.name, slot_name) for variable, slot_name, _ in found]
 
 
@@ -224,10 +224,10 @@ def test_slots_are_found_whatever_the_order_the_optimizer_was_built_in() -> None
         ("a:0", "r"), ("a:0", "c"), ("a:0", "v"),
         ("b:0", "r"), ("b:0", "c"), ("b:0", "v"),
     ]  # fmt: skip
-    found = {(v.name, n): slot for v, n, slot in optimizer_state.slots(optimizer, [a, b])}
+    found = {(v.name, n): slot for v, n, slot in optimizer_slots.slots(optimizer, [a, b])}
     assert found["b:0", "c"] is optimizer._c[0]
     assert found["a:0", "v"] is optimizer._v[1]
-    assert optimizer_state.count_of_variables(optimizer) == 2
+    assert optimizer_slots.count_of_variables(optimizer) == 2
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if "legacy" not in name])
@@ -243,12 +243,12 @@ def test_slots_are_added_and_dropped_as_if_the_optimizer_had_been_built_so(name:
         optimizer.build(made[kind] if kind == "at once" else [first] if kind == "added" else [second, first])
         update(optimizer, [first])
         if kind == "added":
-            optimizer_state.add_slots(optimizer, second)
+            optimizer_slots.add_slots(optimizer, second)
         if kind == "dropped":
-            optimizer_state.drop_slots(optimizer, second)
-            assert {id(v) for v, _, _ in optimizer_state.slots(optimizer, made[kind])} <= {id(first)}
+            optimizer_slots.drop_slots(optimizer, second)
+            assert {id(v) for v, _, _ in optimizer_slots.slots(optimizer, made[kind])} <= {id(first)}
         update(optimizer, [first] if kind == "dropped" else made[kind])
-        assert optimizer_state.count_of_variables(optimizer) == (1 if kind == "dropped" else 2)
+        assert optimizer_slots.count_of_variables(optimizer) == (1 if kind == "dropped" else 2)
         return made[kind]
 
     wanted, added, dropped = trained("at once"), trained("added"), trained("dropped")
@@ -266,15 +266,15 @@ def test_where_another_replica_is_to_have_slots_an_optimizer_stays_as_it_was(
     optimizer = new.Adam(0.05)
     if is_built:
         optimizer.build([first])
-    before = slots_of(optimizer, [first, second]), optimizer_state.count_of_variables(optimizer)
+    before = slots_of(optimizer, [first, second]), optimizer_slots.count_of_variables(optimizer)
     with monkeypatch.context() as patched:
         # What stands in its place makes none.
         patched.setattr(type(optimizer), "build", lambda self, weights: None)
-        assert not optimizer_state.add_slots(optimizer, second)
-    assert (slots_of(optimizer, [first, second]), optimizer_state.count_of_variables(optimizer)) == before
+        assert not optimizer_slots.add_slots(optimizer, second)
+    assert (slots_of(optimizer, [first, second]), optimizer_slots.count_of_variables(optimizer)) == before
     if not is_built:
         optimizer.build([first])
-    assert optimizer_state.add_slots(optimizer, second)
+    assert optimizer_slots.add_slots(optimizer, second)
     optimizer.apply_gradients([(tf.ones_like(v), v) for v in (first, second)])
     assert slots_of(optimizer, [second]) == [("second:0", "momentums"), ("second:0", "velocities")]
 
@@ -282,35 +282,35 @@ def test_where_another_replica_is_to_have_slots_an_optimizer_stays_as_it_was(
 def test_slots_of_a_legacy_optimizer_are_those_of_the_variables_that_were_updated() -> None:
     a, b = tf.Variable([1.0], name="a"), tf.Variable([1.0], name="b")
     optimizer = legacy.RMSprop(momentum=0.5)
-    assert not optimizer_state.has_slots(optimizer)
+    assert not optimizer_slots.has_slots(optimizer)
     optimizer.apply_gradients([(tf.constant([1.0]), b)])
     assert slots_of(optimizer, [a, b]) == [("b:0", "rms"), ("b:0", "momentum")]
-    assert optimizer_state.has_slots(optimizer)
+    assert optimizer_slots.has_slots(optimizer)
 
 
 def test_looking_at_an_optimizer_before_it_is_built_hides_nothing_later() -> None:
     """Keras keeps the first answer to what an optimizer tracks."""
     optimizer = new.Nadam()
-    assert sorted(optimizer_state.children(optimizer)) == ["_iterations", "_learning_rate"]
+    assert sorted(optimizer_slots.children(optimizer)) == ["_iterations", "_learning_rate"]
     optimizer.build([tf.Variable([1.0])])
     # Neither from others that look after us, nor from us when others have looked before.
     assert "_u_product" in tf.train.TrackableView.children(optimizer)
     other = new.Nadam()
     tf.train.TrackableView.children(other)
     other.build([tf.Variable([1.0])])
-    assert sorted(optimizer_state.children(other)) == ["_iterations", "_learning_rate", "_u_product"]
+    assert sorted(optimizer_slots.children(other)) == ["_iterations", "_learning_rate", "_u_product"]
 
 
 def test_an_optimizer_with_nothing_to_do_here_is_ready_and_has_no_slots() -> None:
     optimizer = legacy.Adam()
-    assert not optimizer_state.is_ready(optimizer)
-    assert optimizer_state.report(optimizer, built=False)
-    assert optimizer_state.is_ready(optimizer)
-    assert not optimizer_state.has_slots(optimizer)
-    assert not optimizer_state.report(optimizer, built=False)
-    assert optimizer_state.report(optimizer, built=True)
-    assert not optimizer_state.report(optimizer, built=False)
-    assert optimizer_state.has_slots(optimizer)
+    assert not optimizer_slots.is_ready(optimizer)
+    assert optimizer_slots.report(optimizer, built=False)
+    assert optimizer_slots.is_ready(optimizer)
+    assert not optimizer_slots.has_slots(optimizer)
+    assert not optimizer_slots.report(optimizer, built=False)
+    assert optimizer_slots.report(optimizer, built=True)
+    assert not optimizer_slots.report(optimizer, built=False)
+    assert optimizer_slots.has_slots(optimizer)
 
 
 @pytest.mark.parametrize(
@@ -326,10 +326,10 @@ def test_an_optimizer_with_nothing_to_do_here_is_ready_and_has_no_slots() -> Non
     ],
 )
 def test_how_many_slots_an_optimizer_will_have_is_known_before_it_has_any(optimizer: Any, slots: float) -> None:
-    before = set(optimizer_state._reported)
-    assert optimizer_state.slots_of(optimizer) == slots
-    assert not optimizer_state.has_slots(optimizer)
-    assert set(optimizer_state._reported) <= before
+    before = set(optimizer_slots._reported)
+    assert optimizer_slots.slots_of(optimizer) == slots
+    assert not optimizer_slots.has_slots(optimizer)
+    assert set(optimizer_slots._reported) <= before
 
 
 def test_of_an_optimizer_that_cannot_be_copied_nothing_is_known() -> None:
@@ -337,4 +337,4 @@ def test_of_an_optimizer_that_cannot_be_copied_nothing_is_known() -> None:
         def __init__(self, rate: float) -> None:
             super().__init__("mine")
 
-    assert optimizer_state.slots_of(Mine(0.1)) is None
+    assert optimizer_slots.slots_of(Mine(0.1)) is None

@@ -23,7 +23,7 @@ from smp_tf.job import runtime
 from smp_tf.job.channel import ControlChannel
 from smp_tf.job.topology import Grid
 from smp_tf.model import saving, tf_checkpoint
-from smp_tf.variables import fetch as gather
+from smp_tf.variables import fetch
 from smp_tf.watch.deadlock import DeadlockWatch
 
 pytestmark = pytest.mark.large
@@ -237,9 +237,9 @@ def test_weights_of_other_types_and_shapes_keep_their_bits(tmp_path: Path) -> No
     "variable", [tf.Variable([1.5, 2.5]), tf.Variable(3, dtype=tf.int64), tf.Variable(tf.zeros([2, 0]))]
 )
 def test_bytes_sent_become_the_value_again(variable: tf.Variable) -> None:
-    sent = gather.as_bytes(variable)
+    sent = fetch.as_bytes(variable)
     assert sent.dtype == np.uint8
-    again = gather.as_tensor(memoryview(sent.tobytes()), variable)
+    again = fetch.as_tensor(memoryview(sent.tobytes()), variable)
     assert (again.dtype, again.shape) == (variable.dtype, variable.shape)
     assert again.numpy().tolist() == variable.numpy().tolist()
 

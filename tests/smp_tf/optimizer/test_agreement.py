@@ -12,8 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf.config.config import Config
-from smp_tf.job import exchange as control
-from smp_tf.job import runtime
+from smp_tf.job import exchange, runtime
 from smp_tf.optimizer.agreement import plain, require_equal_optimizers
 
 
@@ -68,7 +67,7 @@ def running(replicas: int, **config: Any) -> Any:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What replicas were asked to agree on."""
     found: list[Any] = []
-    monkeypatch.setattr(control, "agree", lambda name, value, group, hint: found.append(value))
+    monkeypatch.setattr(exchange, "agree", lambda name, value, group, hint: found.append(value))
     return found
 
 

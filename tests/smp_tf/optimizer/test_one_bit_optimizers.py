@@ -16,10 +16,9 @@ import smp_tf as smp
 from smp_tf.config.config import Config
 from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.job import runtime
-from smp_tf.keras import optimizer_slots as optimizer_state
-from smp_tf.optimizer import one_bit as one_bit_optimizer
-from smp_tf.replicas import one_bit_errors as error_feedback
-from smp_tf.replicas import sums as data_parallel
+from smp_tf.keras import optimizer_slots
+from smp_tf.optimizer import one_bit
+from smp_tf.replicas import one_bit_errors, sums
 from smp_tf.replicas.one_bit_sums import BLOCK
 from tests.smp_tf.exchanging_threads import Replicas
 
@@ -133,10 +132,10 @@ class Threads:
         monkeypatch.setattr(runtime, "current", current)
         monkeypatch.setattr(runtime, "current_or_none", current)
         # What they say of their steps; a test of that has replicas that differ.
-        monkeypatch.setattr(one_bit_optimizer, "allgather_json", lambda own, *given, **named: [own] * REPLICAS)
-        monkeypatch.setattr(data_parallel, "exchange_of", lambda *given: self.replicas.exchange(rank()))
+        monkeypatch.setattr(one_bit, "allgather_json", lambda own, *given, **named: [own] * REPLICAS)
+        monkeypatch.setattr(sums, "exchange_of", lambda *given: self.replicas.exchange(rank()))
         monkeypatch.setattr(
-            data_parallel,
+            sums,
             "sum_gradients",
             lambda tensors, name, handles: [tf.add_n(self.replicas.told(rank(), tensor)) for tensor in tensors],
         )
@@ -180,7 +179,7 @@ def test_replicas_train_as_the_papers_say_and_stay_equal(
     threads: Threads, name: str, several_groups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if several_groups:
-        monkeypatch.setattr(error_feedback, "MOST_BYTES", 8)
+        monkeypatch.setattr(one_bit_errors, "MOST_BYTES", 8)
     optimizers = [MAKERS[name]() for _ in range(REPLICAS)]
 
     def run(replica: int) -> list[list[np.ndarray]]:
@@ -236,7 +235,7 @@ def test_replicas_at_other_steps_are_refused_at_the_first_use(
         asked.append(name)
         return [own, other]
 
-    monkeypatch.setattr(one_bit_optimizer, "allgather_json", allgather)
+    monkeypatch.setattr(one_bit, "allgather_json", allgather)
     optimizer = MAKERS["adam"]()
 
     def apply(replica: int) -> None:
@@ -295,9 +294,9 @@ def test_a_weight_of_open_shape_is_refused(threads: Threads) -> None:
 
 def test_slots_and_errors_are_counted(threads: Threads, keras_defaults: None) -> None:
     """Errors take as much as a weight, and the part that a replica averages."""
-    assert optimizer_state.slots_of(smp.OneBitAdam()) == 2.0
-    assert optimizer_state.slots_of(smp.OneBitLAMB()) == 3.0
-    assert threads.run(lambda replica: optimizer_state.slots_of(smp.OneBitAdam())) == [3.5, 3.5]
+    assert optimizer_slots.slots_of(smp.OneBitAdam()) == 2.0
+    assert optimizer_slots.slots_of(smp.OneBitLAMB()) == 3.0
+    assert threads.run(lambda replica: optimizer_slots.slots_of(smp.OneBitAdam())) == [3.5, 3.5]
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -306,7 +305,7 @@ def test_slots_are_saved_and_errors_are_not(threads: Threads, name: str) -> None
         optimizer, weight = MAKERS[name](), tf.Variable([1.0, 2.0])
         optimizer.apply_gradients([(tf.constant([1.0, 0.5]), weight)])
         assert optimizer.error_feedback.nbytes
-        return sorted(slot for _, slot, _ in optimizer_state.slots(optimizer, [weight])), len(optimizer.variables)
+        return sorted(slot for _, slot, _ in optimizer_slots.slots(optimizer, [weight])), len(optimizer.variables)
 
     more = ["coefficients", "factors", "fresh"] if name == "lamb" else []
     # And the steps.

@@ -15,8 +15,8 @@ from smp_tf.errors import MemoryLimitError, PlacementError, RankMismatchError
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.pipeline.planner import plan as planning
-from smp_tf.pipeline.planner import propose as proposal
-from smp_tf.planning import agreement as plan_agreement
+from smp_tf.pipeline.planner import proposal
+from smp_tf.planning import agreement
 from tests.partition.op_graph_builder import chain_of_dense
 
 from .rank_threads import Ranks
@@ -30,8 +30,8 @@ SLOW_FIRST = {"net/dense_0": (0.9, 0.9), **{f"net/dense_{n}": (0.1, 0.1) for n i
 def four(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Two replicas, of ranks 0 and 1 and of ranks 2 and 3."""
     ranks = Ranks(monkeypatch, 4, 2)
-    monkeypatch.setattr(plan_agreement, "runtime", SimpleNamespace(current=lambda: ranks._here.runtime))
-    monkeypatch.setattr(plan_agreement, "step_random", SimpleNamespace(decide_seed=lambda seed: None))
+    monkeypatch.setattr(agreement, "runtime", SimpleNamespace(current=lambda: ranks._here.runtime))
+    monkeypatch.setattr(agreement, "step_random", SimpleNamespace(decide_seed=lambda seed: None))
     return ranks
 
 
@@ -48,9 +48,7 @@ def agree(
         return proposal.propose(graph, request if like is None else request.like(like), owners)
 
     propose = propose or planned
-    return plan_agreement.agree_on_plan(
-        "train", arguments, graph, propose, {}, everywhere=everywhere, known_as="train/0"
-    )
+    return agreement.agree_on_plan("train", arguments, graph, propose, {}, everywhere=everywhere, known_as="train/0")
 
 
 def with_other_op(graph: OpGraph) -> OpGraph:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from smp_tf.planning import earlier_steps as placed_before
+from smp_tf.planning import earlier_steps
 from smp_tf.variables.store import VariableStore
 
 pytestmark = pytest.mark.usefixtures("keras_defaults")
@@ -28,18 +28,18 @@ def lowered() -> Any:
 def test_a_step_goes_by_what_was_decided(lowered: Any) -> None:
     """Bug: a layer that no step had used counted as placed, and later steps were refused for it."""
     used = {0, 1, 2}
-    assert placed_before.chunks_of(lowered, used) == {0: 0, 1: 1}
-    assert not placed_before.are_decided(lowered, used)
-    assert placed_before.placement(lowered, used) == (0, 1)
+    assert earlier_steps.chunks_of(lowered, used) == {0: 0, 1: 1}
+    assert not earlier_steps.are_decided(lowered, used)
+    assert earlier_steps.placement(lowered, used) == (0, 1)
 
 
 def test_a_variable_that_the_step_does_not_use_is_nothing_to_go_by(lowered: Any) -> None:
-    assert placed_before.chunks_of(lowered, {1}) == {1: 1}
-    assert placed_before.are_decided(lowered, {0, 1})
+    assert earlier_steps.chunks_of(lowered, {1}) == {1: 1}
+    assert earlier_steps.are_decided(lowered, {0, 1})
 
 
 def test_a_step_that_uses_only_what_is_kept_goes_by_that_unless_it_has_a_plan(lowered: Any) -> None:
-    assert placed_before.chunks_of(lowered, {2}) == {2: 1}
-    assert placed_before.placement(lowered, {2}) == (0, 1)
-    assert not placed_before.are_decided(lowered, {2})
-    assert placed_before.chunks_of(lowered, {2}, decided_only=True) == {}
+    assert earlier_steps.chunks_of(lowered, {2}) == {2: 1}
+    assert earlier_steps.placement(lowered, {2}) == (0, 1)
+    assert not earlier_steps.are_decided(lowered, {2})
+    assert earlier_steps.chunks_of(lowered, {2}, decided_only=True) == {}

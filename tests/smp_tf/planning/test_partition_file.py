@@ -18,7 +18,7 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.plan_file import PlanFile, StoredPlan, to_store
 from smp_tf.pipeline.planner.plan import PlacementRequest
-from smp_tf.pipeline.planner.propose import propose
+from smp_tf.pipeline.planner.proposal import propose
 from smp_tf.planning import partition_file
 from tests.partition.op_graph_builder import chain_of_dense
 

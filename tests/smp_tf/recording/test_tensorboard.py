@@ -7,7 +7,7 @@ from typing import Any
 
 from smp_tf import tf_internals
 from smp_tf.pipeline.measure.recorded import waits_of
-from smp_tf.recording import tensorboard as timeline_tensorboard
+from smp_tf.recording import tensorboard
 from tests.smp_tf.recording.test_timeline_file import records
 
 
@@ -32,7 +32,7 @@ def test_every_rank_is_a_host_with_its_tasks_and_messages(tmp_path: Path) -> Non
         stale = tmp_path / "plugins" / "profile" / "timeline" / f"rank_{record.rank}.SSTABLE"
         stale.parent.mkdir(parents=True, exist_ok=True)
         stale.write_text("of an earlier recording")
-        file = timeline_tensorboard.write(tmp_path, record)
+        file = tensorboard.write(tmp_path, record)
         assert file == stale.with_suffix(".xplane.pb")
         assert [path.name for path in file.parent.glob(f"rank_{record.rank}*")] == [file.name]
         space = tf_internals.XSpace.FromString(file.read_bytes())
@@ -52,7 +52,7 @@ def test_every_rank_is_a_host_with_its_tasks_and_messages(tmp_path: Path) -> Non
 
 
 def test_what_is_told_of_a_message() -> None:
-    [plane] = timeline_tensorboard.space_of(records()[1]).planes
+    [plane] = tensorboard.space_of(records()[1]).planes
     [line] = [line for line in plane.lines if line.name == "edge 2 to rank 0"]
     told = {plane.stat_metadata[stat.metadata_id].name: stat.int64_value for stat in line.events[0].stats}
     assert told == {"step": 10, "bytes": 64}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from smp_tf.replicas import sums as data_parallel
+from smp_tf.replicas import sums
 from smp_tf.replicas.sparse_sums import sum_of_slices
 
 
@@ -40,7 +40,7 @@ def test_beside_a_gpu_gathered_slices_of_a_row_are_added_up_on_the_host(
 
     @tf.function
     def total(given: tf.IndexedSlices) -> tf.IndexedSlices:
-        return sum_of_slices(given, "g", [data_parallel.order().handle])
+        return sum_of_slices(given, "g", [sums.order().handle])
 
     given = slices(7, 3, 3, dtype=dtype)
     found = total(given)
@@ -69,7 +69,7 @@ def test_a_function_chooses_as_it_runs_and_knows_what_shapes_come(reduced: list[
     @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32)])
     def total(values: tf.Tensor, indices: tf.Tensor) -> Any:
         given = tf.IndexedSlices(values, indices, tf.constant([10, 2]))
-        found = sum_of_slices(given, "g", [data_parallel.order().handle])
+        found = sum_of_slices(given, "g", [sums.order().handle])
         shapes.append((found.values.shape.as_list(), found.indices.shape.as_list()))
         return found.indices
 
@@ -109,7 +109,7 @@ def test_what_is_less_depends_on_how_it_is_sent(
         return tf.concat([rows[:1]] * 3, 0)
 
     monkeypatch.setattr(hvd, "alltoall", alltoall)
-    monkeypatch.setattr(data_parallel.runtime.current().config, "gradient_compression", kind)
+    monkeypatch.setattr(sums.runtime.current().config, "gradient_compression", kind)
     total = sum_of_slices(slices(*[5] * count, dtype=dtype), "g")
     assert names(reduced)[1:] == way
     assert total.values.dtype == dtype
@@ -122,7 +122,7 @@ def test_rows_that_were_touched_have_no_scale_in_common_with_their_values(
     import horovod.tensorflow as hvd
 
     monkeypatch.setattr(hvd, "alltoall", lambda rows, **kwargs: tf.concat([rows[-1:]] * 3, 0))
-    monkeypatch.setattr(data_parallel.runtime.current().config, "gradient_compression", "fp16")
+    monkeypatch.setattr(sums.runtime.current().config, "gradient_compression", "fp16")
     small = tf.IndexedSlices(tf.fill([30, 2], 1e-11), tf.constant([9] * 30), tf.constant([10, 2]))
     total = sum_of_slices(small, "g")
     assert total.indices.numpy().tolist() == [9]

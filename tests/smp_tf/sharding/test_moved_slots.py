@@ -10,10 +10,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from smp_tf.keras import optimizer_slots as optimizer_state
-from smp_tf.sharding import moved_slots
-from smp_tf.sharding import shares as sharded_slots
-from smp_tf.variables import fetch as gather
+from smp_tf.keras import optimizer_slots
+from smp_tf.sharding import moved_slots, shares
+from smp_tf.variables import fetch
 
 KEEPER = 1
 MOMENTUMS, VELOCITIES = np.arange(8.0, dtype=np.float32).reshape(4, 2), np.ones([4, 2], np.float32)
@@ -49,9 +48,9 @@ def test_a_replica_takes_its_share_of_slots_that_come_whole(
     optimizer.build([main])
     moved_slots.note_use(optimizer)
     sent = Sent(moved_slots._number_of[optimizer])
-    monkeypatch.setattr(gather, "transport", lambda: sent)
-    monkeypatch.setattr(sharded_slots, "rows_here", lambda variable, optimizer: rows)
-    monkeypatch.setattr(sharded_slots, "is_updated_elsewhere", lambda variable, optimizer: is_elsewhere)
+    monkeypatch.setattr(fetch, "transport", lambda: sent)
+    monkeypatch.setattr(shares, "rows_here", lambda variable, optimizer: rows)
+    monkeypatch.setattr(shares, "is_updated_elsewhere", lambda variable, optimizer: is_elsewhere)
     build = type(optimizer).build
 
     def of_rows(self: Any, weights: Any) -> None:
@@ -66,8 +65,8 @@ def test_a_replica_takes_its_share_of_slots_that_come_whole(
     monkeypatch.setattr(type(optimizer), "build", of_rows)
     moved_slots.receive(head, KEEPER)
     assert sent.left == []
-    found = {name: slot.numpy() for _, name, slot in optimizer_state.slots(optimizer, [head])}
-    assert optimizer_state.count_of_variables(optimizer) == (1 if wanted is None else 2)
+    found = {name: slot.numpy() for _, name, slot in optimizer_slots.slots(optimizer, [head])}
+    assert optimizer_slots.count_of_variables(optimizer) == (1 if wanted is None else 2)
     if wanted is None:
         assert found == {}
     else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smp_tf.start import shared_memory as shared_segments
+from smp_tf.start import shared_memory
 from tests.distributed.left_behind import sysv_segments_left
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -60,7 +60,7 @@ def removed() -> Iterator[list[Maker]]:
     yield makers
     for maker in makers:
         maker.kill()
-        shared_segments._libc.shmctl(maker.segment, 0, None)
+        shared_memory._libc.shmctl(maker.segment, 0, None)
 
 
 def test_what_a_killed_process_has_left_is_removed(removed: list[Maker]) -> None:
@@ -69,10 +69,10 @@ def test_what_a_killed_process_has_left_is_removed(removed: list[Maker]) -> None
     removed.append(maker)
     maker.kill()
     assert len(maker.left()) == 1
-    shared_segments.remove_left_by(maker.pid)
+    shared_memory.remove_left_by(maker.pid)
     assert maker.left() == []
     # As a rank does that is slower.
-    shared_segments.remove_left_by(maker.pid)
+    shared_memory.remove_left_by(maker.pid)
 
 
 def test_what_is_of_others_or_in_use_stays(removed: list[Maker]) -> None:
@@ -82,25 +82,25 @@ def test_what_is_of_others_or_in_use_stays(removed: list[Maker]) -> None:
     for maker in (gone, shared, large):
         maker.kill()
     for pid in (shared.pid, large.pid, used.pid):
-        shared_segments.remove_left_by(pid)
+        shared_memory.remove_left_by(pid)
     assert [len(maker.left()) for maker in removed] == [1, 1, 1, 1]
 
 
 def test_what_is_unmapped_a_moment_later_is_removed(removed: list[Maker], monkeypatch: pytest.MonkeyPatch) -> None:
     """The process had ended, and a thread of it had not."""
-    monkeypatch.setattr(shared_segments, "_UNMAPPING_TIME", 60.0)
+    monkeypatch.setattr(shared_memory, "_UNMAPPING_TIME", 60.0)
     maker = Maker(then="libc.shmat(made, 0, 0)")
     removed.append(maker)
     looked = threading.Event()
-    made_by = shared_segments._made_by
+    made_by = shared_memory._made_by
 
     def look(pid: int) -> dict[int, bool]:
         found = made_by(pid)
         looked.set()
         return found
 
-    monkeypatch.setattr(shared_segments, "_made_by", look)
-    removing = threading.Thread(target=shared_segments.remove_left_by, args=[maker.pid])
+    monkeypatch.setattr(shared_memory, "_made_by", look)
+    removing = threading.Thread(target=shared_memory.remove_left_by, args=[maker.pid])
     removing.start()
     assert looked.wait(20.0)
     maker.kill()
@@ -113,11 +113,11 @@ def test_what_is_old_stays(removed: list[Maker], monkeypatch: pytest.MonkeyPatch
     maker = Maker()
     removed.append(maker)
     maker.kill()
-    monkeypatch.setattr(shared_segments, "_OLDEST", -10.0)
-    shared_segments.remove_left_by(maker.pid)
+    monkeypatch.setattr(shared_memory, "_OLDEST", -10.0)
+    shared_memory.remove_left_by(maker.pid)
     assert len(maker.left()) == 1
 
 
 def test_a_system_without_segments_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_segments, "_LIST", shared_segments._LIST / "nothing")
-    shared_segments.remove_left_by(1)
+    monkeypatch.setattr(shared_memory, "_LIST", shared_memory._LIST / "nothing")
+    shared_memory.remove_left_by(1)

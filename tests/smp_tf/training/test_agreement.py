@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
-from smp_tf.training import agreement as fit_agreement
+from smp_tf.training import agreement
 
 
 class Own(tf_keras.callbacks.Callback):
@@ -46,17 +46,17 @@ ALONE: list[Callable[[], Any]] = [
 @pytest.mark.parametrize("name", TOGETHER)
 def test_what_changes_the_training_is_needed_on_all_ranks(init: Callable[..., None], name: str) -> None:
     init()
-    assert fit_agreement.acting([Own(), TOGETHER[name]()]) == [name]
+    assert agreement.acting([Own(), TOGETHER[name]()]) == [name]
 
 
 def test_what_shows_or_logs_may_be_on_one_rank_alone(init: Callable[..., None]) -> None:
     init()
-    assert fit_agreement.acting([make() for make in ALONE]) == []
+    assert agreement.acting([make() for make in ALONE]) == []
 
 
 def test_alone_in_the_world_there_is_nobody_to_ask(init: Callable[..., None]) -> None:
     init()
-    assert fit_agreement.agree_on_fit({}, [Own()]) is None
+    assert agreement.agree_on_fit({}, [Own()]) is None
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_alone_in_the_world_there_is_nobody_to_ask(init: Callable[..., None]) ->
 def test_between_batches_ranks_ask_each_other_only_for_callbacks_of_the_scripts_own(
     made: Callable[[], Any], each_batch: bool
 ) -> None:
-    assert fit_agreement.decides_in_batches(made()) is each_batch
+    assert agreement.decides_in_batches(made()) is each_batch
 
 
 @pytest.mark.parametrize("each_batch", [False, True])
@@ -81,7 +81,7 @@ def test_a_progress_bar_that_rank_0_alone_has_makes_it_ask_nothing(
 ) -> None:
     """Keras calls every callback between batches where one of them has use for it: rank 0 alone waited."""
     asked: list[str] = []
-    stop = fit_agreement.StopTogether(each_batch)
+    stop = agreement.StopTogether(each_batch)
     monkeypatch.setattr(stop, "_agree", asked.append)
     bar = tf_keras.callbacks.ProgbarLogger()
     bar.target = 1
@@ -119,7 +119,7 @@ DATA: dict[str, tuple[Any, dict[str, Any], int | None]] = {
 def test_the_batches_of_an_epoch_are_those_that_keras_runs(name: str) -> None:
     data, more, count = DATA[name]
     arguments = {"x": data, "batch_size": None, "steps_per_epoch": None, "validation_split": 0.0, **more}
-    assert fit_agreement.batches_of_an_epoch(arguments) == count
+    assert agreement.batches_of_an_epoch(arguments) == count
     if count is None:
         return
     seen: list[int] = []

@@ -14,7 +14,7 @@ import tensorflow as tf
 import smp_tf
 from smp_tf.errors import RankMismatchError
 from smp_tf.job.topology import Grid
-from smp_tf.optimizer import patch as optimizer_patch
+from smp_tf.optimizer import patch
 from smp_tf.variables import assigned_values
 from smp_tf.variables.guarded import tracing_step
 from smp_tf.variables.store import VariableStore
@@ -100,8 +100,8 @@ def test_averages_that_an_optimizer_puts_in_place_of_weights_are_not_the_scripts
     def note(which: str) -> None:
         quiet[which] = assigned_values._in_force.is_quiet
 
-    monkeypatch.setattr(optimizer_patch.gathered_shares, "gather", lambda *_: note("given to other replicas"))
-    finalize = optimizer_patch._filtered_finalize(lambda optimizer, weights: note("assigned"))
+    monkeypatch.setattr(patch.gathered_shares, "gather", lambda *_: note("given to other replicas"))
+    finalize = patch._filtered_finalize(lambda optimizer, weights: note("assigned"))
     averaging: Any = SimpleNamespace(use_ema=True)
     finalize(averaging, [tf.Variable(1.0)])
     assert quiet == {"assigned": True, "given to other replicas": True}

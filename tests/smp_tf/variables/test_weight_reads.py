@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from smp_tf.errors import RankMismatchError
 from smp_tf.job import runtime
-from smp_tf.variables import fetch as gather
-from smp_tf.variables import weight_reads
+from smp_tf.variables import fetch, weight_reads
 from tests.smp_tf.rank_threads import Ranks
 
 
@@ -46,7 +45,7 @@ def test_who_reads_alone_is_told_which_callbacks_run_on_one_rank(monkeypatch: py
     def differing(*_: Any, **__: Any) -> None:
         raise RankMismatchError("Rank 1 is at the callbacks.")
 
-    monkeypatch.setattr(gather, "barrier", differing)
+    monkeypatch.setattr(fetch, "barrier", differing)
     monkeypatch.setattr(weight_reads, "_stage_of", lambda variable: 0)
     topology: Any = SimpleNamespace(members=lambda group: (0, 1))
     monkeypatch.setattr(runtime, "current", lambda: SimpleNamespace(topology=topology))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smp_tf.errors import RankMismatchError
-from smp_tf.watch import replicas as replica_watch
+from smp_tf.watch import replicas
 from smp_tf.watch.replicas import ReplicaWatch
 
 GENERATOR, DISCRIMINATOR, RAGGED, EVALUATION = 1, 2, 3, 4
@@ -17,11 +17,11 @@ NAMES = {GENERATOR: "'generator'", DISCRIMINATOR: "'discriminator'", RAGGED: "'g
 
 @pytest.fixture(autouse=True)
 def programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_watch, "_averaging", {})
-    monkeypatch.setattr(replica_watch, "_everywhere", set())
-    replica_watch.know_program(GENERATOR, "generator/0", everywhere=True)
-    replica_watch.know_program(DISCRIMINATOR, "discriminator/0", everywhere=True)
-    replica_watch.know_program(RAGGED, "generator/0", everywhere=False)
+    monkeypatch.setattr(replicas, "_averaging", {})
+    monkeypatch.setattr(replicas, "_everywhere", set())
+    replicas.know_program(GENERATOR, "generator/0", everywhere=True)
+    replicas.know_program(DISCRIMINATOR, "discriminator/0", everywhere=True)
+    replicas.know_program(RAGGED, "generator/0", everywhere=False)
 
 
 def in_step(rank: int, program: int, step: int = 7, seconds: float = 31.0, **more: Any) -> dict[str, Any]:

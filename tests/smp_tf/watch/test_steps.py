@@ -11,7 +11,7 @@ import pytest
 
 from smp_tf.errors import RankMismatchError
 from smp_tf.ops.transport import MESSAGE_PROGRAM
-from smp_tf.watch import steps as step_watch
+from smp_tf.watch import steps
 from smp_tf.watch.steps import StepWatch
 
 
@@ -66,7 +66,7 @@ def watch(world: World, **options: float) -> StepWatch:
 
 
 def test_two_ranks_in_two_steps_that_wait_for_each_other_are_named() -> None:
-    step_watch.name_program(1, "'train' on x: float32(16, 8)")
+    steps.name_program(1, "'train' on x: float32(16, 8)")
     looking = watch(World(status(0, 1, 1), status(1, 2, 0, is_send=True)))
     looking.look()
     with pytest.raises(RankMismatchError) as error:

@@ -10,9 +10,8 @@ from smp_tf.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan
-from smp_tf.pipeline.planner import memory as memory_forecast
+from smp_tf.pipeline.planner import memory_forecast, proposal
 from smp_tf.pipeline.planner import plan as planning
-from smp_tf.pipeline.planner import propose as proposal
 from smp_tf.pipeline.schedules.schedule import IN_ORDER
 from tests.partition.op_graph_builder import chain_of_dense
 

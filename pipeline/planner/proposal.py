@@ -17,7 +17,7 @@ from smp_tf.partition.plan.memory_limit import enough, excess, too_large
 from smp_tf.partition.plan.plan import Plan, as_bytes
 from smp_tf.partition.plan.report import proved
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.planner.memory import with_exact_transfers
+from smp_tf.pipeline.planner.memory_forecast import with_exact_transfers
 from smp_tf.pipeline.planner.plan import PlacementRequest, costs_of, cut, placement_by_hand, planned, units_of
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.schedules.schedule import IN_ORDER, LEAN, is_named, placement_of, runs_on

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from smp_tf.pipeline.planner.memory import optimizer_bytes, with_exact_transfers
+from smp_tf.pipeline.planner.memory_forecast import optimizer_bytes, with_exact_transfers
 from smp_tf.pipeline.planner.plan import PlacementRequest, cut
-from smp_tf.pipeline.planner.propose import propose
+from smp_tf.pipeline.planner.proposal import propose
 from tests.partition.op_graph_builder import chain_of_dense
 
 TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
