@@ -116,9 +116,9 @@ class Pipeline(Split):
 
     def _sent(self) -> int:
         """Bytes of tensors that this rank has sent so far."""
-        import smp_tf as smp
+        from smp_tf.job import runtime
 
-        transport = smp.runtime.current().transport
+        transport = runtime.current().transport
         assert transport is not None, "a pipeline has more than one process"
         return sum(edge["bytes"] for edge in transport.stats()["edges"] if edge["direction"] == "sent")
 

@@ -177,8 +177,8 @@ _NEED_TF_KERAS = frozenset(
     }
 )  # fmt: skip
 
-# Public names that a submodule bears too: `smp.step` and `smp.partition` are what a script calls.
-_NAMED_LIKE_SUBMODULES = ("partition", "step")
+# Public names that a room bears too: `smp.partition` is what a script calls.
+_NAMED_LIKE_ROOMS = ("partition",)
 
 
 class _PublicModule(types.ModuleType):
@@ -186,11 +186,11 @@ class _PublicModule(types.ModuleType):
 
 
 def _public_property(name: str) -> property:
-    # Importing smp_tf.step makes Python set the attribute `step` to that module: it is not kept.
+    # Importing smp_tf.partition makes Python set the attribute `partition` to that package: it is not kept.
     return property(lambda module: __getattr__(name), lambda module, submodule: None)
 
 
-for _name in _NAMED_LIKE_SUBMODULES:
+for _name in _NAMED_LIKE_ROOMS:
     setattr(_PublicModule, _name, _public_property(_name))
 sys.modules[__name__].__class__ = _PublicModule
 

@@ -48,6 +48,9 @@ class OneBitAdam(OneBitOptimizer):
         >>> _ = optimizer.apply_gradients(zip(averages, model.trainable_variables))
     """
 
+    # Files of compiled models name it.
+    __module__ = "smp_tf.one_bit_adam"
+
     def __init__(
         self,
         learning_rate: Any = 0.001,

@@ -58,6 +58,9 @@ class OneBitLAMB(OneBitOptimizer):
         >>> model.compile(optimizer, "mse")
     """
 
+    # Files of compiled models name it.
+    __module__ = "smp_tf.one_bit_lamb"
+
     def __init__(
         self,
         learning_rate: Any = 0.001,

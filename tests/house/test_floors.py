@@ -66,7 +66,13 @@ USES = {
     "steps training model",
 }
 #: The files of the folder smp_tf/ itself that are above all rooms; its others are the ground.
-PUBLIC = ("smp_tf/__init__.py", "smp_tf/callbacks.py", "smp_tf/horovod_scope.py")
+PUBLIC = (
+    "smp_tf/__init__.py",
+    "smp_tf/callbacks.py",
+    "smp_tf/horovod_scope.py",
+    "smp_tf/one_bit_adam.py",
+    "smp_tf/one_bit_lamb.py",
+)
 
 #: Who may import tf_keras.
 KERAS = [

@@ -7,11 +7,12 @@ import importlib
 
 import pytest
 
-PLANNING = ("orders", "placements", "schedule", "schedule_file", "sweeps", "task", "v_orders")
+PLANNING = ("orders", "placements", "schedule", "schedule_file", "sweeps", "v_orders")
 CHECKING = ("check", "draw", "simulate", "stash")
+NAMES = ("task", *(f"schedules.{name}" for name in PLANNING), *(f"programs.{name}" for name in CHECKING))
 
 
-@pytest.mark.parametrize("name", PLANNING + CHECKING)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_examples_are_true(name: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"smp_tf.pipeline.{name}"))
     assert tried > 0

@@ -121,4 +121,4 @@ for name in alike:
     importlib.import_module(f"smp_tf.{name}")
 print([(name, callable(getattr(smp_tf, name))) for name in alike if name != "callbacks"])
 """
-    assert run(code) == "[('partition', True), ('step', True)]"
+    assert run(code) == "[('partition', True)]"

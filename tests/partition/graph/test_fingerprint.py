@@ -11,8 +11,7 @@ import pytest
 
 from smp_tf.partition.graph.fingerprint import difference, fingerprint, outline
 from smp_tf.partition.graph.op_graph import OpGraph
-
-from .op_graph_builder import chain_of_dense
+from tests.partition.op_graph_builder import chain_of_dense
 
 
 def changed(graph: OpGraph, number: int, **fields: object) -> OpGraph:

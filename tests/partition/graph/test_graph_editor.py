@@ -9,8 +9,7 @@ import pytest
 from smp_tf.partition.errors import GraphError
 from smp_tf.partition.graph.graph_editor import GraphEditor
 from smp_tf.partition.graph.op_graph import Gradient, Node, OpGraph, Tensor, TensorType
-
-from .op_graph_builder import GraphBuilder, chain_of_dense
+from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
 FLOATS = TensorType("float32", (4, 8))
 

@@ -17,10 +17,9 @@ from smp_tf.partition.graph.op_graph import ARGUMENT, OpGraph, Tensor
 from smp_tf.partition.graph.op_kinds import LOOP_OPS
 from smp_tf.partition.op_cost.loop_turns import FEW, turns_at_once, with_few_turns
 from smp_tf.partition.split.segment_graph import remote_value_name, segment_graph, tensor_name
-
-from .op_graph_builder import GraphBuilder
-from .test_segment_graph import all_of, outputs, run
-from .traced_step import FLOATS, step_graph
+from tests.partition.op_graph_builder import GraphBuilder
+from tests.partition.split.test_segment_graph import all_of, outputs, run
+from tests.partition.traced_step import FLOATS, step_graph
 
 SEQUENCES = tf.TensorSpec([2, 5, 8], tf.float32)
 X = np.linspace(-1.0, 1.0, 80, dtype=np.float32).reshape(2, 5, 8)

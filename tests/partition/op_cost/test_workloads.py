@@ -9,8 +9,7 @@ import pytest
 from smp_tf.partition.place.place import place
 from smp_tf.partition.place.placement import Placement, Ranks
 from smp_tf.partition.units.cost import Flow
-
-from .workloads import Workload, branching, read, workload
+from tests.partition.workloads import Workload, branching, read, workload
 
 #: Microbatches of which only the slowest stage counts.
 MANY = 10**9

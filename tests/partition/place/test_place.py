@@ -12,8 +12,7 @@ from smp_tf.partition.place.place import place
 from smp_tf.partition.place.placement import Chain, Chunks, Ranks
 from smp_tf.partition.place.solve_chain import solve_chain
 from smp_tf.partition.units.cost import Flow, Weight
-
-from .chains import names
+from tests.partition.chains import names
 
 
 def weighing(*sizes: float) -> Chain:

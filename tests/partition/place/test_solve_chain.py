@@ -15,9 +15,8 @@ from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.place.placement import Chain, Chunks, Placement, Ranks, costed
 from smp_tf.partition.place.solve_chain import solve_chain
 from smp_tf.partition.units.cost import Flow, Stash, Weight
-
-from .chains import chains, names, slow_costs, some_by_hand, unequal_ranks
-from .workloads import workload
+from tests.partition.chains import chains, names, slow_costs, some_by_hand, unequal_ranks
+from tests.partition.workloads import workload
 
 
 def test_time_is_balanced() -> None:

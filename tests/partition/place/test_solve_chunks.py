@@ -12,8 +12,7 @@ from smp_tf.partition.place.place import place
 from smp_tf.partition.place.placement import Chain, Chunks, Placement, Ranks, costed
 from smp_tf.partition.place.solve_chunks import solve_chunks
 from smp_tf.partition.units.cost import Flow, Stash, Weight
-
-from .chains import names
+from tests.partition.chains import names
 
 #: What ZB-V keeps on two stages.
 IN_A_V = Chunks((0, 1, 1, 0), (({0: 3, 3: 1}, {0: 2, 3: 2}), ({1: 2, 2: 2},)))

@@ -16,9 +16,8 @@ from smp_tf.partition.place.placement import Chain, Ranks, step_time
 from smp_tf.partition.place.solve_chain import solve_chain
 from smp_tf.partition.place.solve_dag import DagProblem, DagSolution, solve_dag, solve_dags
 from smp_tf.partition.units.cost import Flow, Stash, Weight
-
-from .chains import Needs, costs_of_all, fullest, graphs, names, placements, problem, slow_costs
-from .workloads import workload
+from tests.partition.chains import Needs, costs_of_all, fullest, graphs, names, placements, problem, slow_costs
+from tests.partition.workloads import workload
 
 #: Microbatches of which only the slowest stage counts.
 MANY = 10**9

@@ -15,8 +15,7 @@ from smp_tf.partition.place.placement import Chain, Chunks, Ranks, costed
 from smp_tf.partition.place.solve_dag import DagProblem, solve_dag
 from smp_tf.partition.place.stage_limits import StageLimits
 from smp_tf.partition.units.cost import Stash, Weight
-
-from .chains import fullest, graphs, names, placements, problem, slow_costs
+from tests.partition.chains import fullest, graphs, names, placements, problem, slow_costs
 
 FORK = [(0, 1), (1, 2), (1, 3), (2, 4), (3, 4)]
 

@@ -10,8 +10,7 @@ import pytest
 from smp_tf.partition.errors import MemoryLimitError, PlacementError
 from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.memory_limit import enough, excess, too_large
-
-from .test_plan import small_plan
+from tests.partition.plan.test_plan import small_plan
 
 # Both stages of the small plan need 2624 bytes.
 

@@ -15,8 +15,7 @@ from smp_tf.partition.plan.plan import MAX_BYTES, Plan, SharedVariable, StageFor
 from smp_tf.partition.plan.report import layer_names, reasons, render
 from smp_tf.partition.units.cost import estimate
 from smp_tf.partition.units.units import build_units
-
-from .op_graph_builder import chain_of_dense
+from tests.partition.op_graph_builder import chain_of_dense
 
 
 def small_plan(**changes: Any) -> Plan:

@@ -15,8 +15,7 @@ from smp_tf.partition.plan.plan_file import PlanFile, Planned, StoredPlan, to_st
 from smp_tf.partition.units.units import build_units
 from smp_tf.pipeline.planner.plan import PlacementRequest, units_of
 from smp_tf.pipeline.planner.proposal import propose
-
-from .op_graph_builder import chain_of_dense
+from tests.partition.op_graph_builder import chain_of_dense
 
 TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
 

@@ -16,8 +16,7 @@ from smp_tf.partition.graph.op_graph import ARGUMENT, SEED, SOURCES, OpGraph, Te
 from smp_tf.partition.rewrite.randomness import make_stateless
 from smp_tf.partition.split.segment_graph import segment_graph
 from smp_tf.partition.split.split import Segment
-
-from .traced_step import FLOATS, lowered, of_type
+from tests.partition.traced_step import FLOATS, lowered, of_type
 
 ONES = np.ones([4, 8], np.float32)
 SEEDS = [(7, 0), (7, 1), (8, 0), (0, 1 << 40)]

@@ -9,8 +9,7 @@ import pytest
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.op_graph import SEED, OpGraph, Tensor, TensorType
 from smp_tf.partition.split.assign import Assignment, Place, Role, assign
-
-from .op_graph_builder import GraphBuilder, chain_of_dense
+from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
 
 def placed(

@@ -16,9 +16,8 @@ from smp_tf.partition import tf_internals
 from smp_tf.partition.graph.op_graph import ARGUMENT, VARIABLE, OpGraph, Tensor
 from smp_tf.partition.split.segment_graph import remote_value_name, segment_graph, tensor_name
 from smp_tf.partition.split.split import Segment
-
-from .op_graph_builder import GraphBuilder
-from .traced_step import FLOATS, lowered, of_type, step_graph
+from tests.partition.op_graph_builder import GraphBuilder
+from tests.partition.traced_step import FLOATS, lowered, of_type, step_graph
 
 X = np.linspace(-1.0, 1.0, 32, dtype=np.float32).reshape(4, 8)
 

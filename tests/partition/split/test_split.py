@@ -11,8 +11,7 @@ from smp_tf.partition.graph.op_graph import SEED, OpGraph, Tensor, TensorType
 from smp_tf.partition.split.assign import assign
 from smp_tf.partition.split.split import Segment, Split, Transfer, split
 from smp_tf.partition.split.step_outputs import Delivery, StepOutputPlan
-
-from .op_graph_builder import GraphBuilder, chain_of_dense
+from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
 
 def cut(

@@ -9,8 +9,7 @@ from tensorflow.core.framework import node_def_pb2
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
 from smp_tf.partition.split.assign import assign
 from smp_tf.partition.split.sums import sum_before_sending
-
-from .op_graph_builder import GraphBuilder
+from tests.partition.op_graph_builder import GraphBuilder
 
 
 def add_n(count: int) -> bytes:

@@ -25,8 +25,7 @@ from smp_tf.partition.graph.op_graph import (
     Variable,
 )
 from smp_tf.partition.trace.lower import OutputSlot, _in_topological_order, lower
-
-from .traced_step import FLOATS, lowered, named, of_type, step_graph, traced
+from tests.partition.traced_step import FLOATS, lowered, named, of_type, step_graph, traced
 
 
 def dense(name: str) -> Any:

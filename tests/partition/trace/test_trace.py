@@ -13,8 +13,7 @@ import tensorflow as tf
 from smp_tf.partition import tf_internals
 from smp_tf.partition.graph.op_graph import Call
 from smp_tf.partition.trace.trace import Recorder, Span, Trace, trace
-
-from .traced_step import FLOATS, step_graph, traced
+from tests.partition.traced_step import FLOATS, step_graph, traced
 
 
 class Announcing:

@@ -6,8 +6,7 @@ import pytest
 
 from smp_tf.partition.units.cost import Flow, Machine, Stash, Weight, estimate, with_measured
 from smp_tf.partition.units.units import build_units
-
-from .op_graph_builder import GraphBuilder, chain_of_dense
+from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
 #: A second per operation, nothing else: times are operations.
 COUNTING = Machine(flops=1.0, memory=1e30, link=1.0, op_seconds=0.0)

@@ -7,8 +7,7 @@ import pytest
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.op_graph import OpGraph, TensorType
 from smp_tf.partition.units.units import AFTER_MODEL, build_units, constants, ordered_by_chunk, weight_derived
-
-from .op_graph_builder import GraphBuilder, chain_of_dense
+from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
 
 def text(graph: OpGraph) -> list[str]:

@@ -89,7 +89,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
     """Notes what is done to tmp_path / "saved"."""
     made = Journal(tmp_path / "saved")
     makedirs, replace, remove, fdopen, save = os.makedirs, os.replace, os.remove, os.fdopen, tf.raw_ops.SaveV2
-    allgather = checkpoint_writing.control.allgather_json
+    allgather = checkpoint_writing.exchange.allgather_json
 
     def noted_makedirs(path: Any, *args: Any, **kwargs: Any) -> None:
         makedirs(path, *args, **kwargs)
@@ -129,7 +129,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
     monkeypatch.setattr(os, "remove", noted_remove)
     monkeypatch.setattr(os, "fdopen", noted_fdopen)
     monkeypatch.setattr(tf.raw_ops, "SaveV2", noted_save)
-    monkeypatch.setattr(checkpoint_writing.control, "allgather_json", waiting)
+    monkeypatch.setattr(checkpoint_writing.exchange, "allgather_json", waiting)
     yield made
     monkeypatch.undo()
 

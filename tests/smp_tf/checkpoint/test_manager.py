@@ -17,9 +17,10 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf import announce as announcing
 from smp_tf.checkpoint import files as checkpoint_files
-from smp_tf.checkpoint import folder_lock, restore, writing
+from smp_tf.checkpoint import folder_lock, pending, restore, writing
 from smp_tf.checkpoint import manager as checkpointing
 from smp_tf.errors import CheckpointError, RankMismatchError
+from smp_tf.job import exchange, runtime
 
 pytestmark = pytest.mark.large
 
@@ -326,7 +327,7 @@ class TestRestore:
         training = Training()
         manager_of(training, tmp_path).restore()
         training.losses(0, 1)
-        restoring = smp.pending_restore.current()
+        restoring = pending.current()
         assert isinstance(restoring, restore.Restore)
         assert not restoring.due
         counted = restoring._steps
@@ -601,7 +602,7 @@ class TestRefused:
         manager = smp.CheckpointManager(tf.train.Checkpoint(value=tf.Variable(1)), tmp_path)
         manager.save()
         other = {"checkpoint": None, "hash of its manifest": None, "problem": ""}
-        monkeypatch.setattr(smp.control, "allgather_json", lambda value, name: [value, other, other])
-        monkeypatch.setattr(type(smp.runtime.current().topology), "describe", lambda self, rank: f"rank {rank}")
+        monkeypatch.setattr(exchange, "allgather_json", lambda value, name: [value, other, other])
+        monkeypatch.setattr(type(runtime.current().topology), "describe", lambda self, rank: f"rank {rank}")
         with pytest.raises(RankMismatchError, match=r"checkpoint: rank 0 has 'ckpt-1'; ranks 1 and 2 have None"):
             manager.restore()

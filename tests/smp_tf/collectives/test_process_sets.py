@@ -96,7 +96,7 @@ class TestSets:
 
     def test_what_was_added_is_removed_and_nothing_else(self, horovod: Callable[..., FakeHorovod]) -> None:
         fake = horovod(4)
-        remove_process_sets(add_process_sets(Grid(4, 2), 0))
+        remove_process_sets(add_process_sets(Grid(4, 2), 0).owned)
         assert fake.removed == ["set [0, 1]", "set [2, 3]", "set [0, 2]", "set [1, 3]"]
 
     def test_a_set_of_the_script_s_own_in_the_way_is_told(self, horovod: Callable[..., FakeHorovod]) -> None:
@@ -164,4 +164,4 @@ def test_collectives_are_called_with_a_process_set_and_a_name_everywhere() -> No
                 # Options that stand for themselves are `**options` there.
                 assert "name" in given, f"{file.name}, line {node.lineno}"
                 assert given & {"process_set", None}, f"{file.name}, line {node.lineno}"
-    assert sorted(set(found)) == ["data_parallel.py", "gathered_shares.py", "process_sets.py", "sum_of_slices.py"]
+    assert sorted(set(found)) == ["gather.py", "process_sets.py", "sparse_sums.py", "sums.py"]

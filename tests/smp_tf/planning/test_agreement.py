@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from smp_tf.batch.microbatches import SplitArgument
 from smp_tf.errors import MemoryLimitError, PlacementError, RankMismatchError
+from smp_tf.job import program_numbers
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.pipeline.planner import plan as planning
 from smp_tf.pipeline.planner import proposal
 from smp_tf.planning import agreement
 from tests.partition.op_graph_builder import chain_of_dense
-
-from .rank_threads import Ranks
+from tests.smp_tf.rank_threads import Ranks
 
 TWO = planning.PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
 
@@ -30,8 +30,9 @@ SLOW_FIRST = {"net/dense_0": (0.9, 0.9), **{f"net/dense_{n}": (0.1, 0.1) for n i
 def four(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Two replicas, of ranks 0 and 1 and of ranks 2 and 3."""
     ranks = Ranks(monkeypatch, 4, 2)
-    monkeypatch.setattr(agreement, "runtime", SimpleNamespace(current=lambda: ranks._here.runtime))
-    monkeypatch.setattr(agreement, "step_random", SimpleNamespace(decide_seed=lambda seed: None))
+    for module in (agreement, program_numbers):
+        monkeypatch.setattr(module, "runtime", SimpleNamespace(current=lambda: ranks._here.runtime))
+    monkeypatch.setattr(agreement, "step_seeds", SimpleNamespace(decide_seed=lambda seed: None))
     return ranks
 
 

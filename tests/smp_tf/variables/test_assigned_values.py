@@ -19,47 +19,48 @@ from smp_tf.variables import assigned_values
 from smp_tf.variables.guarded import tracing_step
 from smp_tf.variables.store import VariableStore
 
-SOURCES = sorted(Path(smp_tf.__file__).parent.rglob("*.py"))
+ROOT = Path(smp_tf.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
 WRITES = ("assign", "assign_add", "assign_sub", "set_value", "batch_set_value")
 #: Within these nothing is noted.
 QUIET = ("unnoted", "left_out")
 
 #: What may write without: the file, what is written, and why nothing of it is noted as the script's.
 DEFENDED = {
-    ("callbacks.py", "self._epochs"): "no model has it",
-    ("checkpoint.py", "counter"): "no model has it",
-    ("gathered_shares.py", "self.variable"): "`filtered_apply` and `finalize_variable_values` call it within `unnoted`",
-    ("guarded_variables.py", "super()"): "it is where the script's are noted",
-    ("keras_callbacks.py", "self._batch"): "no model has it",
-    ("keras_callbacks.py", "self._epoch"): "no model has it",
-    ("loss_denominators.py", "ratio"): "no model has it",
-    ("loss_denominators.py", "self._samples"): "no model has it",
-    ("moved_slots.py", "here[name]"): "`settle` calls it within `unnoted`",
-    ("one_bit_adam.py", "momentum"): "a slot",
-    ("one_bit_adam.py", "variable"): "`apply_gradients` runs within `unnoted`",
-    ("one_bit_adam.py", "velocity"): "a slot",
-    ("one_bit_lamb.py", "average"): "a slot",
-    ("one_bit_lamb.py", "fresh"): "a slot",
-    ("one_bit_lamb.py", "last"): "a slot",
-    ("one_bit_lamb.py", "momentum"): "a slot",
-    ("one_bit_lamb.py", "variable"): "`apply_gradients` runs within `unnoted`",
-    ("one_bit_lamb.py", "velocity"): "a slot",
-    ("one_bit_sums.py", "error"): "a slot",
-    ("replica_check.py", "_Steps.counters[known]"): "no model has it",
-    ("replica_check.py", "_Steps.told"): "no model has it",
-    ("replica_check.py", "_Steps.told_of_batches"): "no model has it",
-    ("replica_logs.py", "variable"): "of metrics, which every rank stores",
-    ("restore.py", "self.due"): "no model has it",
-    ("spread_apply.py", "iterations"): "of an optimizer, on every rank",
-    ("step_output.py", "var"): "the script gives it, and asks for it",
-    ("step_random.py", "current.seed"): "no model has it",
-    ("step_random.py", "counter"): "no model has it",
-    ("step_random.py", "state.counters[known]"): "no model has it",
-    ("step_random.py", "state.seed"): "no model has it",
-    ("tf_checkpoint.py", "variable"): "`load_weights` reads within `left_out`",
+    ("batch/output.py", "var"): "the script gives it, and asks for it",
+    ("checkpoint/manager.py", "counter"): "no model has it",
+    ("checkpoint/restore.py", "self.due"): "no model has it",
+    ("model/tf_checkpoint.py", "variable"): "`load_weights` reads within `left_out`",
+    ("optimizer/apply.py", "iterations"): "of an optimizer, on every rank",
+    ("optimizer/one_bit_adam.py", "momentum"): "a slot",
+    ("optimizer/one_bit_adam.py", "variable"): "`apply_gradients` runs within `unnoted`",
+    ("optimizer/one_bit_adam.py", "velocity"): "a slot",
+    ("optimizer/one_bit_lamb.py", "average"): "a slot",
+    ("optimizer/one_bit_lamb.py", "fresh"): "a slot",
+    ("optimizer/one_bit_lamb.py", "last"): "a slot",
+    ("optimizer/one_bit_lamb.py", "momentum"): "a slot",
+    ("optimizer/one_bit_lamb.py", "variable"): "`apply_gradients` runs within `unnoted`",
+    ("optimizer/one_bit_lamb.py", "velocity"): "a slot",
+    ("replicas/one_bit_sums.py", "error"): "a slot",
+    ("sharding/gather.py", "self.variable"): "`filtered_apply` and `finalize_variable_values` call it within `unnoted`",
+    ("sharding/moved_slots.py", "here[name]"): "`settle` calls it within `unnoted`",
+    ("steps/replica_check.py", "_Steps.counters[known]"): "no model has it",
+    ("steps/replica_check.py", "_Steps.told"): "no model has it",
+    ("steps/replica_check.py", "_Steps.told_of_batches"): "no model has it",
     ("tf_internals.py", "variable"): "`load_weights` and `load_model` read within `left_out`",
-    ("training.py", "self._count"): "no model has it",
-    ("variables.py", "variable"): "`settle` runs within `unnoted`; before, nobody stores the variable",
+    ("training/callbacks.py", "self._epochs"): "no model has it",
+    ("training/keras_callbacks.py", "self._batch"): "no model has it",
+    ("training/keras_callbacks.py", "self._epoch"): "no model has it",
+    ("training/logs.py", "variable"): "of metrics, which every rank stores",
+    ("training/loops.py", "self._count"): "no model has it",
+    ("training/loss_denominators.py", "ratio"): "no model has it",
+    ("training/loss_denominators.py", "self._samples"): "no model has it",
+    ("variables/guarded.py", "super()"): "it is where the script's are noted",
+    ("variables/step_seeds.py", "counter"): "no model has it",
+    ("variables/step_seeds.py", "current.seed"): "no model has it",
+    ("variables/step_seeds.py", "state.counters[known]"): "no model has it",
+    ("variables/step_seeds.py", "state.seed"): "no model has it",
+    ("variables/store.py", "variable"): "`settle` runs within `unnoted`; before, nobody stores the variable",
 }
 
 
@@ -82,7 +83,7 @@ def written(source: str) -> set[str]:
 
 def test_what_smp_tf_assigns_does_not_count_as_the_scripts() -> None:
     """Else ranks differ in what "the script" has assigned, and a correct script ends with a RankMismatchError."""
-    found = {(path.name, what) for path in SOURCES for what in written(path.read_text())}
+    found = {(path.relative_to(ROOT).as_posix(), what) for path in SOURCES for what in written(path.read_text())}
     assert found - set(DEFENDED) == set(), "put it within assigned_values.unnoted(), or say here why not"
     assert set(DEFENDED) - found == set(), "no longer there"
 
@@ -100,7 +101,7 @@ def test_averages_that_an_optimizer_puts_in_place_of_weights_are_not_the_scripts
     def note(which: str) -> None:
         quiet[which] = assigned_values._in_force.is_quiet
 
-    monkeypatch.setattr(patch.gathered_shares, "gather", lambda *_: note("given to other replicas"))
+    monkeypatch.setattr(patch.gather, "gather", lambda *_: note("given to other replicas"))
     finalize = patch._filtered_finalize(lambda optimizer, weights: note("assigned"))
     averaging: Any = SimpleNamespace(use_ema=True)
     finalize(averaging, [tf.Variable(1.0)])
@@ -136,7 +137,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             doing(rank, make(rank))
             said.append((dict(assigned_values._State.taken), dict(assigned_values._State.left_out)))
             assigned_values._end()
-        monkeypatch.setattr(assigned_values.control, "allgather_json", lambda *_, **__: [taken for taken, _ in said])
+        monkeypatch.setattr(assigned_values.exchange, "allgather_json", lambda *_, **__: [taken for taken, _ in said])
         assigned_values.compare([left for _, left in said])
 
     return run
