@@ -1,4 +1,4 @@
-"""What README says of hosts, on one that goes by two names; two that are apart are in test_two_hosts.py."""
+"""What docs/starting.md says of hosts, on one that goes by two names; two that are apart are in test_two_hosts.py."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NAMES = ["localhost", "127.0.0.1"]
 
 
 def command_for_slurm() -> str:
-    """README's, of the only row of its tables that asks Slurm."""
-    (command,) = re.findall(r"^\| `(horovodrun .*scontrol.*?)` \|", page(), re.MULTILINE)
+    """That of docs/starting.md, of the only row that asks Slurm."""
+    (command,) = re.findall(r"^\| `(horovodrun .*scontrol.*?)` \|", page("docs/starting.md"), re.MULTILINE)
     return command.replace(r"\|", "|")
 
 
@@ -34,7 +34,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     return {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1", "PATH": f"{tmp_path}:/usr/bin:/bin"}
 
 
-def test_readmes_command_for_slurm_starts_one_job_on_the_hosts_that_it_was_given(slurm: dict[str, str]) -> None:
+def test_the_command_for_slurm_starts_one_job_on_the_hosts_that_it_was_given(slurm: dict[str, str]) -> None:
     # What the shell makes of it, a word in each line.
     asked = f"horovodrun() {{ printf '%s\\n' \"$@\"; }}; {command_for_slurm()}"
     told = subprocess.run(["bash", "-c", asked], env=slurm, capture_output=True, text=True, check=True)

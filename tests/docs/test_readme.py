@@ -1,4 +1,4 @@
-"""What README.md says is so: its script prints what it shows, and its lists are complete."""
+"""What README.md says is so: its script prints what it shows, and it leads to every page and every example."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from pathlib import Path
 import pytest
 
 import smp_tf
-from smp_tf.config.config import KEYS
 from tests.distributed.harness import ONE_THREAD, Outcome, launch_script
 from tests.docs.pages import DOCS, ROOT, blocks, page
 
 PAGES = ("README.md", "CONTRIBUTING.md")
 GUIDES = ("docs/coming_from_smp.md", "docs/coming_from_horovod.md")
 SAVED = '"digits_model"'
-
-
-def keys_in(table: str) -> set[str]:
-    """What the first column of a table names."""
-    return set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
 
 
 def script(folder: Path) -> Path:
@@ -80,9 +74,25 @@ def test_the_loop_runs_in_place_of_fit(tmp_path: Path) -> None:
     assert lines_that_start(whole, 0, "step ") == losses
 
 
-def test_every_configuration_key_is_listed_once() -> None:
-    # Other tables of the page list other things.
-    assert keys_in(page().split("| key | default | meaning |")[1].split("\n\n")[0]) == set(KEYS)
+def test_it_is_short_and_leads_to_every_page() -> None:
+    assert len(page().splitlines()) <= 140
+    # The index and the changelog are pages of the site alone.
+    assert [name for name in DOCS if f"]({name})" not in page()] == ["docs/changelog.md", "docs/index.md"]
+
+
+def test_every_example_is_in_the_list_of_examples() -> None:
+    """With what it shows, and a command that starts it."""
+    listed = re.findall(
+        r"^\| \[(\w+)\.py\]\(\1\.py\) \| .+ \| `(?:horovodrun -np \d )?python examples/\1\.py[^`]*` \|$",
+        page("examples/README.md"),
+        re.MULTILINE,
+    )
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {path.stem for path in (ROOT / "examples").glob("*.py")}
+
+
+def test_no_page_includes_the_readme() -> None:
+    assert [name for name in DOCS if "README.md" in page(name)] == []
 
 
 @pytest.mark.parametrize("name", [*PAGES, *DOCS])
