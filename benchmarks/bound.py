@@ -37,15 +37,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fleet import HERE, Crew, TrainerError, there_and_back
-from machine import circumstances
-from options import counts, new_file
-from report import paired, spread, with_quartiles
+from harness.fleet import HERE, Crew, TrainerError, there_and_back
+from harness.machine import circumstances
+from harness.options import counts, new_file
+from harness.report import paired, spread, with_quartiles
+from models.sizes import size_of
 from rich.console import Console
 from rich.table import Table
-from sizes import size_of
 from step_time import require_same_loss, take_turn
-from versus_report import chunk_times
+from versus.report import chunk_times
 
 sys.path.append(str(HERE.parent))
 from smp_tf.offline.timeline_text import WORDS, replicas_of

@@ -27,12 +27,12 @@ from unittest import mock
 import smp_tf as smp  # isort: split
 
 import tf_keras
-from gpt import size_of
-from machine import circumstances
-from options import named, new_file
+from harness.machine import circumstances
+from harness.options import named, new_file
+from models.gpt import size_of
+from models.split_step import own_batch, split_step
 from rich.console import Console
 from rich.table import Table
-from split_step import own_batch, split_step
 
 from smp_tf.job import runtime
 from smp_tf.steps import input_check, replica_check

@@ -24,12 +24,12 @@ import smp_tf as smp  # isort: split
 
 import psutil
 import tf_keras
-from gpt import SIZES
-from machine import circumstances
-from options import new_file, some_of
+from harness.machine import circumstances
+from harness.options import new_file, some_of
+from models.gpt import SIZES
+from models.split_step import own_batch, split_step
 from rich.console import Console
 from rich.table import Table
-from split_step import own_batch, split_step
 
 WAYS = ("none", "bf16", "fp16", "1bit")
 SEED = 1

@@ -31,12 +31,12 @@ from typing import Any
 
 import smp_tf as smp  # isort: split
 
-import gpt
 import tensorflow as tf
 import tf_keras
+from models import gpt
+from models.split_step import split_step
 from rich.console import Console
 from rich.table import Table
-from split_step import split_step
 
 from smp_tf.job import runtime
 from smp_tf.job.exchange import allgather_json

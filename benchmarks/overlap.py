@@ -35,12 +35,12 @@ import smp_tf as smp  # isort: split
 import horovod.tensorflow as hvd
 import tensorflow as tf
 import tf_keras
-from gpt import Size, build, size_of
-from machine import circumstances
-from options import named, new_file
+from harness.machine import circumstances
+from harness.options import named, new_file
+from models.gpt import Size, build, size_of
+from models.split_step import own_batch, split_step
 from rich.console import Console
 from rich.table import Table
-from split_step import own_batch, split_step
 
 WAYS = ("beside", "behind", "without", "horovod")
 SEED = 1

@@ -27,8 +27,8 @@ import smp_tf as smp  # isort: split
 
 import tensorflow as tf
 import tf_keras
-from machine import circumstances
-from options import new_file
+from harness.machine import circumstances
+from harness.options import new_file
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table

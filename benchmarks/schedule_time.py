@@ -26,9 +26,9 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from machine import circumstances
-from options import counts, new_file, some_of
-from report import exponent
+from harness.machine import circumstances
+from harness.options import counts, new_file, some_of
+from harness.report import exponent
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table

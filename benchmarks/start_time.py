@@ -29,11 +29,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fleet import Crew, TrainerError
-from gpt import size_of
-from machine import circumstances
-from options import counts, new_file, some_of
-from report import exponent
+from harness.fleet import Crew, TrainerError
+from harness.machine import circumstances
+from harness.options import counts, new_file, some_of
+from harness.report import exponent
+from models.gpt import size_of
 from rich.console import Console
 from rich.table import Table
 

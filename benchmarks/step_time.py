@@ -33,10 +33,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fleet import HERE, Crew, TrainerError, there_and_back
-from machine import circumstances
-from options import new_file, some_of
-from report import WAYS, print_tables, spread, summary
+from harness.fleet import HERE, Crew, TrainerError, there_and_back
+from harness.machine import circumstances
+from harness.options import new_file, some_of
+from harness.report import WAYS, print_tables, spread, summary
 from rich.console import Console
 
 sys.path.append(str(HERE.parent))

@@ -43,15 +43,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet import HERE, Crew, TrainerError, there_and_back
-from machine import circumstances
-from options import new_file
+from harness.fleet import HERE, Crew, TrainerError, there_and_back
+from harness.machine import circumstances
+from harness.options import new_file
 from rich.console import Console
 
 sys.path.append(str(HERE.parent))
-from versus_cut import balanced, pieces_of, work_of
-from versus_report import FRAMEWORKS, figures, table_of
-from versus_settings import LEARNING_RATE, PAIRS
+from versus.cut import balanced, pieces_of, work_of
+from versus.report import FRAMEWORKS, figures, table_of
+from versus.settings import LEARNING_RATE, PAIRS
 
 TORCH = "torch==2.13.0"
 INSTALL = f"{sys.executable} -m venv torch-venv && torch-venv/bin/pip install {TORCH}"
@@ -102,7 +102,7 @@ def refusal(given: argparse.Namespace) -> str | None:
             f"--microbatches is a multiple of all --processes, as interleaved schedules want it. Received: "
             f"{given.microbatches} and {given.processes}"
         )
-    from gpt import size_of
+    from models.gpt import size_of
 
     given.sizes = [f"{name}+tied=0" for name in given.sizes]
     try:
@@ -158,19 +158,19 @@ class Alone:
 
 def torch_crew(given: argparse.Namespace, way: str, size: str, cut: Sequence[int], processes: int, at: str) -> Crew:
     """Starts processes of PyTorch."""
-    from gpt import size_of
+    from models.gpt import size_of
 
     launch = [str(given.torch_python)]
     if processes > 1:
         launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     told = [json.dumps(asdict(size_of(size))), str(given.microbatches), str(given.threads), ",".join(map(str, cut)), at]
-    return Crew(way, told, processes, given.patience, script="torch_trainer.py", launch=launch)
+    return Crew(way, told, processes, given.patience, script="processes/torch_trainer.py", launch=launch)
 
 
 def smp_crew(given: argparse.Namespace, way: str, size: str, processes: int) -> Crew:
     """Starts processes of Keras."""
     told = [size, str(given.microbatches), str(given.threads)]
-    return Crew(way, told, processes, given.patience, script="keras_trainer.py")
+    return Crew(way, told, processes, given.patience, script="processes/keras_trainer.py")
 
 
 def turn(crew: Crew, steps: int) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def alone(given: argparse.Namespace, size: str) -> Iterator[Alone]:
 
 def torch_cut(given: argparse.Namespace, size: str, plan: dict[str, Any]) -> list[int]:
     """Returns how many pieces of torch's model each chunk has."""
-    from gpt import size_of
+    from models.gpt import size_of
 
     numbers = size_of(size)
     if given.torch_cut == "balanced":

@@ -22,7 +22,7 @@ def printed(table: Any) -> list[list[str]]:
 
 
 def test_growth_is_an_exponent() -> None:
-    from report import exponent
+    from harness.report import exponent
 
     assert exponent((2, 3.0), (8, 12.0)) == pytest.approx(1.0)
     assert exponent((2, 3.0), (8, 48.0)) == pytest.approx(2.0)
@@ -44,7 +44,7 @@ def test_the_table_has_medians_the_spread_and_how_each_part_grows() -> None:
 
 
 def test_a_size_may_differ_from_one_that_has_a_name() -> None:
-    from gpt import SIZES, size_of
+    from models.gpt import SIZES, size_of
 
     assert size_of("tiny") == SIZES["tiny"]
     assert (size_of("tiny+depth=24+batch=64").depth, size_of("tiny+depth=24+batch=64").width) == (24, 16)

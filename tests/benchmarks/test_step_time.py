@@ -11,7 +11,7 @@ from tests.distributed.harness import launch_script
 
 
 def test_figures_come_from_pairs_of_one_repetition() -> None:
-    from report import summary
+    from harness.report import summary
 
     figures = summary(
         {
@@ -40,7 +40,7 @@ def test_the_bound_is_that_of_the_slowest_way_through() -> None:
 @pytest.mark.distributed
 @pytest.mark.full
 def test_a_process_that_ends_is_an_error_with_its_last_words() -> None:
-    from fleet import Crew, TrainerError
+    from harness.fleet import Crew, TrainerError
 
     with pytest.raises(TrainerError, match="KeyError: 'no such way'"):
         Crew("no such way", ["tiny", "2", "1", json.dumps({"policy": "float32", "xla": False})], 1, patience=60.0)

@@ -29,7 +29,7 @@ MIB = 2**20
     ],
 )
 def test_both_libraries_have_their_chunks_on_the_same_ranks(name: str, placement: tuple[int, ...]) -> None:
-    from versus_settings import PAIRS
+    from versus.settings import PAIRS
 
     pair = PAIRS[name]
     assert pair.placement(2) == placement
@@ -37,7 +37,7 @@ def test_both_libraries_have_their_chunks_on_the_same_ranks(name: str, placement
 
 
 def test_torch_is_cut_between_the_halves_of_blocks_that_are_nearest() -> None:
-    from versus_cut import pieces_of
+    from versus.cut import pieces_of
 
     first, second = "gpt/block", "gpt/block_1"
     layers = {
@@ -66,7 +66,7 @@ def test_torch_is_cut_between_the_halves_of_blocks_that_are_nearest() -> None:
 
 
 def test_torch_may_be_balanced_by_its_own_work() -> None:
-    from versus_cut import balanced, work_of
+    from versus.cut import balanced, work_of
 
     size = {"depth": 2, "width": 10, "length": 5, "vocabulary": 100}
     assert work_of(size) == [0.0, 1000.0, 1600.0, 1000.0, 1600.0, 2000.0]
@@ -76,7 +76,7 @@ def test_torch_may_be_balanced_by_its_own_work() -> None:
 
 
 def test_times_of_tasks_are_medians_and_a_whole_backward_pass_is_waited_for_by_nobody() -> None:
-    from versus_report import chunk_times
+    from versus.report import chunk_times
 
     tasks = [("F", 0, 1.0), ("F", 0, 9.0), ("F", 0, 2.0), ("B", 0, 3.0), ("F", 1, 4.0), ("I", 1, 5.0), ("W", 1, 6.0)]
     assert chunk_times(tasks, 2) == [ChunkTimes(2.0, 0.0, 3.0), ChunkTimes(4.0, 5.0, 6.0)]
@@ -91,8 +91,8 @@ def test_times_of_tasks_are_medians_and_a_whole_backward_pass_is_waited_for_by_n
     [("gpipe", 33.0), ("1f1b", 33.0), ("interleaved", 28.5), ("zb_h1", 27.0), ("zb_v", 25.5)],
 )
 def test_the_bound_shares_out_the_time_of_one_process(name: str, bound: float) -> None:
-    from versus_report import bounds
-    from versus_settings import PAIRS
+    from versus.report import bounds
+    from versus.settings import PAIRS
 
     # Twice as slow in the pipeline as alone, where F, I and W of a rank's share take 1 each: 8 x 4 x 3.
     pair = PAIRS[name]
@@ -131,7 +131,7 @@ def measured(steps: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def test_fractions_are_of_each_frameworks_own_bound() -> None:
-    from versus_report import figures
+    from versus.report import figures
 
     found = figures(measured({"smp_tf": [20.0, 30.0, 15.0], "torch": [25.0, 15.0, 25.0]}))
     of = found["smp_tf"]
@@ -146,7 +146,7 @@ def test_fractions_are_of_each_frameworks_own_bound() -> None:
 
 
 def test_the_table_says_who_is_ahead_whoever_it_is() -> None:
-    from versus_report import figures, table_of
+    from versus.report import figures, table_of
 
     won = figures(measured({"smp_tf": [20.0], "torch": [25.0]}))
     lost = figures(measured({"smp_tf": [30.0], "torch": [15.0]}))

@@ -237,6 +237,7 @@ def test_a_room_says_in_a_line_what_it_is() -> None:
 
 def test_tests_mirror_the_rooms() -> None:
     rooms = {room_of(path.relative_to(ROOT)).removeprefix("smp_tf.") for path in MODULES.values()}
+    rooms |= {f"benchmarks.{path.parent.name}" for path in (ROOT / "benchmarks").glob("*/__init__.py")}
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").glob("*/*/test_*.py")}
     own = {folder.as_posix().replace("/", ".").removeprefix("smp_tf.") for folder in folders}
     assert sorted(own - rooms) == []

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from answers import answer
+from harness.answers import answer
 
 #: Number of the program; steps of smp_tf's own are not run here.
 PROGRAM = 1

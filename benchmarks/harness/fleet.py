@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 
 WayT = TypeVar("WayT")
 
@@ -55,7 +55,7 @@ class Crew:
         processes: int,
         patience: float,
         *,
-        script: str = "trainer.py",
+        script: str = "processes/trainer.py",
         launch: Sequence[str] | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
@@ -190,7 +190,7 @@ def there_and_back(ways: Iterable[WayT], repetitions: int) -> Iterator[tuple[int
 
 def environment() -> dict[str, str]:
     """The caller's environment, with what every process of the benchmark needs."""
-    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
     return {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **os.environ,

@@ -8,7 +8,7 @@ import pytest
 
 
 def test_each_core_has_a_process_that_gives_way() -> None:
-    from awake import cores_awake
+    from harness.awake import cores_awake
 
     with cores_awake() as pids:
         assert [os.sched_getaffinity(pid) for pid in pids] == [{core} for core in sorted(os.sched_getaffinity(0))]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras
-from sizes import changed
 from tf_keras import layers
+
+from models.sizes import changed
 
 #: Whether the loss depends on how a batch is cut.
 MIXES_SAMPLES = False

@@ -8,7 +8,8 @@ from typing import Any
 import smp_tf as smp  # isort: split
 
 import tensorflow as tf
-from gpt import Size, batch_of, build, forward_backward
+
+from models.gpt import Size, batch_of, build, forward_backward
 
 
 def split_step(size: Size, optimizer: Any) -> Callable[..., Any]:

@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from answers import answer, forget_peak, resident
-from trainer import SEED, Accumulating, Split, Trainer
-from versus_settings import LEARNING_RATE, PAIRS
+from harness.answers import answer, forget_peak, resident
+from versus.settings import LEARNING_RATE, PAIRS
+
+from processes.trainer import SEED, Accumulating, Split, Trainer
 
 
 def run(trainer: Trainer, count: int) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def main() -> None:
             }
         )
         rank = smp.rank()
-    import gpt
+    from models import gpt
 
     trainer = (Serial if way == "serial" else Pipeline)(gpt.size_of(size), int(microbatches))
     answer(trainer, rank, path)

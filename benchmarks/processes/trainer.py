@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from answers import answer, resident
-from sizes import model_of, size_of
+from harness.answers import answer, resident
+from models.sizes import model_of, size_of
 
 SEED = 1
 

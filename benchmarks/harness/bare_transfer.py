@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from fleet import HERE, TrainerError
-
+from harness.fleet import HERE, TrainerError
 from smp_tf.ops import build
 
 SOURCE = HERE.parent / "tests" / "ops" / "cc" / "bare_transfer.cc"

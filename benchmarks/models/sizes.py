@@ -37,8 +37,7 @@ def size_of(name: str) -> Any:
     Raises:
         ValueError: there is no such size.
     """
-    import conv_net
-    import gpt
+    from models import conv_net, gpt
 
     base = name.partition("+")[0]
     if base in conv_net.SIZES:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch_gpt
-from answers import answer, forget_peak, resident
+from harness.answers import answer, forget_peak, resident
+from models import torch_gpt
 from torch import distributed
 from torch.distributed import pipelining
-from versus_settings import LEARNING_RATE, PAIRS
+from versus.settings import LEARNING_RATE, PAIRS
 
 
 def read(folder: Path, name: str, dtype: torch.dtype) -> torch.Tensor:

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from report import MIB, paired, spread, with_quartiles
+from harness.report import MIB, paired, spread, with_quartiles
 from rich.table import Table
-from versus_settings import PAIRS, Pair
 
 from smp_tf.pipeline.programs.simulate import ChunkTimes, lower_bound
+from versus.settings import PAIRS, Pair
 
 FRAMEWORKS = ("smp_tf", "torch")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import smp_tf as smp  # isort: split
 
-from answers import answer
+from harness.answers import answer
 
 from smp_tf.start.environment import world_rank
 from tests.distributed.cases.memory import forecast_and_measured

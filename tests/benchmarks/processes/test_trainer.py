@@ -9,7 +9,7 @@ import pytest
 
 
 def test_a_named_function_within_another_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import trainer
+    from processes import trainer
 
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
@@ -30,7 +30,7 @@ def test_a_named_function_within_another_is_counted_once(monkeypatch: pytest.Mon
 
 
 def test_what_raises_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    import trainer
+    from processes import trainer
 
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])

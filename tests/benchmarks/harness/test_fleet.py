@@ -11,7 +11,7 @@ SCRIPT = """
 import os
 import sys
 
-from answers import answer
+from harness.answers import answer
 
 
 class Hands:
@@ -25,7 +25,7 @@ answer(Hands(), 0, sys.argv[-1])
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    import fleet
+    from harness import fleet
 
     monkeypatch.setenv("PYTHONPATH", str(fleet.HERE))
     path = tmp_path / "hands.py"
@@ -34,7 +34,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_crew_has_variables_of_its_own(script: str) -> None:
-    from fleet import Crew
+    from harness.fleet import Crew
 
     with Crew("a", [], 1, 60.0, script=script, variables={"OF_ITS_OWN": "1"}) as crew:
         assert crew.ask("variable", name="OF_ITS_OWN") == ["1"]
@@ -42,7 +42,7 @@ def test_a_crew_has_variables_of_its_own(script: str) -> None:
 
 
 def test_a_crew_that_is_paused_stands_still_and_goes_on_or_ends(script: str) -> None:
-    from fleet import Crew
+    from harness.fleet import Crew
 
     with Crew("a", [], 1, 60.0, script=script) as crew:
         (member,) = crew.members

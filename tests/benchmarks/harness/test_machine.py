@@ -15,7 +15,7 @@ WRITING = sorted(path.name for path in BENCHMARKS.glob("*.py") if '"--json"' in 
 def test_the_machine_is_named_with_what_makes_it_fast_or_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "posix")
     monkeypatch.setenv("HOME_OF_NOBODY", "x")
-    from machine import machine
+    from harness.machine import machine
 
     told = machine()
     assert told["cores"] >= 1
@@ -26,7 +26,7 @@ def test_the_machine_is_named_with_what_makes_it_fast_or_slow(monkeypatch: pytes
 
 
 def test_what_a_benchmark_was_given_stands_beside_the_machine() -> None:
-    from machine import circumstances
+    from harness.machine import circumstances
 
     told = circumstances(argparse.Namespace(repetitions=3, json=BENCHMARKS / "out"))
     assert told.keys() == {"command", "machine", "settings"}

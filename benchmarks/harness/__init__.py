@@ -1,0 +1,1 @@
+"""What several benchmarks share: options, processes that take turns, reports."""

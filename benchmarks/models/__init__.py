@@ -1,0 +1,1 @@
+"""The models that benchmarks train, and their sizes."""

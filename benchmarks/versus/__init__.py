@@ -1,0 +1,1 @@
+"""smp_tf against torch: the cut, the settings, the report."""
