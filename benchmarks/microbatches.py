@@ -35,7 +35,7 @@ from step_time import require_same_loss, take_turn
 
 from smp_tf.model.profiling import measure
 from smp_tf.offline.plan import OfflineModel, offline
-from smp_tf.offline.search import search
+from smp_tf.offline.search import Choices, search
 from smp_tf.pipeline.planner import plan as planning
 from smp_tf.pipeline.planner.times_by_size import Times, times_for
 
@@ -107,9 +107,7 @@ def foreseen(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[dic
             model,
             Config(partitions=given.partitions, optimize="speed"),
             given.partitions,
-            partitions=(given.partitions,),
-            microbatches=given.microbatches,
-            pipelines=(given.pipeline,),
+            Choices((given.partitions,), given.microbatches, (given.pipeline,)),
         )
     seconds = {c.config.microbatches: size.batch / c.speed for c in found.candidates if c.fits}
     return seconds, found.best.config.microbatches

@@ -80,28 +80,39 @@ class Search:
     made: OfflinePlan
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What is tried.
+
+    Args:
+        partitions: their numbers; none for all that divide the ranks.
+        microbatches: their numbers; none for powers of two.
+        pipelines: schedules; none for all.
+    """
+
+    partitions: Sequence[int] = ()
+    microbatches: Sequence[int] = ()
+    pipelines: Sequence[str] = ()
+
+
 def search(
     model: OfflineModel,
     config: Config,
     ranks: int,
+    choices: Choices = Choices(),
     *,
     cluster: Cluster | None = None,
-    partitions: Sequence[int] = (),
-    microbatches: Sequence[int] = (),
-    pipelines: Sequence[str] = (),
     progress: Callable[[int, int, str], None] = lambda done, of, what: None,
     proof_seconds: float = 0.0,
 ) -> Search:
-    """Plan a model for all settings that a number of ranks allows.
+    """Plans a model for all settings that a number of ranks allows.
 
     Args:
         model: the model.
         config: optimize and memory_limit count.
         ranks: number of ranks, all of which are used.
-        cluster: what they are; None for processes like this one, on one host.
-        partitions: numbers of partitions to try; none for all that divide the ranks.
-        microbatches: numbers of microbatches to try; none for powers of two.
-        pipelines: schedules to try; none for all.
+        choices: what is tried of partitions, microbatches and schedules.
+        cluster: what the ranks are; None for processes like this one, on one host.
         progress: told how many settings are done, of how many, and what is tried next.
         proof_seconds: how long to look for a better placement of the one that is taken.
 
@@ -114,44 +125,10 @@ def search(
         ConfigError: the cluster has too few ranks.
     """
     described, cluster = cluster, cluster or one_host(ranks)
-    counts = list(partitions) or [count for count in range(1, ranks + 1) if ranks % count == 0]
-    found: list[Candidate] = []
-
-    def settings_of(counts: Sequence[int]) -> list[Config]:
-        return [
-            # One partition has one chunk, and no schedule to choose.
-            dataclasses.replace(
-                config,
-                partitions=count,
-                microbatches=parts,
-                pipeline=pipeline,
-                chunks_per_rank=config.chunks_per_rank if count > 1 else None,
-            )
-            for count in counts
-            for parts in _parts(count, model.batch_size, microbatches)
-            for pipeline in (pipelines or (_worth_trying(config, cluster) if count > 1 else ("interleaved",)))
-        ]
-
-    def try_all(settings: Sequence[Config], most_replicas: int = ranks) -> None:
-        many = len(found) + len(settings)
-        for one in settings:
-            stages = one.partitions or 1
-            again = ", recompute" if one.recompute else ""
-            progress(len(found), many, f"{stages} partitions, {one.microbatches} microbatches, {one.pipeline}{again}")
-            found.append(_candidate(model, one, min(ranks // stages, most_replicas), cluster))
-
-    def try_again(settings: Sequence[Config], most_replicas: int = ranks) -> None:
-        try_all(settings, most_replicas)
-        if not config.recompute and not any(candidate.fits for candidate in found):
-            sized = [c.config for c in found[-len(settings) :] if c.needed is not None]
-            try_all([dataclasses.replace(settings, recompute=True) for settings in sized], most_replicas)
-
-    try_again(settings_of(counts))
-    if not partitions and not any(c.fits for c in found) and any(c.replicas > 1 for c in found):
-        # What averages gradients takes memory, too; some ranks would be idle.
-        others = {*range(1, _MOST_COUNTS + 1), *counts}
-        try_again(settings_of(sorted(count for count in others if count <= ranks)), 1)
-    if any(candidate.fits for candidate in found):
+    trials = _Trials(model, config, ranks, cluster, choices, progress)
+    trials.try_all()
+    found = trials.found
+    if trials.fits:
         best = _best(found)
         made = model.plan(
             best.config, replicas=best.replicas, cluster=cluster, proof_seconds=proof_seconds, advise=False
@@ -172,6 +149,87 @@ def search(
             raise MemoryLimitError(said) from error
     found[found.index(best)] = best = _planned(best.config, best.replicas, made)
     return Search(tuple(found), best, made)
+
+
+class _Trials:
+    """Tries settings one after the other, and remembers what came of each.
+
+    Args:
+        model: the model.
+        config: what all settings share.
+        ranks: number of ranks.
+        cluster: what they are.
+        choices: what is tried of partitions, microbatches and schedules.
+        progress: told how many settings are done, of how many, and what is tried next.
+    """
+
+    def __init__(
+        self,
+        model: OfflineModel,
+        config: Config,
+        ranks: int,
+        cluster: Cluster,
+        choices: Choices,
+        progress: Callable[[int, int, str], None],
+    ) -> None:
+        self._model = model
+        self._config = config
+        self._ranks = ranks
+        self._cluster = cluster
+        self._choices = choices
+        self._progress = progress
+        self.found: list[Candidate] = []
+
+    @property
+    def fits(self) -> bool:
+        """Whether any of the settings has a plan."""
+        return any(candidate.fits for candidate in self.found)
+
+    def try_all(self) -> None:
+        """Tries what is to be tried, and where nothing of it fits, what leaves ranks idle."""
+        ranks, given = self._ranks, self._choices.partitions
+        counts = list(given) or [count for count in range(1, ranks + 1) if ranks % count == 0]
+        self._try_counts(counts, ranks)
+        if not given and not self.fits and any(candidate.replicas > 1 for candidate in self.found):
+            # What averages gradients takes memory, too; some ranks would be idle.
+            others = {*range(1, _MOST_COUNTS + 1), *counts}
+            self._try_counts(sorted(count for count in others if count <= ranks), 1)
+
+    def _try_counts(self, counts: Sequence[int], most_replicas: int) -> None:
+        """Tries numbers of partitions, and where nothing fits yet, all of it again with recompute."""
+        settings = self._settings_of(counts)
+        self._try(settings, most_replicas)
+        if not self._config.recompute and not self.fits:
+            sized = [c.config for c in self.found[-len(settings) :] if c.needed is not None]
+            self._try([dataclasses.replace(settings, recompute=True) for settings in sized], most_replicas)
+
+    def _settings_of(self, counts: Sequence[int]) -> list[Config]:
+        config, choices = self._config, self._choices
+        return [
+            # One partition has one chunk, and no schedule to choose.
+            dataclasses.replace(
+                config,
+                partitions=count,
+                microbatches=parts,
+                pipeline=pipeline,
+                chunks_per_rank=config.chunks_per_rank if count > 1 else None,
+            )
+            for count in counts
+            for parts in _parts(count, self._model.batch_size, choices.microbatches)
+            for pipeline in (
+                choices.pipelines or (_worth_trying(config, self._cluster) if count > 1 else ("interleaved",))
+            )
+        ]
+
+    def _try(self, settings: Sequence[Config], most_replicas: int) -> None:
+        many = len(self.found) + len(settings)
+        for one in settings:
+            stages = one.partitions or 1
+            again = ", recompute" if one.recompute else ""
+            what = f"{stages} partitions, {one.microbatches} microbatches, {one.pipeline}{again}"
+            self._progress(len(self.found), many, what)
+            replicas = min(self._ranks // stages, most_replicas)
+            self.found.append(_candidate(self._model, one, replicas, self._cluster))
 
 
 def _worth_trying(config: Config, cluster: Cluster) -> list[str]:

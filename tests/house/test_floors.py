@@ -121,8 +121,10 @@ INNER = {
     "partition/op_cost/function_graph.py": "TensorFlow is heavy, and plans that are read need none",
     "smp_tf/__init__.py": "`import smp_tf` loads nothing that is heavy; it looks up public names",
     "smp_tf/collectives/horovod_waits.py": "the compiled ops are loaded when Horovod is first called",
-    "smp_tf/command/main.py": "`smp-tf --help` and `smp-tf timeline` come without TensorFlow",
     "smp_tf/command/named_function.py": "`smp-tf --help` comes without TensorFlow",
+    "smp_tf/command/plan.py": "`smp-tf --help` comes without TensorFlow",
+    "smp_tf/command/profile.py": "`smp-tf --help` comes without TensorFlow",
+    "smp_tf/command/timeline.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/horovod_scope.py": "it is imported with smp_tf, before TensorFlow",
     "smp_tf/start/lifecycle.py": "it is imported before TensorFlow and Horovod are known to be the right ones",
 }

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import smp_tf as smp
+from smp_tf.command import layer_times
 from smp_tf.command import main as command_line
-from smp_tf.command import profile as profile_command
 from smp_tf.command.named_function import named_function
 from smp_tf.model.profiling import forward_backward
 from smp_tf.partition.graph.fingerprint import fingerprint
@@ -202,10 +202,10 @@ def test_ctrl_c_on_one_of_several_processes_is_told_to_the_others(
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profile_command, "OfflineModel", interrupt)
-    monkeypatch.setattr(profile_command, "world_size", lambda: 2)
-    monkeypatch.setattr(profile_command.lifecycle, "init", lambda config: None)
-    monkeypatch.setattr(profile_command.lifecycle, "end_all", lambda error: told.append(str(error)))
+    monkeypatch.setattr(layer_times, "OfflineModel", interrupt)
+    monkeypatch.setattr(layer_times, "world_size", lambda: 2)
+    monkeypatch.setattr(layer_times.lifecycle, "init", lambda config: None)
+    monkeypatch.setattr(layer_times.lifecycle, "end_all", lambda error: told.append(str(error)))
     assert profile(f"{script}:build") == 130
     assert capsys.readouterr().err == "smp-tf: interrupted.\n"
     assert told == ["interrupted"]

@@ -14,7 +14,7 @@ from smp_tf.errors import MemoryLimitError, PlacementError
 from smp_tf.offline.cluster import Cluster, Host
 from smp_tf.offline.plan import OfflineModel, offline
 from smp_tf.offline.plan_text import comparison
-from smp_tf.offline.search import Search, search
+from smp_tf.offline.search import Choices, Search, search
 from smp_tf.pipeline.schedules.schedule import IN_ORDER, LEAN
 
 #: Fast links, so that a pipeline is worth it; one rank has room for half of the model.
@@ -35,7 +35,10 @@ def model(keras_defaults: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Off
 
 def found(model: OfflineModel, limit: str | None = None, **options: Any) -> Search:
     wanted = {"optimize": "speed", **({"memory_limit": limit} if limit else {})}
-    return search(model, check_config(wanted, "a test"), 4, cluster=CLUSTER, **options)
+    choices = Choices(
+        **{name: options.pop(name) for name in {"partitions", "microbatches", "pipelines"} & options.keys()}
+    )
+    return search(model, check_config(wanted, "a test"), 4, choices, cluster=CLUSTER, **options)
 
 
 def test_all_that_the_ranks_allow_is_tried_and_without_a_limit_replicas_are_fastest(model: OfflineModel) -> None:
@@ -102,7 +105,7 @@ def test_the_nearest_is_that_of_which_least_is_too_much(keras_defaults: None) ->
     with offline():
         model, config = OfflineModel(chain, batch_size=32), check_config({}, "a test")
         with pytest.raises(MemoryLimitError) as raised:
-            search(model, config, 2, cluster=Cluster((small, large), 1e15, 1e15), microbatches=[4])
+            search(model, config, 2, Choices(microbatches=[4]), cluster=Cluster((small, large), 1e15, 1e15))
     said = str(raised.value).splitlines()
     assert "with 2 partitions and 4 microbatches" in said[0]
     assert " of 100.0 KiB (memory of host 0, rank 0), " in said[1]
@@ -119,15 +122,14 @@ def test_where_nothing_fits_activations_are_made_again(keras_defaults: None) -> 
         return tf_keras.Sequential([tf_keras.Input((512, 32)), *made])
 
     with offline():
-        model, only = OfflineModel(tanhs, batch_size=32), {"partitions": [1], "pipelines": ["interleaved"]}
+        model, only = OfflineModel(tanhs, batch_size=32), Choices([1], [4], ["interleaved"])
         without, again = (
-            search(model, check_config({"recompute": recompute}, "a test"), 1, microbatches=[4], **only)
-            for recompute in (False, True)
+            search(model, check_config({"recompute": recompute}, "a test"), 1, only) for recompute in (False, True)
         )
         limit = ((without.best.needed or 0) + (again.best.needed or 0)) // 2
         assert (again.best.needed or 0) < limit < (without.best.needed or 0)
         config = check_config({"memory_limit": limit}, "a test")
-        tried = search(model, config, 1, microbatches=[4], **only)
+        tried = search(model, config, 1, only)
         assert [(c.config.recompute, c.fits) for c in tried.candidates] == [(False, False), (True, True)]
         lines = comparison(tried).splitlines()
         assert next(line for line in lines if "taken" in line).split("│")[4].strip() == "interleaved,"
@@ -139,7 +141,7 @@ def test_where_nothing_fits_activations_are_made_again(keras_defaults: None) -> 
 
 def test_more_partitions_than_layers_are_no_setting(model: OfflineModel) -> None:
     with pytest.raises(PlacementError, match=r"None of 5 settings can be placed\. The last: The model has 4 units"):
-        search(model, check_config({}, "a test"), 5, partitions=[5], microbatches=[1])
+        search(model, check_config({}, "a test"), 5, Choices([5], [1]))
 
 
 def test_progress_is_told(model: OfflineModel) -> None:

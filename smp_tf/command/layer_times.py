@@ -1,0 +1,241 @@
+"""How long every layer takes on this machine: measured, shown, and kept for `smp-tf plan` and training.
+
+In one process, or in several that `horovodrun` started, which share the layers out and measure at the same time.
+
+A batch takes longer, the more microbatches it is cut into: every one costs something besides its samples. How much is
+shown where several numbers of microbatches are measured, and `smp-tf plan --microbatches auto` weighs it against the
+bubble, which more microbatches make smaller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from smp_tf.command.output import UsageError, say, show
+from smp_tf.config.config import check_config
+from smp_tf.job import runtime
+from smp_tf.model.profile_cache import ProfileCache, subject_of, this_hardware
+from smp_tf.model.profiling import Measurement, already_known, find, measure, new_profile
+from smp_tf.offline.plan import OfflineModel, OfflineTrace
+from smp_tf.partition.plan.plan import as_bytes
+from smp_tf.partition.units.cost import UnitCost, estimate
+from smp_tf.pipeline.planner import plan as planning
+from smp_tf.start import lifecycle
+from smp_tf.start.environment import world_rank, world_size
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One unit, as it was measured.
+
+    Args:
+        name: of the unit.
+        times: seconds forward and backward of a microbatch; None where it could not be run.
+        cost: what was counted of it.
+    """
+
+    name: str
+    times: tuple[float, float] | None
+    cost: UnitCost
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch, cut into microbatches, of which the largest was measured.
+
+    Args:
+        microbatches: how many.
+        samples: of the largest.
+        units: all units of the model.
+    """
+
+    microbatches: int
+    samples: int
+    units: tuple[Measured, ...]
+
+    @property
+    def seconds(self) -> tuple[float, float] | None:
+        """Of all microbatches, one after the other, forward and backward; None where a unit has no times.
+
+        A microbatch of fewer samples counts as the largest does, in a plan too.
+        """
+        times = [unit.times for unit in self.units if unit.times is not None]
+        if len(times) < len(self.units):
+            return None
+        return self.microbatches * sum(t[0] for t in times), self.microbatches * sum(t[1] for t in times)
+
+
+def measure_layers(given: argparse.Namespace, function: Callable[[], Any]) -> None:
+    """Measures a model, or shows what is known of it, and prints the table.
+
+    Args:
+        given: the arguments of the command.
+        function: what makes the model.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        OfflinePlanError: the function gives no model, or not what it is called with.
+        PlacementError: the model cannot be cut into units.
+    """
+    wanted: dict[str, Any] = {}
+    if given.threads is not None:
+        wanted["intra_op_threads"] = given.threads
+    for count in given.microbatches:
+        check_config({**wanted, "microbatches": count}, "smp-tf profile")
+    # Of several processes one speaks.
+    is_first = world_rank() == 0
+    console = Console(quiet=not is_first)
+    width = max(100, console.width)
+    rows_of: dict[int, tuple[Measured, ...]] = {}
+    with _started(wanted):
+        model = OfflineModel(function, batch_size=given.batch_size)
+        # All are looked at before one is measured: measuring takes long, and a batch may be too small for another.
+        samples = {count: model.samples_of(count) for count in given.microbatches}
+        for size in dict.fromkeys(samples.values()):
+            counts = [str(count) for count in samples if samples[count] == size]
+            if len(counts) > 1:
+                same = f"{', '.join(counts)} microbatches have {size} samples at most: measured once"
+                _say(same)
+            made = model.trace_of(size)
+            found, words = _times(made, fresh=given.fresh)
+            for line in words + words_on_sharing(found.alone):
+                _say(line)
+            units = planning.units_of(made.graph)
+            costs = estimate(made.graph, units, unknown=made.samples)
+            rows = [Measured(u.name, found.times.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
+            rows_of[size] = tuple(rows)
+            if is_first:
+                show(table(rows, size, width, console.is_terminal))
+    if is_first and len(samples) > 1:
+        batches = [Batch(count, size, rows_of[size]) for count, size in samples.items()]
+        show("\n" + growth(batches, model.batch_size, width, console.is_terminal))
+
+
+@contextmanager
+def _started(config: Mapping[str, Any]) -> Iterator[None]:
+    # Every process is a rank of one replica, and measures its share.
+    lifecycle.init({**config, "partitions": world_size(), "microbatches": 1, "seed": 0})
+    try:
+        yield
+    except BaseException as error:
+        # Several meet to shut down, and the others are elsewhere.
+        if world_size() == 1:
+            lifecycle.shutdown()
+        else:
+            # The command catches all of them, so no hook hears of one.
+            lifecycle.end_all(error if isinstance(error, Exception) else UsageError("interrupted"))
+        raise
+    lifecycle.shutdown()
+
+
+def _say(words: str) -> None:
+    if world_rank() == 0:
+        say(words)
+
+
+def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Measurement, list[str]]:
+    """The times, and what there is to say of them."""
+    topology = runtime.current().topology
+    cache, hardware = ProfileCache(), this_hardware(topology.local_size)
+    subject = subject_of(made.graph, made.samples)
+    known, words = (None, []) if fresh else find(made.model, cache, subject, [hardware])
+    if known is not None:
+        return known, [*words, already_known(made.model, hardware)]
+    units, cut = planning.cut_into_units(made.graph)
+    measured = measure(made.model, made.traced, units, cut, made.tensors, made.samples)
+    words += [f"{name} could not be measured. {why}" for name, why in measured.failed.items()]
+    if not measured.failed and topology.rank == 0:
+        path = cache.keep(new_profile(made.model, subject, hardware, measured))
+        words += [f"kept in {path}"] if path is not None else []
+        words += [cache.trouble] if cache.trouble else []
+    return measured, words
+
+
+def words_on_sharing(alone: tuple[float, float]) -> list[str]:
+    """What is said of processes that share a host.
+
+    Args:
+        alone: what share of its time forward and backward a layer takes while the others of its host wait.
+    """
+    if alone == (1.0, 1.0):
+        return []
+    forward, backward = (f"{100 * share:.0f} %" for share in alone)
+    return [
+        f"measured while all processes of the host compute; while the others wait, as in a bubble, a layer takes "
+        f"{forward} of its time forward, {backward} backward"
+    ]
+
+
+def growth(batches: Sequence[Batch], batch_size: int, width: int = 100, color: bool = False) -> str:
+    """How much longer a batch takes, the more microbatches it is cut into.
+
+    Args:
+        batches: the batch, cut in several ways.
+        batch_size: its samples.
+        width: columns of the terminal.
+        color: mark the heading with terminal codes.
+    """
+    shown = Table(title=f"a batch of {batch_size}, one microbatch after the other", title_justify="left")
+    for name in ("microbatches", "samples at most", "forward ms", "backward ms", "of the shortest"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    totals = [sum(seconds) for batch in batches if (seconds := batch.seconds) is not None]
+    for batch in batches:
+        seconds = batch.seconds
+        cells = ["-", "-", "-"]
+        if seconds is not None:
+            ratio = f"{sum(seconds) / min(totals):.2f}" if min(totals) else "-"
+            cells = [f"{1e3 * seconds[0]:,.2f}", f"{1e3 * seconds[1]:,.2f}", ratio]
+        shown.add_row(str(batch.microbatches), str(batch.samples), *cells)
+    text = _printed(shown, width, color)
+    if any(batch_size % batch.microbatches for batch in batches):
+        text += "\nMicrobatches that have fewer samples than the largest count as it does, in a plan too."
+    return text
+
+
+def table(rows: Sequence[Measured], samples: int, width: int = 100, color: bool = False) -> str:
+    """The units with what they take and what they reach.
+
+    Args:
+        rows: the units.
+        samples: samples of the microbatch that was measured.
+        width: columns of the terminal.
+        color: mark the heading with terminal codes.
+    """
+    shown = Table(title=f"a microbatch of {samples}, forward and backward", title_justify="left")
+    shown.add_column("unit", overflow="fold", ratio=1)
+    for name in ("forward\nms", "backward\nms", "GFLOP", "GFLOP/s", "read\n+ written", "GB/s"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        shown.add_row(row.name, *_cells(row.times, [row.cost]))
+    shown.add_section()
+    times = [row.times for row in rows if row.times is not None]
+    if len(times) == len(rows):
+        total = (sum(t[0] for t in times), sum(t[1] for t in times))
+        shown.add_row("all", *_cells(total, [row.cost for row in rows]))
+    return _printed(shown, width, color)
+
+
+def _printed(shown: Table, width: int, color: bool) -> str:
+    text = io.StringIO()
+    console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
+    console.print(shown)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def _cells(times: tuple[float, float] | None, costs: Sequence[UnitCost]) -> list[str]:
+    flops = sum(cost.flops_forward + cost.flops_backward for cost in costs)
+    read, written = sum(cost.bytes_read for cost in costs), sum(cost.bytes_written for cost in costs)
+    moved = f"{as_bytes(int(read))}\n+ {as_bytes(int(written))}"
+    if times is None:
+        return ["-", "-", f"{flops / 1e9:,.2f}", "-", moved, "-"]
+    seconds = sum(times)
+    rates = [f"{amount / 1e9 / seconds:,.1f}" if seconds else "-" for amount in (flops, read + written)]
+    return [f"{1e3 * times[0]:,.2f}", f"{1e3 * times[1]:,.2f}", f"{flops / 1e9:,.2f}", rates[0], moved, rates[1]]
