@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from smp_tf.config.config import ALIASES, KEYS, Key
+from smp_tf.config.keys import ALIASES, KEYS, Key
 
 PAGE = Path(__file__).with_name("configuration.md")
 BEGIN, END = "<!-- keys: begin -->\n", "<!-- keys: end -->\n"

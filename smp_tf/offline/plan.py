@@ -19,7 +19,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from smp_tf.config.config import ONE_BIT, Config
+from smp_tf.config.config import Config
+from smp_tf.config.keys import ONE_BIT
 from smp_tf.config.values import kind_of
 from smp_tf.errors import OfflinePlanError, PlacementError, ScheduleError, StepError
 from smp_tf.model.model import DistributedModel

@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.collectives import wire_types
-from smp_tf.config.config import ONE_BIT
+from smp_tf.config.keys import ONE_BIT
 from smp_tf.job import runtime
 from smp_tf.pipeline.run.host import HOST, has_device
 from smp_tf.replicas import sums

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from smp_tf.collectives import wire_types
 from smp_tf.collectives.horovod_waits import under_a_name_of_its_own
-from smp_tf.config.config import ONE_BIT
+from smp_tf.config.keys import ONE_BIT
 from smp_tf.job import runtime
 from smp_tf.job.topology import CommGroup
 from smp_tf.ops.at_run_time import at_run_time

@@ -16,7 +16,7 @@ from typing import Any
 import tf_keras
 
 from smp_tf import tf_internals
-from smp_tf.config.config import ONE_BIT
+from smp_tf.config.keys import ONE_BIT
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged

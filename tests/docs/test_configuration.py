@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from smp_tf.config.config import KEYS
+from smp_tf.config.keys import KEYS
 from tests.docs.pages import ROOT, page
 
 

@@ -23,8 +23,6 @@ LARGE = {
 TO_BE_MENDED: list[str] = [
     "parameters smp_tf/batch/output.py StepOutput.__init__",
     "call smp_tf/checkpoint/writing.py Writing._commit Manifest",
-    "lines smp_tf/config/config.py Config.for_world",
-    "call smp_tf/config/config.py Config.for_world dataclasses.replace",
     "lines smp_tf/offline/plan.py OfflineModel.plan",
     "call smp_tf/offline/plan.py OfflineModel.plan planning.PlacementRequest",
     "call smp_tf/offline/plan.py OfflineModel.plan OfflinePlan",

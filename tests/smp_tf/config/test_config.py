@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from smp_tf.config import files
-from smp_tf.config.config import ENVIRONMENT_VARIABLE, KEYS, Config, load_config
+from smp_tf.config.config import ENVIRONMENT_VARIABLE, Config, load_config
 from smp_tf.config.files import read_mapping
+from smp_tf.config.keys import KEYS
 from smp_tf.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smp_tf.config.config import STRATEGIES
+from smp_tf.config.keys import STRATEGIES
 from smp_tf.job.topology import CommGroup, Grid, RankType, Topology
 
 # N = 8, P = 2: (mp_rank, dp_rank) of world ranks 0 to 7.
