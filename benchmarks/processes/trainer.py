@@ -200,7 +200,7 @@ class Split(Trainer):
             {
                 "trace": ("trace_step",),
                 "plan": ("proposal.propose", "agree_on_plan", "planning.cut", "memory_forecast.with_exact_transfers"),
-                "build": ("plan_program", "build_stage_program", "settle"),
+                "build": ("plan_program", "build_stage_program", "decide_owners"),
             },
         )
         model = self.source.build(smp.DistributedModel, size)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Placement = Callable[[int, int], tuple[int, ...]]
+RanksOfChunks = Callable[[int, int], tuple[int, ...]]
 """The rank of every chunk, from (stages, chunks per rank)."""
 
 

@@ -28,7 +28,7 @@ from smp_tf.pipeline.programs.stash import peak_stash as peak_stash
 from smp_tf.pipeline.programs.transfers import add_transfers as add_transfers
 from smp_tf.pipeline.schedules.any_placement import interleaved_over, simple_over
 from smp_tf.pipeline.schedules.orders import Order, Ranks, interleaved, interleaved_1f1b, simple, zb_h1
-from smp_tf.pipeline.schedules.placements import Placement, in_a_v, looped
+from smp_tf.pipeline.schedules.placements import RanksOfChunks, in_a_v, looped
 from smp_tf.pipeline.schedules.schedule_file import load_schedule
 from smp_tf.pipeline.schedules.sweeps import forward_only, with_sweeps
 from smp_tf.pipeline.schedules.v_orders import v_half, v_min, zb_v
@@ -52,7 +52,7 @@ class Schedule:
 
     name: str
     order: Order
-    placement: Placement = looped
+    placement: RanksOfChunks = looped
     chunks_per_rank: int = 1
     more_chunks: bool = False
     splits_backward: bool = False

@@ -24,7 +24,7 @@ from smp_tf import tf_internals
 from smp_tf.batch.output import StepOutput
 from smp_tf.errors import StepError
 from smp_tf.gradients import joined_gradients
-from smp_tf.gradients.stage_reduction import Reduction, over_stages
+from smp_tf.gradients.stage_reduction import StageReduction, over_stages
 from smp_tf.job import runtime
 from smp_tf.replicas.gradient_marks import comes_from_a_step
 from smp_tf.replicas.sums import exchange_of, order, sum_over_replicas
@@ -79,18 +79,18 @@ def _of_all_shares(squares: tf.Tensor) -> tf.Tensor:
     return _chosen(exchange.allgather(squares[tf.newaxis]))
 
 
-_NORM_BY_ENTRY = Reduction(1, "the norm of all gradients", _by_entry)
+_NORM_BY_ENTRY = StageReduction(1, "the norm of all gradients", _by_entry)
 
 
 def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_sum(tf.stack(parts), axis=0)
 
 
-_NORM_OF_OWN = Reduction(2, "the norm that an optimizer clips by", _sum)
-_NOT_FINITE = Reduction(3, "the check for gradients that are not finite", _sum)
+_NORM_OF_OWN = StageReduction(2, "the norm that an optimizer clips by", _sum)
+_NOT_FINITE = StageReduction(3, "the check for gradients that are not finite", _sum)
 
 
-def _over_optimizers(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
+def _over_optimizers(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
     """Sum what optimizers have that apply parts of the same gradients: those of all stages, and of all shares."""
     if shares.are_shared():
         [own] = sum_over_replicas([own], f"smp_norm_{reduction.code}", handles=[order().handle])

@@ -25,7 +25,7 @@ from smp_tf.ops import send_recv
 
 
 @dataclass(frozen=True)
-class Reduction:
+class StageReduction:
     """A way to put together what the stages have.
 
     Args:
@@ -46,7 +46,7 @@ class _Running:
     eager: dict[int, Any] = {}  # noqa: RUF012
 
 
-def over_stages(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
+def over_stages(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
     """Reduce a vector over the stages of this replica; every rank of it must call this.
 
     Args:
@@ -79,7 +79,7 @@ def _forget() -> None:
 
 
 @op_by_op()
-def _emit(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
+def _emit(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
     """Write the reduction into the current graph."""
     topology = runtime.current().topology
     number = _Running.number
@@ -113,7 +113,7 @@ def _emit(own: tf.Tensor, reduction: Reduction) -> tf.Tensor:
     return result
 
 
-def _alike(first: tf.Tensor, part: tf.Tensor, ranks: Sequence[int], other: int, reduction: Reduction) -> Any:
+def _alike(first: tf.Tensor, part: tf.Tensor, ranks: Sequence[int], other: int, reduction: StageReduction) -> Any:
     """The check that another stage reduces the same thing as the first."""
     same = tf.logical_and(tf.equal(first[0], part[0]), tf.equal(tf.size(first), tf.size(part)))
     return tf.debugging.Assert(

@@ -82,7 +82,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RankMemory:
     """What a rank says of its first steps.
 
     Args:
@@ -94,7 +94,7 @@ class Measured:
     slots: int
 
     @classmethod
-    def here(cls) -> Measured:
+    def here(cls) -> RankMemory:
         """What this rank has measured so far."""
         return cls(tf_internals.peak_memory(), slot_bytes_here())
 
@@ -125,7 +125,7 @@ class _Report:
                 self._gather()
             elif self._transport.await_step(self._program, _TOLD, ended=False):
                 # Where rank 0 ends this step, this rank has begun it: it never waits for long.
-                mine = json.dumps(dataclasses.asdict(Measured.here()))
+                mine = json.dumps(dataclasses.asdict(RankMemory.here()))
                 self._transport.send_bytes(WRITER, _TAG, mine.encode())
         except Exception as error:
             # A training does not end for want of a report, and one that has failed says why itself.
@@ -139,16 +139,16 @@ class _Report:
         if not self._transport.await_step(self._program, _TOLD, ended=True):
             return
         seconds = (time.monotonic() - began) / (_TOLD - _CLOCK)
-        found = {WRITER: Measured.here()}
+        found = {WRITER: RankMemory.here()}
         for rank in self._topology.members(CommGroup.MP_GROUP):
             if rank != WRITER:
                 text = self._transport.recv_bytes(rank, _TAG, _ON_ITS_WAY)
-                found[rank] = Measured(**json.loads(bytes(text)))
+                found[rank] = RankMemory(**json.loads(bytes(text)))
         tell_in_time(render(self._plan, found, seconds, self._expected))
 
 
 def render(
-    plan: Plan, found: Mapping[int, Measured], seconds: float, expected: Expected | None = None, width: int = 100
+    plan: Plan, found: Mapping[int, RankMemory], seconds: float, expected: Expected | None = None, width: int = 100
 ) -> str:
     """The forecast of every rank beside what it measured.
 

@@ -21,7 +21,7 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.pipeline.run.reduction import MOST_BYTES
 from smp_tf.replicas import one_bit_sums, sums
-from smp_tf.replicas.one_bit_sums import BLOCK, Errors, Layout
+from smp_tf.replicas.one_bit_sums import BLOCK, BlockFormat, Errors
 from smp_tf.variables import store as variables
 
 #: Bytes of an element, of what is sent and of an error.
@@ -35,13 +35,13 @@ class Group:
     Args:
         number: counts the groups of a list.
         members: positions of the weights in the list.
-        layout: how they lie in blocks.
+        form: how they lie in blocks.
         errors: of this replica.
     """
 
     number: int
     members: tuple[int, ...]
-    layout: Layout
+    form: BlockFormat
     errors: Errors
 
     def average(self, tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any]) -> list[tf.Tensor]:
@@ -56,8 +56,8 @@ class Group:
             Tensors of float32, in the shapes of the given ones.
         """
         replica = runtime.current().topology.dp_rank
-        exchange = sums.exchange_of(self.layout.replicas, name, handles)
-        return one_bit_sums.average(tensors, self.layout, self.errors, exchange, replica)
+        exchange = sums.exchange_of(self.form.replicas, name, handles)
+        return one_bit_sums.average(tensors, self.form, self.errors, exchange, replica)
 
 
 class ErrorFeedback:
@@ -116,11 +116,11 @@ def _grouped(weights: Sequence[tf.Variable]) -> list[Group]:
 
 
 def _made(number: int, members: Sequence[int], weights: Sequence[tf.Variable], replicas: int) -> Group:
-    layout = Layout(tuple(weights[position].shape.num_elements() for position in members), replicas)
+    form = BlockFormat(tuple(weights[position].shape.num_elements() for position in members), replicas)
     worker, server = (
         variables.make_script_variable(
             initial_value=functools.partial(tf.zeros, [blocks, BLOCK]), trainable=False, name=f"smp_{kind}_error"
         )
-        for kind, blocks in (("worker", layout.blocks), ("server", layout.blocks_of_part))
+        for kind, blocks in (("worker", form.blocks), ("server", form.blocks_of_part))
     )
-    return Group(number, tuple(members), layout, Errors(worker, server))
+    return Group(number, tuple(members), form, Errors(worker, server))

@@ -38,7 +38,7 @@ _SIGNS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockFormat:
     """How tensors lie in blocks: each from the begin of one on, and all in as many as replicas divide.
 
     Args:
@@ -82,13 +82,13 @@ class Errors:
 
 
 def average(
-    tensors: Sequence[tf.Tensor], layout: Layout, errors: Errors, exchange: Exchange, replica: int
+    tensors: Sequence[tf.Tensor], form: BlockFormat, errors: Errors, exchange: Exchange, replica: int
 ) -> list[tf.Tensor]:
     """The averages over the replicas of tensors that all of them have, as far as one bit an element says them.
 
     Args:
-        tensors: of floats, with the sizes of the layout; of the same number and shapes on every replica.
-        layout: how they lie in blocks.
+        tensors: of floats, with the sizes of the form; of the same number and shapes on every replica.
+        form: how they lie in blocks.
         errors: of this replica.
         exchange: sends uint8.
         replica: number of this replica.
@@ -97,22 +97,22 @@ def average(
         The averages, float32, of the same shapes; equal to the last bit on all replicas. An error of TensorFlow where
         the tensors of another replica are known to have other sizes.
     """
-    elements = tf.constant(layout.elements())
-    part = layout.blocks_of_part
-    rows = _sent(_in_blocks(tensors, layout) + errors.worker.read_value(), elements, errors.worker)
+    elements = tf.constant(form.elements())
+    part = form.blocks_of_part
+    rows = _sent(_in_blocks(tensors, form) + errors.worker.read_value(), elements, errors.worker)
     # Shifted against each other, parts would be averaged without a word.
-    sizes = tf.constant(layout.sizes, tf.int32)
+    sizes = tf.constant(form.sizes, tf.int32)
     code = tf.bitcast(tf.cast(code_of(sizes), tf.uint16), tf.uint8)
-    sent = tf.concat([tf.reshape(rows, [layout.replicas, -1]), tf.tile(code[None], [layout.replicas, 1])], axis=1)
+    sent = tf.concat([tf.reshape(rows, [form.replicas, -1]), tf.tile(code[None], [form.replicas, 1])], axis=1)
     received = exchange.alltoall(sent)
     with tf.control_dependencies(require_alike(tf.reduce_all(tf.equal(received[:, -_CODE:], code)), sizes)):
-        parts = tf.reshape(decoded(tf.reshape(received[:, :-_CODE], [-1, _ROW])), [layout.replicas, part, BLOCK])
+        parts = tf.reshape(decoded(tf.reshape(received[:, :-_CODE], [-1, _ROW])), [form.replicas, part, BLOCK])
     own_elements = elements[replica * part : (replica + 1) * part]
     # What is no element came with a sign, too.
     mean = _elements_only(tf.reduce_mean(parts, axis=0), own_elements)
     own_rows = _sent(mean + errors.server.read_value(), own_elements, errors.server)
     gathered = exchange.allgather(tf.reshape(own_rows, [1, -1]))
-    return _out_of_blocks(decoded(tf.reshape(gathered, [-1, _ROW])), tensors, layout)
+    return _out_of_blocks(decoded(tf.reshape(gathered, [-1, _ROW])), tensors, form)
 
 
 def encoded(blocks: tf.Tensor, elements: tf.Tensor) -> tf.Tensor:
@@ -152,20 +152,20 @@ def _elements_only(blocks: tf.Tensor, elements: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.sequence_mask(elements, BLOCK), blocks, 0.0)
 
 
-def _in_blocks(tensors: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
+def _in_blocks(tensors: Sequence[tf.Tensor], form: BlockFormat) -> tf.Tensor:
     """Tensors one behind the other, float32[blocks, BLOCK]."""
     parts, filled = [], 0
-    for tensor, size in zip(tensors, layout.sizes, strict=True):
+    for tensor, size in zip(tensors, form.sizes, strict=True):
         used = BLOCK * _blocks_of(size)
         parts += [tf.reshape(tf.cast(tensor, tf.float32), [-1]), tf.zeros([used - size])]
         filled += used
-    parts.append(tf.zeros([BLOCK * layout.blocks - filled]))
-    return tf.reshape(tf.concat(parts, axis=0), [layout.blocks, BLOCK])
+    parts.append(tf.zeros([BLOCK * form.blocks - filled]))
+    return tf.reshape(tf.concat(parts, axis=0), [form.blocks, BLOCK])
 
 
-def _out_of_blocks(blocks: tf.Tensor, like: Sequence[tf.Tensor], layout: Layout) -> list[tf.Tensor]:
+def _out_of_blocks(blocks: tf.Tensor, like: Sequence[tf.Tensor], form: BlockFormat) -> list[tf.Tensor]:
     found, begin = [], 0
-    for tensor, size in zip(like, layout.sizes, strict=True):
+    for tensor, size in zip(like, form.sizes, strict=True):
         rows = blocks[begin : begin + _blocks_of(size)]
         found.append(tf.reshape(tf.reshape(rows, [-1])[:size], tensor.shape))
         begin += _blocks_of(size)

@@ -77,7 +77,7 @@ Receiver = Whole | Rows
 
 
 @dataclass(frozen=True)
-class Delivery:
+class Route:
     """How gradients travel to the replicas that receive them.
 
     Args:
@@ -113,7 +113,7 @@ class _Piece:
 
 
 def sums_at_receivers(
-    tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], kind: str | None, delivery: Delivery
+    tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], kind: str | None, route: Route
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """The sums over the replicas of the tensors, or rows of them, that this one receives.
 
@@ -122,7 +122,7 @@ def sums_at_receivers(
         receivers: of each.
         kind: what they are sent as, "bf16" or "fp16": then they are added up in float32. None: as they are, all of one
             type that Horovod sends.
-        delivery: sends.
+        route: sends.
 
     Returns:
         The sums of those whose receiver is this replica, and this one's rows of those that all receive, in their order,
@@ -131,14 +131,14 @@ def sums_at_receivers(
     found: dict[int, list[tf.Tensor]] = {
         whole: []
         for whole, receiver in enumerate(receivers)
-        if isinstance(receiver, Rows) or receiver.replica == delivery.replica
+        if isinstance(receiver, Rows) or receiver.replica == route.replica
     }
     received: list[tf.Tensor] = []
     ends: list[list[tf.Tensor]] = []
-    for number, pieces in enumerate(_rounds(tensors, receivers, delivery.replicas)):
+    for number, pieces in enumerate(_rounds(tensors, receivers, route.replicas)):
         # Two at a time: each takes memory.
         with tf.control_dependencies(ends[number - 2] if number >= 2 else []):
-            sums, came = _sums_of(tensors, pieces, number, kind, delivery)
+            sums, came = _sums_of(tensors, pieces, number, kind, route)
         received.append(came)
         ends.append(list(sums.values()) or [came])
         for whole, part in sums.items():
@@ -170,22 +170,22 @@ def _rounds(tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], replica
 
 
 def _sums_of(
-    tensors: Sequence[tf.Tensor], pieces: Sequence[_Piece], number: int, kind: str | None, delivery: Delivery
+    tensors: Sequence[tf.Tensor], pieces: Sequence[_Piece], number: int, kind: str | None, route: Route
 ) -> tuple[dict[int, tf.Tensor], tf.Tensor]:
     """The sums of the pieces of a round that this replica receives, by their wholes; and what was received."""
     summed_as = tf.float32 if kind is not None else tensors[0].dtype
     sent, own = [], []
-    for replica in range(delivery.replicas):
+    for replica in range(route.replicas):
         of_it = [(piece.whole, piece.of(tensors)) for piece in pieces if piece.receiver == replica]
         sent.append(tf.reshape(encoded(_row([t for _, t in of_it], summed_as), kind), [-1]) if of_it else None)
-        if replica == delivery.replica:
+        if replica == route.replica:
             own = of_it
     splits = tf.stack([0 if part is None else tf.size(part) for part in sent])
-    received = delivery.alltoall(tf.concat([part for part in sent if part is not None], axis=0), splits, number)
+    received = route.alltoall(tf.concat([part for part in sent if part is not None], axis=0), splits, number)
     if not own:
         return {}, received
     # In the order of the replicas: the bits do not depend on who adds.
-    total = tf.reduce_sum(decoded(tf.reshape(received, [delivery.replicas, -1]), kind), axis=0)
+    total = tf.reduce_sum(decoded(tf.reshape(received, [route.replicas, -1]), kind), axis=0)
     parts = tf.split(total, tf.stack([tf.size(t) for _, t in own]), num=len(own))
     return {whole: _as_one(part, like) for part, (whole, like) in zip(parts, own, strict=True)}, received
 

@@ -22,7 +22,7 @@ from smp_tf.ops.collective import come_through, come_to, within
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.pipeline.run.host import HOST
 from smp_tf.replicas.equal_parts import Exchange, sums_in_parts
-from smp_tf.replicas.reduce_scatter import Delivery, Receiver, Rows, Whole, sums_at_receivers
+from smp_tf.replicas.reduce_scatter import Receiver, Route, Rows, Whole, sums_at_receivers
 from smp_tf.replicas.two_byte_floats import COMPRESSED
 from smp_tf.variables import assigned_values
 from smp_tf.variables import store as variables
@@ -179,7 +179,7 @@ def sum_gradients_at(
         if way is None or not alike:
             continue
         to = [receiver for i in alike if (receiver := receivers[i]) is not None]
-        found, received = sums_at_receivers([tensors[i] for i in alike], to, way.kind, _delivery(named))
+        found, received = sums_at_receivers([tensors[i] for i in alike], to, way.kind, _route(named))
         there += received
         here = [i for i in alike if _is_for(replica, receivers[i])]
         sums.update(zip(here, found, strict=True))
@@ -197,7 +197,7 @@ def _is_for(replica: int, receiver: Receiver | None) -> bool:
     return not isinstance(receiver, Whole) or receiver.replica == replica
 
 
-def _delivery(name: str) -> Delivery:
+def _route(name: str) -> Route:
     import horovod.tensorflow as hvd
 
     running = runtime.current()
@@ -214,7 +214,7 @@ def _delivery(name: str) -> Delivery:
         )
         return received
 
-    return Delivery(running.topology.dp_size, running.topology.dp_rank, alltoall)
+    return Route(running.topology.dp_size, running.topology.dp_rank, alltoall)
 
 
 def exchange_of(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:

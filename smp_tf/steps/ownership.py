@@ -24,7 +24,7 @@ from smp_tf.variables import store as variables
 from smp_tf.variables.models import SplitModel
 
 
-def settle(
+def decide_owners(
     models: Iterable[SplitModel],
     lowered: Lowered,
     owners: Sequence[int | None],

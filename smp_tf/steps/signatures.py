@@ -44,7 +44,9 @@ class Signatures:
         self._shapes: dict[Any, list[Any]] = {}
         self._closed: set[Any] = set()
 
-    def settle(self, arguments: Arguments, planned: Sequence[SplitArgument], batch: int | None) -> Arguments:
+    def arguments_for_program(
+        self, arguments: Arguments, planned: Sequence[SplitArgument], batch: int | None
+    ) -> Arguments:
         """The arguments that a program is to be made for, when a call comes for which there is none.
 
         Args:
@@ -79,7 +81,7 @@ class Signatures:
         """Note that a step cannot be traced with the batch size left open: every size gets a program of its own.
 
         Args:
-            arguments: what it could not be traced for, as `settle` gave them.
+            arguments: what it could not be traced for, as `arguments_for_program` gave them.
             error: why.
         """
         self._closed.add(arguments.specs)

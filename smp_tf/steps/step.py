@@ -55,7 +55,7 @@ from smp_tf.replicas.sums import reduction_name, sum_gradients_at
 from smp_tf.sharding import shares
 from smp_tf.steps import collectives_in_steps, post_partition_hooks
 from smp_tf.steps.options import StepOptions
-from smp_tf.steps.ownership import settle
+from smp_tf.steps.ownership import decide_owners
 from smp_tf.steps.program import SplitProgram
 from smp_tf.steps.signatures import OWN_SIZES, Signatures
 from smp_tf.steps.trace import Handed, Retrace, StepTrace, trace_step, with_outputs
@@ -196,7 +196,7 @@ class Step:
         batch = static_batch_size(planned, wanted, self._options.of_keras)
         if batch is not None and batch < wanted:
             batch = None
-        settled = self._signatures.settle(arguments, planned, batch)
+        settled = self._signatures.arguments_for_program(arguments, planned, batch)
         if settled is arguments:
             return self._prepare(arguments)
         if settled.key not in self._programs:
@@ -261,7 +261,7 @@ class Step:
         if stages == microbatches == running.topology.size == 1 and not (is_random or xla or recompute):
             if config.memory_limit is not None:
                 propose(owners)
-            settle(models, lowered, [0] * len(lowered.variables), (0,), 0, running.seed, ())
+            decide_owners(models, lowered, [0] * len(lowered.variables), (0,), 0, running.seed, ())
             post_partition_hooks.run()
             body = autograph_convert(self._function) if self._options.autograph else self._function
             return UnsplitProgram(
@@ -287,7 +287,7 @@ class Step:
         stage = running.topology.mp_rank
         trained = {gradient.variable for gradient in graph.gradients}
         of_used = [owner if index in used else None for index, owner in enumerate(cut.assignment.owners)]
-        placed = settle(models, lowered, of_used, plan.placement, stage, running.seed, trained)
+        placed = decide_owners(models, lowered, of_used, plan.placement, stage, running.seed, trained)
         ranks = running.topology.members(CommGroup.PP_GROUP)
         mine = {
             index: variable

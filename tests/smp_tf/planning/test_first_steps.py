@@ -13,7 +13,7 @@ from smp_tf.errors import PeerError
 from smp_tf.job import at_shutdown, runtime
 from smp_tf.job.topology import Grid, Topology
 from smp_tf.planning import first_steps
-from smp_tf.planning.first_steps import Expected, Measured, render
+from smp_tf.planning.first_steps import Expected, RankMemory, render
 from tests.partition.plan.test_plan import small_plan
 
 MIB = 2**20
@@ -22,7 +22,7 @@ MIB = 2**20
 def test_the_forecast_stands_beside_what_was_measured_with_the_slots_that_there_are() -> None:
     first, last = small_plan().forecast
     rows = dataclasses.replace(first, weight_bytes=3 * MIB), dataclasses.replace(last, weight_bytes=5 * MIB)
-    found = {0: Measured(4 * MIB, MIB), 1: Measured(None, 0)}
+    found = {0: RankMemory(4 * MIB, MIB), 1: RankMemory(None, 0)}
     assert render(small_plan(forecast=rows), found, 0.5, Expected(0.45, True)).splitlines() == [
         "memory after the first steps",
         "┏━━━━━━┳━━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┓",
@@ -37,13 +37,13 @@ def test_the_forecast_stands_beside_what_was_measured_with_the_slots_that_there_
 
 def test_what_is_on_the_host_is_not_in_the_forecast_of_a_device() -> None:
     rows = tuple(dataclasses.replace(row, slots_on_host=True) for row in small_plan().forecast)
-    found = {0: Measured(4 * MIB, MIB), 1: Measured(4 * MIB, MIB)}
+    found = {0: RankMemory(4 * MIB, MIB), 1: RankMemory(4 * MIB, MIB)}
     lines = render(small_plan(forecast=rows), found, 0.5).splitlines()
     assert [line.split("│")[3].strip() for line in lines[4:6]] == ["1.6 KiB"] * 2
 
 
 def test_where_memory_is_not_counted_the_time_is_told_alone() -> None:
-    found = {0: Measured(None, MIB), 1: Measured(None, 0)}
+    found = {0: RankMemory(None, MIB), 1: RankMemory(None, 0)}
     assert render(small_plan(), found, 0.0123) == "a step takes 0.0123 s"
     assert render(small_plan(), found, 0.0123, Expected(0.01, False)) == (
         "a step takes 0.0123 s; forecast: 0.01 s, estimated; model.profile measures its layers"

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.replicas.equal_parts import Exchange
-from smp_tf.replicas.one_bit_sums import BLOCK, Errors, Layout, average, decoded, encoded
+from smp_tf.replicas.one_bit_sums import BLOCK, BlockFormat, Errors, average, decoded, encoded
 from tests.smp_tf.exchanging_threads import Replicas
 
 #: More than a block, a scalar, less than a block, a whole one.
@@ -15,8 +15,8 @@ SHAPES = ((3, 700), (), (11,), (BLOCK,))
 SIZES = (2100, 1, 11, BLOCK)
 
 
-def errors_of(layout: Layout) -> Errors:
-    return Errors(tf.Variable(tf.zeros([layout.blocks, BLOCK])), tf.Variable(tf.zeros([layout.blocks_of_part, BLOCK])))
+def errors_of(form: BlockFormat) -> Errors:
+    return Errors(tf.Variable(tf.zeros([form.blocks, BLOCK])), tf.Variable(tf.zeros([form.blocks_of_part, BLOCK])))
 
 
 def drawn(replica: int, step: int) -> list[np.ndarray]:
@@ -26,10 +26,10 @@ def drawn(replica: int, step: int) -> list[np.ndarray]:
 
 
 def test_tensors_begin_with_a_block_and_blocks_are_divided_by_replicas() -> None:
-    layout = Layout(SIZES, replicas=4)
-    assert layout.elements().tolist() == [1024, 1024, 52, 1, 11, 1024, 0, 0]
-    assert (layout.blocks, layout.blocks_of_part) == (8, 2)
-    assert Layout((0, 5), replicas=1).elements().tolist() == [5]
+    form = BlockFormat(SIZES, replicas=4)
+    assert form.elements().tolist() == [1024, 1024, 52, 1, 11, 1024, 0, 0]
+    assert (form.blocks, form.blocks_of_part) == (8, 2)
+    assert BlockFormat((0, 5), replicas=1).elements().tolist() == [5]
 
 
 def test_signs_and_scales_come_back_exactly() -> None:
@@ -58,15 +58,15 @@ def test_the_first_element_is_the_highest_bit() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_what_was_sent_and_the_last_error_add_up_to_what_there_was_to_send(count: int) -> None:
     """Of the workers their own, and over all steps the averages and what the servers have left."""
-    layout, steps = Layout(SIZES, count), 20
-    errors = [errors_of(layout) for _ in range(count)]
+    form, steps = BlockFormat(SIZES, count), 20
+    errors = [errors_of(form) for _ in range(count)]
     replicas = Replicas(count)
 
     def run(replica: int) -> list[list[np.ndarray]]:
         found = []
         for step in range(steps):
             given = [tf.constant(value) for value in drawn(replica, step)]
-            averages = average(given, layout, errors[replica], replicas.exchange(replica), replica)
+            averages = average(given, form, errors[replica], replicas.exchange(replica), replica)
             assert [(a.dtype, a.shape) for a in averages] == [(tf.float32, shape) for shape in SHAPES]
             found.append([a.numpy() for a in averages])
         return found
@@ -92,29 +92,27 @@ def test_what_was_sent_and_the_last_error_add_up_to_what_there_was_to_send(count
 
 
 def test_a_block_has_a_scale_of_its_own_tensor_alone() -> None:
-    layout = Layout((3, 5), 1)
+    form = BlockFormat((3, 5), 1)
     exchange = Replicas(1).exchange(0)
-    small, large = average([tf.fill([3], 1e-6), tf.fill([5], 1e6)], layout, errors_of(layout), exchange, 0)
+    small, large = average([tf.fill([3], 1e-6), tf.fill([5], 1e6)], form, errors_of(form), exchange, 0)
     np.testing.assert_allclose(small, [1e-6] * 3, rtol=1e-6)
     np.testing.assert_allclose(large, [1e6] * 5, rtol=1e-6)
 
 
 def test_an_element_is_sent_in_little_more_than_a_bit() -> None:
-    layout, replicas = Layout((16 * BLOCK,), 2), Replicas(2)
-    errors = [errors_of(layout) for _ in range(2)]
-    replicas.run(lambda r: average([tf.ones([16 * BLOCK])], layout, errors[r], replicas.exchange(r), r))
+    form, replicas = BlockFormat((16 * BLOCK,), 2), Replicas(2)
+    errors = [errors_of(form) for _ in range(2)]
+    replicas.run(lambda r: average([tf.ones([16 * BLOCK])], form, errors[r], replicas.exchange(r), r))
     # All of it once, with two bytes for every replica, and of the averages a half.
     assert replicas.bytes == [16 * 132 + 4 + 8 * 132] * 2
     assert replicas.types == {tf.uint8}
 
 
 def test_what_is_not_finite_is_seen_on_all() -> None:
-    layout, replicas = Layout((4, 4), 2), Replicas(2)
-    errors = [errors_of(layout) for _ in range(2)]
+    form, replicas = BlockFormat((4, 4), 2), Replicas(2)
+    errors = [errors_of(form) for _ in range(2)]
     odd, fine = tf.constant([1.0, np.inf, 2.0, 3.0]), tf.ones([4])
-    for found in replicas.run(
-        lambda r: average([odd if r else fine, fine], layout, errors[r], replicas.exchange(r), r)
-    ):
+    for found in replicas.run(lambda r: average([odd if r else fine, fine], form, errors[r], replicas.exchange(r), r)):
         assert not np.isfinite(found[0]).any()
         assert found[1].numpy().tolist() == [1.0] * 4
 
@@ -124,24 +122,24 @@ def test_replicas_with_other_sizes_are_told() -> None:
     replicas = Replicas(2)
 
     def run(replica: int) -> None:
-        layout = Layout((8 + replica, 3), 2)
+        form = BlockFormat((8 + replica, 3), 2)
         given = [tf.ones([8 + replica]), tf.ones([3])]
-        average(given, layout, errors_of(layout), replicas.exchange(replica), replica)
+        average(given, form, errors_of(form), replicas.exchange(replica), replica)
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="must have the same shapes on all"):
         replicas.run(run)
 
 
 def test_it_works_in_a_graph_and_in_a_branch_of_one() -> None:
-    layout = Layout((5,), 1)
-    errors = errors_of(layout)
+    form = BlockFormat((5,), 1)
+    errors = errors_of(form)
     # One that needs no eager values.
     exchange = Exchange(1, lambda rows: rows, lambda row: row)
     given = tf.constant([1.0, -3.0, 2.0, 0.5, -0.5])
 
     @tf.function
     def once(is_due: tf.Tensor) -> tf.Tensor:
-        due = lambda: average([given], layout, errors, exchange, 0)[0]  # noqa: E731
+        due = lambda: average([given], form, errors, exchange, 0)[0]  # noqa: E731
         return tf.cond(is_due, due, lambda: tf.zeros([5]))
 
     assert once(tf.constant(False)).numpy().tolist() == [0.0] * 5

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from smp_tf.replicas import reduce_scatter as module
-from smp_tf.replicas.reduce_scatter import Delivery, Receiver, Rows, Whole, sums_at_receivers
+from smp_tf.replicas.reduce_scatter import Receiver, Route, Rows, Whole, sums_at_receivers
 
 SHAPES = [(7, 5), (), (11,), (0, 3), (4, 4)]
 #: What a value can be off by, as a share of the largest one that is sent.
@@ -45,9 +45,9 @@ class Replicas:
         """What each replica gets."""
 
         def of(replica: int) -> list[tf.Tensor]:
-            delivery = Delivery(self._count, replica, lambda *given: self._alltoall(replica, *given))
+            route = Route(self._count, replica, lambda *given: self._alltoall(replica, *given))
             tensors = [tf.cast(tensor, dtype) for tensor in drawn(replica)]
-            return sums_at_receivers(tensors, receivers, kind, delivery)[0]
+            return sums_at_receivers(tensors, receivers, kind, route)[0]
 
         with ThreadPoolExecutor(self._count) as threads:
             return list(threads.map(of, range(self._count)))
