@@ -45,12 +45,12 @@ if TYPE_CHECKING:
         tp_rank,
         tp_size,
     )
-    from smp_tf.job.topology import CommGroup, RankType
     from smp_tf.model.manual_placement import partition
     from smp_tf.model.model import DistributedModel
     from smp_tf.optimizer.distributed_optimizer import DistributedOptimizer
     from smp_tf.optimizer.one_bit_adam import OneBitAdam
     from smp_tf.optimizer.one_bit_lamb import OneBitLAMB
+    from smp_tf.partition.mesh import CommGroup, RankType
     from smp_tf.recording.record import timeline
     from smp_tf.start.lifecycle import init, is_initialized, shutdown
     from smp_tf.steps.post_partition_hooks import register_post_partition_hook
@@ -107,8 +107,8 @@ _WHERE: dict[str, str] = {
     "rdp_size": "smp_tf.job.ranks",
     "get_mp_group": "smp_tf.job.ranks",
     "get_dp_group": "smp_tf.job.ranks",
-    "CommGroup": "smp_tf.job.topology",
-    "RankType": "smp_tf.job.topology",
+    "CommGroup": "smp_tf.partition.mesh",
+    "RankType": "smp_tf.partition.mesh",
     "WORLD": "smp_tf.job.topology:CommGroup.WORLD",
     "MP_GROUP": "smp_tf.job.topology:CommGroup.MP_GROUP",
     "DP_GROUP": "smp_tf.job.topology:CommGroup.DP_GROUP",

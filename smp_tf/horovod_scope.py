@@ -96,7 +96,7 @@ def _replacement(name: str, original: Callable[..., Any], scoped: Callable[..., 
 
 def _said(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """`hvd.rank` and `hvd.size`: numbers."""
-    attribute = {"rank": "dp_rank", "size": "dp_size"}[name]
+    attribute = {"rank": "replica", "size": "replicas"}[name]
 
     def number(*args: Any, **kwargs: Any) -> Any:
         if not _means_replicas:
@@ -308,7 +308,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     arguments["op"], arguments["average"] = op, None
     factor = arguments["prescale_factor"] * arguments["postscale_factor"]
     # By how much the reduction of equal values is larger than each.
-    known = {hvd.Average: factor, hvd.Sum: factor * runtime.current().topology.dp_size}
+    known = {hvd.Average: factor, hvd.Sum: factor * runtime.current().topology.replicas}
     values = given if isinstance(given, list) else [given]
     unaveraged.require_averaged(values, f"hvd.{name}")
     apart = sharded_slots.are_received_apart()
@@ -352,9 +352,9 @@ def _is_elsewhere(value: Any) -> bool:
 
 
 def _world_rank(name: str, root: int) -> int:
-    from smp_tf.job.topology import CommGroup
+    from smp_tf.partition.mesh import CommGroup
 
-    members: Sequence[int] = runtime.current().topology.members(CommGroup.DP_GROUP)
+    members: Sequence[int] = runtime.current().topology.members(CommGroup.RDP_GROUP)
     if not 0 <= root < len(members):
         raise StepError(
             f"hvd.{name} was given root_rank={root}. With smp_tf hvd means the {len(members)} replicas of this rank's "

@@ -82,7 +82,7 @@ class Restore:
         """As `pending_restore.values_for`."""
         found = survey(self._checkpoint)
         key_of = found.key_of()
-        stage = runtime.current().topology.mp_rank
+        stage = runtime.current().topology.stage
         known = [(key_of[id(v.handle)], v, owner) for v, owner in placed if id(v.handle) in key_of]
         if not known:
             return lambda variable: None
@@ -329,7 +329,7 @@ def _rows_to_look_at(variable: Any, optimizer: Any, stored: StoredTensor) -> tup
     if rows is not None or shares.replica_of(variable, optimizer) is not None:
         return rows
     topology, extent = runtime.current().topology, stored.shape[0]
-    first, last = (extent * replica // topology.dp_size for replica in (topology.dp_rank, topology.dp_rank + 1))
+    first, last = (extent * replica // topology.replicas for replica in (topology.replica, topology.replica + 1))
     return first, last
 
 

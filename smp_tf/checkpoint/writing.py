@@ -25,7 +25,7 @@ from smp_tf.errors import CheckpointError, PlacementError
 from smp_tf.files.durable_files import make_folder
 from smp_tf.job import exchange, runtime
 from smp_tf.job.agreement import require_agreement
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.json_record import record_from
 from smp_tf.variables import assigned_values, step_seeds
 
@@ -48,7 +48,7 @@ class Writing:
         self._directory, self._series, self._name, self._found = directory, series, name, found
         topology = self._topology = runtime.current().topology
         #: World ranks of the replica that writes all but shares of slots, by stage.
-        self._writers = topology.grid.members(CommGroup.PP_GROUP, 0)
+        self._writers = topology.mesh.members(CommGroup.PP_GROUP, 0)
         mine = {
             "must agree": {
                 "checkpoint": name,
@@ -181,9 +181,10 @@ class Writing:
 
     def _prefix(self, rank: int) -> str:
         """Of the files that a rank writes."""
-        place = self._topology.grid.coordinates(rank)
-        replica = f"-{place['D']}" if place["D"] else ""
-        return f"mp_rank_{place['P']}/{self._stem}{replica}"
+        mesh = self._topology.mesh
+        # The ranks of a stage write to one folder, each to files of its own.
+        number = mesh.members(CommGroup.DP_GROUP, rank).index(rank)
+        return f"mp_rank_{mesh.coordinates(rank)['P']}/{self._stem}{f'-{number}' if number else ''}"
 
     def _delete_own_part(self) -> None:
         """Delete what this rank has written in a save that failed. Where that fails, it is a left-over."""
@@ -211,8 +212,8 @@ class Writing:
         manifest = Manifest(
             name=self._name,
             sequence=before.last_sequence + 1,
-            partitions=self._topology.mp_size,
-            replicas=self._topology.dp_size,
+            partitions=self._topology.stages,
+            replicas=self._topology.replicas,
             parts=tuple(parts),
             tensors=tensors,
             optimizers=self._built,

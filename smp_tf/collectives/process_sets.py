@@ -9,7 +9,7 @@ import horovod.tensorflow as hvd
 from horovod.common.exceptions import HorovodInternalError
 
 from smp_tf.errors import EnvironmentSetupError, PeerError
-from smp_tf.job.topology import CommGroup, Grid
+from smp_tf.partition.mesh import CommGroup, Mesh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +24,7 @@ class ProcessSets:
 
     Args:
         mp: The ranks of this rank's replica.
-        dp: The ranks that run this rank's stage.
+        dp: The ranks that hold the same weights as this one.
         owned: The sets that were added for us, on all ranks in the same order.
     """
 
@@ -101,21 +101,21 @@ def built_with() -> str:
     return " and ".join(parts) or "neither MPI nor Gloo"
 
 
-def add_process_sets(grid: Grid, rank: int) -> ProcessSets:
-    """Adds the sets of all mp and dp groups; every rank calls this with the same grid.
+def add_process_sets(mesh: Mesh, rank: int) -> ProcessSets:
+    """Adds the sets of all mp and rdp groups; every rank calls this with the same mesh.
 
     Args:
-        grid: The world's arithmetic.
+        mesh: The world's arithmetic.
         rank: This rank.
 
     Returns:
         The sets this rank is in.
     """
     # Adding is collective over the world, so every rank adds every group's set, in one order.
-    sets: dict[tuple[int, ...], hvd.ProcessSet] = {tuple(range(grid.world_size)): hvd.global_process_set}
+    sets: dict[tuple[int, ...], hvd.ProcessSet] = {tuple(range(mesh.world_size)): hvd.global_process_set}
     owned = []
-    for kind in (CommGroup.MP_GROUP, CommGroup.DP_GROUP):
-        for members in grid.groups(kind):
+    for kind in (CommGroup.MP_GROUP, CommGroup.RDP_GROUP):
+        for members in mesh.groups(kind):
             if len(members) > 1 and tuple(sorted(members)) not in sets:
                 try:
                     added = hvd.add_process_set(list(members))
@@ -129,10 +129,10 @@ def add_process_sets(grid: Grid, rank: int) -> ProcessSets:
                 owned.append(added)
 
     def mine(kind: CommGroup) -> hvd.ProcessSet | None:
-        members = tuple(sorted(grid.members(kind, rank)))
+        members = tuple(sorted(mesh.members(kind, rank)))
         return sets[members] if len(members) > 1 else None
 
-    return ProcessSets(mine(CommGroup.MP_GROUP), mine(CommGroup.DP_GROUP), tuple(owned))
+    return ProcessSets(mine(CommGroup.MP_GROUP), mine(CommGroup.RDP_GROUP), tuple(owned))
 
 
 def remove_process_sets(owned: Iterable[hvd.ProcessSet]) -> None:

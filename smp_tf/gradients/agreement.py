@@ -48,7 +48,7 @@ def require_alike(gradients: Sequence[Any], todo: Collection[int], name: str, ha
     """
     owners = [_owners_of_its_shape(g) if i in todo else frozenset() for i, g in enumerate(gradients)]
     states = [_state(g, i in todo, bool(owners[i])) for i, g in enumerate(gradients)]
-    replicas = runtime.current().topology.dp_size
+    replicas = runtime.current().topology.replicas
     exchange = sums.exchange_of(replicas, name, handles)
     # The length first: lists of other lengths come as other numbers of elements.
     heard = exchange.allgather(tf.stack([tf.constant(len(states), tf.int32), *states]))

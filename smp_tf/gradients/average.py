@@ -46,7 +46,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     """
     results = list(gradients)
     require_averaged(results, "smp.average_gradients (which smp.DistributedOptimizer calls)")
-    replicas = runtime.current().topology.dp_size
+    replicas = runtime.current().topology.replicas
     todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
     # One name for all: a replica with batches of another size may trace a function once more than others, so that
     # counting would give the same average other names.

@@ -276,7 +276,7 @@ class NormPatch:
 def _is_spread(t_list: Any) -> bool:
     """Whether a list holds gradients of a step, some of which other ranks may have."""
     running = runtime.current_or_none()
-    if running is None or (running.topology.mp_size == 1 and not shares.are_shared()):
+    if running is None or (running.topology.stages == 1 and not shares.are_shared()):
         return False
     if not isinstance(t_list, (list, tuple)):
         return False

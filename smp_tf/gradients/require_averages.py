@@ -42,7 +42,7 @@ def require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
         return
     unknown = [(g, v) for g, v in pairs if g is not None and not is_averaged(g) and not comes_from_a_step(g)]
     for gradient, variable in unknown:
-        if receiver_of(variable) not in (None, runtime.current().topology.dp_rank) and not goes_to_all(variable):
+        if receiver_of(variable) not in (None, runtime.current().topology.replica) and not goes_to_all(variable):
             _require_zeros(gradient, variable)
     of_all = [(gradient, variable) for gradient, variable in unknown if goes_to_all(variable)]
     if of_all:
@@ -52,7 +52,7 @@ def require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
 def _require_zeros(gradient: Any, variable: Any) -> None:
     words = (
         f"With shard_optimizer_state replica {receiver_of(variable)} alone gets the gradient of {variable.name!r} "
-        f"from a step, and updates the weight. Replica {runtime.current().topology.dp_rank} applies one that no "
+        f"from a step, and updates the weight. Replica {runtime.current().topology.replica} applies one that no "
         f"step has given it, so it is not averaged over the replicas. {_ADVICE}"
     )
     value = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
@@ -66,7 +66,7 @@ def _require_zeros(gradient: Any, variable: Any) -> None:
 def _require_the_same(pairs: Sequence[tuple[Any, Any]]) -> None:
     """What a script has made of averages is the same on all replicas; what no step has averaged is not."""
     handles = [] if tf.executing_eagerly() else [sums.order().handle]
-    exchange = sums.exchange_of(runtime.current().topology.dp_size, "smp_applied", handles)
+    exchange = sums.exchange_of(runtime.current().topology.replicas, "smp_applied", handles)
     heard = exchange.allgather(tf.concat([_hash(gradient) for gradient, _ in pairs], axis=0)[tf.newaxis])
     names = [variable.name for _, variable in pairs]
     differ = tf.reduce_any(tf.not_equal(heard, heard[:1]), axis=0)

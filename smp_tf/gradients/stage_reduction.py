@@ -19,9 +19,9 @@ import tensorflow as tf
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.program_numbers import agree_on_number
-from smp_tf.job.topology import CommGroup
 from smp_tf.op_by_op import op_by_op
 from smp_tf.ops import send_recv
+from smp_tf.partition.mesh import CommGroup
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def over_stages(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
         What `reduction.combine` makes of the vectors of all stages: the same bits on every rank.
     """
     running = runtime.current()
-    if running.topology.mp_size == 1:
+    if running.topology.stages == 1:
         return reduction.combine([own])
     if _Running.number is None:
         with tf.init_scope():
@@ -84,7 +84,7 @@ def _emit(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
     topology = runtime.current().topology
     number = _Running.number
     assert number is not None
-    ranks, stage = topology.members(CommGroup.PP_GROUP), topology.mp_rank
+    ranks, stage = topology.members(CommGroup.PP_GROUP), topology.stage
     step = send_recv.begin_step([], number)
     where: dict[str, Any] = {"program": number, "microbatch": 0}
     there, back = f"{reduction.name}: the part of stage {{}}", f"{reduction.name}: the result for stage {{}}"

@@ -8,7 +8,7 @@ from typing import Any
 from smp_tf.job.agreement import require_agreement
 from smp_tf.job.channel import ControlChannel
 from smp_tf.job.runtime import current
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 
 Group = CommGroup | Sequence[int]
 

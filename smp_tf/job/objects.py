@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from smp_tf.errors import MessageError
 from smp_tf.job import channel, exchange
 from smp_tf.job.runtime import current
-from smp_tf.job.topology import CommGroup, RankType
+from smp_tf.partition.mesh import CommGroup, RankType
 from smp_tf.watch.deadlock import OBJECT
 
 if TYPE_CHECKING:

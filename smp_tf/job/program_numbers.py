@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from smp_tf.job import runtime
 from smp_tf.job.exchange import allgather_json
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.watch.replicas import know_program
 from smp_tf.watch.steps import name_program
 
@@ -60,7 +60,7 @@ def know_averaging(number: int, known_as: str, *, everywhere: bool) -> None:
     topology, transport = running.topology, running.transport
     assert transport is not None, "a world of several ranks has a transport"
     know_program(number, known_as, everywhere=everywhere)
-    replicas = topology.members(CommGroup.DP_GROUP)
+    replicas = topology.members(CommGroup.RDP_GROUP)
     transport.set_averaging_ranks(number, [rank for rank in replicas if rank != topology.rank])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smp_tf.job.runtime import current
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 
 
 def rank() -> int:

@@ -24,7 +24,7 @@ class ProcessSets(Protocol):
 
     @property
     def dp(self) -> Any:
-        """Returns that of the ranks that run this rank's stage."""
+        """Returns that of the ranks that hold the same weights as this one."""
 
     @property
     def owned(self) -> tuple[Any, ...]:

@@ -27,13 +27,13 @@ from smp_tf.announce import announce
 from smp_tf.batch.microbatches import sizes_of
 from smp_tf.gradients.other_training import report
 from smp_tf.job import exchange, runtime
-from smp_tf.job.topology import CommGroup
 from smp_tf.loss_check.batch_tail_values import BatchValues, TailValues
 from smp_tf.loss_check.differences import Parts, cause_of, is_equal
 from smp_tf.loss_check.gradient_calls import UNKNOWN_GRADIENT, GradientCalls
 from smp_tf.loss_check.kept_values import ReplicaValues, bring_together
 from smp_tf.ops import keep as kept_ops
 from smp_tf.partition.graph.op_graph import ARGUMENT, UNSENDABLE_DTYPES, OpGraph, Tensor
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.samples.batch_tail import DEPENDS_ON_GRADIENTS, find_tail
 from smp_tf.partition.samples.gradient_uses import nonlinear_uses
 from smp_tf.partition.samples.sample_rows import SampleRows

@@ -15,7 +15,7 @@ import numpy as np
 
 from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.variables.fetch import transport
 
 _TAG = tag_of("tensors of a step that were kept")
@@ -61,8 +61,8 @@ def bring_together(
         What each replica has kept; None on the ranks that do not get it.
     """
     topology = runtime.current().topology
-    firsts = topology.members(CommGroup.DP_GROUP) if of_all_replicas else (topology.rank,)
-    replicas = [topology.grid.members(CommGroup.PP_GROUP, rank) for rank in firsts]
+    firsts = topology.members(CommGroup.RDP_GROUP) if of_all_replicas else (topology.rank,)
+    replicas = [topology.mesh.members(CommGroup.PP_GROUP, rank) for rank in firsts]
     to = replicas[0][collector]
     own_stage = topology.members(CommGroup.PP_GROUP).index(topology.rank)
     mine = [number for number, stage in enumerate(stages) if stage == own_stage]

@@ -234,7 +234,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         metric's name and is the value of a batch. Private to Keras, and seen in tf_keras 2.16 to 2.21.
         """
         found = super()._validate_and_get_metrics_result(logs)
-        if found is not logs or not isinstance(logs, dict) or runtime.current().topology.dp_size == 1:
+        if found is not logs or not isinstance(logs, dict) or runtime.current().topology.replicas == 1:
             return found
         summed = self.get_metrics_result()
         return average_now(logs, 1, "the logs of an epoch or evaluation") | {
@@ -389,7 +389,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
             >>> best = model.get_weights()
             >>> model.set_weights(best)
         """
-        if runtime.current().topology.mp_size == 1:
+        if runtime.current().topology.stages == 1:
             weights: list[Any] = super().get_weights()
             return weights
         return sharded_weights.get_weights(self)
@@ -460,7 +460,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
 
     def _is_local(self, variable: Any) -> bool:
         owner = self._owner_of(variable)
-        return owner is None or owner == runtime.current().topology.mp_rank
+        return owner is None or owner == runtime.current().topology.stage
 
     def _owner_of(self, variable: Any) -> int | None:
         """The stage that stores a variable; None for one that every rank stores."""

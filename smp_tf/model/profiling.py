@@ -31,6 +31,7 @@ from smp_tf.errors import PlacementError, StepError
 from smp_tf.job import runtime
 from smp_tf.job.exchange import agree, allgather_json, barrier, broadcast_json
 from smp_tf.model.profile_cache import FORMAT, Hardware, Profile, ProfileCache, Subject, subject_of, this_hardware
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.units.cost import Costs, estimate
 from smp_tf.partition.units.units import Unit
@@ -88,7 +89,7 @@ def profile(model: SplitModel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) 
         raise StepError(
             f"Model {model.name!r} has run a step already, by whose plan it stays. Call profile before the first step."
         )
-    if running.topology.mp_size == 1:
+    if running.topology.stages == 1:
         announce("There is one partition, so nothing to plan: profile measures nothing.", running.topology.rank)
         return
     if "training" not in kwargs and takes_training(model):
@@ -209,8 +210,9 @@ def measure(
     names = hashlib.sha256(repr([unit.name for unit in units]).encode()).hexdigest()[:16]
     agree(what, {"units": len(units), "names": names}, hint="Every rank must profile the same model.")
     costs = estimate(traced.graph, units, unknown=samples)
-    told = broadcast_json(shares(costs, topology.mp_size), 0, name=what)
-    rounds, mine = max(map(len, told)), told[topology.mp_rank]
+    # Whichever stage a rank will run, it measures its share of all units.
+    told = broadcast_json(shares(costs, topology.group_size(CommGroup.MP_GROUP)), 0, name=what)
+    rounds, mine = max(map(len, told)), told[topology.group_rank(CommGroup.MP_GROUP)]
     around = surroundings(traced, tensors)
     failed: dict[str, str] = {}
     with progress_of(what, topology.rank) as progress:

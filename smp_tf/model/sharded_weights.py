@@ -12,8 +12,8 @@ import tensorflow as tf
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
-from smp_tf.job.topology import CommGroup
 from smp_tf.keras.layer_variables import is_variable, values_in_list
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.variables import assigned_values, fetch, foreign_values, precedence
 from smp_tf.variables.models import SplitModel
 
@@ -112,7 +112,7 @@ def _shards(model: SplitModel, weight: Any) -> list[Shard]:
 
 def _shard(model: SplitModel, variable: Any) -> Shard:
     owner = model._owner_of(variable)
-    is_here = owner is None or owner == runtime.current().topology.mp_rank
+    is_here = owner is None or owner == runtime.current().topology.stage
     value = np.array(variable.numpy()) if is_here else None
     return Shard(variable.name, owner, variable.shape, variable.dtype, value)
 
@@ -168,7 +168,7 @@ def _take(model: SplitModel, variable: Any, shard: Shard) -> None:
     """Assign one weight, which travels only where another rank has it than stores the variable."""
     owner = model._owner_of(variable)
     topology = runtime.current().topology
-    ranks, here = topology.members(CommGroup.PP_GROUP), topology.mp_rank
+    ranks, here = topology.members(CommGroup.PP_GROUP), topology.stage
     if owner is None and shard.owner is not None:
         raise StepError(
             f"Weight {variable.name!r} is on every rank, and the one it is to get, {shard.name!r}, is on partition "

@@ -8,8 +8,8 @@ from typing import Any
 import tf_keras
 
 from smp_tf.job import runtime
-from smp_tf.job.topology import CommGroup
 from smp_tf.keras.layer_variables import variables_of
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.variables.fetch import WRITER
 from smp_tf.variables.models import SplitModel
 
@@ -79,7 +79,7 @@ def _place(line: str, layers: list[Any]) -> int | None:
 
 def _ranks(model: SplitModel, layer: Any) -> str:
     """The ranks that store a layer's weights, over all replicas; "?" before that is decided."""
-    grid = runtime.current().topology.grid
+    mesh = runtime.current().topology.mesh
     stages = set()
     for variable in variables_of(layer):
         if model._smp_store.leaves_to_script(variable):
@@ -88,6 +88,6 @@ def _ranks(model: SplitModel, layer: Any) -> str:
         if state is None or state.owner is None:
             return "?"
         stages.add(state.owner)
-    first = grid.members(CommGroup.PP_GROUP, WRITER)
-    found = {rank for stage in stages for rank in grid.members(CommGroup.DP_GROUP, first[stage])}
+    first = mesh.members(CommGroup.PP_GROUP, WRITER)
+    found = {rank for stage in stages for rank in mesh.members(CommGroup.DP_GROUP, first[stage])}
     return ", ".join(map(str, sorted(found)))

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 from smp_tf.job import exchange, runtime
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.sharding import shares
 
 #: What an optimizer says of itself that changes no weight: names are counted up in each process, and who compiles
@@ -48,13 +48,13 @@ def require_equal_optimizers(optimizer: Any) -> None:
         RankMismatchError: they do; the message names the argument.
     """
     running = runtime.current_or_none()
-    if running is None or running.topology.dp_size == 1 or not running.config.check_replicas:
+    if running is None or running.topology.replicas == 1 or not running.config.check_replicas:
         return
     if _compared.get(optimizer) == runtime.starts():
         return
     # The older optimizers make their count of steps when they are asked for it.
     with tf.init_scope(), tf_internals.kept_trace():
-        exchange.agree(_NAME, _told(optimizer), CommGroup.DP_GROUP, hint=_HINT)
+        exchange.agree(_NAME, _told(optimizer), CommGroup.RDP_GROUP, hint=_HINT)
     _compared[optimizer] = runtime.starts()
 
 

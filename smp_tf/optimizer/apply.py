@@ -52,7 +52,7 @@ def are_of_models(wanted: Iterable[Any]) -> bool:
 
 def is_divided(running: runtime.Runtime) -> bool:
     """Whether ranks apply gradients of different variables."""
-    return running.topology.mp_size > 1 or shares.are_shared()
+    return running.topology.stages > 1 or shares.are_shared()
 
 
 class _Spread(threading.local):
@@ -276,9 +276,9 @@ def _clips_by_all(optimizer: Any) -> bool:
 def _is_counted(variable: Any, optimizer: Any) -> bool:
     """Whether this rank counts a gradient: that of a variable it owns; of one that all have, the first rank does."""
     topology = runtime.current().topology
-    is_first = topology.dp_rank == 0 or not shares.are_shared()
+    is_first = topology.replica == 0 or not shares.are_shared()
     if variables.store_of(variable) is None:
-        return topology.mp_rank == 0 and is_first
+        return topology.stage == 0 and is_first
     if row_blocks.is_block(variable):
         return True
     if shares.replica_of(variable, optimizer) is None:

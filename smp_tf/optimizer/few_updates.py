@@ -51,7 +51,7 @@ def few_at_once(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
         yield
         return
     pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-    groups = _groups(pairs, graph, running.topology.dp_size)
+    groups = _groups(pairs, graph, running.topology.replicas)
     before = len(graph.get_operations())
     yield
     # A weight that waits for nothing ends an update, too: what follows is not its own.

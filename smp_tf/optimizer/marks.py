@@ -26,7 +26,7 @@ def applying(pairs: Sequence[tuple[Any, Any]]) -> contextlib.AbstractContextMana
     running = runtime.current_or_none()
     if running is None or not is_split(running) or tf_internals.is_compiled_by_xla():
         return contextlib.nullcontext()
-    return _marked(running.topology.mp_rank, [(g, v) for g, v in pairs if g is not None])
+    return _marked(running.topology.stage, [(g, v) for g, v in pairs if g is not None])
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.agreement import require_agreement
 from smp_tf.job.exchange import allgather_json
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.replicas import sums as data_parallel
 from smp_tf.replicas import unaveraged
 from smp_tf.replicas.one_bit_errors import ErrorFeedback, Group, errors_per_weight
@@ -121,7 +121,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
 
     def slots_beside(self) -> float:
         """What this rank keeps of a weight beside its slots, in sizes of the weight."""
-        return errors_per_weight(runtime.current().topology.dp_size) if unaveraged.are_left() else 0.0
+        return errors_per_weight(runtime.current().topology.replicas) if unaveraged.are_left() else 0.0
 
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Average over the replicas what this one has: its gradients, or after the warm-up its momenta."""
@@ -154,7 +154,7 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
     def _averaged_gradients(
         self, gradients: Sequence[Any], weights: Sequence[Any], groups: Sequence[Group]
     ) -> list[tf.Tensor]:
-        replicas = runtime.current().topology.dp_size
+        replicas = runtime.current().topology.replicas
         averages: dict[int, tf.Tensor] = {}
         for group in groups:
             tensors = [_dense(gradients[member], weights[member]) for member in group.members]
@@ -194,10 +194,10 @@ class OneBitOptimizer(tf_keras.optimizers.Optimizer):
             return
         topology = runtime.current().topology
         own = {"iterations": int(self.iterations.numpy()), "warmup_steps": self.warmup_steps}
-        said = allgather_json(own, CommGroup.DP_GROUP, name=f"the first use of {type(self).__name__}")
+        said = allgather_json(own, CommGroup.RDP_GROUP, name=f"the first use of {type(self).__name__}")
         require_agreement(
             f"the steps of {type(self).__name__}",
-            dict(zip(topology.members(CommGroup.DP_GROUP), said, strict=True)),
+            dict(zip(topology.members(CommGroup.RDP_GROUP), said, strict=True)),
             topology.describe,
             "Restore the same checkpoint on all replicas, and give the optimizer the same arguments.",
         )

@@ -22,9 +22,9 @@ from smp_tf.job import program_numbers, runtime
 from smp_tf.job.agreement import require_agreement
 from smp_tf.job.exchange import allgather_json
 from smp_tf.job.seeds import seed_set_since
-from smp_tf.job.topology import CommGroup
 from smp_tf.partition.graph.fingerprint import difference, fingerprint, form, outline
 from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.report import render
 from smp_tf.pipeline.errors import ScheduleError
@@ -123,8 +123,8 @@ def _require_same_step(everyone: Mapping[int, Mapping[str, Any]]) -> None:
 
 def _replicas(ranks: Iterable[int]) -> list[tuple[int, ...]]:
     """The replicas that given ranks are in, each with its first rank first."""
-    grid = runtime.current().topology.grid
-    return list(dict.fromkeys(grid.members(CommGroup.MP_GROUP, rank) for rank in ranks))
+    mesh = runtime.current().topology.mesh
+    return list(dict.fromkeys(mesh.members(CommGroup.MP_GROUP, rank) for rank in ranks))
 
 
 @dataclass(frozen=True)

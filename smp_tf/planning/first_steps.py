@@ -27,8 +27,9 @@ from smp_tf.announce import tell_in_time
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_leaving
 from smp_tf.job.channel import tag_of
-from smp_tf.job.topology import CommGroup, Topology
+from smp_tf.job.topology import Topology
 from smp_tf.keras.optimizer_slots import slot_bytes_here
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan, StageForecast, as_bytes
 from smp_tf.variables.fetch import WRITER
 
@@ -60,7 +61,7 @@ def watch(program: int, plan: Plan, expected: Expected | None = None) -> None:
     running = runtime.current()
     if _State.program is not None or running.transport is None:
         return
-    if running.topology.mp_size == 1 or running.topology.dp_rank:
+    if running.topology.stages == 1 or running.topology.replica:
         return
     _State.program = program
     report = _Report(program, plan, expected, running.topology, running.transport)

@@ -51,7 +51,7 @@ def require_host_memory(plan: Plan, topology: Topology, whole: int, *, knows_slo
         plan = dataclasses.replace(plan, forecast=tuple(rows))
     host = topology.hosts[topology.rank]
     needed = {
-        rank: plan.forecast[topology.grid.coordinates(rank)["P"]].host_bytes
+        rank: plan.forecast[topology.mesh.coordinates(rank)["P"]].host_bytes
         for rank, name in enumerate(topology.hosts)
         if name == host
     }
@@ -68,7 +68,7 @@ def _too_much(plan: Plan, topology: Topology, host: str, needed: Mapping[int, in
         f"{as_bytes(sum(needed.values()), up=True)} of {as_bytes(whole)}."
     ]
     for rank, count in needed.items():
-        row = plan.forecast[topology.grid.coordinates(rank)["P"]]
+        row = plan.forecast[topology.mesh.coordinates(rank)["P"]]
         parts = f"gradients {as_bytes(row.gradient_bytes, up=True)}, slots {as_bytes(row.slot_bytes, up=True)}"
         of = f" ({parts})" if slots else ""
         lines.append(f"  {topology.describe(rank)}: {as_bytes(count, up=True)}{of}")

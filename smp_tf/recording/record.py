@@ -18,8 +18,8 @@ from smp_tf.announce import tell
 from smp_tf.errors import TimelineError
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
-from smp_tf.job.topology import CommGroup
 from smp_tf.ops import recorder
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.segment_graph import tensor_name
 from smp_tf.pipeline.measure.recorded import ProgramRecord, RankRecord, steps_of
@@ -160,10 +160,10 @@ def stop(path: str | os.PathLike[str]) -> Path:
     running = runtime.current()
     topology = running.topology
     programs = {number: _as_recorded(program) for number, program in _programs.items()}
-    steps = steps_of(points, programs, topology.mp_rank)
+    steps = steps_of(points, programs, topology.stage)
     record = RankRecord(
         rank=topology.rank,
-        stage=topology.mp_rank,
+        stage=topology.stage,
         ranks=tuple(topology.members(CommGroup.PP_GROUP)),
         job=f"{topology.hosts[0]} {topology.pids[0]}",
         programs={number: programs[number] for number in sorted({step.program for step in steps})},

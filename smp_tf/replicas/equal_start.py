@@ -19,7 +19,8 @@ from smp_tf.errors import StepError
 from smp_tf.job import exchange, runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.content_hash import content_hash
-from smp_tf.job.topology import CommGroup, Topology
+from smp_tf.job.topology import Topology
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.replicas.sums import broadcast_over_replicas
 
 _NAME = "the weights that replicas begin with"
@@ -49,24 +50,24 @@ def take_those_of_one(placed: Iterable[tuple[Any, int]]) -> None:
     """
     topology = runtime.current().topology
     wanted = {id(v.handle): (v, stage) for v, stage in placed}
-    if topology.dp_size == 1 or not wanted:
+    if topology.replicas == 1 or not wanted:
         return
-    stored = [variable for variable, stage in wanted.values() if stage == topology.mp_rank]
+    stored = [variable for variable, stage in wanted.values() if stage == topology.stage]
     with tf.init_scope():
         # One after the other: from a GPU all of them would lie in the host's memory at once.
         hashes = [int(content_hash(variable.read_value())[0]) for variable in stored]
         of_all = exchange.allgather_json(hashlib.blake2b(repr(hashes).encode()).hexdigest(), name=_NAME)
         unequal = _unequal_stages(of_all, topology)
-        if topology.mp_rank in unequal:
-            said = exchange.allgather_json(hashes, CommGroup.DP_GROUP, name=_NAME)
-            _take(stored, said, topology, speaks=topology.mp_rank == unequal[0])
+        if topology.stage in unequal:
+            said = exchange.allgather_json(hashes, CommGroup.RDP_GROUP, name=_NAME)
+            _take(stored, said, topology, speaks=topology.stage == unequal[0])
 
 
 def _unequal_stages(said: Sequence[str], topology: Topology) -> list[int]:
     """The stages whose replicas said unlike things, in order."""
     of_stage: dict[int, set[str]] = {}
     for rank, words in enumerate(said):
-        of_stage.setdefault(topology.grid.coordinates(rank)["P"], set()).add(words)
+        of_stage.setdefault(topology.mesh.coordinates(rank)["P"], set()).add(words)
     return sorted(stage for stage, words in of_stage.items() if len(words) > 1)
 
 
@@ -92,9 +93,9 @@ def _take(stored: Sequence[Any], said: Sequence[Sequence[int]], topology: Topolo
         )
     others = [[replica for replica, own in enumerate(said) if own[n] != said[root][n]] for n in range(len(stored))]
     unlike = [number for number, replicas in enumerate(others) if replicas]
-    sender = topology.members(CommGroup.DP_GROUP)[root]
+    sender = topology.members(CommGroup.RDP_GROUP)[root]
     broadcast_over_replicas([stored[number] for number in unlike], sender, "smp_first_values")
-    if speaks and topology.dp_rank == root:
+    if speaks and topology.replica == root:
         first = unlike[0]
         whose = ", ".join(map(str, others[first]))
         tell(

@@ -55,7 +55,7 @@ class Group:
         Returns:
             Tensors of float32, in the shapes of the given ones.
         """
-        replica = runtime.current().topology.dp_rank
+        replica = runtime.current().topology.replica
         exchange = sums.exchange_of(self.form.replicas, name, handles)
         return one_bit_sums.average(tensors, self.form, self.errors, exchange, replica)
 
@@ -111,7 +111,7 @@ def _grouped(weights: Sequence[tf.Variable]) -> list[Group]:
             filled = 0
         groups[-1].append(position)
         filled += _FLOAT * weight.shape.num_elements()
-    replicas = runtime.current().topology.dp_size
+    replicas = runtime.current().topology.replicas
     return [_made(number, members, weights, replicas) for number, members in enumerate(groups)]
 
 

@@ -16,7 +16,6 @@ from smp_tf.collectives import wire_types
 from smp_tf.collectives.horovod_waits import under_a_name_of_its_own
 from smp_tf.config.keys import ONE_BIT
 from smp_tf.job import runtime
-from smp_tf.job.topology import CommGroup
 from smp_tf.ops.at_run_time import at_run_time
 from smp_tf.ops.collective import come_through, come_to, within
 from smp_tf.ops.graph_op import run_independently
@@ -85,7 +84,7 @@ def sum_over_replicas(
     Returns:
         The sums; the tensors themselves where there is one replica.
     """
-    replicas = runtime.current().topology.group_size(CommGroup.DP_GROUP)
+    replicas = runtime.current().topology.replicas
     if not tensors or replicas == 1:
         return list(tensors)
     ways = [_way(t.dtype, compression, offload) for t in tensors]
@@ -158,8 +157,8 @@ def sum_gradients_at(
         The sums that this replica gets, in order; and what it has received, to wait for.
     """
     running = runtime.current()
-    config, replica = running.config, running.topology.dp_rank
-    replicas = running.topology.dp_size
+    config, replica = running.config, running.topology.replica
+    replicas = running.topology.replicas
     ways = [
         None if receiver is None or _is_large(t, receiver) else _way(t.dtype, config.gradient_compression, True)
         for t, receiver in zip(tensors, receivers, strict=True)
@@ -188,7 +187,7 @@ def sum_gradients_at(
 
 def _is_large(tensor: tf.Tensor, receiver: Receiver) -> bool:
     """Whether a gradient is summed in a ring, where it lies: its receiver would have it as often as replicas are."""
-    replicas = runtime.current().topology.dp_size
+    replicas = runtime.current().topology.replicas
     return isinstance(receiver, Whole) and receiver.elements * tensor.dtype.size * replicas > _MOST_RECEIVED
 
 
@@ -214,7 +213,7 @@ def _route(name: str) -> Route:
         )
         return received
 
-    return Route(running.topology.dp_size, running.topology.dp_rank, alltoall)
+    return Route(running.topology.replicas, running.topology.replica, alltoall)
 
 
 def exchange_of(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
@@ -272,7 +271,7 @@ def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: s
         name: unique name of the operation, equal on all replicas.
     """
     running = runtime.current()
-    if running.topology.group_size(CommGroup.DP_GROUP) == 1:
+    if running.topology.replicas == 1:
         return
     for variable in variables:
         if variable.dtype != tf.string:

@@ -26,7 +26,7 @@ from smp_tf.variables import store as variables
 def are_left() -> bool:
     """Whether steps give gradients that are not averaged over the replicas."""
     running = runtime.current_or_none()
-    return running is not None and running.config.gradient_compression == ONE_BIT and running.topology.dp_size > 1
+    return running is not None and running.config.gradient_compression == ONE_BIT and running.topology.replicas > 1
 
 
 def require_averaged(gradients: Iterable[Any], what: str) -> None:

@@ -118,7 +118,7 @@ def _pieces_of(variable: Any, optimizer: Any) -> Iterator[_Piece]:
 
 def _buckets(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     """Pieces in groups of limited bytes, in which every replica has about as much as the others."""
-    replicas = runtime.current().topology.dp_size
+    replicas = runtime.current().topology.replicas
     queues = [[piece for piece in pieces if piece.replica == replica] for replica in range(replicas)]
     share_of_bucket = MOST_BYTES / replicas
     buckets: list[list[_Piece]] = []
@@ -140,7 +140,7 @@ def _gather_bucket(bucket: Sequence[_Piece], name: str, handles: Sequence[Any]) 
 
     running = runtime.current()
     wire = _WIRE_TYPES[min(8, *(int(piece.variable.dtype.size) for piece in bucket))]
-    own = [piece for piece in bucket if piece.replica == running.topology.dp_rank]
+    own = [piece for piece in bucket if piece.replica == running.topology.replica]
     # In the order of the replicas, as they come.
     ordered = sorted(bucket, key=lambda piece: piece.replica)
     sent = tf.concat([_as_wire(piece.value(), wire) for piece in own], axis=0) if own else tf.zeros([0], wire)
@@ -153,7 +153,7 @@ def _gather_bucket(bucket: Sequence[_Piece], name: str, handles: Sequence[Any]) 
         ignore_name_scope=True,
     )
     for piece, part in zip(ordered, tf.split(received, [p.nbytes // wire.size for p in ordered]), strict=True):
-        if piece.replica != running.topology.dp_rank:
+        if piece.replica != running.topology.replica:
             piece.take(_from_wire(part, piece))
         elif piece.rows is not None:
             piece.take(piece.value())

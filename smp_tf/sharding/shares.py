@@ -33,10 +33,10 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.exchange import allgather_json
-from smp_tf.job.topology import CommGroup
 from smp_tf.keras import optimizer_slots
 from smp_tf.keras.optimizer_methods import has_own_apply
 from smp_tf.partition.graph.op_graph import Tensor
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.place.slot_shares import Sized, share_out
 from smp_tf.partition.split.split import Split
 from smp_tf.pipeline.run.reduction import Gradients
@@ -61,7 +61,7 @@ class _State:
 def are_shared() -> bool:
     """Whether the replicas share the optimizer's slots among them."""
     running = runtime.current_or_none()
-    return running is not None and running.config.shard_optimizer_state and running.topology.dp_size > 1
+    return running is not None and running.config.shard_optimizer_state and running.topology.replicas > 1
 
 
 def are_received_apart() -> bool:
@@ -72,7 +72,7 @@ def are_received_apart() -> bool:
 
 def count() -> int:
     """Among how many replicas slots are shared; 1 where all keep them."""
-    return runtime.current().topology.dp_size if are_shared() else 1
+    return runtime.current().topology.replicas if are_shared() else 1
 
 
 def shares_of(optimizer: Any) -> int:
@@ -141,7 +141,7 @@ def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:
         return
     announce(
         f"{why}: with shard_optimizer_state one replica keeps all slots of {names}, and more than its share.",
-        runtime.current().topology.dp_rank,
+        runtime.current().topology.replica,
     )
 
 
@@ -155,7 +155,7 @@ def is_updated_elsewhere(variable: Any, optimizer: Any) -> bool:
     if (rows := rows_here(variable, optimizer)) is not None:
         return rows[0] == rows[1]
     replica = replica_of(variable, optimizer)
-    return replica is not None and replica != runtime.current().topology.dp_rank
+    return replica is not None and replica != runtime.current().topology.replica
 
 
 def rows_here(variable: Any, optimizer: Any) -> tuple[int, int] | None:
@@ -168,7 +168,7 @@ def rows_here(variable: Any, optimizer: Any) -> tuple[int, int] | None:
     placement = _shared_placement(variable)
     if placement is None or placement.rows is None or not _updates_rows(optimizer, variable):
         return None
-    replica = runtime.current().topology.dp_rank
+    replica = runtime.current().topology.replica
     return placement.rows[replica], placement.rows[replica + 1]
 
 
@@ -332,7 +332,7 @@ def agreed_receivers(own: Mapping[int, Receiver], step: str) -> dict[int, Receiv
     """
     name = f"who receives the gradients of step {step!r}"
     in_words = {p: [r.replica] if isinstance(r, Whole) else list(r.borders) for p, r in own.items()}
-    said = allgather_json(sorted(in_words.items()), CommGroup.DP_GROUP, name=name)
+    said = allgather_json(sorted(in_words.items()), CommGroup.RDP_GROUP, name=name)
     found = [{position: words for position, words in other} for other in said]
     return {p: receiver for p, receiver in own.items() if all(o.get(p) == in_words[p] for o in found)}
 
@@ -344,7 +344,7 @@ def gradients(found: Mapping[int, Receiver], applied: Iterable[Applied]) -> Grad
         found: their receivers.
         applied: those that the step itself applies.
     """
-    replica = runtime.current().topology.dp_rank
+    replica = runtime.current().topology.replica
     return Gradients(
         frozenset(p for p, receiver in found.items() if isinstance(receiver, Whole) and receiver.replica != replica),
         {one.position: _nbytes(one.variable) for one in applied if one.variable.shape.is_fully_defined()},

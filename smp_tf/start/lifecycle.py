@@ -25,7 +25,8 @@ from smp_tf.job.agreement import require_agreement
 from smp_tf.job.at_shutdown import run_at_shutdown, run_before_leaving
 from smp_tf.job.channel import ControlChannel
 from smp_tf.job.runtime import Runtime
-from smp_tf.job.topology import CommGroup, Grid, Topology
+from smp_tf.job.topology import Topology
+from smp_tf.partition.mesh import CommGroup, Mesh
 from smp_tf.start import arrivals, hosts, job_secret
 from smp_tf.start.environment import (
     make_horovod_wait,
@@ -151,7 +152,7 @@ def _leave_at_exit() -> None:
             _watch.stop()
     else:
         # Horovod ends for all ranks when it ends on one, and those of other stages may still average over replicas.
-        _leave(running, _OTHERS_TIME if running.topology.dp_size > 1 else 0.0)
+        _leave(running, _OTHERS_TIME if running.topology.replicas > 1 else 0.0)
 
 
 def end_all(error: Exception) -> None:
@@ -220,9 +221,9 @@ def _start(given: Config, watch: StartWatch) -> Runtime:
     watch.arrivals.met(hellos)
     exchange = functools.partial(process_sets.exchange_bytes, lost=watch.arrivals.lost)
     plan_file = partition_file.load(config, world.rank, exchange)
-    grid = Grid(world.size, config.partitions or 1, config.placement_strategy)
+    mesh = Mesh(world.size, config.partitions or 1, config.placement_strategy)
     topology = Topology(
-        grid=grid,
+        mesh=mesh,
         rank=world.rank,
         local_rank=world.local_rank,
         local_size=world.local_size,
@@ -239,7 +240,7 @@ def _start(given: Config, watch: StartWatch) -> Runtime:
         given=given,
         config=config,
         topology=topology,
-        process_sets=process_sets.add_process_sets(grid, world.rank),
+        process_sets=process_sets.add_process_sets(mesh, world.rank),
         seed=seed,
         transport=transport,
         control=ControlChannel(world.rank, transport, config.stall_timeout, topology.describe),
@@ -309,7 +310,7 @@ def _watch_over(transport: Transport | None, topology: Topology, stall_timeout: 
         return
     _hooks = FailureHooks(transport, topology.describe(topology.rank))
     _hooks.install()
-    replicas = [rank for rank in topology.members(CommGroup.DP_GROUP) if rank != topology.rank]
+    replicas = [rank for rank in topology.members(CommGroup.RDP_GROUP) if rank != topology.rank]
     replica_watch = ReplicaWatch(
         transport, replicas, topology.describe, steps.named, stall_timeout, members=horovod_waits.members
     )

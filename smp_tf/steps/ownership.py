@@ -16,7 +16,7 @@ import tensorflow as tf
 from smp_tf.checkpoint import pending
 from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.trace.lower import Lowered
 from smp_tf.sharding import moved_slots, shares
 from smp_tf.variables import assigned_values, fetch

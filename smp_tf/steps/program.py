@@ -16,8 +16,8 @@ from smp_tf.batch.results import unpack
 from smp_tf.checkpoint import pending
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.job.topology import CommGroup
 from smp_tf.op_by_op import op_by_op
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.step_outputs import Delivery
 from smp_tf.partition.trace.lower import Lowered, OutputSlot
@@ -175,12 +175,12 @@ class SplitProgram:
         running = runtime.current()
         program = self.stage_program
         slicer = Slicer(self.arguments, tensors, self.microbatches)
-        replicas = running.topology.dp_size
+        replicas = running.topology.replicas
         sizes = slicer.sizes
         weights: Sequence[Any] = list(sizes) if program.weighted else [1] * len(sizes)
         pending.add_check()
         # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
-        seed = step_seeds.next_seeds(self.known_as, running.topology.dp_rank) if self.is_random else _no_seed
+        seed = step_seeds.next_seeds(self.known_as, running.topology.replica) if self.is_random else _no_seed
         recording.know(self)
         averages = replicas > 1 and any(output.is_gradient for output in program.split.outputs)
         told = _ToldReplicas(self, tensors, _total(weights)) if averages else None
@@ -240,12 +240,12 @@ class SplitProgram:
         graph = self.lowered.graph
         name = graph.nodes[graph.outputs[first].node].name
         is_slices = isinstance(slot.spec, tf.IndexedSlicesSpec)
-        if slot.spec is not None and not is_slices and plan.is_gradient and runtime.current().topology.dp_size > 1:
+        if slot.spec is not None and not is_slices and plan.is_gradient and runtime.current().topology.replicas > 1:
             raise StepError(
                 f"{name} is part of a {slot.spec.value_type.__name__} made of gradients. Over replicas, tensors and "
                 f"tf.IndexedSlices are averaged. Return one of these from the step, or train with one replica."
             )
-        receiver, own_replica = self.receivers.get(first), runtime.current().topology.dp_rank
+        receiver, own_replica = self.receivers.get(first), runtime.current().topology.replica
         rows = receiver.of(own_replica) if isinstance(receiver, Rows) else None
         replica = receiver.replica if isinstance(receiver, Whole) else None
         is_here = replica in (None, own_replica)
@@ -315,8 +315,8 @@ class _ToldReplicas:
             step.op,
             weights if running.config.check_replicas else [],
             tf.nest.flatten(list(self._tensors), expand_composites=True) if is_told else [],
-            running.topology.dp_rank,
-            running.topology.members(CommGroup.DP_GROUP),
+            running.topology.replica,
+            running.topology.members(CommGroup.RDP_GROUP),
         )
 
 

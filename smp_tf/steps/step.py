@@ -33,10 +33,10 @@ from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.program_numbers import know_averaging
-from smp_tf.job.topology import CommGroup
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.partition.graph.fingerprint import form
 from smp_tf.partition.graph.op_graph import OpGraph
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
@@ -233,8 +233,8 @@ class Step:
             traced = with_outputs(traced, handed)
         models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
         self._check(graph)
-        collectives_in_steps.refuse_what_hangs(graph, self.name, stages, running.topology.dp_size)
-        words = collectives_in_steps.words_on_synchronized(graph, models, microbatches, running.topology.dp_size)
+        collectives_in_steps.refuse_what_hangs(graph, self.name, stages, running.topology.replicas)
+        words = collectives_in_steps.words_on_synchronized(graph, models, microbatches, running.topology.replicas)
         if words is not None:
             announce(words, running.topology.rank)
         if xla and config.gradient_offload and graph.gradients:
@@ -243,7 +243,7 @@ class Step:
                 f"compiles a function for one device. Leave out one of the two."
             )
         for model in models:
-            model._smp_store.require_cut(stages, running.topology.mp_rank)
+            model._smp_store.require_cut(stages, running.topology.stage)
         samples = max(sizes, default=1)
         used = graph.used_variables
         decides = not earlier_steps.are_decided(lowered, used)
@@ -275,7 +275,7 @@ class Step:
             )
         cut = planning.cut(graph, plan, request.local_outputs, request.composites)
         # A step that takes gradients for itself alone, as for a metric of their norm, averages nothing.
-        if running.topology.dp_size > 1 and any(output.is_gradient for output in cut.outputs):
+        if running.topology.replicas > 1 and any(output.is_gradient for output in cut.outputs):
             know_averaging(number, self._known_as, everywhere=everywhere)
         if decides or any(model._smp_store.is_new for model in models):
             plan = memory_forecast.with_exact_transfers(plan, cut, request)
@@ -284,7 +284,7 @@ class Step:
         if decides:
             partition_file.keep(self.name, plan, graph)
             earlier_steps.remember(self.name, plan, graph, config)
-        stage = running.topology.mp_rank
+        stage = running.topology.stage
         trained = {gradient.variable for gradient in graph.gradients}
         of_used = [owner if index in used else None for index, owner in enumerate(cut.assignment.owners)]
         placed = decide_owners(models, lowered, of_used, plan.placement, stage, running.seed, trained)
@@ -296,7 +296,7 @@ class Step:
         }
         applied = list(self._applied(lowered.results)) if self._applied is not None else None
         receivers = self._receivers_in(cut, lowered, applied)
-        averages = running.topology.dp_size > 1 and not unaveraged.are_left()
+        averages = running.topology.replicas > 1 and not unaveraged.are_left()
         program = build_stage_program(
             cut,
             stage,
@@ -305,7 +305,7 @@ class Step:
             number,
             mine,
             keep=frozenset(range(len(cut.outputs))) if self._options.keep_gradients else frozenset(),
-            weighted=size is None or running.topology.dp_size > 1,
+            weighted=size is None or running.topology.replicas > 1,
             xla=xla,
             samples=samples,
             reduce=self._sums_over(receivers) if averages else None,
@@ -381,7 +381,7 @@ class Step:
             return {}
         kind = form(cut.graph)
         if kind not in self._receivers:
-            stage = runtime.current().topology.mp_rank
+            stage = runtime.current().topology.stage
             with tf.init_scope():
                 own = shares.receivers(cut, stage, lowered.variables, applied)
                 self._receivers[kind] = shares.agreed_receivers(own, self.name)

@@ -20,7 +20,7 @@ import tf_keras
 
 from smp_tf.errors import RankMismatchError
 from smp_tf.job import exchange, runtime
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.training import callbacks as own_callbacks
 from smp_tf.variables import assigned_values
 
@@ -72,10 +72,10 @@ def _require_as_many_batches(arguments: Mapping[str, Any]) -> None:
     Keras leaves an epoch whose length it knows without asking for one more batch; where it does not, `training` finds
     out when the data ends.
     """
-    if runtime.current().topology.dp_size == 1:
+    if runtime.current().topology.replicas == 1:
         return
     counts = exchange.allgather_json(
-        batches_of_an_epoch(arguments), CommGroup.DP_GROUP, name="how many batches the data given to fit has"
+        batches_of_an_epoch(arguments), CommGroup.RDP_GROUP, name="how many batches the data given to fit has"
     )
     if len({count for count in counts if count is not None}) > 1:
         told = ", ".join(

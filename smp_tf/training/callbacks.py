@@ -16,7 +16,7 @@ from rich.table import Table
 
 from smp_tf.checkpoint.manager import CheckpointManager
 from smp_tf.job import exchange, runtime
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan, as_bytes
 from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
 from smp_tf.pipeline.schedules.schedule import program_of
@@ -73,7 +73,7 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
         # Which of them only some replicas have, an optimizer of the script's own does not say.
         of_optimizer = variables() if callable(variables) else variables
         state = [*weights, *([] if sharded_slots.are_shared() else of_optimizer)]
-        root = runtime.current().topology.members(CommGroup.DP_GROUP)[self._replica]
+        root = runtime.current().topology.members(CommGroup.RDP_GROUP)[self._replica]
         broadcast_over_replicas(state, root, "smp_initial_state")
 
 
@@ -263,7 +263,7 @@ class PipelineSummary(tf_keras.callbacks.Callback):
         ranks = exchange.allgather_json(mine, name=f"the pipeline summary of epoch {epoch + 1}")
         if running.topology.rank != WRITER:
             return
-        partitions = running.topology.mp_size
+        partitions = running.topology.stages
         throughput = sum(r["samples"] for r in ranks) / partitions / max(r["seconds"] for r in ranks)
         plan = self.model.train_function.plan
         bubble = None if plan is None else _bubble(plan)

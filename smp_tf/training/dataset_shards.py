@@ -49,7 +49,7 @@ def shard_dataset(dataset: tf.data.Dataset, *, batched: bool = True) -> tf.data.
     topology = runtime.current().topology
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"smp.shard_dataset takes a tf.data.Dataset. Received: {type(dataset).__name__}.")
-    replicas, replica = topology.dp_size, topology.dp_rank
+    replicas, replica = topology.replicas, topology.replica
     if replicas == 1:
         return dataset
     if not batched:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf.job import exchange, runtime
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.replicas.sums import sum_over_replicas
 
 
@@ -28,7 +28,7 @@ def average(logs: Mapping[str, Any], samples: Any, name: str) -> dict[str, Any]:
         samples: this replica's samples in the batch.
         name: of the operation, equal on all replicas.
     """
-    if runtime.current().topology.dp_size == 1:
+    if runtime.current().topology.replicas == 1:
         return dict(logs)
     scalars = sorted(key for key, value in logs.items() if _is_scalar(value))
     weight = tf.cast(samples, tf.float64)
@@ -40,10 +40,10 @@ def average(logs: Mapping[str, Any], samples: Any, name: str) -> dict[str, Any]:
 
 def average_now(logs: Mapping[str, Any], samples: int, name: str) -> dict[str, Any]:
     """The same for numbers, outside any graph; every replica calls it."""
-    if runtime.current().topology.dp_size == 1:
+    if runtime.current().topology.replicas == 1:
         return dict(logs)
     mine = {key: float(value) for key, value in logs.items() if _is_number(value)}
-    everyone = exchange.allgather_json([samples, mine], CommGroup.DP_GROUP, name=name)
+    everyone = exchange.allgather_json([samples, mine], CommGroup.RDP_GROUP, name=name)
     total = sum(count for count, _ in everyone)
     if not total:
         return dict(logs)
@@ -55,7 +55,7 @@ def average_now(logs: Mapping[str, Any], samples: int, name: str) -> dict[str, A
 @contextlib.contextmanager
 def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
     """Within this context metrics hold the sums of their states over all replicas; every replica enters it."""
-    if runtime.current().topology.dp_size == 1:
+    if runtime.current().topology.replicas == 1:
         yield
         return
     variables = [
@@ -66,7 +66,7 @@ def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
         and (variable.dtype.is_floating or variable.dtype.is_integer)
     ]
     # Replicas that are still in a training step would wait in Horovod for this one, and it for them: told apart here.
-    exchange.barrier(CommGroup.DP_GROUP, name="the metrics at the end of an epoch or evaluation")
+    exchange.barrier(CommGroup.RDP_GROUP, name="the metrics at the end of an epoch or evaluation")
     own = [variable.numpy() for variable in variables]
     sums = sum_over_replicas([tf.constant(value, v.dtype) for value, v in zip(own, variables, strict=True)], _STATES)
     for variable, value in zip(variables, sums, strict=True):

@@ -24,11 +24,11 @@ from smp_tf.batch.microbatches import count_samples
 from smp_tf.batch.output import StepOutput
 from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.job import exchange, runtime
-from smp_tf.job.topology import CommGroup
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.loss_check.check import LossCheck, Numbers, check_gradient_uses, tell_unchecked, tell_written_weights
 from smp_tf.loss_check.gradient_calls import GradientCalls
 from smp_tf.optimizer.recorded_apply import Apply, ApplyRecorder
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.partition.trace.lower import OutputSlot
@@ -129,7 +129,7 @@ class BatchFunction:
             RankMismatchError: a replica has no more batches, and another one has.
         """
         topology = runtime.current().topology
-        if not self._over_replicas or topology.dp_size == 1:
+        if not self._over_replicas or topology.replicas == 1:
             return next(iterator)
         batch, end = None, None
         try:
@@ -137,13 +137,13 @@ class BatchFunction:
         except (StopIteration, tf.errors.OutOfRangeError) as error:
             end = error
         self._asked += 1
-        said = exchange.allgather_json(end is None, CommGroup.DP_GROUP, name=f"batch {self._asked} of the training")
+        said = exchange.allgather_json(end is None, CommGroup.RDP_GROUP, name=f"batch {self._asked} of the training")
         if end is not None and not any(said):
             raise end
         if not all(said):
             without = ", ".join(str(replica) for replica, has_one in enumerate(said) if not has_one)
             raise RankMismatchError(
-                f"The data of replica {without} of {topology.dp_size} ended before batch {self._asked} of the "
+                f"The data of replica {without} of {topology.replicas} ended before batch {self._asked} of the "
                 f"training, and others have more. Every replica needs the same number of batches: divide the data with "
                 f"smp.shard_dataset, or give fit steps_per_epoch."
             )
@@ -153,7 +153,7 @@ class BatchFunction:
     def _in_parts(self) -> bool:
         """Whether what a loss is averaged over comes in several parts."""
         running = runtime.current()
-        return running.config.microbatches > 1 or (self._over_replicas and running.topology.dp_size > 1)
+        return running.config.microbatches > 1 or (self._over_replicas and running.topology.replicas > 1)
 
     @property
     def _over_replicas(self) -> bool:
@@ -187,11 +187,11 @@ class BatchFunction:
         mine = _samples(batch)
         if self._traced or not self._joins_replicas or not runtime.current().config.check_losses:
             return [mine]
-        return list(exchange.allgather_json(mine, CommGroup.DP_GROUP, name=f"the first batch of {self._in_words}"))
+        return list(exchange.allgather_json(mine, CommGroup.RDP_GROUP, name=f"the first batch of {self._in_words}"))
 
     @property
     def _joins_replicas(self) -> bool:
-        return self._over_replicas and runtime.current().topology.dp_size > 1
+        return self._over_replicas and runtime.current().topology.replicas > 1
 
     def _examine(self, traced: StepTrace, retrace: Retrace) -> Handed | None:
         """Prepares the check of the losses of a new program, if there is to be one; see `loss_check.py`."""
@@ -307,7 +307,7 @@ def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: 
     shuffled: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if loop.__name__ == "fit":
         together = agree_on_fit(bound.arguments, keras_callbacks.as_list(given))
-        if runtime.current().topology.dp_size > 1:
+        if runtime.current().topology.replicas > 1:
             adapted = keras_callbacks.before_all(adapted, [BroadcastInitialState(), MetricAverage()], model)
         if together is not None:
             adapted = keras_callbacks.after_all(adapted, together, model)

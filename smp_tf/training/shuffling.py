@@ -21,7 +21,7 @@ import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.job import exchange, runtime
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ def note(state: VariableState, method: str, given: Any, dtype: tf.DType, *, is_l
         is_left_out: whether that is another rank's, so that nothing is assigned here.
     """
     running = runtime.current_or_none()
-    if _in_force.is_quiet or running is None or running.topology.mp_size == 1:
+    if _in_force.is_quiet or running is None or running.topology.stages == 1:
         return
     if not _State.ends_with_smp:
         _State.ends_with_smp = True
@@ -118,7 +118,7 @@ def _difference(
             continue
         count, told, stage = notes[key]
         for owner, owned in enumerate(taken):
-            if topology.grid.coordinates(owner)["P"] != stage:
+            if topology.mesh.coordinates(owner)["P"] != stage:
                 continue
             there, said = owned.get(key, (0, "", stage))[:2]
             if (count, told) != (there, said):

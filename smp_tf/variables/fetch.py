@@ -20,9 +20,9 @@ from smp_tf.errors import RankMismatchError, StepError
 from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
 from smp_tf.job.exchange import allgather_json, barrier
-from smp_tf.job.topology import CommGroup
 from smp_tf.keras.layer_variables import variables_of
 from smp_tf.ops.transport import Transport
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.variables import assigned_values, foreign_values
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def owner_ranks(model: SplitModel, weights: Sequence[Any], rank: int) -> list[in
     Raises:
         StepError: the model has not run a step yet.
     """
-    stage_ranks = runtime.current().topology.grid.members(CommGroup.PP_GROUP, rank)
+    stage_ranks = runtime.current().topology.mesh.members(CommGroup.PP_GROUP, rank)
     return [None if stage is None else stage_ranks[stage] for stage in map(model._owner_of, weights)]
 
 

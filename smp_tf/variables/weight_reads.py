@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from smp_tf import tf_internals
 from smp_tf.job import runtime
-from smp_tf.job.topology import CommGroup
 from smp_tf.keras.patch import Patch
+from smp_tf.partition.mesh import CommGroup
 from smp_tf.variables import fetch, foreign_values
 from smp_tf.variables import store as variables
 
@@ -53,7 +53,7 @@ def _of_several(original: Callable[..., Any]) -> Callable[..., Any]:
 def _is_collective(wanted: Sequence[Any]) -> bool:
     """Whether some of the variables are stored by one rank of the replica, and this one may ask for them."""
     running = runtime.current_or_none()
-    if running is None or running.topology.mp_size == 1 or not tf.executing_eagerly():
+    if running is None or running.topology.stages == 1 or not tf.executing_eagerly():
         return False
     # While a file is written one rank fetches the values, and while one is read nobody wants any.
     if foreign_values.fetch() is not None or foreign_values.leaves_out():

@@ -36,23 +36,26 @@ USES = {
     "watch": "ground ops",
     "keras": "ground partition.trace",
     "config": "ground pipeline pipeline.schedules",
-    "job": "ground config watch ops partition.plan",
-    "collectives": "ground job ops",
-    "recording": "ground files job ops partition.plan partition.split pipeline pipeline.measure pipeline.run",
-    "variables": "ground files keras job ops pipeline.run",
-    "replicas": "ground config job collectives variables ops pipeline.run",
+    "job": "ground config watch ops partition partition.plan",
+    "collectives": "ground job ops partition",
+    "recording": "ground files job ops partition partition.plan partition.split pipeline pipeline.measure pipeline.run",
+    "variables": "ground files keras job ops partition pipeline.run",
+    "replicas": "ground config job collectives variables ops partition pipeline.run",
     "batch": "ground replicas variables partition.trace",
-    "sharding": "ground keras job variables replicas partition.graph partition.place partition.split pipeline.run",
-    "checkpoint": "ground files config keras job variables sharding partition.plan",
-    "gradients": "ground job variables replicas batch sharding ops",
-    "planning": "ground files watch config keras job variables replicas batch sharding ops partition.graph "
+    "sharding": "ground keras job variables replicas partition partition.graph partition.place partition.split "
+    "pipeline.run",
+    "checkpoint": "ground files config keras job variables sharding partition partition.plan",
+    "gradients": "ground job variables replicas batch sharding ops partition",
+    "planning": "ground files watch config keras job variables replicas batch sharding ops partition partition.graph "
     "partition.place partition.plan partition.split partition.trace pipeline pipeline.planner pipeline.run "
     "pipeline.schedules",
-    "optimizer": "ground keras job variables replicas sharding checkpoint gradients pipeline.planner pipeline.run",
-    "start": "ground watch config job collectives planning ops",
+    "optimizer": "ground keras job variables replicas sharding checkpoint gradients partition pipeline.planner "
+    "pipeline.run",
+    "start": "ground watch config job collectives planning ops partition",
     "steps": "ground keras job recording variables replicas batch sharding checkpoint planning optimizer ops partition "
     "partition.graph partition.plan partition.rewrite partition.split partition.trace pipeline.planner pipeline.run",
-    "loss_check": "ground job variables batch gradients steps ops partition.graph partition.samples partition.trace",
+    "loss_check": "ground job variables batch gradients steps ops partition partition.graph partition.samples "
+    "partition.trace",
     "training": "ground keras job recording variables replicas batch sharding checkpoint optimizer steps loss_check "
     "partition partition.plan partition.trace pipeline.programs pipeline.schedules",
     "model": "ground files watch keras variables job optimizer steps training partition partition.graph partition.plan "
@@ -62,8 +65,8 @@ USES = {
     "pipeline.schedules",
     "command": "ground config job recording start model offline partition partition.plan partition.units pipeline "
     "pipeline.planner pipeline.schedules",
-    "public": "ground job collectives recording variables replicas batch sharding checkpoint gradients optimizer start "
-    "steps training model",
+    "public": "ground job collectives recording variables replicas batch sharding checkpoint gradients optimizer "
+    "start steps training model partition",
 }
 #: The files of the folder smp_tf/ itself that are above all rooms; its others are the ground.
 PUBLIC = (
@@ -178,7 +181,7 @@ def test_a_violation_is_told_by_file_line_and_rule() -> None:
     [told] = violations([Import("smp_tf/job/runtime.py", 7, "smp_tf.steps.step", True)])
     assert told == (
         "smp_tf/job/runtime.py:7: the room 'job' may not use the room 'steps' (smp_tf.steps.step). It may use ground "
-        "config watch ops partition.plan."
+        "config watch ops partition partition.plan."
     )
 
 

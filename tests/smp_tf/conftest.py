@@ -12,7 +12,7 @@ import pytest
 
 import smp_tf as smp
 from smp_tf.job import runtime
-from smp_tf.job.topology import Grid
+from smp_tf.partition.mesh import Mesh
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def two_partitions(init: Callable[..., None]) -> Iterator[Callable[[], None]]:
         before.append(runtime.current())
         alone = before[0].topology
         topology = dataclasses.replace(
-            alone, grid=Grid(2, 2), local_size=2, hosts=alone.hosts * 2, pids=(alone.pids[0], alone.pids[0] + 1)
+            alone, mesh=Mesh(2, 2), local_size=2, hosts=alone.hosts * 2, pids=(alone.pids[0], alone.pids[0] + 1)
         )
         runtime.install(dataclasses.replace(before[0], topology=topology))
 
@@ -101,7 +101,7 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return tf.concat([tensor] * 3, 0)
 
     running = SimpleNamespace(
-        topology=SimpleNamespace(group_size=lambda kind: {"dp": 3}[kind.value], dp_size=3),
+        topology=SimpleNamespace(group_size=lambda kind: {"rdp": 3}[kind.value], replicas=3),
         process_sets=SimpleNamespace(dp="the set of this stage"),
         config=SimpleNamespace(gradient_compression=None, gradient_offload=False),
     )

@@ -15,7 +15,8 @@ import pytest
 from smp_tf.job import exchange as control
 from smp_tf.job import objects as messaging
 from smp_tf.job.channel import ControlChannel
-from smp_tf.job.topology import Grid, Topology
+from smp_tf.job.topology import Topology
+from smp_tf.partition.mesh import Mesh
 
 #: A thread that waits longer than this has found nobody who answers.
 DEADLINE = 20.0
@@ -89,12 +90,12 @@ class Ranks:
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, size: int, partitions: int = 1, stall_timeout: float = DEADLINE
     ) -> None:
-        queues, grid = Queues(), Grid(size, partitions)
+        queues, mesh = Queues(), Mesh(size, partitions)
         self.transports = [QueueTransport(rank, queues) for rank in range(size)]
         self._runtimes = []
         for rank, transport in enumerate(self.transports):
             topology = Topology(
-                grid=grid,
+                mesh=mesh,
                 rank=rank,
                 local_rank=rank,
                 local_size=size,

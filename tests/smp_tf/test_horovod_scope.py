@@ -19,8 +19,8 @@ import smp_tf as smp
 from smp_tf import horovod_scope
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.job.topology import Grid
 from smp_tf.optimizer import distributed_optimizer
+from smp_tf.partition.mesh import Mesh
 from smp_tf.replicas import gradient_marks
 from smp_tf.sharding import shares
 from tests import quick_import
@@ -97,7 +97,7 @@ def replicas(init: Callable[..., None]) -> Iterator[None]:
     horovod_scope.mean_replicas()
     before = runtime.current()
     topology = dataclasses.replace(
-        before.topology, grid=Grid(4, 2), rank=3, local_size=4, hosts=before.topology.hosts * 4, pids=(0, 0, 0, 1)
+        before.topology, mesh=Mesh(4, 2), rank=3, local_size=4, hosts=before.topology.hosts * 4, pids=(0, 0, 0, 1)
     )
     sets = dataclasses.replace(before.process_sets, dp=DP)  # type: ignore[arg-type]
     runtime.install(dataclasses.replace(before, topology=topology, process_sets=sets))

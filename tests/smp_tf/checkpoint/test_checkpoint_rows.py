@@ -190,7 +190,7 @@ class TestBeforeThereIsAnOptimizer:
         manifest = Manifest("ckpt-1", 0, 1, 1, (), {SLOT: stored})
         found = []
         for replica in range(replicas):
-            topology = SimpleNamespace(dp_rank=replica, dp_size=replicas)
+            topology = SimpleNamespace(replica=replica, replicas=replicas)
             monkeypatch.setattr(runtime, "current", lambda topology=topology: SimpleNamespace(topology=topology))
             restoring = restore.Restore(None, "", manifest, False)
             found.append(restoring._slots_to_look_at({KERNEL: variable}, Survey()))

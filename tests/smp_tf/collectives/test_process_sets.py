@@ -14,7 +14,7 @@ import tensorflow as tf
 from smp_tf.collectives import process_sets
 from smp_tf.collectives.process_sets import add_process_sets, exchange_bytes, remove_process_sets, world
 from smp_tf.errors import EnvironmentSetupError, PeerError
-from smp_tf.job.topology import Grid
+from smp_tf.partition.mesh import Mesh
 from smp_tf.start.start_watch import StartWatch
 
 
@@ -70,39 +70,39 @@ class TestSets:
         orders = []
         for rank in range(8):
             fake = horovod(8)
-            add_process_sets(Grid(8, 2), rank)
+            add_process_sets(Mesh(8, 2), rank)
             orders.append(fake.added)
         assert orders == [[[0, 1], [2, 3], [4, 5], [6, 7], [0, 2, 4, 6], [1, 3, 5, 7]]] * 8
 
     def test_a_rank_knows_its_own_groups(self, horovod: Callable[..., FakeHorovod]) -> None:
         horovod(8)
-        sets = add_process_sets(Grid(8, 2), 5)
+        sets = add_process_sets(Mesh(8, 2), 5)
         assert (sets.mp, sets.dp) == ("set [4, 5]", "set [1, 3, 5, 7]")
         horovod(8)
-        spread = add_process_sets(Grid(8, 2, "spread"), 5)
+        spread = add_process_sets(Mesh(8, 2, "spread"), 5)
         assert (spread.mp, spread.dp) == ("set [1, 5]", "set [4, 5, 6, 7]")
 
     def test_the_group_of_all_is_horovod_s_own_and_is_not_added(self, horovod: Callable[..., FakeHorovod]) -> None:
         fake = horovod(4)
-        split = add_process_sets(Grid(4, 4), 2)
+        split = add_process_sets(Mesh(4, 4), 2)
         assert (split.mp, split.dp, split.owned, fake.added) == ("world", None, (), [])
-        copied = add_process_sets(Grid(4, 1), 2)
+        copied = add_process_sets(Mesh(4, 1), 2)
         assert (copied.mp, copied.dp, copied.owned, fake.added) == (None, "world", (), [])
 
     def test_a_group_of_one_needs_no_set(self, horovod: Callable[..., FakeHorovod]) -> None:
         fake = horovod(1)
-        sets = add_process_sets(Grid(1, 1), 0)
+        sets = add_process_sets(Mesh(1, 1), 0)
         assert (sets.mp, sets.dp, fake.added) == (None, None, [])
 
     def test_what_was_added_is_removed_and_nothing_else(self, horovod: Callable[..., FakeHorovod]) -> None:
         fake = horovod(4)
-        remove_process_sets(add_process_sets(Grid(4, 2), 0).owned)
+        remove_process_sets(add_process_sets(Mesh(4, 2), 0).owned)
         assert fake.removed == ["set [0, 1]", "set [2, 3]", "set [0, 2]", "set [1, 3]"]
 
     def test_a_set_of_the_script_s_own_in_the_way_is_told(self, horovod: Callable[..., FakeHorovod]) -> None:
         horovod(4).added.append([2, 3])
         with pytest.raises(EnvironmentSetupError, match=r"refuses the group of ranks \[2, 3\]: .* already added") as e:
-            add_process_sets(Grid(4, 2), 0)
+            add_process_sets(Mesh(4, 2), 0)
         assert "after smp.init()" in str(e.value)
 
 
@@ -136,7 +136,7 @@ class TestExchange:
 def test_one_process_with_the_real_horovod(init: Callable[..., None]) -> None:
     init()
     assert world() == process_sets.World(rank=0, size=1, local_rank=0, local_size=1)
-    assert add_process_sets(Grid(1, 1), 0).owned == ()
+    assert add_process_sets(Mesh(1, 1), 0).owned == ()
     assert exchange_bytes(b"one", "hello") == [b"one"]
     assert process_sets.built_with() in ("MPI and Gloo", "MPI", "Gloo")
 

@@ -11,7 +11,7 @@ from smp_tf.errors import RankMismatchError
 from smp_tf.job import channel
 from smp_tf.job.channel import tag_of
 from smp_tf.job.exchange import agree, allgather_json, barrier, broadcast_json, members_of
-from smp_tf.job.topology import CommGroup
+from smp_tf.partition.mesh import CommGroup
 from tests.smp_tf.rank_threads import Ranks
 
 

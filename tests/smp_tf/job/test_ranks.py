@@ -1,4 +1,4 @@
-"""`smp.rank()` and its kin on every rank of a grid, against a table."""
+"""`smp.rank()` and its kin on every rank of a mesh, against a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from smp_tf.job import ranks
-from smp_tf.job.topology import Grid, Topology
+from smp_tf.job.topology import Topology
+from smp_tf.partition.mesh import Mesh
 
 NAMES = [
     "rank", "size", "local_rank", "local_size", "mp_rank", "mp_size", "dp_rank", "dp_size",
@@ -28,7 +29,7 @@ TABLE = [
 @pytest.mark.parametrize("rank", range(6))
 def test_six_processes_three_partitions(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     topology = Topology(
-        grid=Grid(6, 3),
+        mesh=Mesh(6, 3),
         rank=rank,
         local_rank=rank % 3,
         local_size=3,

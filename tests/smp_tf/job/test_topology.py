@@ -1,20 +1,19 @@
-"""Stages, replicas and groups for given numbers, as tables written out by hand."""
+"""Where a rank is, as tables written out by hand."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from smp_tf.config.keys import STRATEGIES
-from smp_tf.job.topology import CommGroup, Grid, RankType, Topology
+from smp_tf.job.topology import Topology
+from smp_tf.partition.mesh import CommGroup, Mesh, RankType
 
-# N = 8, P = 2: (mp_rank, dp_rank) of world ranks 0 to 7.
+# N = 8, P = 2: (stage, replica) of world ranks 0 to 7.
 CLUSTER = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (0, 3), (1, 3)]
 SPREAD = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
 
 
 def topology(rank, size=8, partitions=2, strategy="cluster"):
     return Topology(
-        grid=Grid(size, partitions, strategy),
+        mesh=Mesh(size, partitions, strategy),
         rank=rank,
         local_rank=rank % 4,
         local_size=4,
@@ -38,33 +37,17 @@ def topology(rank, size=8, partitions=2, strategy="cluster"):
 )
 def test_eight_processes_two_partitions(strategy, table):
     places = [topology(rank, strategy=strategy) for rank in range(8)]
-    assert [(place.mp_rank, place.dp_rank) for place in places] == table
-    assert {(place.mp_size, place.dp_size) for place in places} == {(2, 4)}
+    assert [(place.stage, place.replica) for place in places] == table
+    assert {(place.stages, place.replicas) for place in places} == {(2, 4)}
 
 
 def test_six_processes_three_partitions():
     cluster = [topology(rank, 6, 3) for rank in range(6)]
     spread = [topology(rank, 6, 3, "spread") for rank in range(6)]
-    assert [place.mp_rank for place in cluster] == [0, 1, 2, 0, 1, 2]
-    assert [place.dp_rank for place in cluster] == [0, 0, 0, 1, 1, 1]
-    assert [place.mp_rank for place in spread] == [0, 0, 1, 1, 2, 2]
-    assert [place.dp_rank for place in spread] == [0, 1, 0, 1, 0, 1]
-
-
-def test_groups_cluster():
-    grid = Grid(8, 2, "cluster")
-    assert grid.groups(CommGroup.WORLD) == ((0, 1, 2, 3, 4, 5, 6, 7),)
-    assert grid.groups(CommGroup.MP_GROUP) == ((0, 1), (2, 3), (4, 5), (6, 7))
-    assert grid.groups(CommGroup.PP_GROUP) == ((0, 1), (2, 3), (4, 5), (6, 7))
-    assert grid.groups(CommGroup.DP_GROUP) == ((0, 2, 4, 6), (1, 3, 5, 7))
-    assert grid.groups(CommGroup.RDP_GROUP) == ((0, 2, 4, 6), (1, 3, 5, 7))
-    assert grid.groups(CommGroup.TP_GROUP) == tuple((rank,) for rank in range(8))
-
-
-def test_groups_spread():
-    grid = Grid(8, 2, "spread")
-    assert grid.groups(CommGroup.MP_GROUP) == ((0, 4), (1, 5), (2, 6), (3, 7))
-    assert grid.groups(CommGroup.DP_GROUP) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert [place.stage for place in cluster] == [0, 1, 2, 0, 1, 2]
+    assert [place.replica for place in cluster] == [0, 0, 0, 1, 1, 1]
+    assert [place.stage for place in spread] == [0, 0, 1, 1, 2, 2]
+    assert [place.replica for place in spread] == [0, 1, 0, 1, 0, 1]
 
 
 def test_world_rank_of_a_number_in_a_group():
@@ -92,38 +75,33 @@ def test_a_rank_in_words():
     assert topology(0).describe(5) == "rank 5 (host host1, pid 105, stage 1 of replica 2)"
 
 
-def test_partitions_that_do_not_divide():
-    with pytest.raises(ValueError, match="3 partitions do not divide 8 processes"):
-        Grid(8, 3)
-
-
-@given(st.integers(1, 5), st.integers(1, 5), st.sampled_from(STRATEGIES))
-def test_every_group_kind_divides_the_world(replicas, partitions, strategy):
-    grid = Grid(replicas * partitions, partitions, strategy)
-    for kind in CommGroup:
-        members = [rank for group in grid.groups(kind) for rank in group]
-        assert sorted(members) == list(range(grid.world_size))
-    for rank in range(grid.world_size):
-        replica = set(grid.members(CommGroup.MP_GROUP, rank))
-        stage = set(grid.members(CommGroup.DP_GROUP, rank))
-        assert replica & stage == {rank}
-        assert (len(replica), len(stage)) == (partitions, replicas)
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("partitions", "replicas"), [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (3, 2)])
 def test_every_stage_of_every_replica_is_one_rank(partitions, replicas, strategy):
     places = [topology(rank, partitions * replicas, partitions, strategy) for rank in range(partitions * replicas)]
-    assert sorted((p.mp_rank, p.dp_rank) for p in places) == [
+    assert sorted((p.stage, p.replica) for p in places) == [
         (stage, replica) for stage in range(partitions) for replica in range(replicas)
     ]
     for place in places:
-        assert (place.mp_size, place.dp_size) == (partitions, replicas)
+        assert (place.stages, place.replicas) == (partitions, replicas)
         # Number i of a group is the rank whose number there is i, in all groups that it belongs to.
         for kind in RankType:
             members = place.members(kind.group)
             assert place.world_rank(members.index(place.rank), kind) == place.rank
             assert [places[other].group_rank(kind.group) for other in members] == list(range(len(members)))
             assert all(places[other].members(kind.group) == members for other in members)
-        assert [places[r].dp_rank for r in place.members(CommGroup.MP_GROUP)] == [place.dp_rank] * partitions
-        assert [places[r].mp_rank for r in place.members(CommGroup.DP_GROUP)] == [place.mp_rank] * replicas
+        assert [places[r].replica for r in place.members(CommGroup.MP_GROUP)] == [place.replica] * partitions
+        assert [places[r].stage for r in place.members(CommGroup.DP_GROUP)] == [place.stage] * replicas
+
+
+def test_with_two_shards_a_stage_is_no_mp_rank():
+    hosts = tuple(f"host{r // 2}" for r in range(8))
+    places = [Topology(Mesh(8, 2, shards=2), rank, rank % 2, 2, hosts, (1,) * 8) for rank in range(8)]
+    assert [place.stage for place in places] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [place.group_rank(CommGroup.MP_GROUP) for place in places] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert [place.replica for place in places] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [place.group_rank(CommGroup.DP_GROUP) for place in places] == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert {(place.stages, place.replicas) for place in places} == {(2, 2)}
+    assert {place.hosts_of_stages() for place in places} == {(0, 1)}
+    assert places[0].describe(7) == "rank 7 (host host3, pid 1, shard 1 of stage 1 of replica 1)"
+    assert [place.world_rank(1, RankType.PP_RANK) for place in places] == [2, 3, 2, 3, 6, 7, 6, 7]

@@ -21,8 +21,8 @@ from smp_tf.files import durable_files
 from smp_tf.job import channel as control_channel
 from smp_tf.job import runtime
 from smp_tf.job.channel import ControlChannel
-from smp_tf.job.topology import Grid
 from smp_tf.model import saving, tf_checkpoint
+from smp_tf.partition.mesh import Mesh
 from smp_tf.variables import fetch
 from smp_tf.watch.deadlock import DeadlockWatch
 
@@ -285,7 +285,7 @@ def with_a_peer_in_a_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.setattr(control_channel, "DeadlockWatch", impatient)
     alone, transport = runtime.current(), _PeerInAStep()
     topology = dataclasses.replace(
-        alone.topology, grid=Grid(2, 2), local_size=2, hosts=alone.topology.hosts * 2, pids=(100, 101)
+        alone.topology, mesh=Mesh(2, 2), local_size=2, hosts=alone.topology.hosts * 2, pids=(100, 101)
     )
     channel: Any = ControlChannel(0, transport, 60.0)  # type: ignore[arg-type]
 

@@ -60,7 +60,7 @@ class Mute(tf_keras.optimizers.SGD):
 
 
 def running(replicas: int, **config: Any) -> Any:
-    return SimpleNamespace(topology=SimpleNamespace(dp_size=replicas), config=Config(**config))
+    return SimpleNamespace(topology=SimpleNamespace(replicas=replicas), config=Config(**config))
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ class Threads:
             return getattr(self._here, "running", None)
 
         def rank() -> int:
-            return int(current().topology.dp_rank)
+            return int(current().topology.replica)
 
         monkeypatch.setattr(runtime, "current", current)
         monkeypatch.setattr(runtime, "current_or_none", current)
@@ -145,9 +145,9 @@ class Threads:
             self._here.running = SimpleNamespace(
                 config=Config(gradient_compression="1bit"),
                 topology=SimpleNamespace(
-                    dp_size=REPLICAS,
-                    dp_rank=replica,
-                    mp_size=1,
+                    replicas=REPLICAS,
+                    replica=replica,
+                    stages=1,
                     size=REPLICAS,
                     members=lambda group: tuple(range(REPLICAS)),
                     describe="rank {}".format,

@@ -11,7 +11,8 @@ import pytest
 
 from smp_tf.errors import PeerError
 from smp_tf.job import at_shutdown, runtime
-from smp_tf.job.topology import Grid, Topology
+from smp_tf.job.topology import Topology
+from smp_tf.partition.mesh import Mesh
 from smp_tf.planning import first_steps
 from smp_tf.planning.first_steps import Expected, RankMemory, render
 from tests.partition.plan.test_plan import small_plan
@@ -89,7 +90,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
     def begin(rank: Rank, replicas: int = 1) -> None:
         topology = Topology(
-            Grid(2 * replicas, 2, "cluster"), rank.rank, 0, 2 * replicas, ("host",) * 2 * replicas, (1,) * 2 * replicas
+            Mesh(2 * replicas, 2, "cluster"), rank.rank, 0, 2 * replicas, ("host",) * 2 * replicas, (1,) * 2 * replicas
         )
         running = SimpleNamespace(topology=topology, transport=rank)
         monkeypatch.setattr(runtime, "current", lambda: running)

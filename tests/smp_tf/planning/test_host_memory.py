@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from smp_tf.errors import MemoryLimitError
-from smp_tf.job.topology import Grid, Topology
+from smp_tf.job.topology import Topology
+from smp_tf.partition.mesh import Mesh
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.planning import host_memory
 from smp_tf.planning.host_memory import memory_of_host, require_host_memory
 from tests.partition.plan.test_plan import small_plan
 
 #: Two replicas of two partitions; stage 1 of the last one is on another host.
-TOPOLOGY = Topology(Grid(4, 2), 0, 0, 3, ("a", "a", "a", "b"), (11, 12, 13, 14))
+TOPOLOGY = Topology(Mesh(4, 2), 0, 0, 3, ("a", "a", "a", "b"), (11, 12, 13, 14))
 
 
 def offloaded(*, slots: bool) -> Plan:

@@ -129,7 +129,7 @@ class TestSumsAtReceivers:
         import horovod.tensorflow as hvd
 
         topology = data_parallel.runtime.current().topology
-        monkeypatch.setattr(topology, "dp_rank", 0, raising=False)
+        monkeypatch.setattr(topology, "replica", 0, raising=False)
 
         def alltoall(vector: tf.Tensor, splits: tf.Tensor, **kwargs: Any) -> tuple[tf.Tensor, None]:
             reduced.append({"splits": splits.numpy().tolist(), "name": kwargs["name"]})

@@ -23,7 +23,7 @@ from smp_tf.replicas import unaveraged as unaveraged_gradients
 def replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is one of two replicas, whose steps average nothing."""
     running = SimpleNamespace(
-        config=Config(gradient_compression="1bit"), topology=SimpleNamespace(dp_size=2, mp_size=1)
+        config=Config(gradient_compression="1bit"), topology=SimpleNamespace(replicas=2, stages=1)
     )
     for name in ("current", "current_or_none"):
         monkeypatch.setattr(unaveraged_gradients.runtime, name, lambda: running)

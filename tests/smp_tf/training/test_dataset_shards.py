@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import smp_tf as smp
 from smp_tf.job import runtime
-from smp_tf.job.topology import Grid
+from smp_tf.partition.mesh import Mesh
 
 Shares = Callable[..., list[tf.data.Dataset]]
 
@@ -27,7 +27,7 @@ def shares(init: Callable[..., None]) -> Iterator[Shares]:
         found = []
         for replica in range(replicas):
             size = 2 * replicas
-            topology = dataclasses.replace(alone.topology, grid=Grid(size, 2), rank=2 * replica + 1)
+            topology = dataclasses.replace(alone.topology, mesh=Mesh(size, 2), rank=2 * replica + 1)
             runtime.install(dataclasses.replace(alone, topology=topology))
             found.append(smp.shard_dataset(dataset, **options))
         return found

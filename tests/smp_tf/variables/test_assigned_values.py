@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import smp_tf
 from smp_tf.errors import RankMismatchError
-from smp_tf.job.topology import Grid
 from smp_tf.optimizer import patch
+from smp_tf.partition.mesh import Mesh
 from smp_tf.variables import assigned_values
 from smp_tf.variables.guarded import tracing_step
 from smp_tf.variables.store import VariableStore
@@ -125,7 +125,7 @@ def settled(owner: int, stage: int, initial: Any) -> tf.Variable:
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Runs on each rank in turn what a script does with the variables that it makes, and lets the ranks compare."""
-    running: Any = SimpleNamespace(topology=SimpleNamespace(mp_size=RANKS, grid=Grid(RANKS, RANKS)))
+    running: Any = SimpleNamespace(topology=SimpleNamespace(stages=RANKS, mesh=Mesh(RANKS, RANKS)))
     monkeypatch.setattr(assigned_values.runtime, "current", lambda: running)
     monkeypatch.setattr(assigned_values.runtime, "current_or_none", lambda: running)
     monkeypatch.setattr(assigned_values._State, "ends_with_smp", True)
