@@ -1,4 +1,4 @@
-"""The private TensorFlow that tracing needs, each piece behind one small function.
+"""The private TensorFlow that tracing needs, each piece in one small function.
 
 Seen to work on TensorFlow 2.21. Each has a test in tests/partition/test_tf_internals.py that fails when TensorFlow
 changes it.
@@ -29,7 +29,7 @@ from tensorflow.python.ops import gradients_util, handle_data_util, resource_var
 
 @contextlib.contextmanager
 def watch_gradient_functions(note: Callable[[Sequence[Any], Sequence[Any], str, str], Any]) -> Iterator[None]:
-    """Within this context, wrap every gradient function that a tape or `tf.gradients` calls.
+    """Wraps, within its context, every gradient function that a tape or `tf.gradients` calls.
 
     Args:
         note: called with (inputs, outputs, op type, name scope) of the forward op before its gradient function runs;
@@ -59,7 +59,7 @@ def watch_gradient_functions(note: Callable[[Sequence[Any], Sequence[Any], str, 
 
 @contextlib.contextmanager
 def watch_symbolic_gradients(note: Callable[[Callable[[], Any], Any], Any]) -> Iterator[None]:
-    """Within this context, pass every computation of symbolic gradients (`tf.gradients`, `get_gradients`) to `note`.
+    """Passes, within its context, every computation of symbolic gradients (`tf.gradients`) to `note`.
 
     Args:
         note: called with (compute, sources); it must return what `compute()` returns.
@@ -78,7 +78,7 @@ def watch_symbolic_gradients(note: Callable[[Callable[[], Any], Any], Any]) -> I
 
 @contextlib.contextmanager
 def watch_recorded_operations(note: Callable[[Sequence[Any], Sequence[Any], str, str], Any]) -> Iterator[None]:
-    """Within this context, wrap every backward function that is handed to the tapes directly.
+    """Wraps, within its context, every backward function that is handed to the tapes directly.
 
     Custom gradients, recomputation and calls of functions are recorded so; no gradient function is looked up for them.
 
@@ -111,7 +111,7 @@ def watch_recorded_operations(note: Callable[[Sequence[Any], Sequence[Any], str,
 
 @contextlib.contextmanager
 def inline_functions() -> Iterator[None]:
-    """Within this context, calling a `tf.function` traces its body into the current graph, as if it were not decorated.
+    """Lets, within its context, a call of a `tf.function` trace its body into the current graph, as if not decorated.
 
     A model called inside a function would otherwise be one op, which no cut can divide. Functions to be compiled,
     and those with attributes stay whole: by them TensorFlow finds the twins of Keras's LSTM and GRU.
@@ -132,7 +132,7 @@ def inline_functions() -> Iterator[None]:
 
 
 def make_plain_variable(**arguments: Any) -> tf.Variable:
-    """A resource variable made at once and outside any graph, past every variable creator scope.
+    """Returns a resource variable made at once and outside any graph, past every variable creator scope.
 
     Among those scopes is that of a `tf.function` that is traced again, which lets no variable be made.
     """
@@ -141,19 +141,19 @@ def make_plain_variable(**arguments: Any) -> tf.Variable:
 
 
 def is_stateful(op_type: str) -> bool:
-    """Whether TensorFlow registers an op type as stateful (unknown types count as stateful)."""
+    """Returns whether TensorFlow registers an op type as stateful (unknown types count as stateful)."""
     op_def = op_def_registry.get(op_type)
     return True if op_def is None else bool(op_def.is_stateful)
 
 
 def resource_uses(op: tf.Operation) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """The resource inputs an op may read only, and those it may write, function bodies included."""
+    """Returns the resource inputs an op may read only, and those it may write, function bodies included."""
     reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(op)
     return list(reads), list(writes)
 
 
 def list_entry(tensor: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
-    """Type and shape of the entries of a list of tensors, which a variant of a graph may be; None for any other."""
+    """Returns the type and shape of the entries of a list of tensors, which a variant may be; None for any other."""
     data = handle_data_util.get_resource_handle_data(tensor)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
@@ -162,7 +162,7 @@ def list_entry(tensor: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
 
 
 def op_definition(op_type: str) -> Any:
-    """TensorFlow's OpDef of an op type.
+    """Returns TensorFlow's OpDef of an op type.
 
     Raises:
         KeyError: it knows no such type.
@@ -174,7 +174,7 @@ def op_definition(op_type: str) -> Any:
 
 
 def typed_placeholder(dtype: str, shape: Sequence[int | None] | None, entry: tuple[str, Any] | None) -> tf.Tensor:
-    """A placeholder in the current graph, from which TensorFlow infers the types of what is made of it.
+    """Returns a placeholder in the current graph, from which TensorFlow infers the types of what is made of it.
 
     Args:
         dtype: its type.
@@ -193,17 +193,17 @@ def typed_placeholder(dtype: str, shape: Sequence[int | None] | None, entry: tup
 
 
 def capture(graph: func_graph.FuncGraph, tensor: tf.Tensor) -> tf.Tensor:
-    """The placeholder through which a function being traced sees a tensor from outside."""
+    """Returns the placeholder through which a function being traced sees a tensor from outside."""
     return graph.capture(tensor)
 
 
 def current_graph() -> func_graph.FuncGraph:
-    """The graph of the function being traced."""
+    """Returns the graph of the function being traced."""
     return tf.compat.v1.get_default_graph()
 
 
 def autograph_convert(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with Python control flow over tensors turned into TensorFlow's, as `tf.function` does it."""
+    """Returns the function with Python control flow over tensors turned into TensorFlow's, as `tf.function` does it."""
     options = autograph_core.ConversionOptions(recursive=True, user_requested=True, optional_features=None)
 
     def converted(*args: Any, **kwargs: Any) -> Any:
@@ -215,14 +215,14 @@ def autograph_convert(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def leave_unconverted(module: str) -> None:
-    """Make AutoGraph call a module's code as it is, when a function that AutoGraph converts calls it."""
+    """Makes AutoGraph call a module's code as it is, when a function that AutoGraph converts calls it."""
     rule = autograph_config_lib.DoNotConvert(module)
     if all(str(rule) != str(known) for known in autograph_config.CONVERSION_RULES):
         autograph_config.CONVERSION_RULES = (rule, *autograph_config.CONVERSION_RULES)
 
 
 def attributes_of_call(call: tf.Operation) -> dict[str, Any]:
-    """Attributes for other calls of the function that an op calls, which leave its body alone.
+    """Returns the attributes for other calls of the function that an op calls, which leave its body alone.
 
     To find the shapes of a call's results TensorFlow goes through the body of the function, for every call anew.
 
@@ -233,20 +233,20 @@ def attributes_of_call(call: tf.Operation) -> dict[str, Any]:
 
 
 def call_options() -> dict[str, bytes]:
-    """What TensorFlow gives to every call in a graph: how its optimizer treats the function, and what executes it."""
+    """Returns what every call in a graph is given: how TensorFlow optimizes the function, and what executes it."""
     options = eager_context.context().function_call_options.as_attrs()
     return {name: tf.compat.as_bytes(value) for name, value in options.items()}
 
 
 def register_function(definition: function_pb2.FunctionDef) -> None:
-    """Make a function that was written by hand known to the runtime; importing a graph does not do it."""
+    """Makes a function that was written by hand known to the runtime; importing a graph does not do it."""
     runtime = eager_context.context()
     if not runtime.has_function(definition.signature.name):
         runtime.add_function_def(definition)
 
 
 def why_xla_cannot(function: Any, specs: Sequence[tf.TensorSpec], unknown: int) -> str | None:
-    """Why XLA cannot compile a `tf.function` for arguments of some types; None where it can.
+    """Returns why XLA cannot compile a `tf.function` for arguments of some types; None where it can.
 
     XLA is only asked for its own representation of the function, which is where it refuses ops it does not have.
 

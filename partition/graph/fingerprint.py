@@ -20,7 +20,7 @@ _LEFT_OUT = frozenset({"seed", "seed2", "shared_name", "container", "token", "de
 
 
 def fingerprint(graph: OpGraph) -> str:
-    """A hash of what a step computes, the same in every process that traced the same step.
+    """Returns a hash of what a step computes, the same in every process that traced the same step.
 
     Args:
         graph: one microbatch of the step.
@@ -35,7 +35,7 @@ def fingerprint(graph: OpGraph) -> str:
 
 
 def form(graph: OpGraph) -> tuple[str, ...]:
-    """What of a step does not depend on the sizes of its arguments, line by line, as `outline` gives all of it.
+    """Returns what of a step does not depend on the sizes of its arguments, line by line, as `outline` gives all of it.
 
     Replicas whose batches differ in size agree on this: their graphs differ in shapes, in the ops that shapes call for,
     and in what is handed out to be looked at.
@@ -53,7 +53,7 @@ def form(graph: OpGraph) -> tuple[str, ...]:
 
 
 def outline(graph: OpGraph) -> tuple[str, ...]:
-    """The step line by line, for finding out where two differ.
+    """Returns the step line by line, for finding out where two differ.
 
     Args:
         graph: one microbatch of the step.
@@ -90,7 +90,7 @@ def _variables(graph: OpGraph) -> list[str]:
 
 
 def difference(ours: Sequence[str], theirs: Sequence[str], us: str = "this rank", them: str = "the other") -> str:
-    """Say where two steps part.
+    """Says where two steps part.
 
     Args:
         ours: outline of one.
@@ -122,7 +122,7 @@ def _said(number: int, mine: str, other: str, us: str, them: str) -> str:
 
 
 def _read(line: str) -> str:
-    """A line of an outline in words."""
+    """Returns a line of an outline in words."""
     path, what, rest, *more = [*line.split(" "), "", ""]
     if path == "variable":
         return f"variable {what!r} of type {rest}, {' '.join(more).strip().replace('/', ', ')}"
@@ -134,7 +134,7 @@ def _read(line: str) -> str:
 
 
 def type_in_words(kind: TensorType) -> str:
-    """A type for people and for comparison, such as "float32[?,8]"."""
+    """Returns a type for people and for comparison, such as "float32[?,8]"."""
     shape = "?" if kind.shape is None else ",".join("?" if d is None else str(d) for d in kind.shape)
     return f"{kind.dtype}[{shape}]"
 
@@ -153,7 +153,7 @@ def _hash_attributes(content: Any, attrs: Any, library: dict[str, Any], known: d
 
 
 def _function(name: str, library: dict[str, Any], known: dict[str, str]) -> str:
-    """Hash of a function by content: what its results and its effects are computed from."""
+    """Returns the hash of a function by content: what its results and its effects are computed from."""
     if name in known:
         return known[name]
     known[name] = "recursive"

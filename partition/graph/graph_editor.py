@@ -28,11 +28,11 @@ class GraphEditor:
         self._kept: list[int] = []
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """A tensor of the old graph in the new one; its node must have been kept."""
+        """Returns a tensor of the old graph in the new one; its node must have been kept."""
         return Tensor(self._new_number[tensor.node], tensor.index)
 
     def moved_node(self, number: int) -> Node:
-        """An old node with its inputs renumbered, ready to be changed and kept."""
+        """Returns an old node with its inputs renumbered, ready to be changed and kept."""
         node = self._graph.nodes[number]
         return dataclasses.replace(
             node,
@@ -41,18 +41,18 @@ class GraphEditor:
         )
 
     def add(self, node: Node) -> Tensor:
-        """Append a new node, which refers to nodes of the new graph; gives its first output."""
+        """Appends a new node, which refers to nodes of the new graph; gives its first output."""
         self._nodes.append(node)
         return Tensor(len(self._nodes) - 1, 0)
 
     def keep(self, number: int, node: Node) -> None:
-        """Append what takes the place of an old node."""
+        """Appends what takes the place of an old node."""
         self._new_number[number] = len(self._nodes)
         self._kept.append(len(self._nodes))
         self._nodes.append(node)
 
     def finish(self, library: bytes | None = None) -> OpGraph:
-        """The new graph, checked.
+        """Returns the new graph, checked.
 
         Args:
             library: the new function library; None for the old one.

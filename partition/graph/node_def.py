@@ -24,7 +24,7 @@ def _parse_node(definition: bytes) -> Any:
 
 
 def attributes(node: Node) -> Any:
-    """Attributes of a node, AttrValues by name; empty for a node without a definition."""
+    """Returns the attributes of a node, AttrValues by name; none for a node without a definition."""
     if not node.definition:
         return {}
     return _parse_node(node.definition).attr
@@ -32,7 +32,7 @@ def attributes(node: Node) -> Any:
 
 @lru_cache(maxsize=8)
 def functions(library: bytes) -> dict[str, Any]:
-    """FunctionDefs of a serialised FunctionDefLibrary, by name."""
+    """Returns the FunctionDefs of a serialised FunctionDefLibrary, by name."""
     if not library:
         return {}
     from tensorflow.core.framework import function_pb2
@@ -42,7 +42,7 @@ def functions(library: bytes) -> dict[str, Any]:
 
 
 def bodies(attrs: Any) -> list[str]:
-    """The functions of which a call, a loop or a choice runs one: a loop its body, a choice one of its branches.
+    """Returns the functions of which a call, a loop or a choice runs one: a loop its body, a choice a branch.
 
     Args:
         attrs: attributes of the node.
@@ -56,7 +56,7 @@ def bodies(attrs: Any) -> list[str]:
 
 
 def function_names(attrs: Any) -> list[str]:
-    """Names of all functions that attributes refer to, and some that are only text.
+    """Returns the names of all functions that attributes refer to, and some that are only text.
 
     Args:
         attrs: attributes of a node or of a function; a fused LSTM names its twin for another device in a plain string.
@@ -72,7 +72,7 @@ def function_names(attrs: Any) -> list[str]:
 
 
 def colocated_with(node: Node) -> tuple[str, ...]:
-    """Names of the nodes that this one must be placed with (the `_class` attribute)."""
+    """Returns the names of the nodes that this one must be placed with (the `_class` attribute)."""
     if b"_class" not in node.definition:
         return ()
     found = attributes(node)["_class"].list.s
@@ -80,7 +80,7 @@ def colocated_with(node: Node) -> tuple[str, ...]:
 
 
 def in_order(function: Any) -> list[Any]:
-    """A function's nodes, each after the nodes it reads: a body may list them in any order."""
+    """Returns a function's nodes, each after the nodes it reads: a body may list them in any order."""
     by_name = {node.name: node for node in function.node_def}
     done: set[str] = set()
     order: list[Any] = []

@@ -7,7 +7,7 @@ forward and the backward ops of ONE microbatch, in an order that is topological:
     Variable ──┼─▶ forward ops ─▶ loss ─▶ backward ops ─▶ gradients
     Capture ───┘        └────────── stash ──────▲
 
-Four node kinds stand for what flows in from outside and have no TensorFlow op behind them: `ARGUMENT`, `CAPTURE` (a
+Four node kinds stand for what flows in from outside and stand for no op of TensorFlow's: `ARGUMENT`, `CAPTURE` (a
 tensor of the caller, the same on every rank), `VARIABLE` (the resource handle of a variable) and `SEED` (the
 counter-based random key of this microbatch, int32[4]).
 """
@@ -65,7 +65,7 @@ class TensorType:
         return self.shape is not None and all(d is not None for d in self.shape)
 
     def nbytes(self, unknown: int = 1) -> int:
-        """Bytes of such a tensor, each unknown dimension counted as `unknown`.
+        """Returns the bytes of such a tensor, each unknown dimension counted as `unknown`.
 
         Args:
             unknown: length assumed for dimensions that are not known.
@@ -83,7 +83,7 @@ class TensorType:
 
 @functools.cache
 def item_bytes(dtype: str) -> int:
-    """Bytes of one element of a type; 0 for what exists only inside one process.
+    """Returns the bytes of one element of a type; 0 for what exists only inside one process.
 
     Args:
         dtype: TensorFlow's name of the type, such as "float8_e5m2" or "quint16", which holds the number of its bits.
@@ -211,7 +211,7 @@ class OpGraph:
     library: bytes = field(default=b"", repr=False)
 
     def type_of(self, tensor: Tensor) -> TensorType:
-        """Type of a tensor."""
+        """Returns the type of a tensor."""
         return self.nodes[tensor.node].outputs[tensor.index]
 
     @cached_property
@@ -235,7 +235,7 @@ class OpGraph:
         return frozenset(touched | {gradient.variable for gradient in self.gradients})
 
     def ancestors(self, targets: Iterable[int]) -> set[int]:
-        """Numbers of the given nodes and of every node they need, control edges included."""
+        """Returns the numbers of the given nodes and of every node they need, control edges included."""
         seen: set[int] = set()
         stack = list(targets)
         while stack:
@@ -249,7 +249,7 @@ class OpGraph:
         return seen
 
     def subgraph(self, keep: Iterable[int]) -> OpGraph:
-        """The same graph with only the given nodes, renumbered.
+        """Returns the same graph with only the given nodes, renumbered.
 
         Args:
             keep: numbers of the nodes to keep; each must have its data inputs among them. Control edges from
@@ -288,7 +288,7 @@ class OpGraph:
         return replace(self, nodes=tuple(nodes), outputs=tuple(moved(t) for t in self.outputs), gradients=gradients)
 
     def validate(self) -> None:
-        """Check the rules every pass relies on.
+        """Checks the rules every pass relies on.
 
         Raises:
             GraphError: a name stands twice, an edge points forward or to nothing, or a reference is out of range.
@@ -321,7 +321,7 @@ class OpGraph:
                 raise GraphError(f"An output names node {tensor.node}; there are {len(self.nodes)}.")
 
     def lines(self) -> Iterator[str]:
-        """The graph as text, one node a line, for people and for diffs."""
+        """Yields the graph as text, one node a line, for people and for diffs."""
         for number, node in enumerate(self.nodes):
             inputs = ", ".join(f"{t.node}:{t.index}" for t in node.inputs)
             waits = "".join(f" ^{c}" for c in node.control)
@@ -330,5 +330,5 @@ class OpGraph:
             yield f"{number} {node.op}({inputs}){waits} -> {types}  # {node.name} [{self.calls[node.call].path}]{marks}"
 
     def text(self) -> str:
-        """All of `lines` as one string."""
+        """Returns all of `lines` as one string."""
         return "\n".join(self.lines()) + "\n"

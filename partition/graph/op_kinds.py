@@ -1,4 +1,4 @@
-"""Op types by what they cost: the tables behind `node_cost`."""
+"""Op types by what they cost: the tables that `node_cost` reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from smp_tf.partition.graph.op_graph import SOURCES
 
 
 def named(names: str) -> frozenset[str]:
-    """The op types in a text."""
+    """Returns the op types in a text."""
     return frozenset(names.split())
 
 

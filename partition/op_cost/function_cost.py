@@ -29,7 +29,7 @@ _Known = tuple[int, ...] | int | None
 
 
 def node_costs(graph: OpGraph, unknown: int = 1) -> tuple[NodeCost, ...]:
-    """Cost of every node of a graph.
+    """Returns the cost of every node of a graph.
 
     Args:
         graph: the graph, with the library of the functions it calls.
@@ -43,7 +43,7 @@ def node_costs(graph: OpGraph, unknown: int = 1) -> tuple[NodeCost, ...]:
 
 
 def loop_trips(graph: OpGraph) -> dict[int, int]:
-    """How often the loops run that nodes are, or that functions have which nodes call.
+    """Returns how often loops run: nodes that are loops, and loops in functions that nodes call.
 
     Args:
         graph: the graph, with the library of the functions it calls.
@@ -56,7 +56,7 @@ def loop_trips(graph: OpGraph) -> dict[int, int]:
 
 
 def _walk(graph: OpGraph, unknown: int) -> tuple[tuple[NodeCost, ...], dict[int, list[int]]]:
-    """The cost of every node, and how often the loops in those that call functions run."""
+    """Returns the cost of every node, and how often the loops in those that call functions run."""
     library = functions(graph.library)
     costs: list[NodeCost] = []
     values: dict[Tensor, _Known] = {}
@@ -77,7 +77,7 @@ def _walk(graph: OpGraph, unknown: int) -> tuple[tuple[NodeCost, ...], dict[int,
 
 
 def _held(graph: OpGraph, tensor: Tensor) -> TensorType:
-    """Type of an input; a variable's handle is given the shape of the variable."""
+    """Returns the type of an input; a variable's handle is given the shape of the variable."""
     node, kind = graph.nodes[tensor.node], graph.type_of(tensor)
     if node.op == VARIABLE and node.source is not None:
         return TensorType(kind.dtype, graph.variables[node.source].type.shape)
@@ -85,7 +85,7 @@ def _held(graph: OpGraph, tensor: Tensor) -> TensorType:
 
 
 def _folded(op: str, attrs: Any, inputs: Sequence[_Known]) -> _Known:
-    """Value of an integer constant, or of one entry taken out of a constant vector."""
+    """Returns the value of an integer constant, or of one entry taken out of a constant vector."""
     if op == "Const":
         tensor = attrs["value"].tensor
         if tensor.dtype not in _INTEGERS or len(tensor.tensor_shape.dim) > 1:
@@ -133,7 +133,7 @@ class _Caller:
         given: Sequence[_Known],
         depth: int = 0,
     ) -> NodeCost:
-        """Cost of the body, of the body as often as the loop runs, or of the dearest branch."""
+        """Returns the cost of the body, of the body as often as the loop runs, or of the dearest branch."""
         if depth > MAX_DEPTH:
             return NodeCost(0.0, 0.0, 0.0, frozenset({f"{op} (nested too deeply)"}))
         if op in LOOP_OPS:
@@ -158,7 +158,7 @@ class _Caller:
         given: Sequence[_Known],
         depth: int,
     ) -> NodeCost:
-        """Sum over the ops of a function, with the shapes that can be told from its arguments."""
+        """Sums over the ops of a function, with the shapes that can be told from its arguments."""
         function = self.library.get(name)
         if function is None:
             return NodeCost(0.0, 0.0, 0.0, frozenset({f"{op} (function {name!r} not in the graph)"}))
@@ -191,7 +191,7 @@ class _Caller:
 
 
 def _trips(condition: Any, given: Sequence[_Known]) -> int | None:
-    """How often a loop runs: the smallest bound that its condition compares a counter with."""
+    """Returns how often a loop runs: the smallest bound that its condition compares a counter with."""
     if condition is None:
         return None
     names = [arg.name for arg in condition.signature.input_arg]
@@ -208,7 +208,7 @@ def _trips(condition: Any, given: Sequence[_Known]) -> int | None:
 
 
 def _output_type(node_def: Any, inputs: Sequence[TensorType], rows: int) -> TensorType:
-    """Type of the first output of an op inside a body, as far as simple rules tell."""
+    """Returns the type of the first output of an op inside a body, as far as simple rules tell."""
     dtype = next((t.dtype for t in inputs if t.dtype not in ("resource", "variant")), "float32")
     op, shapes = node_def.op, [t.shape for t in inputs]
     if op == "Const":

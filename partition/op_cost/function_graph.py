@@ -32,7 +32,7 @@ _EXTENDING_OPS = frozenset({"TensorListPushBack", "TensorListSetItem"})
 def function_graph(
     library: bytes, name: str, arguments: tuple[TensorType, ...], results: tuple[TensorType, ...], trips: int
 ) -> OpGraph:
-    """The op graph of a function's body, as it is in one call.
+    """Returns the op graph of a function's body, as it is in one call.
 
     Args:
         library: serialised FunctionDefLibrary that has the function, and those it calls.
@@ -51,7 +51,7 @@ def function_graph(
     number_of = {node.name: number for number, node in enumerate(nodes)}
 
     def tensor(reference: str) -> Tensor:
-        """The tensor that "argument" or "node:output:index" is."""
+        """Returns the tensor that "argument" or "node:output:index" is."""
         of, _, rest = reference.partition(":")
         return Tensor(number_of[of], outputs[of][rest] if rest else 0)
 
@@ -70,7 +70,7 @@ def function_graph(
 def _completed(
     op: str, made: tuple[TensorType, ...], taken: Sequence[TensorType], trips: int
 ) -> tuple[TensorType, ...]:
-    """The types of what an op makes, with what TensorFlow does not infer from those of what it takes."""
+    """Returns the types of what an op makes, with what TensorFlow does not infer from those of what it takes."""
     if op in _AS_MANY_OPS and (taken[0].entry is not None or (taken[0].is_static and not made[0].is_static)):
         # Zeros like a list are a list of zeros.
         return (taken[0],)
@@ -88,7 +88,7 @@ def _completed(
 
 
 def _refined(graph: OpGraph, results: Sequence[TensorType]) -> OpGraph:
-    """The graph, where what it gives has the types that the caller knows."""
+    """Returns the graph, where what it gives has the types that the caller knows."""
     nodes = list(graph.nodes)
     for tensor, kind in zip(graph.outputs, results, strict=True):
         while kind.is_static and (not graph.type_of(tensor).is_static or kind.entry != graph.type_of(tensor).entry):
@@ -105,7 +105,7 @@ def _refined(graph: OpGraph, results: Sequence[TensorType]) -> OpGraph:
 def _inferred(
     library: bytes, function: Any, arguments: Sequence[TensorType]
 ) -> tuple[dict[str, tuple[TensorType, ...]], dict[str, dict[str, int]]]:
-    """The types of the outputs of each node of a function, and where "output:index" is among them."""
+    """Returns the types of the outputs of each node of a function, and where "output:index" is among them."""
     import tensorflow as tf
 
     from smp_tf.partition import tf_internals
@@ -143,7 +143,7 @@ def _inferred(
 
 
 def _places(node: Any, definition: Any) -> Iterator[tuple[str, int]]:
-    """The outputs of a node by "output:index", numbered."""
+    """Yields the outputs of a node by "output:index", numbered."""
     number = 0
     for output in definition.output_arg:
         count = 1

@@ -27,7 +27,7 @@ _NOTHING = "nothing"
 
 
 def with_list_lengths(graph: OpGraph, assumed: int = ASSUMED_TRIPS) -> OpGraph:
-    """The graph, with the number of entries of the lists that its loops and functions give.
+    """Returns the graph, with the number of entries of the lists that its loops and functions give.
 
     Args:
         graph: the op graph, whose lists have the types of their entries.
@@ -73,7 +73,7 @@ def with_list_lengths(graph: OpGraph, assumed: int = ASSUMED_TRIPS) -> OpGraph:
 
 
 def _memory_of_lists(graph: OpGraph) -> dict[Tensor, Hashable]:
-    """A name for the memory in which the entries of each list lie, by the list."""
+    """Returns a name for the memory in which the entries of each list lie, by the list."""
     library = functions(graph.library)
     memory: dict[Tensor, Hashable] = {}
     for number, node in enumerate(graph.nodes):
@@ -115,7 +115,7 @@ class _Extended:
 def _called(
     library: dict[str, Any], op: str, attrs: Any, given: Sequence[Hashable], path: tuple[Hashable, ...]
 ) -> list[Hashable]:
-    """Names for the memory of what a loop or a function gives, from those of what it is given; none where not known."""
+    """Returns names for the memory of what a loop or a function gives, from those of what it is given."""
     function = library.get(bodies(attrs)[0])
     if function is None or len(path) > MAX_DEPTH:
         return []
@@ -129,7 +129,7 @@ def _called(
 def _after_loop(
     position: int, body: Sequence[Hashable], given: Sequence[Hashable], path: tuple[Hashable, ...]
 ) -> Hashable:
-    """The name of what a loop gives at a position, from what its body gives."""
+    """Returns the name of what a loop gives at a position, from what its body gives."""
     made = body[position]
     if made == _Argument(position):
         return given[position]
@@ -147,7 +147,7 @@ def _after_loop(
 def _results(
     library: dict[str, Any], function: Any, given: Sequence[Hashable], path: tuple[Hashable, ...]
 ) -> list[Hashable]:
-    """Names for the memory of a function's results."""
+    """Returns the names for the memory of a function's results."""
     known: dict[str, Hashable] = {
         argument.name: name for argument, name in zip(function.signature.input_arg, given, strict=False)
     }

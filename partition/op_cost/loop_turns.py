@@ -24,7 +24,7 @@ from smp_tf.partition.graph.node_def import MAX_DEPTH, attributes, bodies, funct
 from smp_tf.partition.graph.op_graph import Node, OpGraph
 from smp_tf.partition.graph.op_kinds import FUNCTION_OPS, LOOP_OPS, MATRIX_OPS
 
-#: Turns of such a loop that may be under way: beside the first one, what the next has to do that waits for nothing.
+#: Turns of such a loop that may be under way: besides the first one, what the next has to do that waits for nothing.
 FEW = 2
 _AT_ONCE = "parallel_iterations"
 #: Functions with one text here do the same on different devices, and TensorFlow puts one in the place of another.
@@ -35,7 +35,7 @@ _DEFAULT = 10
 
 
 def turns_at_once(node: Node) -> int:
-    """How many turns of a loop may be under way.
+    """Returns how many turns of a loop may be under way.
 
     Args:
         node: a node among `LOOP_OPS`.
@@ -45,7 +45,7 @@ def turns_at_once(node: Node) -> int:
 
 
 def with_few_turns(graph: OpGraph) -> OpGraph:
-    """The graph, with at most `FEW` turns under way in loops whose turns wait for each other.
+    """Returns the graph, with at most `FEW` turns under way in loops whose turns wait for each other.
 
     Args:
         graph: the op graph.
@@ -84,7 +84,7 @@ class _Loops:
         self._products: dict[str, bool] = {}
 
     def is_to_change(self, op: str, attrs: Any) -> bool:
-        """Whether a node is a loop with more turns under way than it is to have."""
+        """Returns whether a node is a loop with more turns under way than it is to have."""
         if op not in LOOP_OPS or _AT_ONCE not in attrs or attrs[_AT_ONCE].i <= FEW:
             return False
         body = bodies(attrs)[0]
@@ -93,7 +93,7 @@ class _Loops:
         return self._waits[body]
 
     def functions_that_change(self) -> set[str]:
-        """Functions that have such a loop, or refer to one that has, or may take the place of one that changes."""
+        """Returns the functions that have such a loop, refer to one that has, or may take the place of such a one."""
         changed = {
             name
             for name, function in self._library.items()
@@ -115,7 +115,7 @@ class _Loops:
         return changed
 
     def _turns_wait(self, body: str) -> bool:
-        """Whether a product that a turn makes is needed for one that the next makes."""
+        """Returns whether a product that a turn makes is needed for one that the next makes."""
         function = self._library.get(body)
         if function is None:
             return False
@@ -141,7 +141,7 @@ class _Loops:
         return any(among[argument] == among[index] for argument, index in products)
 
     def _is_product(self, op: str, attrs: Any, depth: int) -> bool:
-        """Whether an op is a matrix product or a convolution, or calls a function that has one."""
+        """Returns whether an op is a matrix product or a convolution, or calls a function that has one."""
         if op in MATRIX_OPS:
             return True
         if op not in FUNCTION_OPS or depth > MAX_DEPTH:
@@ -159,7 +159,7 @@ class _Loops:
 
 
 def _written(loops: _Loops, definition: bytes, new_names: Mapping[str, str]) -> bytes:
-    """A node's definition, with the functions that it calls by their new names."""
+    """Returns a node's definition, with the functions that it calls by their new names."""
     from tensorflow.core.framework import node_def_pb2
 
     node = node_def_pb2.NodeDef.FromString(definition)
@@ -168,7 +168,7 @@ def _written(loops: _Loops, definition: bytes, new_names: Mapping[str, str]) -> 
 
 
 def _library(loops: _Loops, library: bytes, new_names: Mapping[str, str]) -> bytes:
-    """A library, with the functions that change in place of those that they were."""
+    """Returns a library, with the functions that change in place of those that they were."""
     if not new_names:
         return library
     from tensorflow.core.framework import function_pb2

@@ -56,7 +56,7 @@ class NodeCost:
         )
 
     def times(self, count: float) -> NodeCost:
-        """The cost of running `count` times."""
+        """Returns the cost of running `count` times."""
         return NodeCost(self.flops * count, self.read * count, self.written * count, self.defaulted)
 
 
@@ -64,14 +64,14 @@ FREE = NodeCost(0.0, 0.0, 0.0)
 
 
 def elements(kind: TensorType, unknown: int = 1) -> float:
-    """Number of elements of a tensor, each unknown dimension counted as `unknown`."""
+    """Returns the number of elements of a tensor, each unknown dimension counted as `unknown`."""
     if kind.shape is None:
         return float(unknown)
     return float(math.prod(unknown if d is None else d for d in kind.shape))
 
 
 def op_cost(node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorType], unknown: int = 1) -> NodeCost:
-    """Cost of one op that calls no function.
+    """Returns the cost of one op that calls no function.
 
     Args:
         node: the op; only its type and its attributes are looked at.
@@ -115,7 +115,7 @@ def _dims(kind: TensorType, unknown: int) -> list[float]:
 
 
 def _matrix_flops(node: Node, inputs: Sequence[TensorType], outputs: Sequence[TensorType], unknown: int) -> float:
-    """Two operations for every multiply-and-add."""
+    """Counts two operations for every multiply-and-add."""
     op = node.op
     out = elements(outputs[0], unknown) if outputs else 0.0
     if op == "Einsum":
@@ -153,7 +153,7 @@ def _matrix_flops(node: Node, inputs: Sequence[TensorType], outputs: Sequence[Te
 
 
 def _einsum_flops(node: Node, inputs: Sequence[TensorType], out: float, unknown: int) -> float:
-    """Two operations per combination of all its letters, and of what an ellipsis stands for."""
+    """Counts two operations per combination of all letters, and of what an ellipsis stands for."""
     equation = attributes(node)["equation"].s.decode() if node.definition else ""
     size: dict[str, float] = {}
     hidden = 1.0

@@ -1,7 +1,7 @@
 """Results of a call or a loop that are its arguments, as they came: another name for memory that is there.
 
 A recurrent layer's loop hands its kernels on from one turn to the next, and the layer's function gives them to its
-gradient, beside what the loop has made:
+gradient, besides what the loop has made:
 
     kernel ──▶ function( While(..., kernel) ) ──▶ output 7        the memory of the kernel, and not a stash
 """
@@ -17,7 +17,7 @@ from smp_tf.partition.graph.op_kinds import CALL_OPS, LOOP_OPS, SAME_MEMORY_OPS
 
 
 def passed_through(library: bytes, node: Node) -> dict[int, int]:
-    """The outputs of a node that are inputs of it.
+    """Returns the outputs of a node that are inputs of it.
 
     Args:
         library: the functions of its graph, serialised.
@@ -48,7 +48,7 @@ def _of_function(library: bytes, name: str, depth: int) -> dict[int, int]:
     nodes = {node.name: node for node in function.node_def}
 
     def argument_behind(reference: str) -> int | None:
-        """The argument that a reference is, "argument" or "node:output:index", or None."""
+        """Returns the argument that a reference is, "argument" or "node:output:index", or None."""
         while reference not in arguments:
             of, _, place = reference.partition(":")
             node, index = nodes.get(of), int(place.rpartition(":")[2] or 0)

@@ -25,7 +25,7 @@ _CACHE_BYTES = 32 * 2**20
 
 
 def workspace(graph: OpGraph, node: Node, unknown: int = 1) -> int:
-    """Bytes that an op takes beside its inputs and outputs.
+    """Returns the bytes that an op takes besides its inputs and outputs.
 
     Args:
         graph: the op graph.
@@ -44,7 +44,7 @@ def workspace(graph: OpGraph, node: Node, unknown: int = 1) -> int:
 
 
 def _patches(node: Node, inputs: Sequence[TensorType], unknown: int) -> int:
-    """Where oneDNN has no kernel, the patches that a kernel sees are written side by side: of one image, or of many."""
+    """Returns the bytes of the patches that a kernel sees: they are written side by side where oneDNN has no kernel."""
     is_filter = node.op == "Conv2DBackpropFilter"
     kernel = node.outputs[0] if is_filter else inputs[1]
     *window, taken, given = (unknown if side is None else side for side in kernel.shape or ())
@@ -62,7 +62,7 @@ def _patches(node: Node, inputs: Sequence[TensorType], unknown: int) -> int:
 
 
 def _einsum(equation: str, inputs: Sequence[TensorType], node: Node, unknown: int) -> int:
-    """The operands and the product, as far as they are copied: those whose axes are not in the order of a product."""
+    """Returns the bytes of the operands and the product that are copied, since their axes are in another order."""
     given, _, result = equation.replace(" ", "").partition("->")
     terms = given.split(",")
     if len(terms) != 2 or "." in equation:

@@ -67,12 +67,12 @@ class Program:
             self._smallest()
 
     def _within_stages(self) -> tuple[list[int], list[int]]:
-        """The first and the last stage of every unit that are looked at."""
+        """Returns the first and the last stage of every unit that are looked at."""
         units = len(self._problem["times"])
         return self._problem["within"] or ([0] * units, [self._stages - 1] * units)
 
     def _between(self, upto: list[Any], stage: int) -> Any:
-        """A variable that says that a unit is on a stage."""
+        """Returns a variable that says that a unit is on a stage."""
         if stage == 0:
             return upto[0]
         on = self.model.new_bool_var("")
@@ -80,7 +80,7 @@ class Program:
         return on
 
     def _any(self, units: Iterable[int], stage: int) -> Any:
-        """A variable that is 1 at least where one of the units is on a stage; to be made small."""
+        """Returns a variable that is 1 at least where one of the units is on a stage; to be made small."""
         listed = tuple(sorted(set(units)))
         if len(listed) == 1:
             return self._on[listed[0]][stage]
@@ -92,13 +92,13 @@ class Program:
         return self._some[listed, stage]
 
     def _without(self, some: Any, other: Any) -> Any:
-        """A variable that is 1 at least where the first holds and the second does not; to be made small."""
+        """Returns a variable that is 1 at least where the first holds and the second does not; to be made small."""
         found = self.model.new_bool_var("")
         self.model.add(found >= some - other)
         return found
 
     def _fastest(self) -> None:
-        """Minimise the seconds of a step."""
+        """Minimises the seconds of a step."""
         problem = self._problem
         computing = [list(zip(problem["times"], (on[s] for on in self._on), strict=True)) for s in range(self._stages)]
         crossing: dict[tuple[int, tuple[int, ...]], float] = {}
@@ -120,11 +120,11 @@ class Program:
         self._unit = self._minimise_with(loads, problem["microbatches"] - 1)
 
     def _smallest(self) -> None:
-        """Minimise the bytes of the fullest stage."""
+        """Minimises the bytes of the fullest stage."""
         self._unit = self._minimise_with(self._held(), None)
 
     def _minimise_with(self, loads: list[list[tuple[float, Any]]], times_largest: int | None) -> float:
-        """Minimise the largest load, so often, plus the sum of all; None for the largest alone.
+        """Minimises the largest load, so often, plus the sum of all; None for the largest alone.
 
         Returns:
             What 1 of the objective stands for.
@@ -141,7 +141,7 @@ class Program:
         return unit
 
     def _within(self, limits: Sequence[float | None]) -> None:
-        """No stage needs more than its rank may."""
+        """Requires that no stage needs more than its rank may."""
         if all(limit is None for limit in limits):
             return
         held = self._held()
@@ -152,7 +152,7 @@ class Program:
                 self.model.add(sum(ceil(size / unit) * some for size, some in load) <= floor(limit / unit))
 
     def _held(self) -> list[list[tuple[float, Any]]]:
-        """Per stage, the bytes of what it owns, of its copies and stashes, each with what says whether it has them."""
+        """Returns, per stage, the bytes of what it owns, copies and stashes, each with whether it has them."""
         stashed: dict[tuple[int, ...], float] = {}
         for readers, nbytes in self._problem["stashes"]:
             stashed[tuple(readers)] = stashed.get(tuple(readers), 0.0) + nbytes
@@ -171,7 +171,7 @@ class Program:
         ]
 
     def _shared_bytes(self) -> dict[tuple[int, ...], float]:
-        """What crosses once per step for weights of several units, by these."""
+        """Returns what crosses once per step for weights of several units, by these."""
         found: dict[tuple[int, ...], float] = {}
         for users, _, _, crossing in self._problem["weights"]:
             if len(users) > 1:
@@ -179,7 +179,7 @@ class Program:
         return found
 
     def _crossing(self, producer: int, consumers: Sequence[int]) -> list[Any]:
-        """Per stage, how often a tensor crosses its border: received once, or sent once."""
+        """Returns, per stage, how often a tensor crosses its border: received once, or sent once."""
         found = []
         for s in range(self._stages):
             received = self._without(self._any(consumers, s), self._on[producer][s])
@@ -190,7 +190,7 @@ class Program:
         return found
 
     def _shared(self, users: Sequence[int]) -> list[Any]:
-        """Per stage, whether a weight that it uses is used on another stage as well."""
+        """Returns, per stage, whether a weight that it uses is used on another stage as well."""
         found = []
         for s in range(self._stages):
             partly = self.model.new_bool_var("")
@@ -201,7 +201,7 @@ class Program:
         return found
 
     def _owners(self, number: int) -> list[Any]:
-        """Per stage, whether it stores a weight of several units: one does, that uses it."""
+        """Returns, per stage, whether it stores a weight of several units: one does, that uses it."""
         if number not in self._owns:
             users = self._problem["weights"][number][0]
             owns = [self.model.new_bool_var("") for _ in range(self._stages)]
@@ -212,7 +212,7 @@ class Program:
         return self._owns[number]
 
     def solved(self, seconds: float, clock: float) -> dict[str, Any]:
-        """The best placement found.
+        """Returns the best placement found.
 
         Args:
             seconds: when to stop looking, about; counted in work, not by a clock.
@@ -238,7 +238,7 @@ class Program:
         }
 
     def _begin_with_hint(self, seconds: float, clock: float) -> None:
-        """Give every variable the value that it has in the placement to begin with.
+        """Gives every variable the value that it has in the placement to begin with.
 
         Stages alone leave thousands of others open, and looking for these the solver may spend all of its time.
         """
@@ -268,13 +268,13 @@ class Program:
 
 
 def _unit(loads: Sequence[Sequence[tuple[float, Any]]]) -> float:
-    """What 1 stands for in integers, so that all of everything is at most `_WHOLE`."""
+    """Returns what 1 stands for in integers, so that all of everything is at most `_WHOLE`."""
     whole = sum(size for load in loads for size, _ in load)
     return whole / _WHOLE if whole else 1.0
 
 
 def main() -> None:
-    """Solve the problems of standard input."""
+    """Solves the problems of standard input."""
     # Whoever asked is gone when it was killed: so is this.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     given = json.load(sys.stdin)

@@ -5,7 +5,7 @@
                                                     └──▶ solve_dag: the best placement in any order, or a bound
 
 A model whose layers follow one another has one order only, and its best cut is the best placement. Where a model has
-branches, a placement may put one branch beside the other in a way that no cut of one order does.
+branches, a placement may put one branch next to the other in a way that no cut of one order does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def place(
     most_choices: int = MOST_CHOICES,
     chunks: Chunks | None = None,
 ) -> Placed:
-    """Place units on exactly `stages` stages, none empty.
+    """Places units on exactly `stages` stages, none empty.
 
     Args:
         chain: the units in topological order, their costs, and the stages that are given.
@@ -146,7 +146,7 @@ def place(
 
 
 def near(objective: str, stages: int, microbatches: int) -> float:
-    """By what share of the best score a placement may be above it and is taken all the same: costs are estimates.
+    """Returns the share by which a placement may be above the best score and is taken: costs are estimates.
 
     Args:
         objective: "speed" or "memory".
@@ -169,7 +169,7 @@ def _where_no_cut_fits(
     ranks: Ranks,
     seconds: float,
 ) -> Placed | None:
-    """A placement within what ranks may need that no cut of one order gives; None where none was found."""
+    """Returns a placement within what ranks may need that no cut of one order gives; None where none was found."""
     if _is_only_order(chain, pairs):
         return None
     held, within = chunks.in_flight, None
@@ -197,7 +197,7 @@ def _least_without_hand(
     ranks: Ranks,
     chunks: Chunks,
 ) -> float:
-    """A score that no placement is below, also none that leaves aside what a script has put on stages."""
+    """Returns a score that no placement is below, also none that leaves aside what a script has put on stages."""
     free = dataclasses.replace(chain, manual=())
     found = place(free, pairs, stages, objective=objective, microbatches=microbatches, ranks=ranks, chunks=chunks)
     assert found.gap is not None
@@ -227,14 +227,14 @@ class _Tight:
         self._once = sum(chain.times) / max(ranks.speed) if objective == "speed" else 0.0
 
     def bound(self, low: float, score: float, worth: float) -> float:
-        """A score that no placement is below: `low`, or a greater one; within `worth` of `score` is near enough."""
+        """Returns a score that no placement is below, at least `low`; within `worth` of `score` is near enough."""
         if not self._others:
             return low
         least = self._limits.least(max(0.0, self._largest(low)), self._largest(score), worth / self._others)
         return self._others * least + self._once
 
     def within(self, score: float) -> tuple[list[int], list[int]] | None:
-        """The first and last stages of units in any placement that is no worse than one with this score."""
+        """Returns the first and last stages of units in any placement that is no worse than one with this score."""
         return self._limits.within(self._largest(score)) if self._others else None
 
     def _largest(self, score: float) -> float:
@@ -246,7 +246,7 @@ def _gap(score: float, bound: float) -> float:
 
 
 def _is_only_order(chain: Chain, needs: Sequence[tuple[int, int]]) -> bool:
-    """Whether each unit needs the one before it, and no owner of a weight is left out of the search for cuts."""
+    """Returns whether each unit needs the one before it, and the search for cuts looks at every owner of a weight."""
     follows = set(needs)
     shared = [weight.users for weight in chain.weights if len(weight.users) > 1]
     every_owner = len(set(shared)) == len(shared) <= MOST_SHARED_GROUPS and all(len(users) == 2 for users in shared)
@@ -254,7 +254,7 @@ def _is_only_order(chain: Chain, needs: Sequence[tuple[int, int]]) -> bool:
 
 
 def _least_possible(chain: Chain, chunks: Chunks, objective: str, microbatches: int, ranks: Ranks) -> float:
-    """A score that no placement can beat: all stages alike, none with less than the largest unit, nothing sent."""
+    """Returns a score that no placement beats: stages alike, none below the largest unit, nothing sent."""
     if objective == "speed":
         whole, largest = sum(chain.times), max(chain.times, default=0.0)
         slowest = max(whole / sum(ranks.speed), largest / max(ranks.speed))

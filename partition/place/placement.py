@@ -46,7 +46,7 @@ class Chain:
     def of(
         cls, names: Sequence[str], costs: Costs, *, manual: Sequence[int | None] = (), pinned: Sequence[int | None] = ()
     ) -> Chain:
-        """The chain of a step's units with their estimated costs."""
+        """Returns the chain of a step's units with their estimated costs."""
         return cls(
             names=tuple(names),
             times=tuple(u.time_forward + u.time_backward for u in costs.units),
@@ -81,7 +81,7 @@ class Ranks:
 
     @classmethod
     def alike(cls, count: int, memory_limit: float | None = None) -> Ranks:
-        """Ranks that do not differ.
+        """Returns the ranks that do not differ.
 
         Args:
             count: how many.
@@ -90,7 +90,7 @@ class Ranks:
         return cls((1.0,) * count, (1.0,) * count, (memory_limit,) * count)
 
     def within(self, memory_limit: float | None) -> Ranks:
-        """The same ranks, none of which may need more than a limit.
+        """Returns the same ranks, none of which may need more than a limit.
 
         Args:
             memory_limit: bytes, or None for no other limit than each has.
@@ -101,7 +101,7 @@ class Ranks:
         return dataclasses.replace(self, memory=memory)
 
     def is_own_limit(self, stage: int) -> bool:
-        """Whether what a rank has is what limits it, and not `memory_limit`.
+        """Returns whether what a rank has is what limits it, and not `memory_limit`.
 
         Args:
             stage: that of the rank.
@@ -110,7 +110,7 @@ class Ranks:
         return own is not None and own == self.memory[stage]
 
     def limit_in_words(self, stage: int) -> str:
-        """What says how much the rank of a stage may need.
+        """Returns what says how much the rank of a stage may need.
 
         Args:
             stage: the stage.
@@ -133,7 +133,7 @@ class Chunks:
 
     @classmethod
     def one_each(cls, in_flight: Sequence[int]) -> Chunks:
-        """One chunk on every stage.
+        """Returns one chunk on every stage.
 
         Args:
             in_flight: microbatches whose stash each stage holds at once.
@@ -169,7 +169,7 @@ class Chunks:
         )
 
     def stash(self, nbytes: Sequence[float]) -> list[float]:
-        """Bytes of stash that each stage holds at its fullest.
+        """Returns the bytes of stash that each stage holds at its fullest.
 
         Args:
             nbytes: of one microbatch, for each chunk.
@@ -210,14 +210,14 @@ class Placement:
         return tuple(sum(c < later for c in self.chunk_of) for later in range(1, chunks))
 
     def score(self, objective: str, microbatches: int) -> float:
-        """What is to be small: a step's seconds for "speed", the bytes of the fullest stage for "memory"."""
+        """Returns what is to be small: a step's seconds for "speed", the bytes of the fullest stage for "memory"."""
         if objective == "memory":
             return max(self.memory)
         return step_time(self.times, microbatches, len(self.placement or self.times) / len(self.times))
 
 
 def step_time(times: Sequence[float], microbatches: int, chunks_per_stage: float = 1.0) -> float:
-    """Estimated seconds of a step.
+    """Estimates the seconds of a step.
 
     Args:
         times: seconds of each stage per microbatch.
@@ -232,7 +232,7 @@ def step_time(times: Sequence[float], microbatches: int, chunks_per_stage: float
 
 
 def in_flight_of(stages: int, microbatches: int, in_flight: Sequence[int] | None) -> tuple[int, ...]:
-    """Microbatches whose stash each stage holds at once: what was given, or what 1F1B keeps.
+    """Returns the microbatches whose stash each stage holds at once: what was given, or what 1F1B keeps.
 
     Args:
         stages: number of stages.
@@ -257,7 +257,7 @@ def costed(
     chunks: Chunks,
     ranks: Ranks | None = None,
 ) -> Placement:
-    """A placement with what it costs.
+    """Returns a placement with what it costs.
 
     Args:
         chain: the units with their costs.
@@ -306,7 +306,7 @@ def costed(
 
 
 def placed_by_hand(chain: Chain, stages: int) -> list[tuple[int, str]]:
-    """Stage and name of the units whose stage is given by hand.
+    """Returns the stage and name of the units whose stage is given by hand.
 
     Args:
         chain: the units.

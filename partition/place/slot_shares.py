@@ -63,7 +63,7 @@ class Share:
 
 
 def share_out(variables: Sequence[Sized], loads: Sequence[float]) -> tuple[tuple[Share, ...], tuple[float, ...]]:
-    """Say which replica keeps the slots of which variable.
+    """Says which replica keeps the slots of which variable.
 
     Args:
         variables: what is shared out.
@@ -102,7 +102,7 @@ def share_out(variables: Sequence[Sized], loads: Sequence[float]) -> tuple[tuple
 
 
 def fullest_share(variables: Sequence[Sized], slots: Sequence[float], replicas: int) -> float:
-    """Bytes of the slots that the replica has which keeps most.
+    """Returns the bytes of the slots of the replica that keeps most.
 
     Args:
         variables: those of a stage.
@@ -143,7 +143,7 @@ class _Division:
 
 
 def _divided(variables: Sequence[Sized], order: Sequence[int], loads: Sequence[float], cut: Sequence[int]) -> _Division:
-    """Divide variables, the largest first, of which some are cut."""
+    """Divides variables, the largest first, of which some are cut."""
     whole, kept = _placed(variables, _without(order, cut), loads)
     rows = dict(zip(cut, _borders([variables[i] for i in cut], kept), strict=True))
     filled = list(kept)
@@ -164,7 +164,7 @@ def _divided(variables: Sequence[Sized], order: Sequence[int], loads: Sequence[f
 def _placed(
     variables: Sequence[Sized], order: Sequence[int], loads: Sequence[float]
 ) -> tuple[dict[int, int], list[float]]:
-    """The replica of each of some variables, where each goes to the one that has least, and what these have then."""
+    """Returns the replica of each of some variables, which goes to the one that has least, and what these have then."""
     left = [(load, replica) for replica, load in enumerate(loads)]
     heapq.heapify(left)
     found: dict[int, int] = {}
@@ -187,7 +187,7 @@ def _count_to_cut(
     part: float,
     tolerance: float,
 ) -> int:
-    """How many variables to cut, so that no replica has too much of what stays whole.
+    """Returns how many variables to cut, so that no replica has too much of what stays whole.
 
     It is looked for by halves, and fewer might do: with one more to place, the largest load can be smaller.
 
@@ -219,17 +219,17 @@ def _count_to_cut(
 
 
 def _borders(cut: Sequence[Sized], kept: Sequence[float]) -> list[tuple[int, ...]]:
-    """Between which rows of variables one replica's end and the next one's begin, so that all keep as much.
+    """Returns between which rows of variables one replica's end and the next one's begin, so that all keep as much.
 
     Args:
         cut: the variables.
-        kept: bytes that each replica has beside.
+        kept: bytes that each replica has besides.
     """
     whole = sum(variable.nbytes for variable in cut)
     level = (sum(kept) + whole) / len(kept)
     rooms = [max(0.0, level - load) for load in kept]
     scale = whole / (sum(rooms) or 1.0)
-    # Where the parts of the replicas end, were all rows one behind the other.
+    # Where the parts of the replicas end, were all rows one after the other.
     ends = [scale * end for end in accumulate(rooms[:-1])]
     borders, begin = [], 0.0
     for variable in cut:
@@ -242,6 +242,6 @@ def _borders(cut: Sequence[Sized], kept: Sequence[float]) -> list[tuple[int, ...
 
 
 def _parts(rows: Sequence[int]) -> list[tuple[int, float]]:
-    """The replicas that have rows of a variable, and what part of all."""
+    """Returns the replicas that have rows of a variable, and what part of all."""
     first, last = bisect_right(rows, 0) - 1, bisect_left(rows, rows[-1])
     return [(r, (rows[r + 1] - rows[r]) / rows[-1]) for r in range(first, last) if rows[r] < rows[r + 1]]

@@ -74,7 +74,7 @@ def solve_chain(
     tolerance: float = TOLERANCE,
     placement: Sequence[int] | None = None,
 ) -> ChainSolution:
-    """Cut a chain into exactly `stages` runs of units, none empty.
+    """Cuts a chain into exactly `stages` runs of units, none empty.
 
     Args:
         chain: the units and their costs.
@@ -131,7 +131,7 @@ def solve_chain(
 
 
 def _order(placement: Placement, objective: str, microbatches: int) -> tuple[float, float]:
-    """What is balanced, then the other."""
+    """Returns what is balanced, then the other."""
     seconds, nbytes = placement.score("speed", microbatches), placement.score("memory", microbatches)
     return (seconds, nbytes) if objective == "speed" else (nbytes, seconds)
 
@@ -144,7 +144,7 @@ def follow_owners(
     chunks: Chunks | None = None,
     ranks: Ranks | None = None,
 ) -> Placement:
-    """Put the units of a chain where an earlier step put their variables; chunks may stay empty.
+    """Puts the units of a chain where an earlier step put their variables; chunks may stay empty.
 
         owned by chunk   -  0  -  -  1  -        GAN after training: only the generator, all of it in chunk 0
         placed in        0  0  0  0  1  1             0  0  -  0   ──▶  0  0  0  0
@@ -192,7 +192,7 @@ def follow_owners(
 
 
 def chunks_of_cuts(cuts: Sequence[int], count: int) -> tuple[int, ...]:
-    """Which run each unit is in.
+    """Returns which run each unit is in.
 
     Args:
         cuts: first unit of run 1, of run 2 and so on.
@@ -219,7 +219,7 @@ def _check(chain: Chain, stages: int, placement: Sequence[int] | None) -> None:
 
 
 def _earliest_starts(chain: Chain, placement: Sequence[int]) -> NDArray[np.int64]:
-    """For every chunk and end, the first start of a run without units placed elsewhere."""
+    """Returns, for every chunk and end, the first start of a run without units placed elsewhere."""
     count = len(chain.names)
     starts = np.zeros((len(placement), count + 1), np.int64)
     for unit, (stage, pin) in enumerate(zip_longest(chain.manual, chain.pinned, fillvalue=None)):
@@ -229,7 +229,7 @@ def _earliest_starts(chain: Chain, placement: Sequence[int]) -> NDArray[np.int64
 
 
 def owner_choices(weights: Sequence[Weight]) -> list[frozenset[int]]:
-    """Sets of shared variables to be owned by their last user instead of their first.
+    """Returns the sets of shared variables to be owned by their last user instead of their first.
 
     Args:
         weights: all weights.
@@ -269,11 +269,11 @@ class _Tables:
         traffic, stored, kept = np.zeros(count), np.zeros(count), np.zeros(count)
 
         def when(unit: int, column: _Array, low: int, high: int, amount: float) -> None:
-            """When `unit` joins, runs that start in [low, high) change by `amount`."""
+            """Changes runs that start in [low, high) by `amount` when `unit` joins."""
             joins[unit].append((unit, column, low, high, amount))
 
         def with_any(column: _Array, units: Sequence[int], amount: float, after: int = -1) -> None:
-            """Runs that hold any of the units, and start after `after`."""
+            """Returns the runs that hold any of the units, and start after `after`."""
             for unit in units:
                 if unit > after:
                     when(unit, column, after + 1, unit + 1, amount)
@@ -304,16 +304,16 @@ class _Tables:
             self.stash[:end, end] = kept[:end]
 
     def time(self, speed: float, link: float) -> _Array:
-        """Seconds of every run on a rank that is so fast."""
+        """Returns the seconds of every run on a rank that is so fast."""
         return self.compute / speed + self.moved / link
 
     def memory(self, in_flight: int) -> _Array:
-        """Bytes of every run on a stage that holds so many stashes."""
+        """Returns the bytes of every run on a stage that holds so many stashes."""
         return self.weights + in_flight * self.stash
 
 
 def _add_flow(flow: Flow, traffic: _Array, when: Callable[..., None], with_any: Callable[..., None]) -> None:
-    """Bytes that runs receive and send of one tensor.
+    """Adds the bytes that runs receive and send of one tensor.
 
     forward   p ──▶ c1 ──▶ c2      received by runs that start after p and hold a reader;
                                    sent by runs that hold p and end before c2
@@ -359,7 +359,7 @@ class _Search:
         self._memory = [memory_of[kept] for kept in in_flight]
 
     def of_cuts(self, cuts: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Time and memory of every stage."""
+        """Returns the time and memory of every stage."""
         runs = list(enumerate(pairwise((0, *cuts, self._tables.count))))
         return (
             tuple(float(self._time[r][a, b]) for r, (a, b) in runs),
@@ -367,7 +367,7 @@ class _Search:
         )
 
     def step_time(self, cuts: Sequence[int]) -> float:
-        """Estimated seconds of a step."""
+        """Estimates the seconds of a step."""
         return step_time(self.of_cuts(cuts)[0], self._microbatches)
 
     def smallest(self, tolerance: float) -> tuple[tuple[int, ...] | None, float]:
@@ -392,7 +392,7 @@ class _Search:
         return (lean if self.step_time(lean) <= least * (1 + tolerance) else cuts), least
 
     def _fastest_within(self, memory: float) -> tuple[int, ...] | None:
-        """Least sum of times + (microbatches - 1) longest time, among cuts within a memory limit.
+        """Returns the cut with the least sum of times + (microbatches - 1) longest time, within a memory limit.
 
         The least longest time is a floor. From the least sum on, the longest time is then bounded
         lower and lower, until what is left to gain cannot make up for the larger sum.
@@ -470,7 +470,7 @@ def _does_not_fit(
     microbatches: int,
     ranks: Ranks,
 ) -> PlacementError:
-    """Why no cut was found: a limit, and the stage that breaks it in the best cut without one."""
+    """Returns why no cut was found: a limit, and the stage that breaks it in the best cut without one."""
     without = Ranks(ranks.speed, ranks.link, (None,) * stages)
     search = _Search(_Tables(chain, frozenset(), microbatches), starts, in_flight, microbatches, without)
     cuts, _ = search.smallest(0.0)

@@ -41,7 +41,7 @@ def solve_chunks(
     microbatches: int = 1,
     ranks: Ranks | None = None,
 ) -> Placement:
-    """Cut a chain into chunks, none empty.
+    """Cuts a chain into chunks, none empty.
 
     Args:
         chain: the units in topological order, their costs, and the stages and chunks that are given.
@@ -85,7 +85,7 @@ def solve_chunks(
 
 
 def looks_at_all(chain: Chain, chunks: Chunks) -> bool:
-    """Whether there are so few cuts that all of them are looked at.
+    """Returns whether there are so few cuts that all of them are looked at.
 
     Args:
         chain: the units.
@@ -157,14 +157,14 @@ class _Search:
         self.owner_choices = owner_choices(chain.weights)
 
     def all_cuts(self) -> Iterator[tuple[_Order, Placement]]:
-        """Every cut that agrees with what is given, and how good it is."""
+        """Yields every cut that agrees with what is given, and how good it is."""
         for cuts in combinations(range(1, len(self._chain.names)), len(self._chunks.placement) - 1):
             if self._agrees(cuts):
                 for late in self.owner_choices:
                     yield self._costed(cuts, late)
 
     def improved(self, start: tuple[tuple[int, ...], dict[int, int]], looks: int) -> tuple[_Order, Placement]:
-        """The best cuts that moving one after the other leads to in so many looks, and how good they are."""
+        """Returns the best cuts that moving one after the other leads to in so many looks, and how good they are."""
         cuts, owners = start
         chunk_of = chunks_of_cuts(cuts, len(self._chain.names))
         late = frozenset(w.variable for w in self._chain.weights if owners[w.variable] != chunk_of[w.users[0]])
@@ -190,11 +190,11 @@ class _Search:
         return order, found
 
     def _kinds_of_moves(self, cuts: Sequence[int]) -> int:
-        """Single cuts, and pairs of neighbours."""
+        """Returns single cuts, and pairs of neighbours."""
         return 2 * len(cuts) - 1
 
     def _moves(self, cuts: tuple[int, ...], move: int) -> Iterator[tuple[int, ...]]:
-        """The cuts with one of them elsewhere, or two a little."""
+        """Yields the cuts with one of them elsewhere, or two a little."""
         if move < len(cuts):
             step = 1
             while step < len(self._chain.names):
@@ -207,7 +207,7 @@ class _Search:
             yield (*cuts[:first], cuts[first] + one, cuts[first + 1] + other, *cuts[first + 2 :])
 
     def _agrees(self, cuts: Sequence[int]) -> bool:
-        """Whether every chunk has a unit, and what is given is where it must be."""
+        """Returns whether every chunk has a unit, and what is given is where it must be."""
         bounds = (0, *cuts, len(self._chain.names))
         if any(later <= cut for cut, later in pairwise(bounds)):
             return False
@@ -218,7 +218,7 @@ class _Search:
         return True
 
     def _costed(self, cuts: Sequence[int], late: Collection[int]) -> tuple[_Order, Placement]:
-        """What is too much for a rank, what is balanced, and the other; and the placement."""
+        """Returns what is too much for a rank, what is balanced, and the other; and the placement."""
         chunk_of = chunks_of_cuts(cuts, len(self._chain.names))
         owners = {w.variable: chunk_of[w.users[-1 if w.variable in late else 0]] for w in self._chain.weights}
         found = costed(self._chain, chunk_of, owners, self._microbatches, self._chunks, self._ranks)

@@ -76,7 +76,7 @@ class DagSolution(Placement):
 
 
 def solve_dag(problem: DagProblem, seconds: float = 10.0) -> DagSolution | None:
-    """The best placement of the units of a graph.
+    """Returns the best placement of the units of a graph.
 
     Args:
         problem: what is to be placed.
@@ -97,7 +97,7 @@ def solve_dag(problem: DagProblem, seconds: float = 10.0) -> DagSolution | None:
 
 
 def solve_dags(problems: Sequence[DagProblem], seconds: float = 10.0) -> list[DagSolution | None]:
-    """`solve_dag` of several problems, for which the solver is started once.
+    """Solves several problems as `solve_dag` does one, and starts the solver once.
 
     Args:
         problems: what is to be placed.
@@ -140,7 +140,7 @@ def solve_dags(problems: Sequence[DagProblem], seconds: float = 10.0) -> list[Da
 
 
 def _record(problem: DagProblem) -> dict[str, Any]:
-    """A problem as the solver reads it: units and weights by number."""
+    """Returns a problem as the solver reads it: units and weights by number."""
     chain, ranks = problem.chain, problem.ranks or Ranks.alike(problem.stages)
     return {
         "objective": problem.objective,

@@ -1,12 +1,12 @@
 """On which stages a unit can be where no stage has more than so much, and how little every placement needs at least.
 
-What a unit needs comes before it, on the same or an earlier stage, and has to fit there; so has what needs it, behind:
+What a unit needs comes before it, on the same or an earlier stage, and must fit there; so must what needs it, after it:
 
     units, by bytes    a 4 ─▶ b 5 ─▶ c 4 ─▶ e 3        no stage has more than 10, there are two:
                               └────▶ d 2 ───┘
     first stage        a 0    b 0    c 1    e 1         before c there are a and b, with it 13
                                      d 1                and before d as well: 11
-    last stage         a 0    b 0    c 1    e 1         behind b there are c, d and e, with it 14
+    last stage         a 0    b 0    c 1    e 1         after b there are c, d and e, with it 14
 
 Where a unit finds no stage, no placement is that small. The largest limit of which this is known is a bound for all
 placements, proved without looking for one; and a solver that looks has less to decide.
@@ -60,7 +60,7 @@ class _Load:
     most: Sequence[float | None]
 
     def fit(self, stage: int, units: _Flags, limit: float | None) -> _Flags:
-        """Whether sets of units, one a row, fit on a stage together with nothing else."""
+        """Returns whether sets of units, one a row, fit on a stage together with nothing else."""
         given = [most for most in (self.most[stage], limit) if most is not None]
         if not given:
             return np.ones(len(units), bool)
@@ -107,7 +107,7 @@ class StageLimits:
         self._loads = [_computed(chain, ranks.speed), held] if self._is_speed else [held]
 
     def within(self, limit: float) -> tuple[list[int], list[int]] | None:
-        """The first and the last stage of every unit, in any placement of which no stage has more.
+        """Returns the first and the last stage of every unit, in any placement of which no stage has more.
 
         Args:
             limit: bytes, or seconds of compute.
@@ -134,7 +134,7 @@ class StageLimits:
         return first.tolist(), last.tolist()
 
     def least(self, low: float, high: float, worth: float) -> float:
-        """A number that the fullest stage of no placement is below.
+        """Returns a number that the fullest stage of no placement is below.
 
         Args:
             low: one that is known.
@@ -157,12 +157,12 @@ class StageLimits:
         return self.within(limit) is None
 
     def _earliest(self, before: _Flags, stages: Sequence[int], from_end: _Stages, limit: float) -> _Stages | None:
-        """For every unit, how many stages come before the first that it can be on.
+        """Returns, for every unit, how many stages come before the first that it can be on.
 
         Args:
             before: for each unit, itself and all that must come before it, which have smaller numbers.
             stages: in the order in which they are filled; where that is backwards, so are the units.
-            from_end: for each unit, how many stages come behind the last that it can be on.
+            from_end: for each unit, how many stages come after the last that it can be on.
             limit: of each stage.
         """
         count, backwards = len(before), stages[0] > stages[-1]
@@ -186,7 +186,7 @@ class StageLimits:
 
 
 def _closure(count: int, needs: Iterable[tuple[int, int]]) -> _Flags:
-    """For every unit, itself and all that it needs, directly or not."""
+    """Returns, for every unit, itself and all that it needs, directly or not."""
     direct: list[list[int]] = [[] for _ in range(count)]
     for before, after in needs:
         direct[after].append(before)
@@ -205,7 +205,7 @@ def _computed(chain: Chain, speed: Sequence[float]) -> _Load:
 
 
 def _held(chain: Chain, in_flight: Sequence[int], memory: Sequence[float | None]) -> _Load:
-    """Weights and stashes; of a weight of several units at least the copy that each stage has."""
+    """Returns the weights and stashes; of a weight of several units at least the copy that each stage has."""
     weights: dict[tuple[int, ...], float] = {}
     stashes: dict[tuple[int, ...], float] = {}
     for weight in chain.weights:

@@ -37,7 +37,7 @@ class Unreadable:
 
 
 def parse(text: str) -> Any:
-    """What a JSON text holds, with `Unreadable` in place of what is no value; its first character may be a BOM.
+    """Returns what a JSON text holds, with `Unreadable` in place of what is no value; its first character may be a BOM.
 
     Args:
         text: of a file, perhaps written by hand.
@@ -79,7 +79,7 @@ def _too_large(digits: str) -> Unreadable:
 
 
 def in_words(value: Any) -> str:
-    """What a JSON value is, such as "a list", "the number 2" and "nothing".
+    """Returns what a JSON value is, such as "a list", "the number 2" and "nothing".
 
     Args:
         value: what `parse` or `json.loads` gave.
@@ -100,7 +100,7 @@ def _short(text: str) -> str:
 
 
 def record_from(kind: type, fields: Any, what: str) -> Any:
-    """An instance of a data class from JSON fields, all of them checked.
+    """Returns an instance of a data class from JSON fields, all of them checked.
 
     Args:
         kind: the data class; its fields are ints, floats, strings, data classes, tuples and mappings of such, None, or

@@ -16,7 +16,7 @@ _MOST_STAGES = 4
 
 
 def excess(plan: Plan, limits: Sequence[float | None]) -> float:
-    """Bytes by which the stage that exceeds its limit most does so; 0 or less where all keep within theirs.
+    """Returns the bytes by which the stage that is most over its limit is so; 0 or less where none is.
 
     Args:
         plan: the plan, with its forecast.
@@ -29,7 +29,7 @@ def excess(plan: Plan, limits: Sequence[float | None]) -> float:
 def too_large(
     plan: Plan, ranks: Ranks, nearest: Iterable[str] = (), *, averaging: int = 0, is_given: bool = False
 ) -> MemoryLimitError:
-    """The error for a plan of which some stage exceeds its limit: what each needs, and what would help.
+    """Returns the error for a plan of which some stage exceeds its limit: what each needs, and what would help.
 
     Args:
         plan: the plan, with its forecast.
@@ -73,18 +73,18 @@ def too_large(
 
 
 def _over(plan: Plan, ranks: Ranks) -> list[int]:
-    """The stages that need more than they may."""
+    """Returns the stages that need more than they may."""
     pairs = enumerate(zip(plan.forecast, ranks.memory, strict=True))
     return [stage for stage, (row, most) in pairs if most is not None and row.device_bytes > most]
 
 
 def _are_alike(ranks: Ranks) -> bool:
-    """Whether all may need as much, and the same says so."""
+    """Returns whether all may need as much, and the same says so."""
     return len({(most, ranks.limit_in_words(stage)) for stage, most in enumerate(ranks.memory)}) == 1
 
 
 def enough(plan: Plan, ranks: Ranks) -> str:
-    """The memory with which a plan would fit, in words: of `memory_limit`, of ranks, or of both.
+    """Returns the memory with which a plan would fit, in words: of `memory_limit`, of ranks, or of both.
 
     Args:
         plan: the plan, with its forecast.
@@ -109,7 +109,7 @@ def enough(plan: Plan, ranks: Ranks) -> str:
 
 
 def _exactly(count: int) -> str:
-    """Bytes for people, and the number where that is not the same."""
+    """Returns the bytes for people, and the number where that is not the same."""
     return as_bytes(count) if count < 1024 else f"{as_bytes(count)} ({count:,} bytes)"
 
 

@@ -147,13 +147,13 @@ class Plan:
     recompute: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The plan as text: stable, one unit and one variable a line."""
+        """Returns the plan as text: stable, one unit and one variable a line."""
         fields = {"version": VERSION, **dataclasses.asdict(self)}
         return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read a plan.
+        """Reads a plan.
 
         Args:
             text: what `to_json` gave.
@@ -201,11 +201,11 @@ class Plan:
         return self.placement == tuple(range(self.stages))
 
     def stage_of(self, name: str) -> int:
-        """Stage of the unit with a name."""
+        """Returns the stage of the unit with a name."""
         return self.placement[self.units[name]]
 
     def stages_of(self, units: Iterable[Unit]) -> tuple[int, ...]:
-        """Stage of each of the given units, by name.
+        """Returns the stage of each of the given units, by name.
 
         Raises:
             PlacementError: as `chunks_of`.
@@ -213,7 +213,7 @@ class Plan:
         return tuple(self.placement[chunk] for chunk in self.chunks_of(units))
 
     def chunks_of(self, units: Iterable[Unit]) -> tuple[int, ...]:
-        """Chunk of each of the given units, by name.
+        """Returns the chunk of each of the given units, by name.
 
         Raises:
             PlacementError: a unit is not in the plan: it was made for another model.
@@ -247,7 +247,7 @@ def make_plan(
     speed: Sequence[float] | None = None,
     slot_shares: int = 1,
 ) -> Plan:
-    """Write down a placement with its forecast.
+    """Writes down a placement with its forecast.
 
     Args:
         graph: the step.
@@ -306,7 +306,7 @@ def _forecast(
     speed: Sequence[float],
     slot_shares: int,
 ) -> tuple[StageForecast, ...]:
-    """Costs summed per stage; a tensor counts once for each stage that receives or keeps it."""
+    """Returns the costs summed per stage; a tensor counts once for each stage that receives or keeps it."""
     stages, in_flight = chunks.stages, chunks.in_flight
     stage_of, chunk_of = solution.stage_of, solution.chunk_of
     sums: dict[str, list[float]] = {
@@ -375,7 +375,7 @@ def _forecast(
 def _largest(
     units: Sequence[Unit], costs: Costs, solution: Placement, chunks: Chunks, objective: str
 ) -> list[tuple[str, float]]:
-    """Of each stage, the unit that has most of what is balanced, and its share of it."""
+    """Returns, for each stage, the unit that has most of what is balanced, and its share of it."""
     stored = {w.variable: w.stored for w in costs.weights}
     most = chunks.most_of_each
 
@@ -396,7 +396,7 @@ def _largest(
 
 
 def as_bytes(count: float, up: bool = False) -> str:
-    """Bytes for people, such as "3.1 GiB".
+    """Returns the bytes for people, such as "3.1 GiB".
 
     Args:
         count: how many.

@@ -96,7 +96,7 @@ class StoredPlan:
     forecast: tuple[Held, ...]
 
     def planned_units(self) -> dict[str, int]:
-        """The chunk of every layer before any change by hand."""
+        """Returns the chunk of every layer before any change by hand."""
         found, chunk = {}, 0
         for name in self.units:
             chunk = self.planned.first.index(name) if name in self.planned.first else chunk
@@ -104,7 +104,7 @@ class StoredPlan:
         return found
 
     def moved(self) -> tuple[str, ...]:
-        """What was moved by hand, in words, such as "net/dense from partition 1 to 0": chunks, layers and variables."""
+        """Returns what was moved by hand, in words ("net/dense from partition 1 to 0"): chunks, layers, variables."""
         old, new = self.planned.placement, self.placement
         pairs = enumerate(zip(old, new, strict=False))
         found = [f"chunk {chunk} from partition {before} to {now}" for chunk, (before, now) in pairs if before != now]
@@ -120,7 +120,7 @@ class StoredPlan:
         return tuple(found)
 
     def require_owner(self, name: str, used_in: Collection[int], was_used_in: Collection[int]) -> None:
-        """Raise where a variable is stored with layers that do not use it, or where it is no longer said with which.
+        """Raises where a variable is stored with layers that do not use it, or where it is no longer said with which.
 
         Args:
             name: of the variable.
@@ -144,7 +144,7 @@ class StoredPlan:
             )
 
     def _in_words(self, chunks: Sequence[int]) -> str:
-        """Chunks, named by their partitions where each partition is one chunk."""
+        """Returns the chunks, named by their partitions where each partition is one chunk."""
         what = "partition" if self.placement == tuple(range(len(self.placement))) else "chunk"
         return f"{what}{'s' * (len(chunks) > 1)} {' and '.join(map(str, chunks))}"
 
@@ -162,12 +162,12 @@ class PlanFile:
     plans: tuple[StoredPlan, ...]
 
     def to_json(self) -> str:
-        """The file's text: stable, one layer and one variable a line."""
+        """Returns the file's text: stable, one layer and one variable a line."""
         return json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> PlanFile:
-        """Read what `to_json` gave, perhaps changed by hand.
+        """Reads what `to_json` gave, perhaps changed by hand.
 
         Args:
             text: the file's content.
@@ -211,7 +211,7 @@ class PlanFile:
         return read
 
     def plan_for(self, step: str, graph: OpGraph, units: Sequence[Unit], fingerprint: str) -> StoredPlan:
-        """The plan that was made for a step.
+        """Returns the plan that was made for a step.
 
         Args:
             step: name of the step function.
@@ -245,7 +245,7 @@ class PlanFile:
         )
 
     def _require_sense(self, plan: StoredPlan, graph: OpGraph, units: Sequence[Unit]) -> None:
-        """Raise where a plan that fits a step leaves a partition without a layer, or a variable with the wrong ones."""
+        """Raises where a fitting plan leaves a partition without a layer, or puts a variable with wrong ones."""
         _require_planned(plan, self.partitions)
         before, planned = plan.planned_units(), plan.planned.placement
         # A step that uses a part of the models may have left some empty.
@@ -267,7 +267,7 @@ class PlanFile:
 
 
 def to_store(step: str, plan: Plan, graph: OpGraph) -> StoredPlan:
-    """What the file is to say of a plan.
+    """Returns what the file is to say of a plan.
 
     Args:
         step: name of the step function.
@@ -297,7 +297,7 @@ def _variables(graph: OpGraph) -> dict[str, str]:
 
 
 def _require_settings(plan: StoredPlan, of: str) -> None:
-    """Raise where what a plan was made for cannot be, or it names a variable that it has not.
+    """Raises where what a plan was made for cannot be, or it names a variable that it has not.
 
     Args:
         plan: to be looked at.
@@ -315,7 +315,7 @@ def _require_settings(plan: StoredPlan, of: str) -> None:
 
 
 def _require_planned(plan: StoredPlan, partitions: int) -> None:
-    """Raise where a plan no longer says how it was planned."""
+    """Raises where a plan no longer says how it was planned."""
     placement, first, shared = plan.planned.placement, plan.planned.first, plan.planned.shared
     wrong = [f"the layer {name!r}, which the model has not" for name in first if name and name not in plan.units]
     wrong += [f"the variable {name!r}, which the model has not" for name in shared if name not in plan.variables]
@@ -338,7 +338,7 @@ def _require_planned(plan: StoredPlan, partitions: int) -> None:
 
 
 def _require_order(plan: StoredPlan, partitions: int) -> None:
-    """Raise where a layer is in a chunk that does not exist, or before what its data comes from."""
+    """Raises where a layer is in a chunk that does not exist, or before what its data comes from."""
     chunks = len(plan.placement)
     if not plan.placement or not all(0 <= partition < partitions for partition in plan.placement):
         raise PlacementError(
@@ -360,7 +360,7 @@ def _require_order(plan: StoredPlan, partitions: int) -> None:
 
 
 def _difference(plan: StoredPlan, graph: OpGraph, units: Sequence[Unit]) -> str:
-    """The first layer or variable in which a plan and a step differ, in words; "" where there is none."""
+    """Returns the first layer or variable in which a plan and a step differ, in words; "" where there is none."""
     planned, here = list(plan.units), [unit.name for unit in units]
     known = {*here}
     others = [name for name in planned if name not in known]

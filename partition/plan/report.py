@@ -18,7 +18,7 @@ _NO_GAP = 0.0005
 
 
 def heading(plan: Plan) -> str:
-    """What was asked for, in a line.
+    """Returns what was asked for, in a line.
 
     Args:
         plan: the plan.
@@ -30,7 +30,7 @@ def heading(plan: Plan) -> str:
 
 
 def render(plan: Plan, width: int = 100, color: bool = False) -> str:
-    """The plan as text: a row per stage, then what else there is to know.
+    """Returns the plan as text: a row per stage, then what else there is to know.
 
     Args:
         plan: the plan, with its forecast.
@@ -78,7 +78,7 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
 
 
 def sent(row: StageForecast) -> str:
-    """What a stage sends per microbatch, a line to later stages and one to earlier ones; "-" for nothing.
+    """Returns what a stage sends per microbatch, a line to later stages and one to earlier ones; "-" for nothing.
 
     Args:
         row: the stage's forecast.
@@ -89,7 +89,7 @@ def sent(row: StageForecast) -> str:
 
 
 def shared_table(plan: Plan) -> Table:
-    """The weights that several layers use, a row each: where they are stored, and where copies of them are.
+    """Returns the weights that several layers use, a row each: where they are stored, and where copies of them are.
 
     Args:
         plan: the plan.
@@ -104,7 +104,7 @@ def shared_table(plan: Plan) -> Table:
 
 
 def shared_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
-    """Of every weight that several layers use: its name, its size, its stage, and the stages that have copies of it.
+    """Returns, for every weight that several layers use, its name, size and stage, and the stages with copies of it.
 
     Args:
         plan: the plan.
@@ -121,7 +121,7 @@ def shared_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """What the tables have no column for: copies, what is on the host, why it is so, and what is proved of it.
+    """Returns what the tables have no column for: copies, what is on the host, why it is so, and what is proved of it.
 
     Args:
         plan: the plan, with its forecast.
@@ -141,7 +141,7 @@ def remarks(plan: Plan) -> list[str]:
 
 
 def reasons(plan: Plan) -> tuple[str, ...]:
-    """What decided the placement, one sentence each: first the stage that limits it.
+    """Returns what decided the placement, one sentence each: first the stage that limits it.
 
     Args:
         plan: the plan, with its forecast.
@@ -162,7 +162,7 @@ def reasons(plan: Plan) -> tuple[str, ...]:
 
 
 def on_host(plan: Plan) -> tuple[str, ...]:
-    """What is in the hosts' memory instead of the devices', in one sentence; nothing where nothing is.
+    """Returns what is in the hosts' memory instead of the devices', in one sentence; nothing where nothing is.
 
     Args:
         plan: the plan, with its forecast.
@@ -175,7 +175,7 @@ def on_host(plan: Plan) -> tuple[str, ...]:
 
 
 def proved(plan: Plan) -> tuple[str, ...]:
-    """What other placements of the same units could gain, by what is known before a cut; nothing where nothing is.
+    """Returns what other placements of the same units could gain, by what is known before a cut.
 
     Args:
         plan: the plan.
@@ -194,7 +194,7 @@ def proved(plan: Plan) -> tuple[str, ...]:
 
 
 def layer_names(plan: Plan) -> list[str]:
-    """The layers of each stage in a few words, such as "embedding … block_3/attention (14)", a run for each chunk.
+    """Returns the layers of each stage in a few words ("embedding … block_3/attention (14)"), a run for each chunk.
 
     A layer that is cut is named by the layers in it.
     """
@@ -218,14 +218,14 @@ def layer_names(plan: Plan) -> list[str]:
 
 
 def _around(names: Sequence[str]) -> int:
-    """How many parts of their paths all units have in common: the model, and one that it wraps."""
+    """Returns how many parts of their paths all units have in common: the model, and one that it wraps."""
     paths = [name.partition(" + ")[0].split("/")[:-1] for name in names]
     same = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
     return sum(1 for _ in same)
 
 
 def _paths(name: str, around: int) -> list[str]:
-    """The layers that a unit is in, outermost first, and itself, each by its path within what is around all units.
+    """Returns the layers around a unit, outermost first, and itself, each by its path within what is around all units.
 
     Of several models they begin with the model's name.
     """

@@ -16,7 +16,7 @@ from smp_tf.partition.graph.op_graph import OpGraph
 
 
 def leave_the_model(graph: OpGraph) -> OpGraph:
-    """The graph with measurements outside the layer calls that take them.
+    """Returns the graph with measurements outside the layer calls that take them.
 
     Args:
         graph: a pruned op graph.
@@ -46,7 +46,7 @@ def leave_the_model(graph: OpGraph) -> OpGraph:
 
 
 def _with_parents(graph: OpGraph, call: int) -> set[int]:
-    """A layer call, those it was made in, and what is outside all calls."""
+    """Returns a layer call, those it was made in, and what is outside all calls."""
     found = {0}
     current: int | None = call
     while current:

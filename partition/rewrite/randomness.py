@@ -51,7 +51,7 @@ WITHOUT_COUNTERPART = frozenset(
 
 
 def make_stateless(graph: OpGraph, say: Callable[[str], None]) -> OpGraph:
-    """Replace stateful random ops by counter-based ones, in the graph and in the functions it calls.
+    """Replaces stateful random ops by counter-based ones, in the graph and in the functions it calls.
 
     Args:
         graph: an op graph.
@@ -96,7 +96,7 @@ def _counter_based(node: Node, seed: Tensor) -> Node:
 
 
 def _stateless_definition(old: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
-    """A NodeDef of the stateless counterpart, without inputs."""
+    """Returns a NodeDef of the stateless counterpart, without inputs."""
     counterpart = _COUNTERPARTS[old.op]
     made = node_def_pb2.NodeDef(name=old.name, op=counterpart.op, device=old.device)
     for name, new_name in counterpart.attributes.items():
@@ -106,7 +106,7 @@ def _stateless_definition(old: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
 
 
 def _position(function: int, number: int) -> int:
-    """A running number within a function, scattered over 62 bits by SplitMix64.
+    """Returns a running number within a function, scattered over 62 bits by SplitMix64.
 
     Positions add up along nested calls. Were they the numbers themselves, or a multiple of them, the first op in the
     second call would draw what the second op in the first call draws.
@@ -118,7 +118,7 @@ def _position(function: int, number: int) -> int:
 
 
 def _offset_and_sum(name: str, function: int, number: int) -> tuple[node_def_pb2.NodeDef, node_def_pb2.NodeDef]:
-    """The constant `[position, 0]` and the addition of a seed to it; inputs are left to the caller."""
+    """Returns the constant `[position, 0]` and the addition of a seed to it; inputs are left to the caller."""
     offset = np.array([_position(function, number), 0], np.int64)
     constant = node_def_pb2.NodeDef(name=f"{name}/seed_offset", op="Const")
     constant.attr["dtype"].type = types_pb2.DT_INT64
@@ -129,7 +129,7 @@ def _offset_and_sum(name: str, function: int, number: int) -> tuple[node_def_pb2
 
 
 def _add_own_seed(editor: GraphEditor, node: Node, seed: Tensor, number: int) -> Tensor:
-    """Add `seed + [position, 0]` for one op that draws and give its tensor."""
+    """Adds `seed + [position, 0]` for one op that draws and gives its tensor."""
     constant, add = _offset_and_sum(node.name, 0, number)
 
     def made(definition: node_def_pb2.NodeDef, inputs: tuple[Tensor, ...]) -> Node:
@@ -158,15 +158,15 @@ class _Functions:
         self._seeded: dict[tuple[str, bool], str] = {}
 
     def serialized(self) -> bytes:
-        """The library with the added versions."""
+        """Returns the library with the added versions."""
         return bytes(self._library.SerializeToString(deterministic=True))
 
     def without_counterpart(self) -> set[str]:
-        """Kinds of random op in function bodies that keep their state."""
+        """Returns the kinds of random op in function bodies that keep their state."""
         return {n.op for f in self._by_name.values() for n in f.node_def if n.op in WITHOUT_COUNTERPART}
 
     def called_draws(self, node: Node) -> bool:
-        """Whether a node calls a function that draws."""
+        """Returns whether a node calls a function that draws."""
         if node.op not in FUNCTION_OPS:
             return False
         return self._any_draws(node_def_pb2.NodeDef.FromString(node.definition))
@@ -175,7 +175,7 @@ class _Functions:
         return definition.op in FUNCTION_OPS and any(map(self.draws, _callees(definition)))
 
     def draws(self, name: str) -> bool:
-        """Whether a function holds a random op, itself or in what it calls."""
+        """Returns whether a function holds a random op, itself or in what it calls."""
         if name not in self._draws:
             self._draws[name] = False  # a function that calls itself draws only if something else in it does
             function = self._by_name.get(name)
@@ -185,7 +185,7 @@ class _Functions:
         return self._draws[name]
 
     def seeded_call(self, node: Node, seed: Tensor) -> Node:
-        """The call with the seed as one more input, of the versions that take one."""
+        """Returns the call with the seed as one more input, of the versions that take one."""
         definition = node_def_pb2.NodeDef.FromString(node.definition)
         self._redirect(definition)
         outputs = (*node.outputs, _SEED_TYPE) if node.op in LOOP_OPS else node.outputs
@@ -197,7 +197,7 @@ class _Functions:
         )
 
     def _redirect(self, definition: node_def_pb2.NodeDef) -> None:
-        """Make a call node call the versions that take a seed; the seed input itself is left to the caller."""
+        """Makes a call node call the versions that take a seed; the seed input itself is left to the caller."""
         is_loop = definition.op in LOOP_OPS
         definition.attr["T" if is_loop else "Tin"].list.type.append(types_pb2.DT_INT64)
         if is_loop and definition.attr["output_shapes"].list.shape:
@@ -210,7 +210,7 @@ class _Functions:
                     function.name = self._with_seed(function.name, hands_on=is_loop and key == "body")
 
     def _with_seed(self, name: str, hands_on: bool) -> str:
-        """The version of a function that takes a seed last and, for a loop's body, returns the next turn's."""
+        """Returns the version of a function that takes a seed last and, for a loop's body, returns the next turn's."""
         if (name, hands_on) in self._seeded:
             return self._seeded[name, hands_on]
         new_name = f"{name}_smp_{'turn' if hands_on else 'seeded'}"

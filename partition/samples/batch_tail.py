@@ -108,7 +108,7 @@ class _Walk:
         return self
 
     def _before(self, tensor: Tensor) -> Iterable[Tensor]:
-        """What a tensor is to be computed of; nothing where it is a cut, or an obstacle."""
+        """Returns what a tensor is to be computed of; nothing where it is a cut, or an obstacle."""
         node, content = self._whole.nodes[tensor.node], self._rows.of(tensor)
         if content.gradients:
             self.obstacle = DEPENDS_ON_GRADIENTS
@@ -124,7 +124,7 @@ class _Walk:
         return self._through(tensor.node)
 
     def _through(self, number: int) -> list[Tensor]:
-        """Notes that a node belongs to the tail; returns what it needs."""
+        """Notes that a node belongs to the tail, and returns what it needs."""
         found: list[Tensor] = []
         stack = [number]
         while stack:
@@ -142,7 +142,7 @@ class _Walk:
         return any(not self._whole.variables[index].in_model for index in self._whole.nodes[number].writes)
 
     def _is_cut(self, tensor: Tensor) -> bool:
-        """Whether the tail can begin at a tensor, which is then noted."""
+        """Returns whether the tail can begin at a tensor, which is then noted."""
         content, other = self._rows.of(tensor), self._rows.in_part(tensor)
         if other is None or self._whole.type_of(tensor).dtype in UNSENDABLE_DTYPES:
             return False

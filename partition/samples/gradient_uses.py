@@ -101,7 +101,7 @@ def nonlinear_uses(graph: OpGraph) -> tuple[NonlinearUse, ...]:
 
 
 def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], finite: set[Tensor], on_samples: set[int]) -> bool:
-    """Whether a node's outputs are linear in those of its inputs that are."""
+    """Returns whether a node's outputs are linear in those of its inputs that are."""
     if node.writes:
         return True
     is_of_gradients = [t in linear for t in node.inputs]
@@ -121,7 +121,7 @@ def _is_linear(graph: OpGraph, node: Node, linear: set[Tensor], finite: set[Tens
 
 
 def _reached(graph: OpGraph, starts: Iterable[int]) -> set[int]:
-    """The nodes that depend on some nodes."""
+    """Returns the nodes that depend on some nodes."""
     found = set(starts)
     for number, node in enumerate(graph.nodes):
         if any(t.node in found for t in node.inputs):

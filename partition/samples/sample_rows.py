@@ -77,7 +77,7 @@ class SampleRows:
         self._unknown = unknown
 
     def in_part(self, tensor: Tensor) -> Tensor | None:
-        """The tensor of the part's graph that is made in the same place; None where there is none."""
+        """Returns the tensor of the part's graph that is made in the same place; None where there is none."""
         node = self._whole.nodes[tensor.node]
         number = self._part.number_of.get(node.name)
         if number is None:
@@ -103,11 +103,11 @@ class SampleRows:
         return tuple(found)
 
     def of(self, tensor: Tensor) -> Content:
-        """What a tensor of the whole graph is made of."""
+        """Returns what a tensor of the whole graph is made of."""
         return self.contents[tensor.node][tensor.index]
 
     def differs(self, tensor: Tensor) -> tuple[int, ...] | None:
-        """The dimensions of a tensor that are another length for a microbatch; None where that cannot be told.
+        """Returns the dimensions of a tensor that are another length for a microbatch; None where that cannot be told.
 
         Lengths that are not even known for the whole batch, such as that of its longest sample, are among them only
         where no other dimension is.
@@ -119,7 +119,7 @@ class SampleRows:
         return known or tuple(d for d, (whole, _) in enumerate(lengths) if whole is None)
 
     def _lengths(self, tensor: Tensor) -> list[tuple[int | None, int | None]] | None:
-        """The lengths of each dimension, for the whole batch and for a microbatch; None where they do not compare."""
+        """Returns the lengths of each dimension, for the batch and for a microbatch; None where they do not compare."""
         other = self.in_part(tensor)
         if other is None:
             return None
@@ -129,7 +129,7 @@ class SampleRows:
         return list(zip(whole, part, strict=True))
 
     def _of_samples(self, tensor: Tensor) -> int | None:
-        """The dimension of a tensor that is as long as there are samples; None where there is none, or no telling.
+        """Returns the dimension of a tensor that is as long as there are samples; None where there is no telling.
 
         One of another length has them in another order: of samples and their augmented copies, one kind comes after the
         other in a batch, and in each of its microbatches.
@@ -162,7 +162,7 @@ class SampleRows:
         return Content(rows, samples, weights, gradients, random and rows is None)
 
     def _keeps_rows(self, node: Node, tensor: Tensor, given: list[Content]) -> bool:
-        """Whether every row of an output is made of the same row of all inputs that hold samples."""
+        """Returns whether every row of an output is made of the same row of all inputs that hold samples."""
         if any(c.samples and c.rows != 0 for c in given):
             return False
         shape = self._whole.type_of(tensor).shape
@@ -200,12 +200,12 @@ class SampleRows:
         return node.op in _ROW_BY_ROW
 
     def _keeps_length(self, tensor: Tensor, length: int) -> bool:
-        """Whether the first dimension is as long for a microbatch as its samples say, where that is known."""
+        """Returns whether the first dimension is as long for a microbatch as its samples say, where that is known."""
         lengths = self._lengths(tensor)
         return lengths is not None and lengths[0][1] != length
 
     def _takes_all_rows(self, node: Node) -> bool:
-        """Whether a slice takes everything along the first dimension, in order."""
+        """Returns whether a slice takes everything along the first dimension, in order."""
         masks = node_def_pb2.NodeDef.FromString(node.definition).attr
         if not (masks["begin_mask"].i & 1 and masks["end_mask"].i & 1):
             return False
@@ -218,11 +218,11 @@ class SampleRows:
         return int(value[0]) == 1
 
     def _attribute(self, node: Node, name: str) -> int:
-        """A number or truth value among the attributes of a node."""
+        """Returns a number or truth value among the attributes of a node."""
         attribute = node_def_pb2.NodeDef.FromString(node.definition).attr[name]
         return int(attribute.i or attribute.b)
 
 
 def _is_for_every_row(shape: tuple[int | None, ...] | None, rank: int) -> bool:
-    """Whether something that does not depend on samples is the same for every row of what it is combined with."""
+    """Returns whether what does not depend on samples is the same for every row that it is combined with."""
     return shape is not None and (len(shape) < rank or (len(shape) == rank and shape[0] == 1))

@@ -83,11 +83,11 @@ class Assignment:
         return 1 + max(self.placement)
 
     def stage_of(self, chunk: int | None) -> int | None:
-        """The stage of a chunk; None of none, as what all stages make has."""
+        """Returns the stage of a chunk; None of none, as what all stages make has."""
         return None if chunk is None else self.placement[chunk]
 
     def first_chunk(self, stage: int) -> int:
-        """The first of a stage's chunks."""
+        """Returns the first of a stage's chunks."""
         return self.placement.index(stage)
 
     @property
@@ -103,7 +103,7 @@ def assign(
     owners: Mapping[int, int] | None = None,
     placement: Sequence[int] | None = None,
 ) -> Assignment:
-    """Place every op.
+    """Places every op.
 
     Args:
         graph: a pruned op graph.
@@ -156,7 +156,7 @@ class _Assigner:
                     self.owners.setdefault(variable, chunk)
 
     def _first_users(self) -> dict[int, int]:
-        """Earliest chunk that depends on each op that belongs to no unit and has no placed input."""
+        """Returns the earliest chunk that depends on each op that belongs to no unit and has no placed input."""
         first: dict[int, int] = {}
         for number in range(len(self.graph.nodes) - 1, -1, -1):
             chunk = self.chunk_of.get(number, first.get(number))
@@ -225,7 +225,7 @@ class _Assigner:
         return min(in_latest) if latest % 2 else max(in_latest)
 
     def _largest_gradients(self, node: Node) -> list[int]:
-        """Stages of the largest inputs that follow from gradients: an op goes to a gradient, numbers come to it."""
+        """Returns the stages of the largest inputs that follow from gradients: numbers come to gradients."""
         found: dict[int, list[int]] = {}
         for tensor in node.inputs:
             place = self.places[tensor.node]

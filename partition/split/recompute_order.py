@@ -26,7 +26,7 @@ def waits_of_groups(
     taken: Collection[Tensor],
     group_of: Mapping[int, int],
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The nodes of a segment of backward that wait, each with those that it waits for.
+    """Returns the nodes of a segment of backward that wait, each with those that it waits for.
 
     Args:
         graph: the op graph.
@@ -61,7 +61,7 @@ def waits_of_groups(
 
 
 def _behind(first: Sequence[int], readers: Mapping[int, Sequence[int]]) -> set[int]:
-    """All that comes after some nodes, and these."""
+    """Returns all that comes after some nodes, and these."""
     reached, stack = set(first), list(first)
     while stack:
         for reader in readers.get(stack.pop(), ()):
@@ -78,7 +78,7 @@ def _by_group(
     readers: Mapping[int, Sequence[int]],
     group_of: Mapping[int, int],
 ) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
-    """What a segment makes again, by its group, and the backward nodes of the group.
+    """Returns what a segment makes again, by its group, and the backward nodes of the group.
 
     With a group goes what is made anew anyway, and is read by that group alone: the random numbers of its dropout, or
     weights that are cast for it.

@@ -33,17 +33,17 @@ _MOST_SEEN = 32
 
 
 def tensor_name(graph: OpGraph, tensor: Tensor) -> str:
-    """Name under which an imported segment knows a tensor."""
+    """Returns the name by which an imported segment knows a tensor."""
     return f"{graph.nodes[tensor.node].name}:{tensor.index}"
 
 
 def remote_value_name(graph: OpGraph, variable: int) -> str:
-    """Name under which an imported segment knows the value of another stage's variable."""
+    """Returns the name by which an imported segment knows the value of another stage's variable."""
     return f"smp_remote_value_{variable}:0"
 
 
 def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> graph_pb2.GraphDef:
-    """Write a segment as a GraphDef whose inputs are names to be mapped on import.
+    """Writes a segment as a GraphDef whose inputs are names to be mapped on import.
 
     Args:
         graph: the op graph.
@@ -98,7 +98,7 @@ def segment_graph(graph: OpGraph, segment: Segment, owned: Iterable[int]) -> gra
 
 
 def _lasting(graph: OpGraph, waited: Iterable[int], inside: Collection[int]) -> list[int]:
-    """What to wait for in place of given nodes, such that TensorFlow does not forget it: see the top of the file.
+    """Returns what to wait for in place of given nodes and is not forgotten by TensorFlow: see the top of the file.
 
     Args:
         graph: the op graph.
@@ -113,7 +113,7 @@ def _lasting(graph: OpGraph, waited: Iterable[int], inside: Collection[int]) -> 
 
 
 def _makers(graph: OpGraph, number: int, inside: Collection[int]) -> list[int]:
-    """The node, or the nodes without which it does not begin and whose own nodes TensorFlow does not use for others."""
+    """Returns the node, or nodes that it needs and whose own nodes TensorFlow does not use for others."""
     seen, stack = {number}, [number]
     makers: list[int] = []
     while stack:
@@ -134,7 +134,7 @@ def _makers(graph: OpGraph, number: int, inside: Collection[int]) -> list[int]:
 
 
 def _gather_from_value(gather: node_def_pb2.NodeDef) -> tuple[node_def_pb2.NodeDef, node_def_pb2.NodeDef]:
-    """`ResourceGather(handle, indices)` as `GatherV2(value, indices, axis)`: the gather and its constant axis."""
+    """Returns `ResourceGather(handle, indices)` as `GatherV2(value, indices, axis)`: the gather and its axis."""
     batch_dims = gather.attr["batch_dims"].i
     axis = node_def_pb2.NodeDef(name=f"{gather.name}/smp_axis", op="Const")
     axis.attr["dtype"].type = types_pb2.DT_INT32
@@ -165,7 +165,7 @@ _READS_VALUE = {"ResourceGatherNd": _gather_nd_from_value, "VariableShape": _sha
 
 
 def _called_functions(graph: OpGraph, nodes: Iterable[node_def_pb2.NodeDef]) -> function_pb2.FunctionDefLibrary:
-    """The functions that nodes call, and those they call in turn."""
+    """Returns the functions that nodes call, and those they call in turn."""
     library = functions(graph.library)
     if not library:
         return function_pb2.FunctionDefLibrary()

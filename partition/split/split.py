@@ -105,7 +105,7 @@ class Split:
         assignment: the placement that was cut.
         segments: by (chunk, sweep, part); where a chunk has nothing to do there is none.
         transfers: in the order of their index.
-        handed_on: what one chunk makes and another one of its stage needs, numbered behind the transfers; never sent.
+        handed_on: what one chunk makes and another one of its stage needs, numbered after the transfers; never sent.
         outputs: one per `graph.outputs`.
     """
 
@@ -127,15 +127,15 @@ class Split:
         return self.assignment.placement
 
     def segments_of(self, stage: int) -> dict[_Key, Segment]:
-        """The segments of a stage, in order of chunk, sweep and part."""
+        """Returns the segments of a stage, in order of chunk, sweep and part."""
         return {key: one for key, one in sorted(self.segments.items()) if self.placement[key[0]] == stage}
 
     def stage_of_variable(self, index: int) -> int | None:
-        """The stage that owns a variable; None for one of the script's own."""
+        """Returns the stage that owns a variable; None for one of the script's own."""
         return self.assignment.stage_of(self.assignment.owners[index])
 
     def stage_of(self, output: StepOutputPlan) -> int | None:
-        """The stage that makes an output; None where all make it."""
+        """Returns the stage that makes an output; None where all make it."""
         return self.assignment.stage_of(output.chunk)
 
     @cached_property
@@ -144,7 +144,7 @@ class Split:
         return 1 + max((sweep for _, sweep, _ in self.segments), default=0)
 
     def stash(self, stage: int) -> tuple[Tensor, ...]:
-        """Tensors that the stage keeps between forward and backward, and between the parts of backward.
+        """Returns the tensors that the stage keeps between forward and backward, and between the parts of backward.
 
         Of one microbatch; what backward leaves for a later sweep is not among them.
         """
@@ -166,7 +166,7 @@ def split(
     cut_backward: Collection[int] = (),
     recompute: Mapping[int, int] | None = None,
 ) -> Split:
-    """Cut a placed graph.
+    """Cuts a placed graph.
 
     Args:
         assignment: the placement of every op.
@@ -214,18 +214,18 @@ class _Splitter:
         self.exported: dict[_Key, dict[Tensor, None]] = defaultdict(dict)
 
     def _visit(self, number: int) -> _Key:
-        """Chunk, sweep and part of a node that has a chunk."""
+        """Returns the chunk, sweep and part of a node that has a chunk."""
         place = self.places[number]
         assert place.chunk is not None
         late = place.role is Role.HOME and place.sweep == 1 and number not in self.waited_for
         return place.chunk, place.sweep, self._last_part(place.chunk) if late else 0
 
     def _last_part(self, chunk: int) -> int:
-        """The part of backward that what only weights need is in."""
+        """Returns the part of backward that holds what only weights need."""
         return int(chunk in self.cut_backward)
 
     def _replicated_keys(self) -> list[_Key]:
-        """Where the replicated ops of each stage are: on the first of its chunks."""
+        """Returns where the replicated ops of each stage are: on the first of its chunks."""
         stages = range(self.assignment.stages)
         return [(self.assignment.first_chunk(stage), self.assignment.replicated_sweep, 0) for stage in stages]
 
@@ -270,7 +270,7 @@ class _Splitter:
         return Split(self.graph, self.assignment, segments, transfers, handed_on, outputs)
 
     def _made_at(self, output: StepOutputPlan) -> _Key:
-        """Chunk, sweep and part that make an output which not all stages make."""
+        """Returns the chunk, sweep and part that make an output which not all stages make."""
         if self.places[output.tensor.node].role is Role.HOME:
             return self._visit(output.tensor.node)
         chunk = output.chunk
@@ -278,7 +278,7 @@ class _Splitter:
         return (chunk, 1, self._last_part(chunk)) if output.is_gradient else (chunk, 0, 0)
 
     def _include(self, key: _Key, root: int) -> None:
-        """Put a node and the copies it needs into a segment; note what must come from elsewhere."""
+        """Puts a node and the copies it needs into a segment, and notes what must come from elsewhere."""
         stack = [root]
         members = self.members[key]
         while stack:
@@ -329,7 +329,7 @@ class _Splitter:
         return self._visit(producer) == key
 
     def _is_remade(self, key: _Key, producer: int, reader: int) -> bool:
-        """Whether backward makes again what a forward op made, for one of its group."""
+        """Returns whether backward makes again what a forward op made, for one of its group."""
         place = self.places[producer]
         return (
             producer in self.remade
@@ -340,7 +340,7 @@ class _Splitter:
         )
 
     def _is_in_first_part(self, key: _Key, producer: int) -> bool:
-        """Whether the first of two parts of backward, which comes before this one, has made it again."""
+        """Returns whether the first of two parts of backward, which comes before this one, has made it again."""
         return key[2] == 1 and producer in self.members[key[0], 1, 0]
 
     def _take(self, key: _Key, tensor: Tensor, reader: int) -> None:
@@ -363,7 +363,7 @@ class _Splitter:
             self.exported[self._visit(tensor.node)][tensor] = None
 
     def _transfers(self, outputs: tuple[StepOutputPlan, ...]) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
-        """What is sent, and what one chunk of a stage hands on to another.
+        """Returns what is sent, and what one chunk of a stage hands on to another.
 
         A stage gets a tensor once, for the first of its chunks that needs it; the others find it there.
         """
@@ -416,7 +416,7 @@ class _Splitter:
         return sweep, -chunk if sweep % 2 else chunk, part
 
     def _receiver(self, outputs: Sequence[StepOutputPlan], summand: Tensor, stage: int) -> int:
-        """The chunk of a stage that a sum is sent to: the one that owns the variable, or else the first."""
+        """Returns the chunk of a stage that a sum is sent to: the one that owns the variable, or else the first."""
         owners = (o.chunk for o in outputs if summand in o.summands and o.chunk is not None)
         return next((c for c in owners if self.placement[c] == stage), self.assignment.first_chunk(stage))
 

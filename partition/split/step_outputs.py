@@ -58,7 +58,7 @@ class StepOutputPlan:
         return self.is_gradient and self.delivery in (Delivery.LOCAL, Delivery.SUM_TO_ALL) and not self.is_part
 
     def gets_sum(self, stage: int, placement: Sequence[int]) -> bool:
-        """Whether a stage has the sum over the microbatches, by the stages of all chunks."""
+        """Returns whether a stage has the sum over the microbatches, by the stages of all chunks."""
         here = self.chunk is not None and placement[self.chunk] == stage
         return self.is_summed and (here or self.delivery is Delivery.SUM_TO_ALL)
 
@@ -109,7 +109,7 @@ class _Planner:
         return tuple(self._with_summands(output) for output in planned)
 
     def _with_summands(self, output: StepOutputPlan) -> StepOutputPlan:
-        """Bring the gradient of a variable to the chunk that owns it.
+        """Brings the gradient of a variable to the chunk that owns it.
 
         A sum of contributions from several chunks that the step only returns is taken apart: each chunk sums its own
         over the microbatches, and the owner adds them up.
@@ -147,7 +147,7 @@ class _Planner:
         return output if owned == made else replace(output, summands=(output.tensor,), chunk=chunk)
 
     def _variable_of_gradient(self, output: StepOutputPlan) -> int | None:
-        """The variable of a returned gradient, also of one that was changed after it was taken.
+        """Returns the variable of a returned gradient, also of one that was changed after it was taken.
 
         None where it cannot be told: the value was computed from no gradient of a variable, or from those of several.
         """
@@ -157,14 +157,14 @@ class _Planner:
         return min(found) if len(found) == 1 else None
 
     def _is_changed_gradient(self, tensor: Tensor) -> bool:
-        """Whether a value is one variable's gradient times, or plus, numbers: as clipping by a norm gives it.
+        """Returns whether a value is one variable's gradient times, or plus, numbers: as clipping by a norm gives it.
 
         Those numbers may come from gradients of other stages; the value is nevertheless of use to one stage only.
         """
         return bool(self.graph.type_of(tensor).shape) and len(self._variables_behind(tensor, of_one_type=True)) == 1
 
     def _variables_behind(self, tensor: Tensor, of_one_type: bool = False) -> set[int]:
-        """Variables from whose gradients a value was computed.
+        """Returns the variables from whose gradients a value was computed.
 
         Args:
             tensor: the value.
@@ -180,7 +180,7 @@ class _Planner:
         return self._variables_of(tensor, before)
 
     def _variables_of(self, tensor: Tensor, before: Callable[[Tensor], Iterable[Tensor]]) -> set[int]:
-        """Variables whose gradients are the first that are met on all ways back from a value."""
+        """Returns the variables whose gradients are the first that are met on all ways back from a value."""
         variables = self.variable_of_gradient
         met = _reached(tensor, lambda current: () if current in variables else before(current))
         return {variables[current] for current in met if current in variables}
@@ -211,7 +211,7 @@ class _Planner:
         return StepOutputPlan(tensor, delivery, place.chunk, is_gradient)
 
     def _owner_of_free_gradient(self, tensor: Tensor) -> int | None:
-        """The chunk of the variable of whose gradient a value was made that needs nothing of the model.
+        """Returns the chunk of a gradient's variable, for a value that was made of it and needs nothing of the model.
 
         So it is where the loss is linear: every stage could make it, and replicas have other ones, of their batches.
         """
@@ -219,7 +219,7 @@ class _Planner:
         return self.assignment.owners[found.pop()] if len(found) == 1 else None
 
     def _needs_model(self, number: int) -> bool:
-        """Whether a value was computed from gradients and from what a model gives: a loss with a gradient penalty."""
+        """Returns whether a value needs gradients and outputs of a model, as a loss with a gradient penalty does."""
 
         def is_after(current: int) -> bool:
             return not self.graph.nodes[current].backward and self.places[current].role is Role.HOME
@@ -228,7 +228,7 @@ class _Planner:
         return any(self.graph.nodes[current].call or self.places[current].sweep == 0 for current in met)
 
     def _gradient_stages(self, number: int) -> set[int]:
-        """Stages whose backward ops a value was computed from, looking through the ops made after backward."""
+        """Returns the stages whose backward ops a value was computed from, also through ops made after backward."""
 
         def before(current: int) -> Iterable[int]:
             node, place = self.graph.nodes[current], self.places[current]

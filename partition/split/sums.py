@@ -21,7 +21,7 @@ from smp_tf.partition.split.assign import Assignment, Role
 
 
 def sum_before_sending(assignment: Assignment) -> OpGraph:
-    """Add an AddN on every chunk that would send two or more summands of one sum.
+    """Adds an AddN on every chunk that would send two or more summands of one sum.
 
     Args:
         assignment: a placed graph.

@@ -1,4 +1,4 @@
-"""How many bytes a segment has in flight while it runs, beside what it was given.
+"""How many bytes a segment has in flight while it runs, besides what it was given.
 
 The ops run as TensorFlow's executor runs them: first come, first served, two at once, each for as long as it is
 estimated to take. What an op makes is there from its begin, and what it is the last to read until its end:
@@ -13,7 +13,7 @@ What a segment was given is there all the time, since whoever calls a function h
 An op that calls a function, or a loop, has the working set of its body, the fullest of its branches; its results are
 among what it made:
 
-    made             4 ─ PartitionedCall ─ 4         working set: 4 + 4 + what the body has beside its results
+    made             4 ─ PartitionedCall ─ 4         working set: 4 + 4 + what the body has besides its results
                          └ a ─ b ─ c ┘
 """
 
@@ -47,7 +47,7 @@ from smp_tf.partition.units.cost import node_seconds
 #: are processors, and on a GPU the host is ahead of the device.
 _AT_ONCE = 2
 #: Two ops that run at once get in each other's way, and which one is ahead differs: what nothing but a sum waits for is
-#: taken to be behind, by so many times.
+#: taken to be late, by so many times.
 _LATE = 2.0
 #: Turns of a loop that have begun before what an earlier one has made is added to the loop's sums, where more than two
 #: may be under way: 1 to 9 of the 16 of an LSTM's gradient were seen.
@@ -56,7 +56,7 @@ _ADDING_OPS = frozenset({"Add", "AddV2", "AddN"})
 
 
 def memory_roots(graph: OpGraph, nodes: Collection[int]) -> dict[Tensor, Tensor]:
-    """The tensor in whose memory a tensor lies, for those that are another name for the memory of another one.
+    """Returns the tensor in whose memory another tensor lies, for every tensor that is only a name for it.
 
     Args:
         graph: the op graph.
@@ -80,7 +80,7 @@ def working_set(
     summed: Iterable[Tensor] = (),
     unknown: int = 1,
 ) -> int:
-    """The most bytes that a segment's own tensors take at once.
+    """Returns the most bytes that a segment's own tensors take at once.
 
     Args:
         graph: the op graph.
@@ -102,12 +102,12 @@ def working_set(
 
 
 def _after(graph: OpGraph, nodes: Sequence[int], besides: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
-    """Which nodes wait for each.
+    """Returns which nodes wait for each.
 
     Args:
         graph: the op graph.
         nodes: those that run.
-        besides: nodes for which a node waits, beside those that it reads.
+        besides: nodes for which a node waits, besides those that it reads.
     """
     inside = frozenset(nodes)
     after: dict[int, list[int]] = {}
@@ -121,7 +121,7 @@ def _after(graph: OpGraph, nodes: Sequence[int], besides: Mapping[int, Sequence[
 
 
 def _in_order(nodes: Sequence[int], after: Mapping[int, Sequence[int]]) -> list[int]:
-    """Nodes, each before those that wait for it."""
+    """Returns the nodes, each before those that wait for it."""
     waits = Counter(number for waiting in after.values() for number in waiting)
     order = [number for number in nodes if not waits[number]]
     for number in order:
@@ -139,7 +139,7 @@ def _late(
     seconds: Sequence[float],
     kept: Collection[Tensor],
 ) -> frozenset[int]:
-    """The nodes that make only what is added to sums, where more waits for others that are ready with them.
+    """Returns the nodes that only make what is added to sums, where more waits for others that are ready with them.
 
     Such as the gradient of a kernel:
 
@@ -199,7 +199,7 @@ class _Run:
         return self._root.get(tensor, tensor)
 
     def to_end(self, after: Mapping[int, Sequence[int]]) -> None:
-        """Run all nodes.
+        """Runs all nodes.
 
         Args:
             after: the nodes that wait for each.
@@ -225,7 +225,7 @@ class _Run:
                     ready.append(each)
 
     def _begin(self, number: int) -> int:
-        """What a node makes is there, and what it takes for itself, which is returned."""
+        """Adds what a node makes and what it takes for itself, and returns the latter."""
         node = self._graph.nodes[number]
         own = (
             _in_functions(self._graph, node, self._unknown, self._depth)
@@ -246,7 +246,7 @@ class _Run:
         return own
 
     def _end(self, number: int, own: int) -> None:
-        """What a node took for itself is gone, and what nobody else reads."""
+        """Frees what a node took for itself, and what nobody else reads."""
         self.in_use -= own
         for tensor in self._made(number):
             if not self._readers[tensor]:
@@ -257,14 +257,14 @@ class _Run:
                 self.in_use -= self._size.pop(source, 0)
 
     def _made(self, number: int) -> list[Tensor]:
-        """The outputs of a node that have memory of their own."""
+        """Returns the outputs of a node that have memory of their own."""
         node = self._graph.nodes[number]
         outputs = () if node.op in NO_MEMORY_OPS else range(len(node.outputs))
         return [tensor for index in outputs if (tensor := Tensor(number, index)) not in self._root]
 
 
 def _in_functions(graph: OpGraph, node: Node, unknown: int, depth: int) -> int:
-    """The most bytes that the functions which a node calls have at once, beside what they give."""
+    """Returns the most bytes that the functions of a node have at once, besides what they give."""
     if not node.definition or depth > MAX_DEPTH:
         return 0
     given = tuple(_given(graph, tensor) for tensor in node.inputs)
@@ -286,7 +286,7 @@ def _in_functions(graph: OpGraph, node: Node, unknown: int, depth: int) -> int:
 
 
 def _given(graph: OpGraph, tensor: Tensor) -> TensorType:
-    """The type of an input; that of a variable's handle with the type of the variable."""
+    """Returns the type of an input; that of a variable's handle with the type of the variable."""
     node, kind = graph.nodes[tensor.node], graph.type_of(tensor)
     if node.op == VARIABLE and node.source is not None:
         return TensorType(kind.dtype, kind.shape, graph.variables[node.source].type)
@@ -304,7 +304,7 @@ def _in_function(
     unknown: int,
     depth: int,
 ) -> int:
-    """The most bytes that a function has at once, beside what it gives; `ahead` turns of a loop have begun besides."""
+    """Returns the most bytes that a function has at once besides what it gives, `ahead` turns of a loop included."""
     body = function_graph(library, name, given, results, trips)
     nodes = range(len(given), len(body.nodes))
     run = _Run(body, nodes, node_seconds(body, unknown=unknown), set(body.outputs), unknown, depth + 1)
@@ -313,7 +313,7 @@ def _in_function(
 
 
 def _added_up(body: OpGraph, given: int, unknown: int) -> int:
-    """Bytes of what a turn of a loop adds to sums that it hands on: for such sums no op of the next turn waits."""
+    """Returns the bytes of what a turn of a loop adds to sums for which no op of the next turn waits."""
     root = memory_roots(body, range(given, len(body.nodes)))
     added = 0
     for index, tensor in enumerate(body.outputs):

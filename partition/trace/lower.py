@@ -65,7 +65,7 @@ class OutputSlot:
 
 
 def _paint(spans: Sequence[Any], length: int, value: Callable[[int], Any], initial: Any) -> list[Any]:
-    """For each op number the value of the innermost span around it (spans come outermost first)."""
+    """Returns for each op number the value of the innermost span around it (spans come outermost first)."""
     found = [initial] * length
     for index, span in enumerate(spans):
         if span.end > span.start:
@@ -74,7 +74,7 @@ def _paint(spans: Sequence[Any], length: int, value: Callable[[int], Any], initi
 
 
 def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> Lowered:
-    """Turn a trace into an op graph.
+    """Turns a trace into an op graph.
 
     Args:
         trace: what `trace` gave.
@@ -182,7 +182,7 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
 
 
 def _with_late_inputs(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """The nodes, with those that a forward op got as inputs after it was made marked as forward ops of its call.
+    """Marks nodes that a forward op got as inputs after it was made as forward ops of its call.
 
     Differentiating a while loop makes the stacks that the loop fills, and adds them to the loop's inputs.
     """
@@ -200,7 +200,7 @@ def _with_late_inputs(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _in_topological_order(graph: OpGraph) -> OpGraph:
-    """The graph renumbered so that every node comes after what it needs, otherwise in the order of creation.
+    """Returns the graph renumbered so that every node comes after what it needs, otherwise in the order of creation.
 
     An op may get inputs after it was made: differentiating a while loop adds the stacks it fills to its inputs. They
     move to just before it, and all else stays where it is. A backward op comes after the op it differentiates also
@@ -249,7 +249,7 @@ def _in_topological_order(graph: OpGraph) -> OpGraph:
 
 
 def _needed(node: Node) -> set[int]:
-    """The nodes that a node has to come after."""
+    """Returns the nodes that a node has to come after."""
     differentiated = set() if node.forward_of is None else {node.forward_of}
     return {t.node for t in node.inputs} | set(node.control) | differentiated
 
@@ -268,7 +268,7 @@ class _ForwardOps:
                     self._in_scope[scope, op.type].append(number)
 
     def find(self, span: GradientFunctionSpan) -> int | None:
-        """Number of the forward op, or None where nothing tells.
+        """Returns the number of the forward op, or None where nothing tells.
 
         An output of the op says it exactly. Where the gradient function needs no outputs, the op is the one that
         reads all inputs still known; where it needs no inputs either, the only op of that type in the name scope.
@@ -301,7 +301,7 @@ class _ForwardOps:
 def _variables(
     graph: Any, describe: Callable[[tf.Variable], tuple[str, bool]]
 ) -> tuple[list[Variable], list[tf.Variable], dict[int, int]]:
-    """The variables behind the graph's resource captures, in the order in which the graph met them."""
+    """Returns the variables of the graph's resource captures, in the order in which the graph met them."""
     known = {id(v.handle): v for v in graph.variables}
     found: list[Variable] = []
     objects: list[tf.Variable] = []
@@ -321,7 +321,7 @@ def _variables(
 def _touched(
     op: tf.Operation, number_of: dict[str, int], variable_of: dict[str, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Variables an op reads and writes, through handles that are its inputs."""
+    """Returns the variables an op reads and writes, through handles that are its inputs."""
     if not any(t.dtype == tf.resource for t in op.inputs):
         return (), ()
     reads, writes = tf_internals.resource_uses(op)
@@ -339,7 +339,7 @@ def _has_effect(op: tf.Operation, reads: tuple[int, ...], writes: tuple[int, ...
 
 
 def _pair_function_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Give backward ops that were made around a call of a function the layer call of that call.
+    """Gives backward ops that were made around a call of a function the layer call of that call.
 
     They were made outside any gradient function: `tf.gradients` fills in zeros for what a call (a fused LSTM, a nested
     tf.function) returns to nobody but its own gradient. They read outputs of the call that no forward op reads:

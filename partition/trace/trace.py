@@ -92,7 +92,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def call(self, name: str, class_name: str, stage: int | None = None) -> Iterator[None]:
-        """Everything made within this context belongs to a new call of the named layer.
+        """Assigns what is made within its context to a new call of the named layer.
 
         Args:
             name: name of the layer.
@@ -117,7 +117,7 @@ class Recorder:
             self.call_spans[slot] = CallSpan(start, self._number(), index)
 
     def taking_gradients(self, compute: Callable[[], Any], sources: Any) -> Any:
-        """Run `compute` and note the ops it makes as backward, its results as gradients of `sources`."""
+        """Runs `compute` and notes the ops it makes as backward, its results as gradients of `sources`."""
         if self.in_nested_graph:
             return compute()
         start = self._number()
@@ -141,7 +141,7 @@ class Recorder:
     def gradient_function(
         self, inputs: Sequence[Any], outputs: Sequence[Any], op_type: str, scope: str
     ) -> Iterator[None]:
-        """Everything made within this context is the gradient of one forward op."""
+        """Marks what is made within its context as the gradient of one forward op."""
         if self.in_nested_graph:
             yield
             return
@@ -175,7 +175,7 @@ class Trace:
 
 @contextlib.contextmanager
 def _watch_gradient_tape(recorder: Recorder) -> Iterator[None]:
-    """Note what `tf.GradientTape` computes. Its public methods are wrapped for the time of the trace."""
+    """Notes what `tf.GradientTape` computes. Its public methods are wrapped for the time of the trace."""
     originals = {name: getattr(tf.GradientTape, name) for name in ("gradient", "jacobian", "batch_jacobian")}
 
     def wrap(original: Callable[..., Any], is_gradient: bool) -> Callable[..., Any]:
@@ -197,7 +197,7 @@ def _watch_gradient_tape(recorder: Recorder) -> Iterator[None]:
 
 
 def _inside(graph: Any) -> Callable[[Any], Any]:
-    """A function that turns what a step returned into tensors of its graph, and leaves other objects alone."""
+    """Returns a function that turns what a step returned into tensors of its graph, and leaves other objects alone."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, tf.Variable):
@@ -218,7 +218,7 @@ def trace(
     autograph: bool = True,
     name: str = "step",
 ) -> Trace:
-    """Trace one microbatch of a step.
+    """Traces one microbatch of a step.
 
     Args:
         function: the user's step function.

@@ -16,7 +16,7 @@ from smp_tf.partition.graph.op_graph import OpGraph, Tensor
 def input_gradient_nodes(
     graph: OpGraph, backward_unit: Mapping[int, int], sums: Collection[int] = (), returned: Collection[int] = ()
 ) -> frozenset[int]:
-    """The backward ops that lead to the gradient of a unit's inputs.
+    """Returns the backward ops that lead to the gradient of a unit's inputs.
 
     Args:
         graph: one microbatch of the step.

@@ -190,7 +190,7 @@ class Costs:
     alone: tuple[float, float] = (1.0, 1.0)
 
     def on_host(self, *, gradients: bool, slots: bool) -> Costs:
-        """The same with some of what is stored in the host's memory, where it takes nothing of a device.
+        """Returns the same with some of what is stored in the host's memory, where it takes nothing of a device.
 
         Args:
             gradients: whether gradients are accumulated there.
@@ -212,7 +212,7 @@ def estimate(
     machine: Machine | None = None,
     unknown: int = 1,
 ) -> Costs:
-    """Cost every unit from op types and shapes.
+    """Estimates the cost of every unit from op types and shapes.
 
     Args:
         graph: one microbatch of the step.
@@ -273,7 +273,7 @@ def estimate(
 
 
 def node_seconds(graph: OpGraph, machine: Machine | None = None, unknown: int = 1) -> tuple[float, ...]:
-    """How long every node of a graph takes once, by estimate.
+    """Returns how long every node of a graph takes once, by estimate.
 
     Args:
         graph: the op graph.
@@ -299,7 +299,7 @@ def with_measured(
     measured: Mapping[str, tuple[float, float]],
     alone: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[Costs, int]:
-    """The costs with times that were measured where there are any.
+    """Returns the costs with times that were measured where there are any.
 
     Times of the other units stay estimates, brought to the same scale.
 
@@ -333,7 +333,7 @@ def _tensors(
     sums: frozenset[int],
     unknown: int,
 ) -> tuple[tuple[Flow, ...], tuple[Stash, ...]]:
-    """What flows between units, and what is kept for backward."""
+    """Returns what flows between units, and what is kept for backward."""
     remade = constants(graph) | copied(graph) | weight_derived(graph).keys()
     flows: list[Flow] = []
     stashes: list[Stash] = []
@@ -364,7 +364,7 @@ def _tensors(
 
 
 def _gradient_sums(graph: OpGraph) -> frozenset[int]:
-    """Nodes that only put a variable's gradient together from what its users give.
+    """Returns the nodes that only put a variable's gradient together from what its users give.
 
     What they read crosses between stages once per step, after it was accumulated, and is costed
     with the weight.
@@ -386,7 +386,7 @@ def _weights(
     microbatches: int,
     unknown: int,
 ) -> tuple[Weight, ...]:
-    """The variables of the model that units use, with what they and their gradients take."""
+    """Returns the variables of the model that units use, with what they and their gradients take."""
     users: dict[int, list[int]] = {}
     for unit in units:
         for variable in unit.variables:

@@ -31,7 +31,7 @@ _BOUNDS = 24
 
 
 def group_units(costs: Costs, in_flight: float) -> tuple[int, ...]:
-    """The group of every unit.
+    """Returns the group of every unit.
 
     Args:
         costs: of the units.
@@ -56,7 +56,7 @@ def group_units(costs: Costs, in_flight: float) -> tuple[int, ...]:
 
 
 def _kept(costs: Costs, count: int) -> np.ndarray:
-    """By the first and last unit of a group, the bytes that later groups read of what it makes."""
+    """Returns, by the first and last unit of a group, the bytes that later groups read of what it makes."""
     changes = np.zeros((count, count))
     for flow in costs.flows:
         if not flow.backward:
@@ -66,7 +66,7 @@ def _kept(costs: Costs, count: int) -> np.ndarray:
 
 
 def _working(costs: Costs, count: int) -> np.ndarray:
-    """By the first and last unit of a group, the bytes that backward of the group reads of what it makes."""
+    """Returns, by the first and last unit of a group, the bytes that its backward reads of what it makes."""
     changes = np.zeros((count, count))
     for stash in costs.stashes:
         assert stash.producer is not None
@@ -75,7 +75,7 @@ def _working(costs: Costs, count: int) -> np.ndarray:
 
 
 def _over_groups(changes: np.ndarray) -> np.ndarray:
-    """By the first and last unit of a group, a sum over its units.
+    """Returns, by the first and last unit of a group, a sum over its units.
 
     Args:
         changes: by unit, and by the last unit of the group, how much more or less the unit adds from that one on.
@@ -85,7 +85,7 @@ def _over_groups(changes: np.ndarray) -> np.ndarray:
 
 
 def _cut(kept: np.ndarray, working: np.ndarray, bound: float) -> tuple[float, list[int]]:
-    """The bytes kept, and the first unit of each group, of the cut that keeps least with no group above the bound."""
+    """Returns the cut that keeps least with no group above the bound: the bytes kept, and each group's first unit."""
     count = len(kept)
     best, source = np.full(count + 1, np.inf), np.zeros(count + 1, int)
     best[0] = 0.0
@@ -101,7 +101,7 @@ def _cut(kept: np.ndarray, working: np.ndarray, bound: float) -> tuple[float, li
 
 
 def needed_again(groups: Sequence[int], chunk_of: Sequence[int], most_of_each: Sequence[int]) -> tuple[int | None, ...]:
-    """The groups without those that are the only one of a chunk which holds one microbatch at most.
+    """Returns the groups without those that are alone in a chunk with one microbatch at most.
 
     To make such a group again would free nothing: its backward needs all of it at once, and nothing else is there.
 
@@ -123,7 +123,7 @@ def needed_again(groups: Sequence[int], chunk_of: Sequence[int], most_of_each: S
 
 
 def groups_of_nodes(units: Sequence[Unit], groups: Sequence[int | None]) -> dict[int, int]:
-    """The group of every forward and backward node that belongs to one.
+    """Returns the group of every forward and backward node that belongs to one.
 
     Args:
         units: of the step.
@@ -138,7 +138,7 @@ def groups_of_nodes(units: Sequence[Unit], groups: Sequence[int | None]) -> dict
 
 
 def remade_nodes(graph: OpGraph, group_of: Mapping[int, int], kept: Collection[int] = ()) -> frozenset[int]:
-    """The forward nodes whose results only backward of their own group needs, and that can run twice.
+    """Returns the forward nodes whose results only backward of their own group needs, and that can run twice.
 
     What another group reads is kept for it, and so there for their own, too. What has an effect runs once, and what
     reads a variable that the step writes would read another value: the results of such nodes are kept as well.
@@ -167,7 +167,7 @@ def remade_nodes(graph: OpGraph, group_of: Mapping[int, int], kept: Collection[i
 
 
 def with_recompute(costs: Costs, graph: OpGraph, units: Sequence[Unit], groups: Sequence[int | None]) -> Costs:
-    """The costs where groups of units are made again: backward takes longer, and less is kept.
+    """Returns the costs where groups of units are made again: backward takes longer, and less is kept.
 
     What a chunk is given is not in it where the chunk begins within a group; nor is, where backward is made in two,
     what is made again in the first part for the second.

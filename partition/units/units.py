@@ -67,7 +67,7 @@ class Unit:
 
 
 def build_units(graph: OpGraph, open_calls: Collection[int] = ()) -> tuple[Unit, ...]:
-    """Group the nodes of a step into units, in topological order.
+    """Groups the nodes of a step into units, in topological order.
 
     Args:
         graph: one microbatch of the step.
@@ -109,12 +109,12 @@ def build_units(graph: OpGraph, open_calls: Collection[int] = ()) -> tuple[Unit,
 
 
 def constants(graph: OpGraph) -> frozenset[int]:
-    """Nodes that give the same value in every step: stateless, made of constants alone."""
+    """Returns the nodes that give the same value in every step: stateless, made of constants alone."""
     return _made_of(graph, frozenset(), heavy=True)
 
 
 def copied(graph: OpGraph) -> frozenset[int]:
-    """Cheap nodes without effect, made of nothing but what every rank has.
+    """Returns the cheap nodes without effect that are made of nothing but what every rank has.
 
     That is arguments, captures, seeds and constants. Each stage that reads one makes it itself, so
     it is neither sent nor kept for backward.
@@ -139,7 +139,7 @@ def _made_of(graph: OpGraph, sources: frozenset[str], heavy: bool) -> frozenset[
 
 
 def weight_derived(graph: OpGraph) -> dict[int, frozenset[int]]:
-    """Nodes that can be computed from variables the step never writes, and constants, alone.
+    """Returns the nodes that can be computed from variables the step never writes, and constants, alone.
 
     Returns:
         For each such node, the variables it depends on; each stage that needs the value can make it
@@ -164,19 +164,19 @@ def weight_derived(graph: OpGraph) -> dict[int, frozenset[int]]:
 
 
 def _written(graph: OpGraph) -> frozenset[int]:
-    """Variables of the model that some op of the step writes."""
+    """Returns the variables of the model that some op of the step writes."""
     return frozenset(v.index for v in graph.variables if v.in_model and not v.read_only)
 
 
 def _touched(graph: OpGraph, number: int) -> set[int]:
-    """Variables a node uses, whether it reads, writes or only holds the handle."""
+    """Returns the variables a node uses, whether it reads, writes or only holds the handle."""
     node = graph.nodes[number]
     handles = (graph.nodes[t.node] for t in node.inputs)
     return {*node.reads, *node.writes} | {h.source for h in handles if h.op == VARIABLE and h.source is not None}
 
 
 def _members(graph: OpGraph) -> dict[int, None]:
-    """Forward nodes that belong to units, in order.
+    """Returns the forward nodes that belong to units, in order.
 
     They are the ops made in a model, ops elsewhere that use a variable of the model which the step
     writes, and what depends on either. A backward op that a model's forward op needs (a gradient
@@ -212,7 +212,7 @@ def _members(graph: OpGraph) -> dict[int, None]:
 
 
 def _after_model(graph: OpGraph, member: Collection[int]) -> frozenset[int]:
-    """Members outside every model that no op of a model needs, nor a written variable of it."""
+    """Returns the members outside every model that no op of a model needs, nor a written variable of it."""
     needed: set[int] = set()
     written = _written(graph)
     for number in reversed(list(member)):
@@ -238,7 +238,7 @@ def _open_calls(graph: OpGraph) -> frozenset[int]:
 
 
 def _call_stage(graph: OpGraph, call: int) -> int | None:
-    """The stage asked for by the innermost manual placement around a call."""
+    """Returns the stage asked for by the innermost manual placement around a call."""
     at: int | None = call
     while at is not None:
         if graph.calls[at].stage is not None:
@@ -248,7 +248,7 @@ def _call_stage(graph: OpGraph, call: int) -> int | None:
 
 
 def _is_anchor(graph: OpGraph, number: int) -> bool:
-    """Whether an op weighs enough to be a unit of its own."""
+    """Returns whether an op weighs enough to be a unit of its own."""
     node = graph.nodes[number]
     return node.op in MATRIX_OPS | FUNCTION_OPS or (bool(node.reads or node.writes) and node.op != "ReadVariableOp")
 
@@ -256,7 +256,7 @@ def _is_anchor(graph: OpGraph, number: int) -> bool:
 def _raw_units(
     graph: OpGraph, member: Collection[int], after: frozenset[int], open_calls: frozenset[int]
 ) -> list[list[int]]:
-    """Cut the order in which the members were made into runs.
+    """Cuts the order in which the members were made into runs.
 
     Args:
         graph: the step.
@@ -298,7 +298,7 @@ def _raw_units(
 def _floats(
     graph: OpGraph, member: Collection[int], after: frozenset[int], open_calls: frozenset[int]
 ) -> dict[int, int]:
-    """Ops of open calls that need no other member and have no effect, with their first reader."""
+    """Returns the ops of open calls that need no other member and have no effect, with their first reader."""
     free: set[int] = set()
     written = _written(graph)
     for number in member:
@@ -318,7 +318,7 @@ def _floats(
 
 
 def _crossing(graph: OpGraph, pieces: list[list[int]]) -> list[int]:
-    """Bytes of the forward tensors alive between piece i - 1 and piece i, for every i."""
+    """Returns the bytes of the forward tensors alive between piece i - 1 and piece i, for every i."""
     piece_of = {number: at for at, piece in enumerate(pieces) for number in piece}
     change = [0] * (len(pieces) + 2)
     for number, start in piece_of.items():
@@ -340,7 +340,7 @@ def _crossing(graph: OpGraph, pieces: list[list[int]]) -> list[int]:
 def _joined(
     pieces: list[list[int]], loose: list[bool], stages: list[int | None], crossing: list[int]
 ) -> list[list[int]]:
-    """Join loose pieces to the heavy ones around them.
+    """Joins loose pieces to the heavy ones around them.
 
     Two heavy pieces part where the fewest bytes cross, late rather than early. Pieces for different
     stages part too; a loose piece without a stage goes with either neighbour.
@@ -367,7 +367,7 @@ def _joined(
 
 
 def _contracted(graph: OpGraph, raw: list[list[int]]) -> list[list[int]]:
-    """Join raw units that must be placed together."""
+    """Joins raw units that must be placed together."""
     unit_of = {number: at for at, nodes in enumerate(raw) for number in nodes}
     ties: nx.Graph = nx.Graph()
     ties.add_nodes_from(range(len(raw)))
@@ -389,7 +389,7 @@ def _contracted(graph: OpGraph, raw: list[list[int]]) -> list[list[int]]:
 
 
 def _ordered(graph: OpGraph, groups: list[list[int]], after: frozenset[int]) -> list[tuple[int, ...]]:
-    """Contract cycles, and put the groups in topological order: as made, where there is choice."""
+    """Contracts cycles, and puts the groups in topological order: as made, where there is choice."""
     acyclic = nx.condensation(dependences(graph, groups))
     nodes_of = {
         at: tuple(sorted(n for group in data["members"] for n in groups[group]))
@@ -403,7 +403,7 @@ def _ordered(graph: OpGraph, groups: list[list[int]], after: frozenset[int]) -> 
 
 
 def dependences(graph: OpGraph, groups: Sequence[Sequence[int]]) -> nx.DiGraph:
-    """Which group of nodes needs which, by position.
+    """Returns which group of nodes needs which, by position.
 
     Args:
         graph: one microbatch of a step.
@@ -424,7 +424,7 @@ def dependences(graph: OpGraph, groups: Sequence[Sequence[int]]) -> nx.DiGraph:
 
 
 def ordered_by_chunk(graph: OpGraph, units: Sequence[Unit], chunks: Sequence[int | None]) -> tuple[Unit, ...]:
-    """Put units whose chunk is known in the order of their chunks, as far as data flows that way.
+    """Puts units whose chunk is known in the order of their chunks, as far as data flows that way.
 
         made:  k (0)   bias (1)   norm (0)          the bias needs nothing of the norm, nor the norm of the bias
         here:  k (0)   norm (0)   bias (1)
@@ -457,7 +457,7 @@ def ordered_by_chunk(graph: OpGraph, units: Sequence[Unit], chunks: Sequence[int
 
 
 def _backward_units(graph: OpGraph, unit_of: dict[int, int], fixed: frozenset[int], count: int) -> dict[int, int]:
-    """Unit of every backward node.
+    """Returns the unit of every backward node.
 
     It is that of the op it differentiates, of its layer, or where its inputs are ready.
 
@@ -485,7 +485,7 @@ def _backward_units(graph: OpGraph, unit_of: dict[int, int], fixed: frozenset[in
 
 
 def _variables_used(graph: OpGraph, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Variables of the model that each group uses, itself or through a value made of weights."""
+    """Returns the variables of the model that each group uses, itself or through a value made of weights."""
     derived = weight_derived(graph)
     used: list[tuple[int, ...]] = []
     for nodes in groups:
@@ -500,7 +500,7 @@ def _variables_used(graph: OpGraph, groups: list[tuple[int, ...]]) -> list[tuple
 
 
 def _manual_stage(graph: OpGraph, nodes: Iterable[int], name: str) -> int | None:
-    """The stage the script asked for; units tied together must agree."""
+    """Returns the stage the script asked for; units tied together must agree."""
     asked = {_call_stage(graph, graph.nodes[n].call) for n in nodes} - {None}
     if len(asked) > 1:
         raise PlacementError(
@@ -513,7 +513,7 @@ def _manual_stage(graph: OpGraph, nodes: Iterable[int], name: str) -> int | None
 
 
 def _name(graph: OpGraph, nodes: tuple[int, ...], after: frozenset[int]) -> str:
-    """Paths of the innermost calls a unit is made of; of more than two, the first and the last."""
+    """Returns the paths of the innermost calls a unit is made of; of more than two, the first and the last."""
     paths: dict[str, int] = {}
     for number in nodes:
         if number not in after:
@@ -529,7 +529,7 @@ def _name(graph: OpGraph, nodes: tuple[int, ...], after: frozenset[int]) -> str:
 
 
 def _unique(names: Iterable[str]) -> list[str]:
-    """Number the second and later units of one name."""
+    """Numbers the second and later units of one name."""
     seen: dict[str, int] = {}
     given = []
     for name in names:

@@ -1,0 +1,97 @@
+"""Docstrings of finished rooms are plain: functions begin with a verb in the third person."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.imports import ROOT
+
+#: Rooms whose words have been gone over; the list only grows.
+FINISHED = [
+    "partition",
+    "partition/graph",
+    "partition/op_cost",
+    "partition/place",
+    "partition/plan",
+    "partition/rewrite",
+    "partition/samples",
+    "partition/split",
+    "partition/trace",
+    "partition/units",
+]
+
+#: How a docstring of a function begins.
+WORDS = """
+Adds Appends Assigns Brings Calls Changes Checks Contracts Counts Cuts Divides Estimates Finds Frees Gives Goes Groups
+Joins Lets Makes Marks Minimises Notes Numbers Passes Places Puts Raises Reads Refuses Replaces Requires Returns Runs
+Says Solves Sorts Sums Traces Turns Wraps Writes Yields
+"""
+VERBS = frozenset(WORDS.split())
+
+#: "after" is plainer than "behind", "next to" and "besides" than "beside".
+UNPLAIN = re.compile(r"\b(behind|beside)\b", re.IGNORECASE)
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Yields line, name and text of each docstring of a function; those of properties say what a value is."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+        text = ast.get_docstring(node)
+        if text and not any("property" in name or name.endswith(".setter") for name in decorators):
+            yield node.lineno, node.name, text
+
+
+def prose(source: str) -> Iterator[tuple[int, str]]:
+    """Yields the lines of comments and docstrings."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node, clean=False) or ""
+            # The docstring is the first statement.
+            first = node.body[0].lineno if text else 0
+            yield from enumerate(text.splitlines(), start=first)
+
+
+def files_of(room: str) -> list[Path]:
+    found = sorted((ROOT / room).glob("*.py"))
+    assert found, room
+    return found
+
+
+@pytest.mark.parametrize("room", FINISHED)
+def test_a_function_says_first_what_it_does(room: str) -> None:
+    told = [
+        f"{path.relative_to(ROOT)}:{line}: {name} begins with {text.split()[0]!r}"
+        for path in files_of(room)
+        for line, name, text in docstrings(ast.parse(path.read_text(encoding="utf-8")))
+        if text.split()[0].rstrip(",.:") not in VERBS
+    ]
+    assert told == []
+
+
+@pytest.mark.parametrize("room", FINISHED)
+def test_after_and_next_to_and_besides(room: str) -> None:
+    told = [
+        f"{path.relative_to(ROOT)}:{line}: {text.strip()}"
+        for path in files_of(room)
+        for line, text in prose(path.read_text(encoding="utf-8"))
+        if UNPLAIN.search(text)
+    ]
+    assert told == []
+
+
+def test_what_is_not_plain_is_found() -> None:
+    source = 'def name():\n    """The name.\n\n    It stands behind it.\n    """\n    return 1  # beside it\n'
+    assert [text.split()[0] for _, _, text in docstrings(ast.parse(source))] == ["The"]
+    assert [line for line, text in prose(source) if UNPLAIN.search(text)] == [6, 4]
