@@ -41,18 +41,18 @@ class Arguments:
         return key_of(self.structure), *self.specs
 
     def with_own_types(self) -> Arguments:
-        """The same, to be traced with the tensors' own types, whatever `input_signature` leaves open."""
+        """Returns the same, to be traced with the tensors' own types, whatever `input_signature` leaves open."""
         return dataclasses.replace(self, specs=tuple(map(type_of, self.tensors)))
 
 
 def type_of(tensor: Any) -> tf.TypeSpec:
-    """Type of a tensor, without its name."""
+    """Returns the type of a tensor, without its name."""
     spec = tf.type_spec_from_value(tensor)
     return tf.TensorSpec(spec.shape, spec.dtype) if isinstance(spec, tf.TensorSpec) else spec
 
 
 def sort_arguments(bound: inspect.BoundArguments, signature: Sequence[Any] | None) -> Arguments:
-    """Find the tensors in the arguments of a call.
+    """Finds the tensors in the arguments of a call.
 
     Args:
         bound: the call's arguments.
@@ -97,7 +97,7 @@ class _Sorter:
         return Slot(len(self.tensors) - 1)
 
     def place(self, root: str, path: str, value: Any, spec: Any = None) -> Any:
-        """A value with slots in place of its tensors, which are cast to the types of a structure like it."""
+        """Returns a value with slots in place of its tensors, which are cast to the types of a structure like it."""
         if isinstance(spec, tf.TensorSpec) and value is not None:
             return self._keep_as(root, path, tf.cast(tf.convert_to_tensor(value), spec.dtype), spec)
         if isinstance(spec, tf.TypeSpec) and value is not None:
@@ -129,7 +129,7 @@ class _Sorter:
         return map_children(value, lambda key, child: self.place(root, f"{path}{key}", child, specs.get(key)))
 
     def _keep_as(self, root: str, path: str, value: Any, spec: tf.TypeSpec) -> Slot:
-        """Keep a tensor to be traced with the type that the signature gives it."""
+        """Keeps a tensor to be traced with the type that the signature gives it."""
         own = type_of(value)
         wanted = tf.TensorSpec(spec.shape, spec.dtype) if isinstance(spec, tf.TensorSpec) else spec
         if not wanted.is_compatible_with(own):

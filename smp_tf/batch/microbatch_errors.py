@@ -16,7 +16,7 @@ _OF_SHAPES = re.compile(r"shape|dimension|\bsize\b|\brank\b|elements|broadcast|b
 
 @contextlib.contextmanager
 def told_of_microbatches(step: str, sizes: Sequence[int]) -> Iterator[None]:
-    """Within this context, an error of shape says for how many samples a step is traced.
+    """Adds, within its context, to errors of shape for how many samples a step is traced.
 
     Args:
         step: its name.
@@ -32,7 +32,7 @@ def told_of_microbatches(step: str, sizes: Sequence[int]) -> Iterator[None]:
 
 
 def tell_of_microbatches(error: Exception, begin: str, sizes: Sequence[int]) -> None:
-    """Add to an error, if it is one of shape, that a step has a microbatch.
+    """Adds to an error, if it is one of shape, that a step has a microbatch.
 
     Args:
         error: what is changed.

@@ -48,7 +48,7 @@ def plan_arguments(
     axes: Mapping[str, int],
     of_keras: bool = False,
 ) -> tuple[SplitArgument, ...]:
-    """Decide for every tensor argument along which axis it is cut.
+    """Decides for every tensor argument along which axis it is cut.
 
     Args:
         names: full name of each tensor argument, such as "batch['x']".
@@ -104,7 +104,7 @@ def plan_arguments(
 
 
 def with_pieces(arguments: Sequence[SplitArgument], microbatches: int) -> tuple[SplitArgument, ...]:
-    """The arguments with the type of a microbatch of those that are cut by their own method.
+    """Returns the arguments with the type of a microbatch of those that are cut by their own method.
 
     Args:
         arguments: the planned arguments.
@@ -117,7 +117,7 @@ def with_pieces(arguments: Sequence[SplitArgument], microbatches: int) -> tuple[
 
 
 def static_batch_size(arguments: Sequence[SplitArgument], of_objects: int = 1, of_keras: bool = False) -> int | None:
-    """The number of samples in a batch, where every cut argument's shape says so.
+    """Returns the number of samples in a batch, where every cut argument's shape says so.
 
     Args:
         arguments: the planned arguments. Objects with a method of their own do not say how many samples they have.
@@ -152,7 +152,7 @@ def static_batch_size(arguments: Sequence[SplitArgument], of_objects: int = 1, o
 
 
 def sizes_of(batch: int, microbatches: int) -> tuple[int, ...]:
-    """Samples in each microbatch.
+    """Returns the samples in each microbatch.
 
     Args:
         batch: samples in the batch.
@@ -170,7 +170,7 @@ def sizes_of(batch: int, microbatches: int) -> tuple[int, ...]:
 
 
 def microbatch_spec(argument: SplitArgument, size: int | None) -> tf.TypeSpec:
-    """Type of one microbatch of an argument.
+    """Returns the type of one microbatch of an argument.
 
     Args:
         argument: the argument.
@@ -194,7 +194,7 @@ def microbatch_spec(argument: SplitArgument, size: int | None) -> tf.TypeSpec:
 
 
 def whole_of(argument: SplitArgument, value: Any) -> Any:
-    """An argument as the only microbatch of its batch."""
+    """Returns an argument as the only microbatch of its batch."""
     if not argument.is_object:
         return value
     assert argument.axis is not None
@@ -262,7 +262,7 @@ class Slicer:
         return sizes, starts
 
     def __call__(self, tensor: int, microbatch: int) -> tf.Tensor:
-        """Tensor number `tensor` of microbatch `microbatch`, the parts of composite arguments counted one by one."""
+        """Returns tensor number `tensor` of microbatch `microbatch`; parts of composite arguments count one by one."""
         argument, part = self._parts[tensor]
         key = argument, microbatch
         if key not in self._slices:
@@ -274,7 +274,7 @@ class Slicer:
         return self._slices[key][part]
 
     def _all_at_once(self, argument: int) -> bool:
-        """Whether one op cuts an argument into all its microbatches."""
+        """Returns whether one op cuts an argument into all its microbatches."""
         static = self._microbatches > 1 and all(isinstance(size, int) for size in self.sizes)
         return static and self._arguments[argument].axis is not None and isinstance(self._values[argument], tf.Tensor)
 
@@ -301,7 +301,7 @@ class Slicer:
 
 
 def cut_out(value: Any, axis: int, start: Any, size: Any) -> Any:
-    """Some consecutive samples of a tensor, ragged tensor or sparse tensor.
+    """Returns some consecutive samples of a tensor, ragged tensor or sparse tensor.
 
     Args:
         value: the tensor.
@@ -318,7 +318,7 @@ def cut_out(value: Any, axis: int, start: Any, size: Any) -> Any:
 
 
 def count_samples(value: Any, axis: int) -> tf.Tensor:
-    """The number of samples of a tensor, ragged tensor or sparse tensor, an int64 scalar."""
+    """Returns the number of samples of a tensor, ragged tensor or sparse tensor, an int64 scalar."""
     if isinstance(value, tf.RaggedTensor):
         return tf.cast(value.nrows(), tf.int64)
     if isinstance(value, tf.SparseTensor):

@@ -24,14 +24,14 @@ class StepOutput:
         values: one tensor per microbatch; None where this rank does not have them.
         weights: weight of each microbatch in averages (its number of samples).
         total: sum over microbatches (and replicas) of weight x value, where the pipeline accumulated it; else None.
-        total_weight: the sum of the weights behind `total`.
+        total_weight: the sum of the weights in `total`.
         owner: the partition that keeps the value when it is not sent to all; else None.
         is_local: whether this rank has it.
         replica: the replica that alone gets the sum of a gradient over the replicas; None where all of them do.
         rows: of which rows of a weight `total` is; None: of all.
         computed: where a gradient's sum was made, in the graph that is being traced.
         is_gradient: whether it was computed from gradients.
-        is_kept: whether a gradient's values were kept beside their sum.
+        is_kept: whether a gradient's values were kept besides their sum.
         is_unaveraged: whether `total` is of this replica alone, and `total_weight` its share of that of all.
         follows_state: whether it was computed from a variable that the step writes.
 
@@ -117,7 +117,7 @@ class StepOutput:
         )
 
     def accumulate(self, method: str = "variable", var: tf.Variable | None = None) -> Any:
-        """The average over the microbatches, weighted by their number of samples.
+        """Returns the average over the microbatches, weighted by their number of samples.
 
         Args:
             method: "variable", "add_n" or "accumulate_n"; accepted for compatibility, the pipeline accumulates as
@@ -147,7 +147,7 @@ class StepOutput:
         return average
 
     def reduce_mean(self) -> Any:
-        """The average over the microbatches, weighted by their number of samples; integers average to floats.
+        """Returns the average over the microbatches, weighted by their number of samples; integers average to floats.
 
         Returns:
             A tensor of a microbatch's shape (sparse slices stay sparse); None for a gradient that another rank has.
@@ -176,11 +176,11 @@ class StepOutput:
         return _weighted_mean([_as_float(v) for v in self.outputs], self._weights)
 
     def _marked(self, value: Any) -> Any:
-        """The value, known as a gradient where it is one."""
+        """Returns the value, known as a gradient where it is one."""
         return mark(value) if self._is_gradient else value
 
     def reduce_sum(self) -> Any:
-        """The sum over the microbatches, unweighted.
+        """Returns the sum over the microbatches, unweighted.
 
         Returns:
             A tensor of a microbatch's shape (sparse slices stay sparse; truth values are counted, as int32); None for
@@ -199,7 +199,7 @@ class StepOutput:
         return self._marked(_sum(self.outputs))
 
     def concat(self) -> Any:
-        """The microbatches joined along axis 0, in order; scalars are stacked.
+        """Returns the microbatches joined along axis 0, in order; scalars are stacked.
 
         Returns:
             A tensor with as many rows as all microbatches have together. Ragged and sparse tensors stay so, and sparse
@@ -220,7 +220,7 @@ class StepOutput:
         return tf.stack(values) if values[0].shape.rank == 0 else tf.concat(values, axis=0)
 
     def merge(self) -> Any:
-        """The batch as if it had not been split: the same as `concat`.
+        """Returns the batch as if it had not been split: the same as `concat`.
 
         Returns:
             See `concat`.
@@ -234,7 +234,7 @@ class StepOutput:
         return self.concat()
 
     def stack(self) -> Any:
-        """The microbatches stacked along a new axis 0; they need one shape.
+        """Returns the microbatches stacked along a new axis 0; they need one shape.
 
         Returns:
             A tensor with one row per microbatch. Ragged and sparse tensors stay so; sparse slices (`tf.IndexedSlices`)

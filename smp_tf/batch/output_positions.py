@@ -12,7 +12,7 @@ from smp_tf.partition.trace.lower import OutputSlot
 
 
 def local_outputs_of(results: Any, names: Sequence[str]) -> frozenset[int]:
-    """Positions of the outputs that are named in `local_outputs`, by key or position in the returned structure."""
+    """Returns the positions of the outputs that `local_outputs` names, by key or position in the structure."""
     if not names:
         return frozenset()
     found: set[int] = set()
@@ -23,7 +23,7 @@ def local_outputs_of(results: Any, names: Sequence[str]) -> frozenset[int]:
 
 
 def composites_of(results: Any) -> list[tuple[int, ...]]:
-    """Positions of the outputs that are parts of one composite tensor."""
+    """Returns the positions of the outputs that are parts of one composite tensor."""
     slots = (slot for slot in tf.nest.flatten(results) if isinstance(slot, OutputSlot))
     return [slot.outputs for slot in slots if slot.spec is not None]
 

@@ -21,7 +21,7 @@ _stands_for: dict[type, tuple[type, tuple[str, ...]]] = {}
 
 
 def pack(value: Any, step: str) -> Any:
-    """What a step returned, with named tuples in place of records.
+    """Returns what a step returned, with named tuples in place of records.
 
     Args:
         value: what the step function returned.
@@ -49,7 +49,7 @@ def pack(value: Any, step: str) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """The same structure with the records back in place of their named tuples."""
+    """Returns the same structure with the records back in place of their named tuples."""
     if type(value) in _stands_for:
         kind, names = _stands_for[type(value)]
         return Template(kind, dict(zip(names, value, strict=True))).filled(unpack)
@@ -58,7 +58,7 @@ def unpack(value: Any) -> Any:
 
 def _stand_in(kind: type, names: tuple[str, ...]) -> Any:
     if (kind, names) not in _stand_ins:
-        # Names that a named tuple cannot have become positions there; ours are kept beside it.
+        # Names that a named tuple cannot have become positions there; ours are kept next to it.
         made: Any = namedtuple(kind.__name__, names, rename=True)  # type: ignore[misc]
         _stand_ins[kind, names] = made
         _stands_for[made] = kind, names

@@ -42,7 +42,7 @@ class SetOf:
     items: tuple[Any, ...]
 
     def filled(self, convert: Callable[[Any], Any]) -> Any:
-        """The set with its items converted, which is gone through in their order."""
+        """Returns the set with its items converted, which iterates in their order."""
         items = [convert(item) for item in self.items]
         return _FrozenInOrder(items) if issubclass(self.kind, frozenset) else _InOrder(items)
 
@@ -80,7 +80,7 @@ def _in_order(items: Any, all_items: Iterator[Any]) -> Iterator[Any]:
 
 
 def is_reference(item: Any) -> bool:
-    """Whether something is `tensor.ref()` of a tensor; references of variables are passed as they are."""
+    """Returns whether something is `tensor.ref()` of a tensor; references of variables are passed as they are."""
     if not hasattr(item, "deref"):
         return False
     value = item.deref()
@@ -90,7 +90,7 @@ def is_reference(item: Any) -> bool:
 def in_order(
     value: Set[Any], path: str, described: Callable[[Any], tuple[str, Sequence[tf.TypeSpec]]]
 ) -> list[Any] | None:
-    """The items of a set in an order that all ranks have; None where none of them has tensors.
+    """Returns the items of a set in an order that all ranks have; None where none of them has tensors.
 
     Args:
         value: the set.

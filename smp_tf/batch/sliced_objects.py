@@ -43,7 +43,7 @@ class ObjectTensors(tf.__internal__.CompositeTensor):
         return ObjectSpec(self.template, tuple(map(tf.type_spec_from_value, self.tensors)))
 
     def value(self) -> Any:
-        """The object, with the tensors in it."""
+        """Returns the object, with the tensors in it."""
         return fill(self.template, self.tensors)
 
 
@@ -74,7 +74,7 @@ class ObjectSpec(tf.TypeSpec):
         return self._number, self.specs
 
     def common(self, other: ObjectSpec) -> ObjectSpec | None:
-        """The type of both, with dimensions left open in which they differ; None if they differ otherwise."""
+        """Returns the type of both, with dimensions left open in which they differ; None if they differ otherwise."""
         if self._number != other._number or len(self.specs) != len(other.specs):
             return None
         specs = [a.most_specific_common_supertype([b]) for a, b in zip(self.specs, other.specs, strict=True)]
@@ -86,12 +86,12 @@ def _without_name(spec: tf.TypeSpec) -> tf.TypeSpec:
 
 
 def is_sliced_object(value: Any) -> bool:
-    """Whether an object says by itself how it is cut into microbatches."""
+    """Returns whether an object says by itself how it is cut into microbatches."""
     return not isinstance(value, type) and callable(getattr(value, "smp_slice", None))
 
 
 def holds_tensors(value: Any) -> bool:
-    """Whether an object, no structure that is known, has tensors among its attributes.
+    """Returns whether an object, no structure that is known, has tensors among its attributes.
 
     A mapping or sequence may have its items as attributes too, where whoever goes through the items finds them.
     """
@@ -103,7 +103,7 @@ def holds_tensors(value: Any) -> bool:
 
 
 def take_apart(value: Any, name: str) -> ObjectTensors:
-    """An object, or what its `smp_slice` gave, as a composite tensor.
+    """Returns an object, or what its `smp_slice` gave, as a composite tensor.
 
     Args:
         value: an object, a tensor, or a structure of them.
@@ -128,7 +128,7 @@ def take_apart(value: Any, name: str) -> ObjectTensors:
 
 
 def slice_of(value: ObjectTensors, microbatches: int, microbatch: int, axis: int, name: str) -> ObjectTensors:
-    """One microbatch of an object.
+    """Returns one microbatch of an object.
 
     Args:
         value: the whole object.
@@ -141,7 +141,7 @@ def slice_of(value: ObjectTensors, microbatches: int, microbatch: int, axis: int
 
 
 def slice_spec(spec: ObjectSpec, microbatches: int, axis: int, name: str) -> ObjectSpec:
-    """The type of every microbatch of an object.
+    """Returns the type of every microbatch of an object.
 
     Args:
         spec: type of the whole object.
@@ -177,14 +177,14 @@ def slice_spec(spec: ObjectSpec, microbatches: int, axis: int, name: str) -> Obj
 
 
 def spec_in_words(spec: Any) -> str:
-    """A type for messages, such as "float32(8, 3)"."""
+    """Returns a type for messages, such as "float32(8, 3)"."""
     if isinstance(spec, ObjectSpec):
         return f"{spec.template!r} of {', '.join(map(spec_in_words, spec.specs)) or 'no tensors'}"
     return f"{spec.dtype.name}{spec.shape}"
 
 
 def kind_in_words(spec: Any) -> str:
-    """A type without its sizes, such as "float32 of 2 axes": what replicas with batches of their own have in common."""
+    """Returns a type without its sizes ("float32 of 2 axes"), which replicas with own batches have in common."""
     if isinstance(spec, ObjectSpec):
         return f"{type(spec.template).__name__} of {', '.join(map(kind_in_words, spec.specs)) or 'no tensors'}"
     return f"{spec.dtype.name} of {'some' if spec.shape.rank is None else spec.shape.rank} axes"

@@ -16,14 +16,14 @@ from smp_tf.errors import StepError
 
 
 def joined(parts: Sequence[tf.IndexedSlices], name: str) -> tf.IndexedSlices:
-    """Slices of the tensor that holds the parts one after the other along axis 0.
+    """Returns the slices of the tensor that holds the parts one after the other along axis 0.
 
     Args:
         parts: slices of tensors that have all axes but the first in common.
         name: what they are, for messages.
 
     Returns:
-        The slices, those of each part behind those of the parts before.
+        The slices, those of each part after those of the parts before.
     """
     rows = [_shape(part, name)[0] for part in parts]
     before = [tf.add_n(rows[:number]) if number else tf.zeros_like(rows[0]) for number in range(len(parts))]
@@ -33,7 +33,7 @@ def joined(parts: Sequence[tf.IndexedSlices], name: str) -> tf.IndexedSlices:
 
 
 def stacked(parts: Sequence[tf.IndexedSlices], name: str) -> tf.SparseTensor:
-    """The tensor that holds the parts along a new axis 0.
+    """Returns the tensor that holds the parts along a new axis 0.
 
     Args:
         parts: slices of tensors of one shape.

@@ -31,7 +31,7 @@ class Template:
         return f"{self.kind.__name__}({', '.join(f'{name}={value!r}' for name, value in self.attributes.items())})"
 
     def filled(self, convert: Callable[[Any], Any]) -> Any:
-        """An object of the class with its attributes converted; its `__init__` does not run again."""
+        """Returns an object of the class with its attributes converted; its `__init__` does not run again."""
         made: Any = object.__new__(self.kind)
         for name, value in self.attributes.items():
             # Past a frozen dataclass's own __setattr__.
@@ -40,14 +40,14 @@ class Template:
 
 
 def is_record(value: Any) -> bool:
-    """Whether a value is an instance of a dataclass, or of a class that attrs made."""
+    """Returns whether a value is an instance of a dataclass, or of a class that attrs made."""
     if isinstance(value, (type, tf.Module, tf.__internal__.CompositeTensor, Mapping, list, tuple)):
         return False
     return dataclasses.is_dataclass(value) or hasattr(type(value), "__attrs_attrs__")
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """All attributes of an object, those in slots included, by name."""
+    """Returns all attributes of an object, those in slots included, by name."""
     slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
     found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return {**found, **getattr(value, "__dict__", {})}
@@ -60,7 +60,7 @@ def _slots(kind: type) -> Sequence[str]:
 
 
 def with_attributes(value: Any, convert: Callable[[str, Any], Any]) -> Any:
-    """An object's template with its attributes converted; the object itself where no attribute changes.
+    """Returns an object's template with its attributes converted; the object itself where no attribute changes.
 
     Args:
         value: any object.
@@ -72,7 +72,7 @@ def with_attributes(value: Any, convert: Callable[[str, Any], Any]) -> Any:
 
 
 def map_children(value: Any, convert: Callable[[str, Any], Any]) -> Any:
-    """The same mapping or sequence with its items converted, itself where none changes; anything else as it is.
+    """Returns a mapping or sequence with its items converted, itself where none changes; anything else as it is.
 
     Args:
         value: any object.
@@ -95,7 +95,7 @@ def map_children(value: Any, convert: Callable[[str, Any], Any]) -> Any:
 
 
 def children(value: Any) -> list[tuple[str, Any]]:
-    """The items of a mapping or sequence, each with how it is reached; none for anything else."""
+    """Returns the items of a mapping or sequence, each with how it is reached; none for anything else."""
     found: list[tuple[str, Any]] = []
 
     def note(key: str, child: Any) -> Any:
@@ -107,7 +107,7 @@ def children(value: Any) -> list[tuple[str, Any]]:
 
 
 def fill(structure: Any, tensors: Sequence[Any]) -> Any:
-    """A structure with tensors in place of its slots, and objects in place of their templates."""
+    """Returns a structure with tensors in place of its slots, and objects in place of their templates."""
     if isinstance(structure, Slot):
         return tensors[structure.index]
     if isinstance(structure, (Template, SetOf)):
@@ -118,7 +118,7 @@ def fill(structure: Any, tensors: Sequence[Any]) -> Any:
 
 
 def key_of(value: Any) -> Any:
-    """Something hashable that is equal for values with which a function is traced alike, and for no others."""
+    """Returns a key that is equal for values with which a function is traced alike, and for no others."""
     if isinstance(value, tf.Variable):
         return value.ref()
     if isinstance(value, Template):

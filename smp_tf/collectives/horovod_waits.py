@@ -118,7 +118,7 @@ def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _words(name: str, called: Any, process_set: int) -> str:
-    """What a rank waits in, the same on all that take part."""
+    """Returns what a rank waits in, the same on all that take part."""
     words = f"hvd.{name}"
     if process_set:
         words += f" of process set {process_set}:"

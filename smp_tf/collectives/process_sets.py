@@ -44,7 +44,7 @@ class World:
 
 
 def world() -> World:
-    """Where Horovod says this process is."""
+    """Returns where Horovod says this process is."""
     return World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
 
@@ -63,10 +63,10 @@ class Watch(Protocol):
         """Returns who has come."""
 
     def await_those_missing(self) -> None:
-        """Is called before ranks wait for those that have not come yet."""
+        """Waits for ranks that have not come yet: called before all others wait."""
 
     def await_others(self) -> None:
-        """Is called when all have come."""
+        """Notes that all have come."""
 
 
 def start_horovod(watch: Watch) -> None:
@@ -96,7 +96,7 @@ def _in_words(lost: Sequence[str]) -> str:
 
 
 def built_with() -> str:
-    """What this Horovod was built with, in words."""
+    """Returns what this Horovod was built with, in words."""
     parts = [name for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if built]
     return " and ".join(parts) or "neither MPI nor Gloo"
 

@@ -84,7 +84,7 @@ def from_moved(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _is_float8(dtype: tf.DType) -> bool:
-    """Whether a type is one whose bits TensorFlow does not take for others."""
+    """Returns whether a type is one whose bits TensorFlow does not take for others."""
     return bool(dtype.is_floating) and dtype.size == 1
 
 

@@ -142,7 +142,7 @@ def _say(words: str) -> None:
 
 
 def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Measurement, list[str]]:
-    """The times, and what there is to say of them."""
+    """Returns the times, and what there is to say of them."""
     topology = runtime.current().topology
     cache, hardware = ProfileCache(), this_hardware(topology.local_size)
     subject = subject_of(made.graph, made.samples)
@@ -160,7 +160,7 @@ def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Measurement, list[str]]:
 
 
 def words_on_sharing(alone: tuple[float, float]) -> list[str]:
-    """What is said of processes that share a host.
+    """Returns what is said of processes that share a host.
 
     Args:
         alone: what share of its time forward and backward a layer takes while the others of its host wait.
@@ -175,7 +175,7 @@ def words_on_sharing(alone: tuple[float, float]) -> list[str]:
 
 
 def growth(batches: Sequence[Batch], batch_size: int, width: int = 100, color: bool = False) -> str:
-    """How much longer a batch takes, the more microbatches it is cut into.
+    """Returns how much longer a batch takes, the more microbatches it is cut into.
 
     Args:
         batches: the batch, cut in several ways.
@@ -201,7 +201,7 @@ def growth(batches: Sequence[Batch], batch_size: int, width: int = 100, color: b
 
 
 def table(rows: Sequence[Measured], samples: int, width: int = 100, color: bool = False) -> str:
-    """The units with what they take and what they reach.
+    """Returns the units with what they take and what they reach.
 
     Args:
         rows: the units.

@@ -19,7 +19,7 @@ from smp_tf.offline.user_errors import told
 
 
 def named_function(target: str) -> Callable[[], Any]:
-    """The function that a target names.
+    """Returns the function that a target names.
 
     Args:
         target: "train.py:build" or "package.module:build".
@@ -69,7 +69,7 @@ def named_function(target: str) -> Callable[[], Any]:
 
 
 def _kind_of_function(function: Any) -> str:
-    """What a function is that gives its result only to who asks again; "" for any other."""
+    """Returns what a function is that gives its result only to who asks again; "" for any other."""
     for called in (function, getattr(function, "__call__", None)):  # noqa: B004
         if inspect.iscoroutinefunction(called):
             return "coroutine function (async def)"
@@ -79,7 +79,7 @@ def _kind_of_function(function: Any) -> str:
 
 
 def _imported(where: str) -> Any:
-    """A script or module; smp_tf, if that has started it, is ended, since it is started here for a plan alone."""
+    """Returns a script or module. If it has started smp_tf, that is ended: it is started here for a plan alone."""
     from smp_tf.job import runtime
     from smp_tf.start import lifecycle
 
@@ -120,7 +120,7 @@ def _script(path: str) -> Any:
 
 
 def _require_file(file: Path) -> None:
-    """Say what a script is that is none."""
+    """Says what a script is that is none."""
     try:
         mode = os.stat(file).st_mode
     except OSError as error:

@@ -27,7 +27,7 @@ def show(text: str, end: str = "\n") -> None:
 
     Args:
         text: of any number of lines.
-        end: what is to stand behind it.
+        end: what is to stand after it.
 
     Raises:
         UsageError: it cannot be written, as on a full disk.
@@ -44,7 +44,7 @@ def put(text: str, to: TextIO | None, end: str = "\n") -> None:
     Args:
         text: of any number of lines.
         to: this process's output; None where it has none.
-        end: what is to stand behind it.
+        end: what is to stand after it.
 
     Raises:
         OSError: it cannot be written.

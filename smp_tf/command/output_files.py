@@ -45,7 +45,7 @@ class OutputFiles:
             raise UsageError(f"{' and '.join(self._given)} would be written to one file: {first}. Give them two.")
 
     def write(self, option: str, text: str) -> None:
-        """Write one of the files, and say so.
+        """Writes one of the files, and says so.
 
         Args:
             option: whose file it is.
@@ -67,7 +67,7 @@ class OutputFiles:
 
 
 def _require_writable(named: str, file: Path) -> None:
-    """See that a file can be written. One that is there stays as it is, and none is left.
+    """Requires that a file can be written. One that is there stays as it is, and none is left.
 
     Args:
         named: the file as it was given, with its option.

@@ -147,7 +147,7 @@ def _ranks(given: argparse.Namespace, cluster: Cluster | None) -> int | None:
 
 
 def _stored(given: argparse.Namespace) -> PlanFile | None:
-    """The plans of `--partition-file`, whose settings then are those that are not given.
+    """Returns the plans of `--partition-file`, whose settings then are those that are not given.
 
     Args:
         given: the command's arguments; what the file says of partitions, microbatches, schedule and balance is added.
@@ -195,7 +195,7 @@ def _stored(given: argparse.Namespace) -> PlanFile | None:
 
 
 def _replicas(given: argparse.Namespace, cluster: Cluster | None) -> int:
-    """Replicas of a model whose partitions are given.
+    """Returns the replicas of a model whose partitions are given.
 
     Raises:
         UsageError: there are not so many ranks, or nobody says how many there are.

@@ -32,7 +32,7 @@ class Config(Keys):
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        """All keys and values, for comparison with another rank's."""
+        """Returns all keys and values, for comparison with another rank's."""
         return {name: getattr(self, name) for name in KEYS}
 
     def for_world(self, world_size: int, *, launched: bool = True) -> Config:
@@ -56,7 +56,7 @@ class Config(Keys):
         return _with_replicas(decided, world_size)
 
     def refuse_beside_one_bit(self) -> None:
-        """Refuses what 1-bit optimizers do not work beside: they need all momenta of a stage where the gradients are.
+        """Refuses what 1-bit optimizers do not go with: they need all momenta of a stage where the gradients are.
 
         Raises:
             ConfigError: it is set.
@@ -254,7 +254,7 @@ def _with_replicas(config: Config, world_size: int) -> Config:
 
 
 def _require_schedule(config: Config) -> None:
-    """A schedule has a number of chunks per rank; one that somebody wrote is for so many ranks and microbatches."""
+    """Refuses a schedule that is not for so many chunks per rank, ranks and microbatches."""
     pipeline, chunks_per_rank = config.pipeline, config.chunks_per_rank
     partitions, microbatches = config.partitions or 1, config.microbatches
     if pipeline in SCHEDULES:
@@ -279,7 +279,7 @@ def _require_schedule(config: Config) -> None:
 
 
 def _refuse_two_placements(checked: Mapping[str, Any], source: str) -> None:
-    """A plan that is loaded comes from a file, and from nowhere else."""
+    """Refuses a plan that is loaded from a file and comes from somewhere else as well."""
     if not checked.get("load_partition"):
         return
     if checked.get("partition_file") is None:

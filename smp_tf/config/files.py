@@ -22,13 +22,13 @@ _TOO_LARGE = "holds a whole number of thousands of digits, which no value is"
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
-    """A question, after a blank, whether one of the known names was meant; "" where none is alike."""
+    """Returns a question whether one of the known names was meant, with a blank before it; "" where none is alike."""
     near = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """The keys and values that a file holds.
+    """Returns the keys and values that a file holds.
 
     Args:
         path: a file whose name ends in .json, .yaml or .yml.
@@ -51,7 +51,7 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
 
 
 def parse_json(text: str, source: str) -> Mapping[str, Any]:
-    """The keys and values that a text holds.
+    """Returns the keys and values that a text holds.
 
     Args:
         text: JSON.
@@ -108,7 +108,7 @@ def _require_mapping(parsed: Any, source: str) -> Mapping[str, Any]:
 
 
 def _refuse_twins_in(node: yaml.Node | None, source: str, seen: set[int]) -> None:
-    """Refuse a key that is given twice, at any depth.
+    """Refuses a key that is given twice, at any depth.
 
     Args:
         node: of YAML.

@@ -12,7 +12,7 @@ class UnreadableError(Exception):
 
 
 def read_text(path: str | os.PathLike[str], most_bytes: int) -> str:
-    """What stands in a file.
+    """Returns what stands in a file.
 
     Args:
         path: of the file.

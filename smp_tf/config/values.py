@@ -25,7 +25,7 @@ class RefusedError(Exception):
 
 
 def kind_of(value: Any) -> str:
-    """A value's type in words.
+    """Returns a value's type in words.
 
     Example:
         >>> kind_of(7), kind_of("seven"), kind_of(None)
@@ -37,7 +37,7 @@ def kind_of(value: Any) -> str:
 
 
 def integer(least: int, most: int | None = None) -> Callable[[Any], int]:
-    """A whole number, also one of NumPy, that lies within bounds."""
+    """Returns the check of a whole number, also one of NumPy, that lies within bounds."""
 
     def check(value: Any) -> int:
         if isinstance(value, bool):
@@ -54,24 +54,24 @@ def integer(least: int, most: int | None = None) -> Callable[[Any], int]:
 
 
 def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """None, or what another check takes."""
+    """Returns a check that takes None, or what another check takes."""
     return lambda value: None if value is None else check(value)
 
 
 def boolean(value: Any) -> bool:
-    """True or False, and nothing that only counts as such."""
+    """Takes True or False, and nothing that only counts as such."""
     if not isinstance(value, bool):
         raise RefusedError
     return value
 
 
 def boolean_or(*words: str) -> Callable[[Any], bool | str]:
-    """True, False, or one of some words."""
+    """Returns the check of True, False, or one of some words."""
     return lambda value: one_of(*words)(value) if isinstance(value, str) else boolean(value)
 
 
 def one_of(*choices: str) -> Callable[[Any], str]:
-    """One of some words."""
+    """Returns the check of one of some words."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
@@ -82,7 +82,7 @@ def one_of(*choices: str) -> Callable[[Any], str]:
 
 
 def schedule(*names: str) -> Callable[[Any], str]:
-    """A schedule by its name, or the path of a .txt file that lists one; that becomes the tasks it lists."""
+    """Returns the check of a schedule: its name, or the path of a .txt file, which becomes the tasks that it lists."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or not value.endswith(".txt"):
@@ -98,7 +98,7 @@ def schedule(*names: str) -> Callable[[Any], str]:
 
 
 def seconds(value: Any) -> float:
-    """A time above zero that ends."""
+    """Takes a time above zero that ends."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RefusedError
     if not (math.isfinite(value) and value > 0):
@@ -107,7 +107,7 @@ def seconds(value: Any) -> float:
 
 
 def path(value: Any) -> str:
-    """The name of a file."""
+    """Takes the name of a file."""
     if not isinstance(value, (str, os.PathLike)):
         raise RefusedError
     name = os.fspath(value)
@@ -117,7 +117,7 @@ def path(value: Any) -> str:
 
 
 def byte_count(value: Any) -> int:
-    """A number of bytes, at least 1: an int, or words such as "16GiB", "1.5 GB" and "1000000".
+    """Takes a number of bytes, at least 1: an int, or words such as "16GiB", "1.5 GB" and "1000000".
 
     Example:
         >>> byte_count("1.5 KiB")

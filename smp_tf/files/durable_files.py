@@ -31,7 +31,7 @@ def is_temporary(name: str) -> bool:
 
 
 def temporary_name(path: str | os.PathLike[str]) -> str:
-    """Returns a path beside another one that nobody can guess, and whose end is the other's."""
+    """Returns a path next to another one, which nobody can guess, and which ends as the other does."""
     folder, name = os.path.split(os.fspath(path))
     return os.path.join(folder, f"{_WRITING}{secrets.token_hex(8)}-{name}")
 
@@ -107,7 +107,7 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def sync_tree(path: str | os.PathLike[str]) -> None:
-    """Does what `sync` does for a file, or for a folder and all that is in it."""
+    """Makes a file last, as `sync` does, or a folder and all that is in it."""
     if os.path.isdir(path):
         for folder, _, files in os.walk(path, topdown=False):
             for name in files:
@@ -124,7 +124,7 @@ def building(path: str | os.PathLike[str]) -> Iterator[str]:
     """Gives a path to write a file or folder to, in a new folder that goes when the context ends, with all in it.
 
     Args:
-        path: of what is to come of it, beside which the new folder is; the two have the same name.
+        path: of what is to come of it, next to which the new folder is; the two have the same name.
 
     Yields:
         The path. `put_in_place` brings what was written there to where it is to be.
@@ -201,7 +201,7 @@ def _bring_back(old: str, path: str, built: str, error: BaseException) -> None:
 
 
 def _exchange(first: str, second: str) -> bool:
-    """Exchanges two names at once; False where the system cannot."""
+    """Exchanges two names at once; returns False where the system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:

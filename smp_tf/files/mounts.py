@@ -9,7 +9,7 @@ _TABLE = "/proc/self/mountinfo"
 
 
 def is_mount(path: str) -> bool:
-    """Whether something is mounted there, also a folder of the same file system, which `os.path.ismount` does not see.
+    """Returns whether something is mounted there, also a folder of the same file system.
 
     Args:
         path: of a file or folder.
@@ -19,7 +19,7 @@ def is_mount(path: str) -> bool:
 
 
 def has_lasting_numbers(device: int) -> bool:
-    """Whether a file keeps its number (`st_ino`) for as long as it is there.
+    """Returns whether a file keeps its number (`st_ino`) for as long as it is there.
 
     A file system that a program provides (FUSE) often gives a file another number when it has forgotten it.
 
@@ -31,7 +31,7 @@ def has_lasting_numbers(device: int) -> bool:
 
 
 def _mounted() -> list[tuple[bytes, bytes, bytes]]:
-    """Device, place and type of what is mounted; nothing where the system does not say."""
+    """Returns the device, place and type of what is mounted; nothing where the system does not say."""
     try:
         with open(_TABLE, "rb") as file:
             lines = [line.split() for line in file]

@@ -30,7 +30,7 @@ class NotedFiles:
         self._stamps = {os.path.abspath(path): _stamp(path) for path in paths}
 
     def read(self, read: Callable[[], _T]) -> _T:
-        """Return what a function reads from the files, which are still the same.
+        """Returns what a function reads from the files, which have not changed meanwhile.
 
         Args:
             read: reads from the files, and from no other.

@@ -49,7 +49,7 @@ class TailValues:
         self.before = {index: value for index, value in self._read.items() if index in written}
 
     def compute(self, cuts: Sequence[Any], arguments: Mapping[int, Any]) -> BatchValues:
-        """The results of the tail; the script's variables, such as the states of metrics, stay as they are.
+        """Returns the results of the tail; the script's variables, such as the states of metrics, stay as they are.
 
         Args:
             cuts: the values of the tail's cuts.
@@ -97,7 +97,7 @@ class TailValues:
         return f"{self._whole.lowered.graph.nodes[tensor.node].name}:{tensor.index}"
 
     def _definition(self) -> Any:
-        """The nodes of the tail, with placeholders where it begins."""
+        """Returns the nodes of the tail, with placeholders where it begins."""
         graph = self._whole.lowered.graph
         definition = self._whole.trace.graph.as_graph_def()
         kept = {graph.nodes[number].name for number in self._tail.nodes}
@@ -129,7 +129,7 @@ class TailValues:
 
 
 def _script_variables(graph: OpGraph, nodes: Sequence[int]) -> set[int]:
-    """The variables of the script among nodes: a step may change them before the tail is computed."""
+    """Returns the variables of the script among nodes: a step may change them before the tail is computed."""
     found = (graph.nodes[number] for number in nodes)
     sources = {_source(node.source) for node in found if node.op == VARIABLE}
     return {index for index in sources if not graph.variables[index].in_model}

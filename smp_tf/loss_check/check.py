@@ -57,7 +57,7 @@ class Numbers:
     trace: StepTrace
 
     def found(self) -> dict[str, tuple[Tensor, ...]]:
-        """By name, the tensors whose sum is a loss, or a log that no state goes into."""
+        """Returns, by name, the tensors whose sum is a loss, or a log that no state goes into."""
         graph = self.trace.lowered.graph
         found: dict[str, tuple[Tensor, ...]] = {}
         several = len(self.calls.targets) > 1
@@ -122,7 +122,7 @@ class LossCheck:
         self._kept_here: list[int] = []
 
     def can_be_joined(self, has_composites: bool) -> bool:
-        """Whether the arguments that the whole batch is computed from can be put together of several replicas.
+        """Returns whether the arguments that the whole batch is computed from can be put together of several replicas.
 
         Args:
             has_composites: whether ragged or sparse tensors are among the step's arguments.
@@ -158,7 +158,7 @@ class LossCheck:
 
     @contextlib.contextmanager
     def watching(self, program: SplitProgram, tensors: Sequence[Any], kept: Sequence[OutputSlot]) -> Iterator[None]:
-        """Within this context, in which the step runs once, tensors are kept; then losses and logs are compared.
+        """Keeps tensors within its context, in which the step runs once, and then compares losses and logs.
 
         Args:
             program: the step's program.
@@ -195,7 +195,7 @@ class LossCheck:
     def _bring_together(
         self, values: TailValues, program: SplitProgram, tensors: Sequence[Any], slots: Sequence[OutputSlot]
     ) -> list[ReplicaValues] | None:
-        """What the ranks have kept, on the rank that compares; None on others."""
+        """Returns what the ranks have kept, on the rank that compares; None on others."""
         split, graph = program.stage_program.split, self._part_graph
         stages = [split.stage_of(split.outputs[slot.outputs[0]]) for slot in slots]
         sizes = dict.fromkeys(range(len(exchange.members_of(CommGroup.PP_GROUP))), 0)
@@ -223,7 +223,7 @@ class LossCheck:
         )
 
     def _is_alike_on_all(self, collector: int, stages: Sequence[int | None]) -> bool:
-        """Whether all replicas keep the same: those whose batches differ in size may not."""
+        """Returns whether all replicas keep the same: those whose batches differ in size may not."""
         if not self._joins_replicas:
             return True
         names = [f"{self._part_graph.nodes[tensor.node].name}:{tensor.index}" for tensor in self.kept]
@@ -265,7 +265,7 @@ class LossCheck:
         return found
 
     def _difference(self, name: str, once: np.ndarray, parts: Parts, scale: float, itemsize: int) -> str:
-        """A sentence on a number that is not that of the whole batch; nothing for one that is."""
+        """Returns a sentence on a number that is not that of the whole batch; nothing for one that is."""
         if is_equal(once, np.asarray(parts.average), scale, itemsize=itemsize):
             return ""
         what = f"The {name} that gradients are taken of" if name.startswith("loss") else f"The {name}"
@@ -284,7 +284,7 @@ class LossCheck:
         scale: float,
         itemsize: int,
     ) -> list[str]:
-        """Sentences on what metrics hold after the batch, where it is not what they hold after the whole batch."""
+        """Returns sentences on what metrics hold after the batch, where the whole batch gives something else."""
         found: dict[str, str] = {}
         for number, (index, held) in enumerate(before.items()):
             variable = self._whole.lowered.variables[index]
@@ -318,7 +318,7 @@ class LossCheck:
         return min((kind.size for kind in kinds if kind.is_floating), default=8)
 
     def _divides(self, name: str) -> bool:
-        """Whether a number comes of dividing by something that depends on samples."""
+        """Returns whether a number comes of dividing by something that depends on samples."""
         behind = self._graph.ancestors(t.node for t in self._tail.results[name] if isinstance(t, Tensor))
         quotients = (self._graph.nodes[n] for n in behind.intersection(self._tail.nodes))
         divisors = [self._rows.of(node.inputs[1]) for node in quotients if node.op in ("RealDiv", "DivNoNan")]
@@ -352,7 +352,7 @@ def tell_written_weights(step: str, graph: OpGraph) -> None:
 
 
 def check_gradient_uses(step: str, graph: OpGraph) -> None:
-    """Raise where a step computes something of gradients that is not their average's over the microbatches.
+    """Raises where a step computes something of gradients that is not their average's over the microbatches.
 
     Args:
         step: the step in words.
@@ -385,7 +385,7 @@ _STATE = "state "
 
 
 def _writers(graph: OpGraph) -> dict[str, tuple[int, ...]]:
-    """By name, the nodes that write each variable of the script."""
+    """Returns, by name, the nodes that write each variable of the script."""
     found: dict[str, list[int]] = {}
     for number, node in enumerate(graph.nodes):
         for index in node.writes:
@@ -396,12 +396,12 @@ def _writers(graph: OpGraph) -> dict[str, tuple[int, ...]]:
 
 
 def _follows_state(graph: OpGraph, tensor: Tensor) -> bool:
-    """Whether a tensor depends on a variable that the step writes."""
+    """Returns whether a tensor depends on a variable that the step writes."""
     return any(graph.nodes[number].writes for number in graph.ancestors([tensor.node]))
 
 
 def _named(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of what a step returns, each with the keys that lead to it."""
+    """Yields the leaves of what a step returns, each with the keys that lead to it."""
     if isinstance(value, Mapping):
         for key in value:
             yield from _named(value[key], f"{name}/{key}" if name else str(key))
@@ -413,12 +413,12 @@ def _named(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _size_of(values: Sequence[np.ndarray]) -> float:
-    """How large the numbers are that results are summed of."""
+    """Returns how large the numbers are that results are summed of."""
     floats = [v for v in values if v.size and tf.as_dtype(v.dtype).is_floating]
     means = [float(np.abs(v.astype(np.float64)).mean()) for v in floats]
     return max((mean for mean in means if np.isfinite(mean)), default=0.0)
 
 
 def _short(value: np.ndarray) -> str:
-    """A number, or the numbers of an array, in a few characters."""
+    """Returns a number, or the numbers of an array, in a few characters."""
     return f"{float(value):.6g}" if value.ndim == 0 else np.array2string(value, precision=4, threshold=6)

@@ -37,7 +37,7 @@ class Parts:
 def is_equal(
     whole: np.ndarray, split: np.ndarray, scale: float = 0.0, *, itemsize: int | None = None, rounded: float = 0.0
 ) -> bool:
-    """Whether two values are the same number but for rounding.
+    """Returns whether two values are the same number but for rounding.
 
     Args:
         whole: computed once.

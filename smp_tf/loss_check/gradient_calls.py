@@ -27,7 +27,7 @@ class GradientCalls:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Within this context calls are noted."""
+        """Notes calls within its context."""
 
         def watched(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
             results = original(tape, target, sources, *args, **more)
@@ -40,7 +40,7 @@ class GradientCalls:
 
     @contextlib.contextmanager
     def left_out(self, like: GradientCalls) -> Iterator[None]:
-        """Within this context calls are noted, and gradients of variables are placeholders.
+        """Notes calls within its context, where gradients of variables are placeholders.
 
         Args:
             like: the calls of another trace of the same step, which say where there is a gradient.
@@ -72,7 +72,7 @@ def _unknown(variable: tf.Variable) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _replaced(watched: Callable[..., Any]) -> Iterator[None]:
-    """Within this context, calls that take gradients of weights, and are made within no other, are watched.
+    """Watches, within its context, calls that take gradients of weights and are made within no other.
 
     Those of other tensors are a part of a loss, as in a gradient penalty, and those within another one of backward.
     """

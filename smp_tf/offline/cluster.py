@@ -83,7 +83,7 @@ class Cluster:
         )
 
     def stages(self, partitions: int, replicas: int) -> Ranks:
-        """What stage r of every replica runs on: as fast as the slowest of its ranks, and no larger than the smallest.
+        """Returns what stage r of every replica runs on: as fast as its slowest rank, and no larger than the smallest.
 
         Args:
             partitions: stages of a replica, on ranks one after the other (placement strategy "cluster").
@@ -95,7 +95,7 @@ class Cluster:
         return _stages(self, partitions, replicas)
 
     def reduce_seconds(self, partitions: int, replicas: int, nbytes: Sequence[float]) -> tuple[float, ...]:
-        """Seconds in which the replicas average the gradients of each stage, each in a ring of its own.
+        """Returns the seconds in which the replicas average the gradients of each stage, each in a ring of its own.
 
         Args:
             partitions: stages of a replica.
@@ -113,7 +113,7 @@ class Cluster:
         )
 
     def between(self, host: int, other: int) -> float:
-        """Bytes a second between two ranks.
+        """Returns the bytes a second between two ranks.
 
         Args:
             host: number of the host of one.
@@ -155,14 +155,14 @@ def _stages(cluster: Cluster, partitions: int, replicas: int) -> Ranks:
 
 @functools.lru_cache(maxsize=8)
 def _rings(cluster: Cluster, partitions: int, replicas: int) -> tuple[float, ...]:
-    """Bytes a second of the slowest link of the ring of each stage."""
+    """Returns the bytes a second of the slowest link of the ring of each stage."""
     rows, (_, at) = _replicas(cluster, partitions, replicas), _ranks(cluster)
     rings = ([at[row[stage]] for row in rows] for stage in range(partitions))
     return tuple(min({cluster.between(a, b) for a, b in pairwise([*ring, ring[0]])}) for ring in rings)
 
 
 def _ranks(cluster: Cluster) -> tuple[list[int], list[int]]:
-    """Of every rank, its kind of host and the number of its host."""
+    """Returns, for every rank, its kind of host and the number of its host."""
     kinds, at, number = [], [], 0
     for kind, host in enumerate(cluster.hosts):
         for _ in range(host.count):
@@ -182,7 +182,7 @@ def _replicas(cluster: Cluster, partitions: int, replicas: int) -> list[range]:
 
 
 def one_host(ranks: int) -> Cluster:
-    """Processes like this one, on one host.
+    """Returns the processes like this one, on one host.
 
     Args:
         ranks: how many.
@@ -192,7 +192,7 @@ def one_host(ranks: int) -> Cluster:
 
 
 def read_cluster(file: Path) -> Cluster:
-    """The cluster that a YAML or JSON file describes.
+    """Returns the cluster that a YAML or JSON file describes.
 
     Args:
         file: the file.
@@ -207,7 +207,7 @@ def read_cluster(file: Path) -> Cluster:
 
 
 def _rate(value: Any) -> float:
-    """A number of bytes or operations a second; YAML reads 25e9 as a word."""
+    """Returns a number of bytes or operations a second; YAML reads 25e9 as a word."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

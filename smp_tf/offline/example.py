@@ -32,7 +32,7 @@ class Example:
 
 
 def example_of(given: Any) -> Example:
-    """What a function gave: a model, `(model, inputs)` or `(model, inputs, loss)`.
+    """Returns what a function gave: a model, `(model, inputs)` or `(model, inputs, loss)`.
 
     Args:
         given: the function's result. A model alone is one of Keras's functional API, which knows its inputs.
@@ -67,7 +67,7 @@ def example_of(given: Any) -> Example:
 
 
 def _returned(given: Any) -> str:
-    """What a function returned that is no model, in words."""
+    """Returns what a function returned that is no model, in words."""
     if isinstance(given, tuple):
         return f"a tuple of {len(given)}" + (f", the first of which is {_returned(given[0])}" if given else "")
     if isinstance(given, type):
@@ -121,7 +121,7 @@ def _spec_of_keras(tensor: Any) -> tf.TensorSpec:
 
 
 def batch_size_of(example: Example) -> int:
-    """Samples in the example inputs.
+    """Returns the samples in the example inputs.
 
     Args:
         example: the model and its inputs.

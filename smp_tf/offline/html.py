@@ -31,7 +31,7 @@ table { border-collapse: collapse; } th, td { padding: .25em .8em; border-bottom
 
 
 def document(title: str, body: Iterable[str], style: str = "") -> str:
-    """A whole page.
+    """Returns a whole page.
 
     Args:
         title: of it, as text.
@@ -45,12 +45,12 @@ def document(title: str, body: Iterable[str], style: str = "") -> str:
 
 
 def items(lines: Iterable[str]) -> str:
-    """A list of texts."""
+    """Returns a list of texts."""
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], names_at: int | None = None) -> str:
-    """A table.
+    """Returns a table.
 
     Args:
         heads: of the columns; like all cells they are HTML.
@@ -67,18 +67,18 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], names_at: int | N
 
 
 def mark(color: str, name: str = "") -> str:
-    """A small square of a color, perhaps with a style of its own."""
+    """Returns a small square of a color, perhaps with a style of its own."""
     return f'<span class="mark {name}" style="background: {color}"></span>'
 
 
 def legend(there: Iterable[Kind]) -> str:
-    """What the colours of the tasks that are there stand for."""
+    """Returns what the colours of the tasks that are there stand for."""
     there = set(there)
     return " ".join(f"{mark(color)}{words}" for kind, (color, words) in TASKS.items() if kind in there)
 
 
 def svg(width: float, height: float, shapes: Iterable[str]) -> str:
-    """A picture of such a size."""
+    """Returns a picture of such a size."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}">{"".join(shapes)}</svg>'

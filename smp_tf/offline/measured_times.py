@@ -37,7 +37,7 @@ class KnownTimes:
         self._subjects: dict[int, Subject | None] = {}
 
     def __call__(self, model: OfflineModel, samples: int) -> UnitTimes:
-        """Look the times up.
+        """Looks the times up.
 
         Args:
             model: the same at every call.
@@ -78,7 +78,7 @@ class KnownTimes:
         return UnitTimes()
 
     def _subject(self, model: OfflineModel, samples: int) -> Subject | None:
-        """The model, given microbatches of a size; None where it takes none of that size."""
+        """Returns the model, given microbatches of a size; None where it takes none of that size."""
         if samples not in self._subjects:
             try:
                 self._subjects[samples] = subject_of(model.trace_of(samples).graph, samples)
@@ -101,7 +101,7 @@ class KnownTimes:
     def _tell_others(
         self, model: OfflineModel, samples: int, kept: Sequence[Profile], alike: Sequence[Hardware]
     ) -> None:
-        """Say what was measured of the model that a plan cannot go by."""
+        """Says what was measured of the model that a plan cannot go by."""
         others = [profile for profile in kept if profile.hardware not in alike]
         sizes = {profile.subject.samples for profile in others}
         # Of the nearest size only, since the model is traced for it.
@@ -115,7 +115,7 @@ class KnownTimes:
 
 
 def _instead(found: Hardware, wanted: Sequence[Hardware]) -> str:
-    """How a machine differs from what comes nearest to it of those that were looked for."""
+    """Returns how a machine differs from what comes nearest to it of those that were looked for."""
 
     def differing(other: Hardware) -> list[str]:
         ours, theirs = dataclasses.asdict(found), dataclasses.asdict(other)

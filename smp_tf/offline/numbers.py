@@ -4,19 +4,19 @@ from __future__ import annotations
 
 
 def counted(many: int, what: str, ending: str = "s") -> str:
-    """A number of things for people, such as "1 replica" and "2 replicas"."""
+    """Returns a number of things for people, such as "1 replica" and "2 replicas"."""
     return f"{many} {what}{ending if many != 1 else ''}"
 
 
 def in_seconds(seconds: float) -> str:
-    """Seconds for people, such as "12 ms"."""
+    """Returns the seconds for people, such as "12 ms"."""
     if seconds >= 1.0:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.3g} ms"
 
 
 def in_flops(count: float) -> str:
-    """Floating-point operations for people, such as "1.2 GFLOP"."""
+    """Returns floating-point operations for people, such as "1.2 GFLOP"."""
     for factor, unit in ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP")):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"

@@ -16,7 +16,7 @@ from smp_tf.optimizer.one_bit_lamb import OneBitLAMB
 
 
 def slots_by_name(optimizer: str) -> float:
-    """How many slots an optimizer keeps for a variable, in sizes of the variable.
+    """Returns how many slots an optimizer keeps for a variable, in sizes of the variable.
 
     Args:
         optimizer: its name in `tf.keras.optimizers`, or that of one of smp_tf.
@@ -31,7 +31,7 @@ def slots_by_name(optimizer: str) -> float:
 
 
 def optimizer_by_name(name: str) -> Any:
-    """An optimizer of a name, in small letters or as its class is called.
+    """Returns an optimizer of a name, in small letters or as its class is called.
 
     Args:
         name: of one of `tf.keras.optimizers` or of smp_tf.

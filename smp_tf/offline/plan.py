@@ -157,7 +157,7 @@ class OfflineModel:
         self._measured: dict[int, UnitTimes] = {}
 
     def samples_of(self, microbatches: int) -> int:
-        """Samples of the largest microbatch.
+        """Returns the samples of the largest microbatch.
 
         Args:
             microbatches: number of microbatches a batch is cut into.
@@ -173,7 +173,7 @@ class OfflineModel:
         return -(-self.batch_size // microbatches)
 
     def trace(self, microbatches: int) -> OfflineTrace:
-        """The largest microbatch, forward and backward.
+        """Returns the largest microbatch, forward and backward.
 
         Args:
             microbatches: number of microbatches a batch is cut into.
@@ -184,7 +184,7 @@ class OfflineModel:
         return self.trace_of(self.samples_of(microbatches))
 
     def trace_of(self, samples: int) -> OfflineTrace:
-        """A microbatch of a size, forward and backward.
+        """Returns a microbatch of a size, forward and backward.
 
         Args:
             samples: of the microbatch, which may be more than a batch has.
@@ -204,7 +204,7 @@ class OfflineModel:
         return self._traces[samples]
 
     def _errors(self, config: Config, replicas: int) -> float:
-        """What an optimizer keeps beside its slots, in sizes of the weights."""
+        """Returns what an optimizer keeps besides its slots, in sizes of the weights."""
         sends = self._is_one_bit and config.gradient_compression == ONE_BIT and replicas > 1
         return errors_per_weight(replicas) if sends else 0.0
 
@@ -220,7 +220,7 @@ class OfflineModel:
         stored: PlanFile | None = None,
         processes: int | None = None,
     ) -> OfflinePlan:
-        """The plan for some settings.
+        """Returns the plan for some settings.
 
         Args:
             config: as given to `smp.init`: what says how stages are made and what they store counts.
@@ -294,7 +294,7 @@ class OfflineModel:
     def _smaller_microbatches(
         self, config: Config, replicas: int, cluster: Cluster, stored: PlanFile | None
     ) -> Iterator[str]:
-        """The first of some larger numbers of microbatches with which the model fits, if one is soon found."""
+        """Yields the first larger number of microbatches with which the model fits, if one is soon found."""
         begun, many = time.monotonic(), config.microbatches
         while is_named(config.pipeline) and time.monotonic() - begun < _SECONDS_TO_TRY:
             many *= 2
@@ -307,7 +307,7 @@ class OfflineModel:
     def _more_partitions(
         self, numbers: Iterable[int], config: Config, replicas: int, cluster: Cluster | None, processes: int | None
     ) -> Iterator[str]:
-        """The first of some larger numbers of partitions with which the model fits, with fewer replicas where need be.
+        """Yields the first larger number of partitions with which the model fits, with fewer replicas where need be.
 
         A cluster has no other ranks than it has; where it is only said how many processes there are, there may be more.
         """
@@ -325,7 +325,7 @@ class OfflineModel:
                 return
 
     def _fits(self, config: Config, replicas: int, cluster: Cluster, stored: PlanFile | None = None) -> bool:
-        """Whether there is a plan; also not where the model cannot be called with so few samples."""
+        """Returns whether there is a plan; also not where the model cannot be called with so few samples."""
         options: dict[str, Any] = {"proof_seconds": 0.0, "advise": False, "timed": False, "stored": stored}
         try:
             self.plan(config, replicas=replicas, cluster=cluster, **options)
@@ -334,14 +334,14 @@ class OfflineModel:
         return True
 
     def _times_of(self, samples: int) -> UnitTimes:
-        """What was measured for microbatches of a size, asked for once."""
+        """Returns what was measured for microbatches of a size, asked for once."""
         if samples not in self._measured:
             self._measured[samples] = self._times(self, samples)
         return self._measured[samples]
 
 
 def _given_for(stored: PlanFile, graph: OpGraph, schedule: str) -> StoredPlan:
-    """The plan of a file that is for a model.
+    """Returns the plan of a file that is for a model.
 
     Raises:
         OfflinePlanError: there is none, or the schedule does not run on its chunks.
@@ -441,7 +441,7 @@ class _Loss:
         self._begun = self._done = False
 
     def checked(self, outputs: Any) -> Any:
-        """The loss of some outputs, which has gradients.
+        """Returns the loss of some outputs, which has gradients.
 
         Raises:
             OfflinePlanError: it is none.
@@ -456,14 +456,14 @@ class _Loss:
         return found
 
     def what_failed(self, model: str) -> str:
-        """What a trace that failed was at, after the words of the model."""
+        """Returns what a trace that failed was at, after the words of the model."""
         if self._done:
             return f"The gradients of model {model!r} could not be traced"
         return f"The loss of model {model!r} could not be traced with its outputs" if self._begun else ""
 
 
 def memory_over_time(made: OfflinePlan) -> list[list[tuple[float, int]]]:
-    """What each rank holds on its device, from moment to moment, if tasks take what they do in the plan's timeline.
+    """Returns what each rank holds on its device, from moment to moment, by the plan's timeline.
 
     Args:
         made: the plan.

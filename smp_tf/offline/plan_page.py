@@ -1,4 +1,4 @@
-"""An offline plan as one page of HTML, which needs nothing beside itself: tables, and pictures in SVG.
+"""An offline plan as one page of HTML, which needs nothing besides itself: tables, and pictures in SVG.
 
 layers      a column per stage, each layer a box; what crosses between stages as lines with their bytes
 timeline    a row per rank: forward and backward of every microbatch
@@ -33,7 +33,7 @@ _LETTERS = 31
 
 
 def page(made: OfflinePlan, name: str) -> str:
-    """The page's text.
+    """Returns the page's text.
 
     Args:
         made: the plan.
@@ -154,17 +154,17 @@ def _layers(made: OfflinePlan) -> str:
             lines.append(
                 f'<g><title>{escape(told)}</title><path d="M{x} {y:.1f} C{x + bend * side} {y:.1f} '
                 f'{x2 - bend * side} {y2:.1f} {x2} {y2:.1f}" fill="none" stroke="#444"{look}/>'
-                # Beside the layer that sends it, where no two have the same place.
+                # Next to the layer that sends it, where no two have the same place.
                 f'<text x="{x + 3 * side}" y="{y - 4:.1f}" text-anchor="{"start" if side > 0 else "end"}" '
                 f'stroke="white" stroke-width="3" paint-order="stroke">'
                 f"{as_bytes(flow.nbytes)}</text></g>"
             )
-    # Lines that pass a stage are behind its boxes.
+    # Lines that pass a stage are under its boxes.
     return svg(made.plan.stages * (width + gap) - gap, 24 + tallest * height, [*lines, *shapes])
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """Names without the path that all have in common, and long ones without the words with which all of those begin."""
+    """Shortens names: without the path that all have in common, long ones without the words with which all of those begin."""
     paths = [name.split("/") for name in names]
     common = _in_common([path[:-1] for path in paths])
     shorter = ["/".join(path[common:]) for path in paths]
@@ -179,14 +179,14 @@ def _short_names(names: Sequence[str]) -> list[str]:
 
 
 def _in_common(all_of: Sequence[str] | Sequence[list[str]]) -> int:
-    """How many items all of some sequences have in common at their begin."""
+    """Returns how many items all of some sequences have in common at their begin."""
     # What the least and the greatest have in common, those between them have too.
     pairs = zip(min(all_of), max(all_of), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _work(cost: UnitCost) -> str:
-    """Floating-point operations of a unit, by what they are for."""
+    """Returns the floating-point operations of a unit, by what they are for."""
     parts = (
         ("forward", cost.flops_forward),
         ("for gradients of inputs", cost.flops_input_gradient),
@@ -204,7 +204,7 @@ def _paler(made: OfflinePlan) -> str:
 
 
 def _opacity(placement: Sequence[int], chunk: int) -> float:
-    """1 for the first chunk of a rank, and less and less for those that follow."""
+    """Returns 1 for the first chunk of a rank, and less and less for those that follow."""
     own = [other for other, stage in enumerate(placement) if stage == placement[chunk]]
     return 1 - 0.6 * own.index(chunk) / len(own)
 

@@ -17,7 +17,7 @@ from smp_tf.pipeline.planner.times_by_size import other_sizes
 
 
 def text(made: OfflinePlan, width: int = 100, color: bool = False) -> str:
-    """What `smp-tf plan` prints.
+    """Returns what `smp-tf plan` prints.
 
     Args:
         made: the plan.
@@ -28,7 +28,7 @@ def text(made: OfflinePlan, width: int = 100, color: bool = False) -> str:
 
 
 def forecast(made: OfflinePlan) -> str:
-    """What is forecast of a step."""
+    """Returns what is forecast of a step."""
     timeline = made.timeline
     source = "from measured times" if made.is_measured else "estimated from the sizes of operations, not measured"
     if made.measured_sizes:
@@ -43,7 +43,7 @@ def forecast(made: OfflinePlan) -> str:
 
 
 def comparison(found: Search, width: int = 100, color: bool = False) -> str:
-    """What other settings would cost: the best for every number of partitions, and the neighbours of what is taken.
+    """Returns what other settings would cost: the best for every number of partitions, and those next to the best.
 
     Args:
         found: what was tried.
@@ -81,7 +81,7 @@ def _rate(speed: float) -> str:
 
 
 def _shown(found: Search) -> list[Candidate]:
-    """The fastest for every number of partitions, and all with as many as the one that is taken."""
+    """Returns the fastest for every number of partitions, and all with as many as the one that is taken."""
     fastest: dict[int, Candidate] = {}
     for candidate in found.candidates:
         known = fastest.get(candidate.size[0])

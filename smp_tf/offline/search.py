@@ -271,7 +271,7 @@ def _planned(settings: Config, replicas: int, made: OfflinePlan) -> Candidate:
 
 
 def _nearest(found: Sequence[Candidate]) -> Candidate:
-    """Of settings none of which fits, those of which the fewest bytes are too much."""
+    """Returns those settings of which the fewest bytes are too much, where none fits."""
     sizes = [candidate for candidate in found if candidate.needed is not None]
     if all(candidate.refused == "cannot be traced" for candidate in found):
         raise OfflinePlanError(found[0].why)

@@ -1,7 +1,7 @@
-"""A timeline as one page of HTML, which needs nothing beside itself: a table, and a picture of every step in SVG.
+"""A timeline as one page of HTML, which needs nothing besides itself: a table, and a picture of every step in SVG.
 
 A rank has three rows: its tasks, those of the critical path with a frame; under them a strip that says what the time
-went into; and what it reduces and applies, which may go on beside tasks.
+went into; and what it reduces and applies, which may go on while tasks run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STYLE = """
 
 
 def page(replicas: Sequence[RecordedReplica], name: str) -> str:
-    """The page's text.
+    """Returns the page's text.
 
     Args:
         replicas: what was recorded.
@@ -137,7 +137,7 @@ def _picture(step: StepAnatomy, ranks: Sequence[int]) -> str:
 
 
 def _box(run: TaskRun, origin: int, scale: float, place: tuple[int, int], is_critical: bool) -> str:
-    """A task; `place` is where its box begins, downwards, and how high it is."""
+    """Returns a task; `place` is where its box begins, downwards, and how high it is."""
     top, height = place
     color, _ = TASKS[run.task.kind]
     x, wide = LEFT + (run.begin - origin) * scale, (run.end - run.begin) * scale

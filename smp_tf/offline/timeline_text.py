@@ -40,12 +40,12 @@ class RecordedReplica:
     steps: dict[tuple[int, int], StepAnatomy]
 
     def spent(self, stage: int) -> dict[str, float]:
-        """Where the time of a rank went, on average over its recorded steps, in seconds by `PARTS`."""
+        """Returns where the time of a rank went, on average over its recorded steps, in seconds by `PARTS`."""
         known = [step.time_spent(stage) for step in self.steps.values() if step.stages[stage] is not None]
         return {part: sum(each[part] for each in known) / len(known) / 1e9 if known else 0.0 for part in PARTS}
 
     def said(self) -> Iterator[str]:
-        """What is to be said of its steps, in lines."""
+        """Yields what is to be said of its steps, in lines."""
         for record in self.records:
             if record is not None and record.dropped:
                 yield f"rank {record.rank}: {record.dropped} moments were not kept; record fewer steps at a time"
@@ -65,7 +65,7 @@ class RecordedReplica:
         yield from self._averaging()
 
     def averaging(self) -> tuple[float, float]:
-        """For how long gradients are averaged, and how much of that is hidden, as `StepAnatomy.averaging` has it.
+        """Returns how long gradients are averaged, and how much of that is hidden (`StepAnatomy.averaging`).
 
         Returns:
             Seconds on average over ranks and over the steps that are known on all of them; 0 where there are none.
@@ -128,7 +128,7 @@ def replicas_of(records: Sequence[RankRecord]) -> list[RecordedReplica]:
 
 
 def text(replicas: Sequence[RecordedReplica], width: int = 100, color: bool = False) -> str:
-    """The report for a terminal.
+    """Returns the report for a terminal.
 
     Args:
         replicas: what was recorded.
@@ -158,7 +158,7 @@ def text(replicas: Sequence[RecordedReplica], width: int = 100, color: bool = Fa
 
 
 def rows(replicas: Sequence[RecordedReplica]) -> Iterator[tuple[int, int, dict[str, float]]]:
-    """Rank, stage and time spent of every rank that was recorded."""
+    """Returns the rank, the stage and the time spent of every rank that was recorded."""
     for replica in replicas:
         for stage, rank in enumerate(replica.ranks):
             if replica.records[stage] is not None:

@@ -26,7 +26,7 @@ _PACKAGES = ("smp_tf", "smp_tf.partition", "smp_tf.pipeline", "smp_tf.ops")
 
 
 def in_a_line(text: str) -> str:
-    r"""A text of whatever lines as one.
+    r"""Returns a text of whatever lines as one.
 
     Example:
         >>> in_a_line("no data\n  at all")
@@ -36,7 +36,7 @@ def in_a_line(text: str) -> str:
 
 
 def told(error: BaseException, file: str | None = None, function: str | None = None) -> str:
-    r"""An error in a line, to be put after the words of what failed: where in the user's code, its type and words.
+    r"""Returns an error in a line, for after the words of what failed: where in the user's code, type and words.
 
     Args:
         error: perhaps one that Keras or AutoGraph has made of the user's.
@@ -60,7 +60,7 @@ def told(error: BaseException, file: str | None = None, function: str | None = N
 
 
 def words_of(error: BaseException) -> str:
-    """The type of an error and the first line of its message that says something.
+    """Returns the type of an error and the first line of its message that says something.
 
     Args:
         error: perhaps one that Keras or AutoGraph has made of the user's.
@@ -73,7 +73,7 @@ def words_of(error: BaseException) -> str:
 
 
 def text_of(value: Any) -> str:
-    """The text of a value, such as an error; "" for one of a user's class that has none."""
+    """Returns the text of a value, such as an error; "" for one of a user's class that has none."""
     try:
         return str(value)
     except Exception:
@@ -81,7 +81,7 @@ def text_of(value: Any) -> str:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """The error that was raised, where Keras and AutoGraph have made others of it, with their words around its own."""
+    """Returns the error that was raised first, where Keras and AutoGraph have made others of it."""
     return _chain_of(error)[-1]
 
 
@@ -93,7 +93,7 @@ def _chain_of(error: BaseException) -> list[BaseException]:
 
 
 def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
-    """Where an error came from, the innermost first."""
+    """Yields where an error came from, the innermost first."""
     for seen in reversed(_chain_of(error)):
         # What AutoGraph has converted ran in a file of its own, which it knows the origin of.
         for frame in getattr(getattr(seen, "ag_error_metadata", None), "translated_stack", ()):
@@ -103,7 +103,7 @@ def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
 
 
 def _is_the_users(filename: str, file: str | None) -> bool:
-    """Whether code is the user's: of no library that is installed, and not of smp_tf."""
+    """Returns whether code is the user's: of no library that is installed, and not of smp_tf."""
     path = Path(filename)
     if file is not None and path == Path(file).absolute():
         return True

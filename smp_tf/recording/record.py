@@ -59,7 +59,7 @@ _programs: dict[int, RecordedProgram] = {}
 
 
 def know(program: RecordedProgram) -> None:
-    """Count the steps of a program in recordings, from now on until `smp.shutdown`.
+    """Counts the steps of a program in recordings, from now on until `smp.shutdown`.
 
     Args:
         program: one whose graph is written.
@@ -77,7 +77,7 @@ def _forget() -> None:
 
 @contextlib.contextmanager
 def timeline(path: str | os.PathLike[str], steps: Sequence[int] | None = None) -> Iterator[None]:
-    """Record the steps that run in this context, and write a file for each rank.
+    """Records the steps that run in this context, and writes a file for each rank.
 
     Call it on every rank that is to be seen, with the same arguments. The file is `path/rank_<rank>.json`, in Chrome's
     trace format: chrome://tracing and https://ui.perfetto.dev show it, and `smp-tf timeline path --html out.html` makes
@@ -110,7 +110,7 @@ def timeline(path: str | os.PathLike[str], steps: Sequence[int] | None = None) -
 
 
 def start(steps: Sequence[int] | None = None) -> None:
-    """Begin to record; `stop` ends it.
+    """Begins to record; `stop` ends it.
 
     Args:
         steps: as for `timeline`.
@@ -130,7 +130,7 @@ def start(steps: Sequence[int] | None = None) -> None:
 
 
 def check_steps(steps: Any) -> tuple[int, int]:
-    """The first and the last step of a recording.
+    """Returns the first and the last step of a recording.
 
     Args:
         steps: what was given for them.
@@ -148,7 +148,7 @@ def check_steps(steps: Any) -> tuple[int, int]:
 
 
 def stop(path: str | os.PathLike[str]) -> Path:
-    """End the recording and write this rank's file.
+    """Ends the recording and writes this rank's file.
 
     Args:
         path: folder for it.
@@ -183,7 +183,7 @@ def stop(path: str | os.PathLike[str]) -> Path:
 
 
 def ahead_of_this(transport: Transport | None) -> int:
-    """Nanoseconds by which the clock of rank 0 is ahead of the one here.
+    """Returns the nanoseconds by which the clock of rank 0 is ahead of the one here.
 
     Rank 0 is asked for its time, whatever it does meanwhile; half of what its answer takes is as far as this can be
     wrong. Within that no difference can be told from none, as between processes of one host, which have one clock.

@@ -21,7 +21,7 @@ _Entry = tuple[str, int, int, Mapping[str, int]]
 
 
 def write(path: Path, record: RankRecord) -> Path:
-    """Write what a rank has recorded where TensorBoard looks for it.
+    """Writes what a rank has recorded where TensorBoard looks for it.
 
     Args:
         path: TensorBoard's log directory.
@@ -40,7 +40,7 @@ def write(path: Path, record: RankRecord) -> Path:
 
 
 def space_of(record: RankRecord) -> Any:
-    """A rank's record as the profile plugin's message.
+    """Returns a rank's record as the profile plugin's message.
 
     Args:
         record: of the rank.
@@ -68,7 +68,7 @@ def space_of(record: RankRecord) -> Any:
 
 
 def _numbered(name: str, ids: dict[str, int], metadata: Mapping[int, object]) -> int:
-    """The number that stands for a name; both kinds of names have numbers of their own, of one count."""
+    """Returns the number that stands for a name; both kinds of names have numbers of their own, of one count."""
     number = ids.setdefault(name, len(ids) + 1)
     entry = metadata[number]
     entry.id, entry.name = number, name  # type: ignore[attr-defined]

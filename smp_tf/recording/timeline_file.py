@@ -1,6 +1,6 @@
 """Timelines as files: Chrome's trace format, which chrome://tracing and Perfetto show, and what is read back from it.
 
-A file holds what one rank recorded, or several; the key "smp_tf" beside the events says what was planned.
+A file holds what one rank recorded, or several; the key "smp_tf" next to the events says what was planned.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WAIT = "WAIT"
 
 
 def trace(records: Sequence[RankRecord]) -> dict[str, Any]:
-    """Records as an object in Chrome's trace format.
+    """Writes records as an object in Chrome's trace format.
 
     Args:
         records: of the ranks, on one clock.
@@ -46,7 +46,7 @@ def trace(records: Sequence[RankRecord]) -> dict[str, Any]:
 
 
 def write(path: Path, records: Sequence[RankRecord]) -> None:
-    """Write records to a file.
+    """Writes records to a file.
 
     Args:
         path: of the file, replaced in one piece if it is there.
@@ -56,7 +56,7 @@ def write(path: Path, records: Sequence[RankRecord]) -> None:
 
 
 def read(paths: Iterable[Path]) -> list[RankRecord]:
-    """Read records.
+    """Reads records.
 
     Args:
         paths: files, or folders with one file of each rank, as a recording writes them.
@@ -176,7 +176,7 @@ def _events(record: RankRecord) -> Iterator[dict[str, Any]]:
 def _message_events(
     record: RankRecord, step: RecordedStep, message: Message, program: ProgramRecord
 ) -> Iterator[dict[str, Any]]:
-    """A message as an asynchronous event, since those of a rank overlap."""
+    """Yields a message as an asynchronous event, since those of a rank overlap."""
     task = message.task
     assert task.edge is not None
     name = {
@@ -194,7 +194,7 @@ def _message_events(
 def _arrow_end(
     record: RankRecord, step: RecordedStep, message: Message, program: ProgramRecord
 ) -> Iterator[dict[str, Any]]:
-    """One end of the arrow from the task that made what was sent to the first one that read it, where there are both.
+    """Yields one end of the arrow from the task that made what was sent to the first that read it.
 
     Viewers join the ends of one name, in whatever file they are, and hang each on the task that runs at its time.
     """
@@ -224,7 +224,7 @@ def _times(begin: int, end: int) -> dict[str, float]:
 
 
 def _microseconds(nanoseconds: int) -> float:
-    """The unit of the format. A double holds a thousandth of it for as long as a machine is up."""
+    """Returns a time in the format's unit. A double holds a thousandth of it for as long as a machine is up."""
     return nanoseconds / 1000
 
 

@@ -43,7 +43,7 @@ _HINT = (
 
 
 def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> StopTogether | None:
-    """Raise unless all ranks call `fit` alike, as far as it matters; every rank calls this before the first batch.
+    """Raises unless all ranks call `fit` alike, as far as it matters; every rank calls this before the first batch.
 
     Args:
         arguments: of `fit`, by name, with the defaults of those that were not given.
@@ -67,7 +67,7 @@ def agree_on_fit(arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> Stop
 
 
 def _require_as_many_batches(arguments: Mapping[str, Any]) -> None:
-    """Raise where it is known that an epoch has more batches on one replica than on another.
+    """Raises where it is known that an epoch has more batches on one replica than on another.
 
     Keras leaves an epoch whose length it knows without asking for one more batch; where it does not, `training` finds
     out when the data ends.
@@ -89,7 +89,7 @@ def _require_as_many_batches(arguments: Mapping[str, Any]) -> None:
 
 
 def batches_of_an_epoch(arguments: Mapping[str, Any]) -> int | None:
-    """How many batches an epoch of `fit` has on this rank, where data of unknown length does not decide it.
+    """Returns how many batches an epoch of `fit` has on this rank, where data of unknown length does not decide it.
 
     Args:
         arguments: of `fit`, by name.
@@ -113,7 +113,7 @@ def batches_of_an_epoch(arguments: Mapping[str, Any]) -> int | None:
 
 
 def acting(callbacks: Sequence[Any]) -> list[str]:
-    """The classes of those callbacks that change the training, or take part in what all ranks do."""
+    """Returns the classes of those callbacks that change the training, or take part in what all ranks do."""
     return [type(callback).__name__ for callback in callbacks if _acts(callback)]
 
 
@@ -134,11 +134,11 @@ class StopTogether(tf_keras.callbacks.Callback):
         return self._each_batch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Ask the others: Keras leaves an epoch after its first batch where a callback wants to stop by now."""
+        """Asks the others: Keras leaves an epoch after its first batch where a callback wants to stop by now."""
         self._agree(f"the beginning of epoch {epoch + 1}")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Ask the others, where that is needed."""
+        """Asks the others, where that is needed."""
         # Keras calls it for all callbacks where one has use for it, such as the progress bar, which rank 0 alone has.
         if not self._each_batch:
             return
@@ -146,7 +146,7 @@ class StopTogether(tf_keras.callbacks.Callback):
         self._agree(f"the end of batch {self._count} of the training")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Ask the others."""
+        """Asks the others."""
         self._agree(f"the end of epoch {epoch + 1}")
 
     def _agree(self, place: str) -> None:
@@ -169,13 +169,13 @@ _BASES = tf_keras.callbacks.Callback.__mro__
 
 
 def decides_in_batches(callback: Any) -> bool:
-    """Whether a callback of the script's own runs between batches; Keras's decide by the logs there."""
+    """Returns whether a callback of the script's own runs between batches; Keras's decide by the logs there."""
     is_own = isinstance(callback, tf_keras.callbacks.LambdaCallback) or type(callback).__module__ not in _MODULES
     return bool(is_own and callback._implements_train_batch_hooks())
 
 
 def _told(value: Any) -> Any:
-    """An argument as it is compared: numbers by their value."""
+    """Returns an argument as it is compared: numbers by their value."""
     if isinstance(value, numbers.Number | np.generic):
         return float(value)  # type: ignore[arg-type]
     return None if value is None else repr(value)

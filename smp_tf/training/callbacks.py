@@ -53,11 +53,11 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
         self._done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Say whose weights a model begins with, if it has not run a step yet."""
+        """Says whose weights a model begins with, if it has not run a step yet."""
         equal_start.take_from(self._replica)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast, once."""
+        """Broadcasts, once."""
         if self._done:
             return
         self._done = True
@@ -88,7 +88,7 @@ class MetricAverage(tf_keras.callbacks.Callback):
     """
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average the logs in place."""
+        """Averages the logs in place."""
         if logs:
             logs.update(replica_logs.average_now(logs, 1, f"the logs of epoch {epoch + 1}"))
 
@@ -134,7 +134,7 @@ class Checkpoint(tf_keras.callbacks.Callback):
         return self._every != "epoch"
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restore the latest checkpoint; Keras asks afterwards in which epoch to begin."""
+        """Restores the latest checkpoint; Keras asks afterwards in which epoch to begin."""
         checkpoint = tf.train.Checkpoint(model=self.model, epochs=self._epochs)
         self._manager = CheckpointManager(checkpoint, self._directory, self._keep)
         if self._restore and self._manager.latest_checkpoint is not None:
@@ -144,11 +144,11 @@ class Checkpoint(tf_keras.callbacks.Callback):
     def maybe_load_initial_counters_from_ckpt(
         self, steps_per_epoch: int | None, initial_epoch: int, mode: Any = None
     ) -> tuple[int, int]:
-        """Where `fit` begins, as Keras asks it of `model._training_state`: (epoch, batch)."""
+        """Returns where `fit` begins, as Keras asks it of `model._training_state`: (epoch, batch)."""
         return max(initial_epoch, int(self._epochs)), 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save, where that is done every so many batches."""
+        """Saves, where that is done every so many batches."""
         if self._every == "epoch":
             return
         self._since_save += 1
@@ -157,13 +157,13 @@ class Checkpoint(tf_keras.callbacks.Callback):
             self._manager.save()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count the epoch, and save, where that is done at its end."""
+        """Counts the epoch, and saves, where that is done at its end."""
         self._epochs.assign(epoch + 1)
         if self._every == "epoch":
             self._manager.save()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Let the next `fit` begin where its arguments say."""
+        """Lets the next `fit` begin where its arguments say."""
         if getattr(self.model, "_training_state", None) is self:
             self.model._training_state = None
 
@@ -194,15 +194,15 @@ class Timeline(tf_keras.callbacks.Callback):
         self._records = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count from here."""
+        """Begins to count."""
         self._before_epoch = self._seen = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Keras counts the batches of an epoch."""
+        """Notes where the epoch begins."""
         self._before_epoch = self._seen
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begin to record, if the first of the batches is next."""
+        """Begins to record, if the first of the batches is next."""
         several = self.model.steps_per_execution
         next_ones = self._before_epoch + batch, 1 if several is None else int(several.numpy())
         if not self._records and next_ones[0] <= self._last and sum(next_ones) > self._first:
@@ -210,13 +210,13 @@ class Timeline(tf_keras.callbacks.Callback):
             self._records = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Write the file, if that was the last one."""
+        """Writes the file, if that was the last one."""
         self._seen = self._before_epoch + batch + 1
         if self._seen > self._last:
             self._write()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Write what there is, if the training ends before the last one."""
+        """Writes what there is, if the training ends before the last one."""
         self._write()
 
     def _write(self) -> None:
@@ -245,13 +245,13 @@ class PipelineSummary(tf_keras.callbacks.Callback):
         self._writer: Any = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note where the epoch begins."""
+        """Notes where the epoch begins."""
         self._began = time.monotonic()
         self._samples_before = self._samples()
         self._sent_before = _sent()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Gather the numbers of all ranks, and show them on rank 0."""
+        """Gathers the numbers of all ranks, and shows them on rank 0."""
         running = runtime.current()
         mine = {
             "seconds": time.monotonic() - self._began,
@@ -299,7 +299,7 @@ class PipelineSummary(tf_keras.callbacks.Callback):
 
 
 def _bubble(plan: Plan) -> float:
-    """The share of the stages' time in which the plan's schedule leaves them idle."""
+    """Returns the share of the stages' time in which the plan's schedule leaves them idle."""
     # A backward pass takes about twice the time of the forward pass, and each chunk of a stage as long.
     shares = [plan.forecast[stage].time_share / plan.placement.count(stage) for stage in plan.placement]
     times = [ChunkTimes(share / 3, share / 3, share / 3) for share in shares]

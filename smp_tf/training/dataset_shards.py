@@ -21,7 +21,7 @@ _SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
 def shard_dataset(dataset: tf.data.Dataset, *, batched: bool = True) -> tf.data.Dataset:
-    """This replica's share of a data set that holds the batches of all replicas.
+    """Returns this replica's share of a data set that holds the batches of all replicas.
 
     Every batch is cut along axis 0 into one part a replica, in the replicas' order; their sizes differ by at most one.
     So the replicas' batches together are the batches of the data set, and training is that of one process on it. All
@@ -66,7 +66,7 @@ def shard_dataset(dataset: tf.data.Dataset, *, batched: bool = True) -> tf.data.
 
 
 def _samples(dataset: tf.data.Dataset, replicas: int, replica: int) -> tf.data.Dataset:
-    """Every D-th sample, the same number of them for all replicas."""
+    """Returns every D-th sample, the same number of them for all replicas."""
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         return dataset.shard(replicas, replica)
@@ -83,7 +83,7 @@ def _samples(dataset: tf.data.Dataset, replicas: int, replica: int) -> tf.data.D
 
 
 def _batch_size(element: Any, replicas: int) -> int | None:
-    """Samples in every batch; None where that is not known.
+    """Returns the samples in every batch; None where that is not known.
 
     Raises:
         TypeError: an element holds something that cannot be cut.
@@ -130,7 +130,7 @@ def _static_part(batch: int, replicas: int, replica: int) -> tuple[int, int]:
 
 
 def _part(element: Any, replicas: int, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Start and size of a replica's part of a batch whose size is known when it comes."""
+    """Returns the starts and size of a replica's part of a batch whose size is known when it comes."""
     counts = [count_samples(value, 0) for value in tf.nest.flatten(element) if value is not None]
     checks = [
         tf.debugging.assert_equal(

@@ -38,7 +38,7 @@ _BACKUP = "backup"
 
 
 def adapt(callbacks: Any, model: Any) -> Any:
-    """The callbacks that this rank runs in place of those that the script gave to `fit`, `evaluate` or `predict`.
+    """Returns the callbacks that this rank runs instead of those that the script gave to `fit` and its like.
 
     Args:
         callbacks: None, a callback, a list of them, or Keras's `CallbackList`, which is changed.
@@ -57,14 +57,14 @@ def adapt(callbacks: Any, model: Any) -> Any:
 
 
 def as_list(callbacks: Any) -> list[Any]:
-    """Callbacks as a script gives them, None, one or several, as a list."""
+    """Returns the callbacks as a script gives them, None, one or several, as a list."""
     if isinstance(callbacks, tf_keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return tf.nest.flatten(callbacks) if callbacks else []
 
 
 def before_all(callbacks: Any, first: Sequence[Any], model: Any) -> Any:
-    """The callbacks with others before them, except where one of that class is among them already.
+    """Returns the callbacks with others before them, except where one of that class is among them already.
 
     Args:
         callbacks: what `adapt` gave.
@@ -82,7 +82,7 @@ def before_all(callbacks: Any, first: Sequence[Any], model: Any) -> Any:
 
 
 def after_all(callbacks: Any, last: Any, model: Any) -> Any:
-    """The callbacks with one more after them, in place of the one of its class that an earlier `fit` has put there.
+    """Returns the callbacks with one more after them, instead of the one that an earlier `fit` has put there.
 
     Args:
         callbacks: what `adapt` gave.
@@ -112,7 +112,7 @@ def _adapted(callbacks: Sequence[Any]) -> list[Any]:
 
 
 def _writing(callback: Any) -> Any:
-    """TensorBoard's callback, on the rank that writes: it may look at weights that other ranks store."""
+    """Returns TensorBoard's callback, on the rank that writes: it may look at weights that other ranks store."""
     if "_log_weights" not in vars(callback):
         original = callback._log_weights
 
@@ -139,7 +139,7 @@ class TensorBoardFollower(tf_keras.callbacks.Callback):
         self._callback = callback
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Do what rank 0 does with all others: read the weights, and save the embeddings."""
+        """Does what rank 0 does with all others: read the weights, and saves the embeddings."""
         followed = self._callback
         if followed.histogram_freq and epoch % followed.histogram_freq == 0:
             write_with_all_weights(self.model, _HISTOGRAMS, lambda: None)
@@ -170,7 +170,7 @@ class Backup(tf_keras.callbacks.Callback):
         return self._every != "epoch"
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restore the backup, if there is one. Keras asks afterwards where to go on."""
+        """Restores the backup, if there is one. Keras asks afterwards where to go on."""
         checkpoint = tf.train.Checkpoint(
             model=self.model, epoch=self._epoch, batch=self._batch, train_counter=self.model._train_counter
         )
@@ -182,7 +182,7 @@ class Backup(tf_keras.callbacks.Callback):
     def maybe_load_initial_counters_from_ckpt(
         self, steps_per_epoch: int | None, initial_epoch: int, mode: Any = None
     ) -> tuple[int, int]:
-        """Where `fit` begins, as Keras asks it of `model._training_state`: (epoch, batch)."""
+        """Returns where `fit` begins, as Keras asks it of `model._training_state`: (epoch, batch)."""
         epoch, batch = int(self._epoch), int(self._batch)
         if epoch < 0:
             return initial_epoch, 0
@@ -191,12 +191,12 @@ class Backup(tf_keras.callbacks.Callback):
         return epoch, batch + 1
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch."""
+        """Notes the epoch."""
         self._epoch.assign(epoch)
         self._batch.assign(-1)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Back up, where that is done every so many batches."""
+        """Backs up, where that is done every so many batches."""
         if not isinstance(self._every, int) or isinstance(self._every, bool):
             return
         self._since_backup += 1
@@ -206,12 +206,12 @@ class Backup(tf_keras.callbacks.Callback):
             self._manager.save()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Back up, where that is done at the end of an epoch."""
+        """Backs up, where that is done at the end of an epoch."""
         if self._every == "epoch":
             self._manager.save()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Delete the backup, once all ranks are here, and its folder if nothing else is in it."""
+        """Deletes the backup, once all ranks are here, and its folder if nothing else is in it."""
         del self.model._training_state
         if not self._delete:
             return

@@ -21,7 +21,7 @@ from smp_tf.replicas.sums import sum_over_replicas
 
 
 def average(logs: Mapping[str, Any], samples: Any, name: str) -> dict[str, Any]:
-    """The logs of a batch averaged over the replicas, in the graph of its step.
+    """Returns the logs of a batch averaged over the replicas, in the graph of its step.
 
     Args:
         logs: numbers and scalar tensors by name; other values stay as they are.
@@ -39,7 +39,7 @@ def average(logs: Mapping[str, Any], samples: Any, name: str) -> dict[str, Any]:
 
 
 def average_now(logs: Mapping[str, Any], samples: int, name: str) -> dict[str, Any]:
-    """The same for numbers, outside any graph; every replica calls it."""
+    """Returns the same for numbers, outside any graph; every replica calls it."""
     if runtime.current().topology.replicas == 1:
         return dict(logs)
     mine = {key: float(value) for key, value in logs.items() if _is_number(value)}
@@ -54,7 +54,7 @@ def average_now(logs: Mapping[str, Any], samples: int, name: str) -> dict[str, A
 
 @contextlib.contextmanager
 def summed_states(metrics: Sequence[Any]) -> Iterator[None]:
-    """Within this context metrics hold the sums of their states over all replicas; every replica enters it."""
+    """Lets metrics hold, within its context, the sums of their states over all replicas; every replica enters it."""
     if runtime.current().topology.replicas == 1:
         yield
         return

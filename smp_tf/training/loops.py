@@ -94,7 +94,7 @@ class BatchFunction:
         )
 
     def __call__(self, iterator: Any) -> Any:
-        """Run the step on the next batch, or on as many as `steps_per_execution` says.
+        """Runs the step on the next batch, or on as many as `steps_per_execution` says.
 
         Args:
             iterator: gives batches. It is asked outside any graph: where it has ended, nothing is under way on any
@@ -123,7 +123,7 @@ class BatchFunction:
         return self._over_batches(results)
 
     def _next(self, iterator: Any) -> Any:
-        """The next batch, once it is known that every replica has one: their gradients are summed.
+        """Returns the next batch, once it is known that every replica has one: their gradients are summed.
 
         Raises:
             RankMismatchError: a replica has no more batches, and another one has.
@@ -161,7 +161,7 @@ class BatchFunction:
         return self._method == "train_step"
 
     def _watched(self, traced: int, program: Any, tensors: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-        """A context in which a program runs for the first time, where its losses are checked then."""
+        """Returns a context in which a program runs for the first time, where its losses are checked then."""
         if traced not in self._checks:
             return contextlib.nullcontext()
         return self._checks[traced].watching(program, tensors, program.lowered.results[KEPT])
@@ -177,13 +177,13 @@ class BatchFunction:
             totals.tell(tensors)
 
     def _over_batches(self, results: list[Any]) -> Any:
-        """What Keras is given after several batches: their outputs joined, or the logs of the last."""
+        """Returns what Keras is given after several batches: their outputs joined, or the logs of the last."""
         if self._method != "predict_step" or len(results) == 1:
             return results[-1]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *results)
 
     def _sizes_of_replicas(self, batch: Any) -> list[int]:
-        """Samples of the batch: before the first step of a training on all replicas, later on this one."""
+        """Returns the samples of the batch: before the first step of a training on all replicas, later on this one."""
         mine = _samples(batch)
         if self._traced or not self._joins_replicas or not runtime.current().config.check_losses:
             return [mine]
@@ -237,7 +237,7 @@ class BatchFunction:
         return Handed(KEPT, check.kept)
 
     def _whole_batch(self, data: Any, calls: GradientCalls, like: GradientCalls) -> dict[str, Any]:
-        """The step for all samples of a batch, as one process computes it, with backward left out."""
+        """Returns the step for all samples of a batch, as one process computes it, with backward left out."""
         recorder = ApplyRecorder(self._in_words)
         self._has_composites = any(isinstance(v, tf.__internal__.CompositeTensor) for v in tf.nest.flatten(data))
         with recorder.recording(), calls.left_out(like):
@@ -284,7 +284,7 @@ class BatchFunction:
 
 
 def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run one of Keras's loops with the callbacks of this rank, and with its progress shown by rank 0 only.
+    """Runs one of Keras's loops with the callbacks of this rank, and with its progress shown by rank 0 only.
 
     Args:
         model: the distributed model.
@@ -320,17 +320,17 @@ def run_loop(model: Any, loop: Callable[..., Any], args: Sequence[Any], kwargs: 
 
 
 def train_function(model: Any) -> BatchFunction:
-    """What `model.fit` calls for every batch."""
+    """Returns what `model.fit` calls for every batch."""
     return BatchFunction(model, "train_step", model._train_counter, _logs)
 
 
 def test_function(model: Any) -> BatchFunction:
-    """What `model.evaluate` calls for every batch."""
+    """Returns what `model.evaluate` calls for every batch."""
     return BatchFunction(model, "test_step", model._test_counter, _logs)
 
 
 def predict_function(model: Any) -> BatchFunction:
-    """What `model.predict` calls for every batch."""
+    """Returns what `model.predict` calls for every batch."""
     return BatchFunction(model, "predict_step", model._predict_counter, _predictions)
 
 
@@ -340,7 +340,7 @@ def _samples(batch: Any) -> int:
 
 
 def _samples_in(data: Any) -> tf.Tensor:
-    """The number of samples of a microbatch that is being traced, an int64 scalar."""
+    """Returns the number of samples of a microbatch that is being traced, an int64 scalar."""
     cut = [value for value in tf.nest.flatten(data) if isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))]
     return count_samples(cut[0], 0) if cut else tf.constant(1, tf.int64)
 
@@ -351,7 +351,7 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _logs(results: Any) -> Any:
-    """The logs of a batch: metrics as they are after it, and averages over its microbatches of everything else."""
+    """Returns the logs of a batch: metrics as they are after it, and averages over microbatches of all else."""
     return tf.nest.map_structure(_log, results)
 
 
@@ -362,5 +362,5 @@ def _log(value: Any) -> Any:
 
 
 def _predictions(results: Any) -> Any:
-    """The predictions for a batch, as if it had not been split."""
+    """Returns the predictions for a batch, as if it had not been split."""
     return tf.nest.map_structure(lambda value: value.merge() if isinstance(value, StepOutput) else value, results)

@@ -60,7 +60,7 @@ class Denominators:
 
     @contextlib.contextmanager
     def collecting(self, samples_in_microbatch: tf.Tensor, metrics: Sequence[Any] = ()) -> Iterator[None]:
-        """Within this context compiled losses are scaled, and numbers that metrics average are weighed.
+        """Scales compiled losses, and weighs numbers that metrics average, within its context.
 
         Args:
             samples_in_microbatch: n_i, an integer scalar.
@@ -82,7 +82,7 @@ class Denominators:
         return bool(self.ratios) or self.uses_samples
 
     def mask_factor(self, mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """What a masked sum is multiplied by: N / (n_i D), or 1 / d_i where D cannot be known ahead.
+        """Returns what a masked sum is multiplied by: N / (n_i D), or 1 / d_i where D cannot be known ahead.
 
         Args:
             mask: which elements of the microbatch are valid.
@@ -114,13 +114,13 @@ class Denominators:
             return tf.cast(ratio, dtype) / tf.cast(self._in_microbatch, dtype)
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
-        """The microbatch's share of the samples of the whole batch: n_i / N."""
+        """Returns the microbatch's share of the samples of the whole batch: n_i / N."""
         self.uses_samples = True
         with tf.name_scope(_OWN_SCOPE):
             return tf.cast(self._in_microbatch, dtype) / tf.cast(self._samples, dtype)
 
     def sum_factor(self, dtype: tf.DType) -> tf.Tensor:
-        """What a summed loss is multiplied by: N / n_i."""
+        """Returns what a summed loss is multiplied by: N / n_i."""
         self.uses_samples = True
         with tf.name_scope(_OWN_SCOPE):
             return tf.cast(self._samples, dtype) / tf.cast(self._in_microbatch, dtype)
@@ -132,14 +132,14 @@ def _variable(name: str) -> tf.Variable:
 
 
 def _before_reshaping(mask: tf.Tensor) -> tf.Tensor:
-    """A tensor of the same elements, which needs no shape of the predictions for it."""
+    """Returns a tensor of the same elements, which needs no shape of the predictions for it."""
     while mask.op.type in ("Reshape", "Squeeze", "ExpandDims", "Identity"):
         mask = mask.op.inputs[0]
     return mask
 
 
 def _depends_on(tensor: tf.Tensor) -> tuple[str | None, dict[tf.Operation, list[int]]]:
-    """What a tensor was computed from that is not known before the step runs: a variable, or random numbers.
+    """Returns what a tensor was computed from that is not known before the step runs: a variable, or random numbers.
 
     Returns:
         That in words, or None; and the ops that stand between: shapes, of which all is known but the number of samples.
@@ -164,7 +164,7 @@ def _depends_on(tensor: tf.Tensor) -> tuple[str | None, dict[tf.Operation, list[
 
 
 def _all_but_samples(tensor: tf.Tensor) -> list[int] | None:
-    """The shape of a tensor from its second dimension on, if it is known."""
+    """Returns the shape of a tensor from its second dimension on, if it is known."""
     rest = tensor.shape[1:] if tensor.shape.rank else None
     return rest.as_list() if rest is not None and rest.is_fully_defined() else None
 
@@ -198,7 +198,7 @@ class Totals:
         self._count = tf.function(self._counted, autograph=False, input_signature=signature)
 
     def tell(self, tensors: Sequence[Any]) -> None:
-        """Set the variables for a batch.
+        """Sets the variables for a batch.
 
         Args:
             tensors: the tensor arguments of the step.
@@ -210,7 +210,7 @@ class Totals:
             ratio.assign(samples / tf.maximum(total, tf.constant(1.0, tf.float64)))
 
     def _counted(self, *tensors: Any) -> list[tf.Tensor]:
-        """Samples and, for each masked loss, valid elements of the batch: float64 scalars."""
+        """Returns the samples and, for each masked loss, valid elements of the batch: float64 scalars."""
         slicer = Slicer(self._arguments, tensors, self._microbatches)
         samples = tf.add_n([tf.cast(size, tf.float64) for size in slicer.sizes])
         if not self._outputs:
@@ -234,7 +234,7 @@ class Totals:
 
 
 def _sub_graph(definition: Any, names: Sequence[str], cut: Container[str]) -> Any:
-    """The nodes that some nodes need, with placeholders in place of those where it is cut."""
+    """Returns the nodes that some nodes need, with placeholders in place of those where it is cut."""
     nodes = {node.name: node for node in definition.node}
     needed: set[str] = set()
     stack = list(names)
@@ -310,7 +310,7 @@ def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weighted_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A metric's `update_state`, or a function of such a class, which weighs a number by the microbatch's samples."""
+    """Returns a metric's `update_state`, or a function of such a class, that weighs a number by the samples."""
 
     def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
         collecting, (_, averages) = _scope.denominators, tf_internals.reducing_metric()
@@ -328,7 +328,7 @@ def _weighted_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _weighed(metrics: Sequence[Any]) -> Iterator[None]:
-    """Within this context metrics weigh numbers by samples that were made before the patch: each keeps its method."""
+    """Lets metrics that were made before the patch weigh numbers by samples, within its context."""
     kind: Any = tf_internals.reducing_metric()[0]
     made = [metric for metric in metrics if getattr(type(metric), "update_state", None) is kind.update_state]
     own = [metric for metric in made if "update_state" in metric.__dict__]

@@ -26,7 +26,7 @@ from smp_tf.partition.mesh import CommGroup
 
 @contextlib.contextmanager
 def shuffled_alike(arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Within this context `fit` goes through a sequence in one order on all ranks of a replica, and in one process.
+    """Makes `fit` go through a sequence in one order on all ranks of a replica, within its context.
 
     Args:
         arguments: of `fit`, by name, with the defaults of those that were not given.
@@ -57,6 +57,6 @@ def shuffled_alike(arguments: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _of_the_first_rank(value: Any) -> Any:
-    """The first rank's of this replica."""
+    """Returns what the first rank of this replica has."""
     first = runtime.current().topology.members(CommGroup.PP_GROUP)[0]
     return exchange.broadcast_json(value, first, CommGroup.PP_GROUP, name="the order of a Sequence")

@@ -25,13 +25,24 @@ FINISHED = [
     "partition/split",
     "partition/trace",
     "partition/units",
+    "smp_tf/batch",
+    "smp_tf/collectives",
+    "smp_tf/command",
+    "smp_tf/config",
+    "smp_tf/files",
+    "smp_tf/loss_check",
+    "smp_tf/offline",
+    "smp_tf/recording",
+    "smp_tf/training",
 ]
 
 #: How a docstring of a function begins.
 WORDS = """
-Adds Appends Assigns Brings Calls Changes Checks Contracts Counts Cuts Divides Estimates Finds Frees Gives Goes Groups
-Joins Lets Makes Marks Minimises Notes Numbers Passes Places Puts Raises Reads Refuses Replaces Requires Returns Runs
-Says Solves Sorts Sums Traces Turns Wraps Writes Yields
+Adds Appends Asks Assigns Averages Backs Begins Brings Broadcasts Calls Changes Checks Contracts Counts Cuts Decides
+Deletes Divides Does Ends Estimates Exchanges Finds Frees Gathers Gives Goes Groups Joins Keeps Leaves Lets Looks
+Makes Marks Measures Minimises Notes Numbers Passes Places Plans Prepares Prints Puts Raises Reads Records Refuses
+Removes Replaces Requires Restores Returns Runs Saves Says Scales Sets Shortens Shows Solves Sorts Starts Sums Takes
+Tells Traces Tries Turns Waits Watches Wraps Writes Yields
 """
 VERBS = frozenset(WORDS.split())
 
