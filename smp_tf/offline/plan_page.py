@@ -164,7 +164,7 @@ def _layers(made: OfflinePlan) -> str:
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """Shortens names: without the path that all have in common, long ones without the words with which all of those begin."""
+    """Leaves out the path that all names have in common, and the words with which all long ones begin."""
     paths = [name.split("/") for name in names]
     common = _in_common([path[:-1] for path in paths])
     shorter = ["/".join(path[common:]) for path in paths]

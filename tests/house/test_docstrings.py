@@ -41,8 +41,8 @@ WORDS = """
 Adds Appends Asks Assigns Averages Backs Begins Brings Broadcasts Calls Changes Checks Contracts Counts Cuts Decides
 Deletes Divides Does Ends Estimates Exchanges Finds Frees Gathers Gives Goes Groups Joins Keeps Leaves Lets Looks
 Makes Marks Measures Minimises Notes Numbers Passes Places Plans Prepares Prints Puts Raises Reads Records Refuses
-Removes Replaces Requires Restores Returns Runs Saves Says Scales Sets Shortens Shows Solves Sorts Starts Sums Takes
-Tells Traces Tries Turns Waits Watches Wraps Writes Yields
+Removes Replaces Requires Restores Returns Runs Saves Says Scales Sets Shows Solves Sorts Starts Sums Takes Tells
+Traces Tries Turns Waits Watches Wraps Writes Yields
 """
 VERBS = frozenset(WORDS.split())
 
