@@ -75,6 +75,7 @@ PUBLIC = (
     "smp_tf/horovod_scope.py",
     "smp_tf/one_bit_adam.py",
     "smp_tf/one_bit_lamb.py",
+    "smp_tf/public_names.py",
 )
 
 #: Who may import tf_keras.
