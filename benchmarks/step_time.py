@@ -40,7 +40,8 @@ from harness.report import WAYS, print_tables, spread, summary
 from rich.console import Console
 
 sys.path.append(str(HERE.parent))
-from smp_tf.pipeline.programs.simulate import ChunkTimes, lower_bound
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+from smp_tf.pipeline.programs.simulate import lower_bound
 
 POLICIES = ("float32", "mixed_bfloat16")
 NAMES = ("tiny", "small", "medium", "large")

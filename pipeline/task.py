@@ -28,8 +28,19 @@ from typing import Literal
 from smp_tf.pipeline.errors import ProgramError, TaskTextError
 
 
+class Index(enum.Enum):
+    """What tells the tasks of a kind apart, besides the chunk: the numbers after its word."""
+
+    MICROBATCH = enum.auto()
+    SWEEP_AND_MICROBATCH = enum.auto()
+    EDGE_AND_MICROBATCH = enum.auto()
+    BUCKET = enum.auto()
+
+
 class Kind(enum.Enum):
     """What a task does; the value is the word that stands for it in text.
+
+    What a kind needs, takes, holds and looks like is in the table of `programs/kinds.py`.
 
     F: forward. B: backward in one piece, or in two: I makes the gradient for the chunk before,
     W the gradients of the weights. T: the work of a sweep after backward. SEND and RECV: one
@@ -38,31 +49,48 @@ class Kind(enum.Enum):
     are moved away; no schedule emits them. Activations that are made again are so within B or I.
 
     Attributes:
+        index: what tells tasks of this kind apart.
+        sweep: the sweep of every task of this kind; None where there is none, or several.
         is_compute: whether a task of this kind runs a segment of the model.
         is_transfer: whether a task of this kind is one end of a transfer edge.
         number: of the kind, from 0, the same in every process.
     """
 
-    F = "F"
-    B = "B"
-    I = "I"  # noqa: E741 - the name the literature uses
-    W = "W"
-    T = "T"
-    SEND = "S"
-    RECV = "R"
-    REDUCE = "REDUCE"
-    APPLY = "APPLY"
-    GATHER = "GATHER"
-    RELEASE = "RELEASE"
-    OFFLOAD = "OFFLOAD"
+    F = "F", Index.MICROBATCH, 0
+    B = "B", Index.MICROBATCH, 1
+    I = "I", Index.MICROBATCH, 1  # noqa: E741 - the name the literature uses
+    W = "W", Index.MICROBATCH, 1
+    T = "T", Index.SWEEP_AND_MICROBATCH
+    SEND = "S", Index.EDGE_AND_MICROBATCH
+    RECV = "R", Index.EDGE_AND_MICROBATCH
+    REDUCE = "REDUCE", Index.BUCKET
+    APPLY = "APPLY", Index.BUCKET
+    GATHER = "GATHER", Index.BUCKET
+    RELEASE = "RELEASE", Index.BUCKET
+    OFFLOAD = "OFFLOAD", Index.MICROBATCH
 
     # That of Enum is Python code, and every task is looked up many times. Members are equal where they are the same.
     __hash__ = object.__hash__
 
-    def __init__(self, word: str) -> None:
-        self.is_compute = word in ("F", "B", "I", "W", "T")
-        self.is_transfer = word in ("S", "R")
+    index: Index
+    sweep: int | None
+
+    def __new__(cls, word: str, index: Index, sweep: int | None = None) -> Kind:
+        """Makes the word alone the value."""
+        kind = object.__new__(cls)
+        kind._value_ = word
+        return kind
+
+    def __init__(self, word: str, index: Index, sweep: int | None = None) -> None:
+        self.index, self.sweep = index, sweep
+        self.is_compute = sweep is not None or index is Index.SWEEP_AND_MICROBATCH
+        self.is_transfer = index is Index.EDGE_AND_MICROBATCH
         self.number = len(type(self).__members__)
+
+    @property
+    def needs_microbatch(self) -> bool:
+        """Whether a task of this kind is always of one microbatch."""
+        return self.index in (Index.MICROBATCH, Index.SWEEP_AND_MICROBATCH)
 
 
 def goes_down(sweep: int) -> bool:
@@ -70,8 +98,6 @@ def goes_down(sweep: int) -> bool:
     return sweep % 2 == 1
 
 
-_SWEEP_OF_KIND = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 1}
-_PER_MICROBATCH = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.OFFLOAD})
 _TASK_TEXT = re.compile(r"(\d+)([A-Z]+)(?:(\d+)(?:\.(\d+))?)?")
 
 
@@ -106,7 +132,7 @@ class Task:
 
     def __post_init__(self) -> None:
         kind = self.kind
-        expected_sweep = _SWEEP_OF_KIND.get(kind)
+        expected_sweep = kind.sweep
         if self.sweep is None and expected_sweep is not None:
             object.__setattr__(self, "sweep", expected_sweep)
         if kind is Kind.T:
@@ -119,7 +145,7 @@ class Task:
                 "SEND and RECV tasks, and only they, name a transfer edge. "
                 f"Received: kind={kind.name}, edge={self.edge}"
             )
-        if self.microbatch is None and (kind is Kind.T or kind in _PER_MICROBATCH):
+        if self.microbatch is None and kind.needs_microbatch:
             raise ProgramError(f"A task of kind {kind.name} needs a microbatch. Received: None")
         known = (self.chunk, self.microbatch or 0, self.edge or 0, self.sweep or 0, self.bucket or 0)
         object.__setattr__(self, "_hash", hash((kind.number, *known)))
@@ -133,18 +159,21 @@ class Task:
         return int(self.kind is Kind.W)
 
     def __str__(self) -> str:
-        if self.edge is not None:
-            index = _dotted(self.edge, self.microbatch)
-        elif self.kind is Kind.T:
-            index = _dotted(self.sweep, self.microbatch)
-        elif self.kind in _PER_MICROBATCH:
-            index = str(self.microbatch)
-        else:
-            index = "" if self.bucket is None else str(self.bucket)
-        return f"{self.chunk}{self.kind.value}{index}"
+        return f"{self.chunk}{self.kind.value}{self._index()}"
 
     def __repr__(self) -> str:
         return f"Task({str(self)!r})"
+
+    def _index(self) -> str:
+        match self.kind.index:
+            case Index.EDGE_AND_MICROBATCH:
+                return _dotted(self.edge, self.microbatch)
+            case Index.SWEEP_AND_MICROBATCH:
+                return _dotted(self.sweep, self.microbatch)
+            case Index.MICROBATCH:
+                return str(self.microbatch)
+            case Index.BUCKET:
+                return "" if self.bucket is None else str(self.bucket)
 
 
 def _dotted(first: int | None, second: int | None) -> str:
@@ -179,16 +208,18 @@ def parse(text: str) -> Task:
     kind, chunk = words[match[2]], int(match[1])
     first = None if match[3] is None else int(match[3])
     second = None if match[4] is None else int(match[4])
-    if second is not None and not (kind.is_transfer or kind is Kind.T):
+    if second is not None and kind.index in (Index.MICROBATCH, Index.BUCKET):
         raise TaskTextError(f"A task of kind {kind.name} has one number. Received: {text!r}")
     try:
-        if kind.is_transfer:
-            return Task(kind, chunk, microbatch=second, edge=first)
-        if kind is Kind.T:
-            return Task(kind, chunk, microbatch=second, sweep=first)
-        if kind in _PER_MICROBATCH:
-            return Task(kind, chunk, microbatch=first)
-        return Task(kind, chunk, bucket=first)
+        match kind.index:
+            case Index.EDGE_AND_MICROBATCH:
+                return Task(kind, chunk, microbatch=second, edge=first)
+            case Index.SWEEP_AND_MICROBATCH:
+                return Task(kind, chunk, microbatch=second, sweep=first)
+            case Index.MICROBATCH:
+                return Task(kind, chunk, microbatch=first)
+            case Index.BUCKET:
+                return Task(kind, chunk, bucket=first)
     except ProgramError as error:
         raise TaskTextError(f"{error}, in {text!r}") from None
 

@@ -13,7 +13,8 @@ from typing import Any
 from harness.report import MIB, paired, spread, with_quartiles
 from rich.table import Table
 
-from smp_tf.pipeline.programs.simulate import ChunkTimes, lower_bound
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+from smp_tf.pipeline.programs.simulate import lower_bound
 from versus.settings import PAIRS, Pair
 
 FRAMEWORKS = ("smp_tf", "torch")

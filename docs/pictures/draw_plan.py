@@ -16,7 +16,8 @@ from drawing import new_picture, save
 
 import smp_tf  # noqa: F401 - above TensorFlow, and so that its rooms are found
 from smp_tf.partition.plan.plan import as_bytes
-from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.schedules.schedule import build
 
 COLOURS = ("#9ecbff", "#ffd8a8", "#b2f2bb", "#e5b3fe", "#ffc9c9", "#99e9f2")

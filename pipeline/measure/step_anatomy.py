@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from smp_tf.pipeline.measure.recorded import Message, ProgramRecord, RecordedStep, TaskRun
 from smp_tf.pipeline.programs.dependencies import dependencies
+from smp_tf.pipeline.programs.kinds import KINDS
 from smp_tf.pipeline.programs.replay import replay
 from smp_tf.pipeline.programs.simulate import Timeline
 from smp_tf.pipeline.task import Kind, Task
@@ -227,17 +228,17 @@ class StepAnatomy:
         yield from _piece("other", at, end)
 
     def _after(self, step: RecordedStep, pieces: Sequence[Piece]) -> Iterator[Piece]:
-        """The pieces behind the last compute task, with what of them is REDUCE or APPLY taken out."""
+        """The pieces behind the last compute task, with what of them is REDUCE, APPLY or the like taken out."""
         updates = [run for run in step.tasks if not run.task.kind.is_compute]
         cuts = sorted({moment for run in updates for moment in (run.begin, run.end)})
         last = max((run.end for run in updates), default=step.end)
         for piece in pieces:
             inner = [moment for moment in cuts if piece.begin < moment < piece.end]
             for begin, end in zip([piece.begin, *inner], [*inner, piece.end], strict=True):
-                kinds = {run.task.kind for run in updates if run.begin <= begin and end <= run.end}
+                there = {KINDS[run.task.kind].part for run in updates if run.begin <= begin and end <= run.end}
                 part = piece.part
-                if kinds:
-                    part = "reduce" if Kind.REDUCE in kinds else "apply"
+                if there:
+                    part = min(there, key=PARTS.index)
                 elif part == "input" and end <= last:
                     part = "other"
                 yield from _piece(part, begin, end)

@@ -16,7 +16,7 @@ from smp_tf.partition.plan.plan import Plan, StageForecast
 from smp_tf.partition.split.split import Split
 from smp_tf.pipeline.planner.plan import PlacementRequest
 from smp_tf.pipeline.planner.updates_at_once import most_at_once
-from smp_tf.pipeline.programs.simulate import ChunkTimes
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.step_memory import StepMemory, step_memory
 from smp_tf.pipeline.run.stage_program import edges_of, plan_program
 

@@ -9,8 +9,9 @@ from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split, Transfer
 from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.units import Unit
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
-from smp_tf.pipeline.programs.simulate import ChunkTimes, Timeline, simulate
+from smp_tf.pipeline.programs.simulate import Timeline, simulate
 from smp_tf.pipeline.run.stage_program import edges_of, plan_program
 
 

@@ -199,7 +199,8 @@ def _check_nobody_waits_forever(
         f"Ranks wait for each other forever (with {send_buffers} send buffers per edge and chunk crossed):\n"
         + "\n".join(lines),
         program,
-        {stuck.rank: stuck.position for stuck in result.stuck},
+        # Of a rank whose line to other replicas waits too, where the rank itself stands is marked.
+        dict(sorted({stuck.rank: stuck.position for stuck in reversed(result.stuck)}.items())),
     )
 
 

@@ -6,12 +6,18 @@ rank 1  .. F0 B0=== F1 B1=== .. ..    dots: the rank waits
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from smp_tf.pipeline.programs.kinds import KINDS, Busy
+from smp_tf.pipeline.programs.replay import Span
 from smp_tf.pipeline.programs.simulate import Timeline
-from smp_tf.pipeline.task import Kind, Task
+from smp_tf.pipeline.task import Task
 
 
 def draw(timeline: Timeline, unit: float | None = None) -> str:
-    """Returns a picture of the compute tasks of a step.
+    """Returns a picture of what the ranks do in a step, messages left out.
+
+    What a rank does with other replicas meanwhile has a row of its own under the rank's.
 
     Args:
         timeline: the simulated step.
@@ -23,33 +29,40 @@ def draw(timeline: Timeline, unit: float | None = None) -> str:
 
     Example:
         >>> from smp_tf.pipeline.schedules.schedule import build
-        >>> from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+        >>> from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+        >>> from smp_tf.pipeline.programs.simulate import simulate
         >>> equal = ChunkTimes(forward=1, input_gradient=1, weight_gradient=0)
         >>> print(draw(simulate(build("interleaved", stages=2, microbatches=2), equal)))
         rank 0  F0 F1 .. B0 .. B1
         rank 1  .. F0 B0 F1 B1 ..
     """
     name_chunks = timeline.program.chunks > timeline.program.stages
-    rows = [[span for span in spans if span.task.kind.is_compute and span.end > span.start] for spans in timeline.spans]
-    spans = [span for row in rows for span in row]
+    rows = [_of(spans, Busy.RANK) for spans in timeline.spans]
+    lines_of = [_of(spans, Busy.LINE) for spans in timeline.spans]
+    spans = [span for row in (*rows, *lines_of) for span in row]
     if not spans:
         return "\n".join(f"rank {rank}" for rank in range(timeline.program.stages))
     column = min(span.end - span.start for span in spans) if unit is None else unit
     width = max(len(_label(span.task, name_chunks)) for span in spans)
     columns = round(timeline.step_time / column)
     lines = []
-    for rank, row in enumerate(rows):
-        cells = ["." * width] * columns
-        for span in row:
-            start, end = round(span.start / column), round(span.end / column)
-            if end > start:
-                length = (width + 1) * (end - start) - 1
-                cells[start:end] = [_label(span.task, name_chunks).ljust(length, "=")]
-                cells[start + 1 : start + 1] = [""] * (end - start - 1)
-        lines.append(f"rank {rank:<3}{' '.join(cell for cell in cells if cell)}")
+    for rank, (row, line) in enumerate(zip(rows, lines_of, strict=True)):
+        for head, own in ((f"rank {rank:<3}", row), (" " * 8, line)):
+            if own or own is row:
+                cells = ["." * width] * columns
+                for span in own:
+                    start, end = round(span.start / column), round(span.end / column)
+                    if end > start:
+                        length = (width + 1) * (end - start) - 1
+                        cells[start:end] = [_label(span.task, name_chunks).ljust(length, "=")]
+                        cells[start + 1 : start + 1] = [""] * (end - start - 1)
+                lines.append(head + " ".join(cell for cell in cells if cell))
     return "\n".join(lines)
 
 
+def _of(spans: Sequence[Span], busy: Busy) -> list[Span]:
+    return [span for span in spans if KINDS[span.task.kind].busy is busy and span.end > span.start]
+
+
 def _label(task: Task, name_chunks: bool) -> str:
-    kind = f"T{task.sweep}." if task.kind is Kind.T else task.kind.value
-    return f"{task.chunk if name_chunks else ''}{kind}{task.microbatch}"
+    return str(task) if name_chunks else str(task).lstrip("0123456789")

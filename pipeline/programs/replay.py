@@ -1,7 +1,7 @@
 """Replays a program: when does each task run, and which ranks get stuck.
 
 Every rank goes through its list. A compute task starts when the rank is free and all it depends on
-is finished. Transfers are those of `walk`.
+is finished. Transfers, and what ranks do with other replicas, are those of `walk`.
 
 With a limit on send buffers, a rank does not pass a SEND before one of the buffers of that edge is
 free again, and a buffer is free when its transfer has moved.
@@ -96,7 +96,7 @@ def replay(
 
 
 class _Replayer(Walk):
-    """Each rank has a clock of its own."""
+    """Each lane has a clock of its own."""
 
     def __init__(
         self,
@@ -109,36 +109,36 @@ class _Replayer(Walk):
         super().__init__(program, depends, latency)
         self.duration = duration
         self.send_buffers = send_buffers
-        self.free_at = [0.0] * program.stages
+        self.free_at = [0.0] * len(self.lanes)
         self.sent: dict[int | None, list[int]] = {}
 
-    def _advance(self, rank: int, number: int) -> bool:
+    def _advance(self, lane: int, number: int) -> bool:
         task = self.tasks[number]
         if task.kind is Kind.RECV:
-            self._open_receive(number, self.free_at[rank])
+            self._open_receive(number, self.free_at[lane])
             return True
         if task.kind is Kind.SEND:
-            return self._send(rank, number)
-        ready = self._ready(rank, number, self.free_at[rank])
+            return self._send(lane, number)
+        ready = self._ready(lane, number, self.free_at[lane])
         if ready is None:
             return False
         self.start[number] = ready
-        self.free_at[rank] = ready + self.duration(task)
-        self._ends(number, self.free_at[rank])
+        self.free_at[lane] = ready + self.duration(task)
+        self._ends(number, self.free_at[lane])
         return True
 
-    def _send(self, rank: int, number: int) -> bool:
+    def _send(self, lane: int, number: int) -> bool:
         holder = self._holder(number)
         for need in self.needs[number] if holder is None else (holder, *self.needs[number]):
             if self.end[need] is None:
-                self._wait(rank, need)
+                self._wait(lane, need)
                 return False
         if holder is not None:
             free = self.end[holder]
             assert free is not None
-            self.free_at[rank] = max(self.free_at[rank], free)
+            self.free_at[lane] = max(self.free_at[lane], free)
         self.sent.setdefault(self.tasks[number].edge, []).append(number)
-        self._open_send(number, self.free_at[rank])
+        self._open_send(number, self.free_at[lane])
         return True
 
     def _holder(self, number: int) -> int | None:
@@ -165,13 +165,14 @@ class _Replayer(Walk):
         if self.end.count(None) == len(self.tasks) - self.first[-1]:
             return stuck
         receive_of = {needs[0]: at for at, needs in enumerate(self.needs) if self.tasks[at].kind is Kind.RECV}
-        for rank in range(self.program.stages):
-            first, last, at = self.first[rank], self.first[rank + 1], self.at[rank]
-            if at < last:
-                stuck.append(Stuck(rank, at - first, self._missing(at)))
+        for lane, numbers in enumerate(self.lanes):
+            rank, at = self.rank_of(lane), self.at[lane]
+            first = self.first[rank]
+            if at < len(numbers):
+                stuck.append(Stuck(rank, numbers[at] - first, self._missing(numbers[at])))
                 continue
             # It went through its list, and of a transfer that it opened the other end is lacking.
-            open_end = next((number for number in range(first, last) if self.end[number] is None), None)
+            open_end = next((number for number in numbers if self.end[number] is None), None)
             if open_end is not None:
                 is_send = self.tasks[open_end].kind is Kind.SEND
                 other = receive_of.get(open_end) if is_send else self.needs[open_end][0]

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from smp_tf.pipeline.collection import collection_put_off
+from smp_tf.pipeline.programs.chunk_times import TaskTimes, Times, times_per_chunk
 from smp_tf.pipeline.programs.dependencies import Dependencies, dependencies
+from smp_tf.pipeline.programs.kinds import KINDS, duration
 from smp_tf.pipeline.programs.replay import Span
-from smp_tf.pipeline.programs.simulate import Timeline, Times, latency_of, times_per_chunk, waits_forever
+from smp_tf.pipeline.programs.simulate import Timeline, latency_of, waits_forever
 from smp_tf.pipeline.programs.walk import Walk
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
 
@@ -49,12 +51,12 @@ class Sharing:
 
     def of(self, task: Task) -> float:
         """What share of its time beside others a task takes alone."""
-        match task.kind:
-            case Kind.F:
+        match KINDS[task.kind].alone:
+            case "forward":
                 return self.forward
-            case Kind.B | Kind.I | Kind.W:
+            case "backward":
                 return self.backward
-            case _:
+            case None:
                 return 1.0
 
 
@@ -66,6 +68,7 @@ def simulate_on_hosts(
     sharing: Sharing,
     *,
     comm: float | Mapping[int, float] = 0.0,
+    once: Mapping[Task, float] | None = None,
 ) -> Timeline:
     """Returns what would run when, where ranks share hosts.
 
@@ -75,6 +78,7 @@ def simulate_on_hosts(
         edges: as for `simulate`.
         sharing: which ranks share a host, and what they gain alone.
         comm: as for `simulate`.
+        once: as for `simulate`; what ranks do with other replicas takes nothing of their host.
 
     Returns:
         The timeline.
@@ -85,14 +89,13 @@ def simulate_on_hosts(
 
     Example:
         >>> from smp_tf.pipeline.schedules.schedule import build
-        >>> from smp_tf.pipeline.programs.simulate import ChunkTimes
+        >>> from smp_tf.pipeline.programs.chunk_times import ChunkTimes
         >>> sharing = Sharing(hosts=(0, 0), forward=0.5, backward=0.5)
         >>> simulate_on_hosts(build("simple", stages=2, microbatches=1), ChunkTimes(), None, sharing).step_time
         3.0
     """
-    per_chunk = times_per_chunk(times, program.chunks)
-    depends = dependencies(program, edges)
-    return _Hosts(program, depends, lambda task: per_chunk[task.chunk].of(task), latency_of(comm, edges), sharing).run()
+    known = TaskTimes(times_per_chunk(times, program.chunks), once or {})
+    return _Hosts(program, dependencies(program, edges), duration(known), latency_of(comm, edges), sharing).run()
 
 
 class _Host:
@@ -166,7 +169,9 @@ class _Hosts(Walk):
         self.hosts = {host: _Host(ranks) for host, ranks in Counter(sharing.hosts).items()}
         #: The hosts on which something began or ended at this moment.
         self.changed: set[int] = set()
-        #: When something of a host ends, as far as was known then, and when something that a rank needs arrives.
+        #: When the line of a rank to other replicas is free.
+        self.line_free_at = [0.0] * program.stages
+        #: When something of a host ends, as far as was known then, and when something that a lane needs arrives.
         self.moments: list[tuple[float, int, int]] = []
 
     def run(self) -> Timeline:
@@ -190,24 +195,31 @@ class _Hosts(Walk):
     def _end_on(self, host: int) -> None:
         # None of them where one that began meanwhile slowed them down; when they end then is another moment.
         for rank in self.hosts[host].end(self.now):
-            self._ends(self.at[rank], self.now)
+            self._ends(self.lanes[rank][self.at[rank]], self.now)
             self.at[rank] += 1
             self._take_up(rank)
             self.changed.add(host)
 
-    def _advance(self, rank: int, number: int) -> bool:
+    def _advance(self, lane: int, number: int) -> bool:
         task = self.tasks[number]
         if task.kind is Kind.RECV:
             self._open_receive(number, self.now)
             return True
-        ready = self._ready(rank, number, self.now)
+        rank = self.rank_of(lane)
+        in_line = lane >= self.program.stages
+        ready = self._ready(lane, number, max(self.now, self.line_free_at[rank]) if in_line else self.now)
         if ready is None:
             return False
         if task.kind is Kind.SEND:
             self._open_send(number, self.now)
             return True
+        if in_line:
+            self.start[number] = ready
+            self.line_free_at[rank] = ready + self.duration(task)
+            self._ends(number, self.line_free_at[rank])
+            return True
         if ready > self.now:
-            heappush(self.moments, (ready, _ARRIVAL, rank))
+            heappush(self.moments, (ready, _ARRIVAL, lane))
             return False
         self.start[number] = self.now
         host, share = self.sharing.hosts[rank], self.sharing.of(task)

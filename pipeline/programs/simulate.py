@@ -1,60 +1,23 @@
 """Simulates a program with given task times: step time, bubble, what runs when, and a drawing.
 
 The times are of a rank that has a processor for itself; transfers run beside compute tasks and
-beside each other.
+beside each other. What a rank does with other replicas runs beside its compute tasks, one after the
+other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from smp_tf.pipeline.collection import collection_put_off
 from smp_tf.pipeline.errors import ProgramError, ScheduleError
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes, TaskTimes, Times, times_per_chunk
 from smp_tf.pipeline.programs.dependencies import dependencies
+from smp_tf.pipeline.programs.kinds import KINDS, Busy, duration
 from smp_tf.pipeline.programs.replay import Span, replay
 from smp_tf.pipeline.programs.stash import peak_stash
 from smp_tf.pipeline.task import Edge, Kind, Program, Task
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkTimes:
-    """How long the tasks of a chunk take for one microbatch, in any one unit of time.
-
-    Attributes:
-        forward: F.
-        input_gradient: I, the part of backward that the chunk before waits for.
-        weight_gradient: W, the rest of backward. B takes both. Where backward is not cut, only
-            the sum matters.
-        extra: T of each further sweep, by sweep number; 0 where it is not given.
-    """
-
-    forward: float = 1.0
-    input_gradient: float = 1.0
-    weight_gradient: float = 1.0
-    extra: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def backward(self) -> float:
-        """How long B takes."""
-        return self.input_gradient + self.weight_gradient
-
-    def of(self, task: Task) -> float:
-        """Returns how long a compute task takes."""
-        match task.kind:
-            case Kind.F:
-                return self.forward
-            case Kind.B:
-                return self.backward
-            case Kind.I:
-                return self.input_gradient
-            case Kind.W:
-                return self.weight_gradient
-            case Kind.T:
-                assert task.sweep is not None
-                return self.extra.get(task.sweep, 0.0)
-            case _:
-                return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +42,8 @@ class Timeline:
     def busy(self) -> tuple[float, ...]:
         """Time each rank computes."""
         return tuple(
-            sum(span.end - span.start for span in spans if not span.task.kind.is_transfer) for spans in self.spans
+            sum(span.end - span.start for span in spans if KINDS[span.task.kind].busy is Busy.RANK)
+            for spans in self.spans
         )
 
     @property
@@ -120,16 +84,14 @@ class Timeline:
         raise KeyError(task)
 
 
-Times = ChunkTimes | Sequence[ChunkTimes]
-
-
 @collection_put_off()
 def simulate(
     program: Program,
-    times: Times = ChunkTimes(),
+    times: Times = ChunkTimes(),  # noqa: B008 - it never changes
     edges: Sequence[Edge] | None = None,
     *,
     comm: float | Mapping[int, float] = 0.0,
+    once: Mapping[Task, float] | None = None,
 ) -> Timeline:
     """Returns what would run when.
 
@@ -139,6 +101,7 @@ def simulate(
         edges: the edges its SEND and RECV tasks name; None for a program without transfers, whose
             chunks are taken to form a chain.
         comm: how long a message takes, in the unit of `times`: one number, or one per edge index.
+        once: how long tasks take that are done once a step, such as REDUCE, in the unit of `times`; none by default.
 
     Returns:
         The timeline.
@@ -152,13 +115,8 @@ def simulate(
         >>> simulate(build("interleaved", stages=4, microbatches=8)).step_time
         33.0
     """
-    per_chunk = times_per_chunk(times, program.chunks)
-    result = replay(
-        program,
-        dependencies(program, edges),
-        lambda task: per_chunk[task.chunk].of(task),
-        latency_of(comm, edges),
-    )
+    known = TaskTimes(times_per_chunk(times, program.chunks), once or {})
+    result = replay(program, dependencies(program, edges), duration(known), latency_of(comm, edges))
     if result.stuck:
         raise waits_forever(program, result.stuck[0].rank, result.stuck[0].position)
     return Timeline(program, result.spans)
@@ -251,20 +209,3 @@ def lower_bound(
         else:
             bounds.append(reached + sum(each.backward for each in before) + busy)
     return max(bounds)
-
-
-def times_per_chunk(times: Times, chunks: int) -> Sequence[ChunkTimes]:
-    """Returns the times of every chunk.
-
-    Args:
-        times: of every chunk, or one for all.
-        chunks: how many there are.
-
-    Raises:
-        ScheduleError: not as many times as chunks.
-    """
-    if isinstance(times, ChunkTimes):
-        return [times] * chunks
-    if len(times) != chunks:
-        raise ScheduleError(f"Times are given for each of the {chunks} chunks, or once for all. Received: {len(times)}")
-    return times

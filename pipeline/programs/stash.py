@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from smp_tf.pipeline.programs.kinds import KINDS, Stash
 from smp_tf.pipeline.task import Kind, Program, Task
 
 
@@ -69,10 +70,11 @@ def _moments(program: Program, tasks: Sequence[Task], freed_by: Kind) -> Iterato
     held = {chunk: 0 for chunk in sorted({task.chunk for task in tasks if task.kind.is_compute})}
     yield dict(held)
     for task in tasks:
-        if task.kind is Kind.F and program.sweeps > 1:
+        stash = KINDS[task.kind].stash
+        if stash is Stash.BEGINS and program.sweeps > 1:
             held[task.chunk] += 1
             yield dict(held)
-        elif task.kind is Kind.B or task.kind is freed_by:
+        elif stash is Stash.ENDS or (stash is Stash.MAY_END and task.kind is freed_by):
             held[task.chunk] -= 1
 
 

@@ -24,9 +24,11 @@ from smp_tf.partition.graph.op_kinds import NO_MEMORY_OPS
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.split.working_set import memory_roots, working_set
 from smp_tf.partition.units.cost import node_seconds
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+from smp_tf.pipeline.programs.kinds import KINDS, Holds
 from smp_tf.pipeline.programs.replay import Span
-from smp_tf.pipeline.programs.simulate import ChunkTimes, Timeline, simulate
-from smp_tf.pipeline.task import Edge, Kind, Program, Task
+from smp_tf.pipeline.programs.simulate import Timeline, simulate
+from smp_tf.pipeline.task import Edge, Program, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,8 @@ class _Stage:
 
     def moments(self, all_spans: Sequence[Span], read: _Reads) -> tuple[tuple[float, StepMemory], ...]:
         """When a task begins or ends, and what is there from then on."""
-        spans = [s for s in all_spans if s.task.kind.is_compute and _key(s.task) in self._working]
+        runs = [s for s in all_spans if KINDS[s.task.kind].holds is Holds.SEGMENT]
+        spans = [s for s in runs if _key(s.task) in self._working]
         begins, ends = [span.start for span in spans], [span.end for span in spans]
         within = {use: [0] * (len(spans) + 1) for use in _Use}
         behind = {use: [0] * (len(spans) + 1) for use in _Use}
@@ -215,18 +218,18 @@ class _Stage:
         lives: dict[tuple[Tensor, int], _Life] = {}
         for span in spans:
             task = span.task
-            assert task.microbatch is not None or task.kind.is_transfer
-            if task.kind is Kind.RECV and task.edge in self._transfers:
+            holds = KINDS[task.kind].holds
+            if holds is Holds.RECEIVED and task.edge in self._transfers:
                 self._begins(lives, self._transfers[task.edge].tensor, task.microbatch, span.end, _Use.TRANSPORT)
-            elif task.kind is Kind.RECV and task.edge in self._sums:
+            elif holds is Holds.RECEIVED and task.edge in self._sums:
                 # What another stage adds to a gradient lies beside this stage's own sum until both are whole.
                 yield self._sums[task.edge], _Life(span.end, math.inf, _Use.TRANSPORT)
-            elif task.kind is Kind.SEND and task.edge in self._transfers:
+            elif holds is Holds.SENT and task.edge in self._transfers:
                 # A message may need all the time that it has.
                 assert task.microbatch is not None
                 until = max(span.end, read.get((task.edge, task.microbatch), span.end))
                 self._is_there(lives, self._transfers[task.edge].tensor, task.microbatch, until, _Use.TRANSPORT)
-            elif (segment := self._segments.get(_key(task))) and task.kind.is_compute:
+            elif holds is Holds.SEGMENT and (segment := self._segments.get(_key(task))):
                 for tensor in segment.inputs:
                     self._is_there(lives, tensor, task.microbatch, span.end, read=span.start)
                 for tensor in segment.outputs:

@@ -7,6 +7,9 @@ and is finished a latency later:
                               \ latency
     rank 1   |-- B --| R0.0 opened earlier, finished here, its reader may start
 
+What a rank does with other replicas has a lane of its own: one such task after the other, each as soon as it has what
+it needs, while the rank goes on with its list.
+
 A rank that stands before something that cannot be known yet is taken up again when that has an end, and no earlier: no
 task is tried more often where there are many.
 """
@@ -16,8 +19,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 
 from smp_tf.pipeline.programs.dependencies import Dependencies
+from smp_tf.pipeline.programs.kinds import KINDS, Busy
 from smp_tf.pipeline.task import Program, Task
 
 
@@ -35,42 +40,58 @@ class Walk(ABC):
         self.program = program
         self.tasks, self.first, self.needs = depends.tasks, depends.first, depends.needs
         self.latency = latency
-        #: Where each rank stands.
-        self.at = list(self.first[:-1])
+        #: The numbers of each lane: of what the ranks themselves do, and behind them of their lines to other replicas.
+        self.lanes = self._lanes()
+        #: Where each lane stands.
+        self.at = [0] * len(self.lanes)
         # What the program lacks never starts.
         self.start: list[float | None] = [None] * len(self.tasks)
         #: Of what has ended, or will as far as is known: a transfer whose ends are open.
         self.end: list[float | None] = [None] * len(self.tasks)
         #: The RECV of a SEND, once it is open.
         self._receive_of: dict[int, int] = {}
-        self._able = deque(range(program.stages))
-        #: The ranks that stand before something that needs a task.
+        self._able = deque(range(len(self.lanes)))
+        #: The lanes that stand before something that needs a task.
         self._waiting: dict[int, list[int]] = {}
 
+    def _lanes(self) -> list[list[int]]:
+        lanes = [list(range(first, last)) for first, last in pairwise(self.first)]
+        in_line = {kind for kind, row in KINDS.items() if row.busy is Busy.LINE}
+        lines = [[number for number in lane if self.tasks[number].kind in in_line] for lane in lanes]
+        for rank, line in enumerate(lines):
+            if line:
+                lanes[rank] = [number for number in lanes[rank] if self.tasks[number].kind not in in_line]
+        return lanes + lines
+
+    def rank_of(self, lane: int) -> int:
+        """The rank that a lane is of."""
+        return lane % self.program.stages
+
     @abstractmethod
-    def _advance(self, rank: int, number: int) -> bool:
-        """Takes the next task of a rank; False, and something will take the rank up, when it cannot go on."""
+    def _advance(self, lane: int, number: int) -> bool:
+        """Takes the next task of a lane; False, and something will take the lane up, when it cannot go on."""
 
     def _go_on(self) -> None:
-        """Goes on with every rank that can."""
+        """Goes on with every lane that can."""
         while self._able:
-            rank = self._able.popleft()
-            number, last = self.at[rank], self.first[rank + 1]
-            while number < last and self._advance(rank, number):
-                number += 1
-            self.at[rank] = number
+            lane = self._able.popleft()
+            numbers, at = self.lanes[lane], self.at[lane]
+            while at < len(numbers) and self._advance(lane, numbers[at]):
+                at += 1
+            self.at[lane] = at
 
-    def _take_up(self, rank: int) -> None:
-        self._able.append(rank)
+    def _take_up(self, lane: int) -> None:
+        self._able.append(lane)
 
-    def _ready(self, rank: int, number: int, moment: float) -> float | None:
-        """When all that a task needs is there and a moment has come; None, and the rank waits, while that is open."""
+    def _ready(self, lane: int, number: int, moment: float) -> float | None:
+        """When all that a task needs is there and a moment has come; None, and the lane waits, while that is open."""
+        first = self.first[self.rank_of(lane)]
         for need in self.needs[number]:
             ended = self.end[need]
             if ended is None:
-                self._wait(rank, need)
+                self._wait(lane, need)
                 return None
-            if not self.first[rank] <= need < number:
+            if not first <= need < number:
                 ended += self.latency(self.tasks[need])
             if ended > moment:
                 moment = ended
@@ -102,5 +123,5 @@ class Walk(ABC):
         self.end[number] = moment
         self._able.extend(self._waiting.pop(number, ()))
 
-    def _wait(self, rank: int, number: int) -> None:
-        self._waiting.setdefault(number, []).append(rank)
+    def _wait(self, lane: int, number: int) -> None:
+        self._waiting.setdefault(number, []).append(lane)

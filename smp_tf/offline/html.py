@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from smp_tf.pipeline.programs.kinds import KINDS
 from smp_tf.pipeline.task import Kind
 
-#: The tasks of a picture: a color that people who see colours differently can tell apart (Okabe and Ito, 2008), and
-#: what it stands for.
-TASKS = {
-    Kind.F: ("#56b4e9", "forward"),
-    Kind.B: ("#e69f00", "backward"),
-    Kind.I: ("#e69f00", "backward, what the stage before waits for"),
-    Kind.W: ("#f0e442", "backward, gradients of weights"),
-    Kind.T: ("#009e73", "what needs gradients of several stages"),
-    Kind.REDUCE: ("#cc79a7", "reduce: gradients over replicas, norms over stages"),
-    Kind.APPLY: ("#999999", "apply: the optimizer"),
-}
 #: Pixels of a picture's width, and of what stands before its rows.
 WIDTH, LEFT = 1100, 70
 
@@ -74,7 +64,8 @@ def mark(color: str, name: str = "") -> str:
 def legend(there: Iterable[Kind]) -> str:
     """Returns what the colours of the tasks that are there stand for."""
     there = set(there)
-    return " ".join(f"{mark(color)}{words}" for kind, (color, words) in TASKS.items() if kind in there)
+    shown = [(row.color, row.words) for kind, row in KINDS.items() if kind in there]
+    return " ".join(f"{mark(color)}{words}" for color, words in shown if color is not None)
 
 
 def svg(width: float, height: float, shapes: Iterable[str]) -> str:

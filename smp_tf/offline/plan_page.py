@@ -11,13 +11,14 @@ import itertools
 from collections.abc import Sequence
 from html import escape
 
-from smp_tf.offline.html import LEFT, TASKS, WIDTH, document, items, legend, mark, svg, table
+from smp_tf.offline.html import LEFT, WIDTH, document, items, legend, mark, svg, table
 from smp_tf.offline.numbers import in_flops, in_seconds
 from smp_tf.offline.plan import OfflinePlan, memory_over_time
 from smp_tf.offline.plan_text import forecast
 from smp_tf.partition.plan.plan import as_bytes
 from smp_tf.partition.plan.report import heading, layer_names, remarks, sent, shared_rows
 from smp_tf.partition.units.cost import UnitCost
+from smp_tf.pipeline.programs.kinds import KINDS
 
 #: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
 _COLORS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2", "#999999")
@@ -216,10 +217,9 @@ def _timeline(made: OfflinePlan) -> str:
         top = rank * 24
         shapes.append(f'<text x="0" y="{top + 14}">rank {rank}</text>')
         for span in spans:
-            task = span.task
-            if task.kind.is_transfer or span.end <= span.start:
+            task, color = span.task, KINDS[span.task.kind].color
+            if color is None or span.end <= span.start:
                 continue
-            color, _ = TASKS[task.kind]
             x, wide = LEFT + span.start * scale, (span.end - span.start) * scale
             told = f"{task}: {in_seconds(span.start)} to {in_seconds(span.end)}"
             shapes.append(

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from smp_tf.offline.html import LEFT, TASKS, WIDTH, document, items, legend, mark, svg, table
+from smp_tf.offline.html import LEFT, WIDTH, document, items, legend, mark, svg, table
 from smp_tf.offline.numbers import in_seconds
 from smp_tf.offline.timeline_text import WORDS, RecordedReplica, rows
 from smp_tf.pipeline.measure.recorded import TaskRun
 from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
+from smp_tf.pipeline.programs.kinds import KINDS
 
 _PARTS = {
     "compute": "#ffffff",
@@ -139,7 +140,6 @@ def _picture(step: StepAnatomy, ranks: Sequence[int]) -> str:
 def _box(run: TaskRun, origin: int, scale: float, place: tuple[int, int], is_critical: bool) -> str:
     """Returns a task; `place` is where its box begins, downwards, and how high it is."""
     top, height = place
-    color, _ = TASKS[run.task.kind]
     x, wide = LEFT + (run.begin - origin) * scale, (run.end - run.begin) * scale
     told = (
         f"{run.task}: {in_seconds((run.end - run.begin) / 1e9)}, from {in_seconds((run.begin - origin) / 1e9)}"
@@ -148,7 +148,7 @@ def _box(run: TaskRun, origin: int, scale: float, place: tuple[int, int], is_cri
     stroke = 'stroke="black" stroke-width="2"' if is_critical else 'stroke="white" stroke-width=".5"'
     shape = (
         f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{top}" width="{wide:.2f}" height="{height}" '
-        f'fill="{color}" {stroke}/>'
+        f'fill="{KINDS[run.task.kind].color}" {stroke}/>'
     )
     if wide >= 16 and run.task.microbatch is not None:
         shape += f'<text x="{x + wide / 2:.1f}" y="{top + 13}" text-anchor="middle">{run.task.microbatch}</text>'

@@ -18,7 +18,8 @@ from smp_tf.checkpoint.manager import CheckpointManager
 from smp_tf.job import exchange, runtime
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan, as_bytes
-from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.schedules.schedule import program_of
 from smp_tf.recording import record as recording
 from smp_tf.replicas import equal_start

@@ -9,7 +9,8 @@ import pytest
 
 from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
 from smp_tf.pipeline.programs.check import check
-from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.task import parse_program
 from tests.benchmarks.conftest import Refuse
 from tests.benchmarks.test_start_time import printed

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from smp_tf.pipeline.programs.simulate import ChunkTimes
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.schedules.schedule import build
 from tests.benchmarks.conftest import Refuse
 from tests.partition.plan.test_report import cells

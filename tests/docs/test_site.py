@@ -12,8 +12,9 @@ import pytest
 
 import smp_tf
 from smp_tf import errors
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.draw import draw
-from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.schedules.schedule import SCHEDULES, build
 from smp_tf.pipeline.schedules.schedule_file import load_schedule
 from tests.docs.pages import DOCS, ROOT, blocks, page

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from smp_tf.pipeline.measure.recorded import Message, ProgramRecord, RecordedStep, TaskRun
-from smp_tf.pipeline.programs.simulate import ChunkTimes, Timeline, simulate
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+from smp_tf.pipeline.programs.simulate import Timeline, simulate
 from smp_tf.pipeline.programs.transfers import add_transfers
 from smp_tf.pipeline.schedules.schedule import build
 from smp_tf.pipeline.task import Edge, Kind

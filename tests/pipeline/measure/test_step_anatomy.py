@@ -8,7 +8,7 @@ import pytest
 
 from smp_tf.pipeline.measure.recorded import RecordedStep, TaskRun
 from smp_tf.pipeline.measure.step_anatomy import PARTS, StepAnatomy
-from smp_tf.pipeline.programs.simulate import ChunkTimes
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.task import parse
 from tests.pipeline.recorded_steps import program, recorded
 

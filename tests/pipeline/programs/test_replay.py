@@ -13,10 +13,11 @@ import pytest
 from smp_tf.pipeline.collection import collection_put_off
 from smp_tf.pipeline.errors import ProgramError
 from smp_tf.pipeline.programs.check import check
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.dependencies import dependencies
 from smp_tf.pipeline.programs.replay import Replay, Stuck, replay
 from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
-from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.programs.transfers import add_transfers
 from smp_tf.pipeline.schedules.schedule import SCHEDULES, build
 from smp_tf.pipeline.task import Edge, Kind, Program, Task, parse_program

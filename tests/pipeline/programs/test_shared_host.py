@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smp_tf.pipeline.errors import ProgramError, ScheduleError
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes, TaskTimes
+from smp_tf.pipeline.programs.kinds import duration
 from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
-from smp_tf.pipeline.programs.simulate import ChunkTimes, latency_of, simulate
+from smp_tf.pipeline.programs.simulate import latency_of, simulate
 from smp_tf.pipeline.programs.transfers import add_transfers
 from smp_tf.pipeline.schedules.schedule import build
 from smp_tf.pipeline.task import Kind, Program, Task
@@ -138,7 +140,7 @@ def test_it_is_what_looking_at_all_ranks_at_every_moment_gives(
     times = [ChunkTimes(*each) for each in seconds[: program.chunks]]
     sharing = Sharing(tuple(hosts), *shares)
     found = simulate_on_hosts(program, times, edges, sharing, comm=comm)
-    stepped = SteppedHosts(program, edges, lambda task: times[task.chunk].of(task), latency_of(comm, edges), sharing)
+    stepped = SteppedHosts(program, edges, duration(TaskTimes(times)), latency_of(comm, edges), sharing)
     stepped.run()
     for ours, theirs in zip(found.spans, stepped.spans(), strict=True):
         assert [(s.task, s.start, s.end) for s in ours] == [

@@ -11,7 +11,8 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.split.split import Split
 from smp_tf.pipeline.planner.plan import PlacementRequest, cut
 from smp_tf.pipeline.planner.proposal import propose
-from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.programs.step_memory import StepMemory, memory_over_step, step_memory
 from smp_tf.pipeline.run.stage_program import edges_of, plan_program
 from tests.partition.op_graph_builder import chain_of_dense

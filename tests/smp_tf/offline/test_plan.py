@@ -19,7 +19,8 @@ from smp_tf.offline.cluster import Cluster, Host
 from smp_tf.offline.optimizers import slots_by_name
 from smp_tf.offline.plan import OfflineModel, OfflinePlan, memory_over_time, offline
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
-from smp_tf.pipeline.programs.simulate import ChunkTimes, simulate
+from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.run.stage_program import edges_of, plan_program
 
 

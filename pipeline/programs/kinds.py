@@ -1,0 +1,139 @@
+"""What is known of each kind of task: one table, which everything that handles tasks asks.
+
+A new kind of task needs its word in `Kind`, a row here, and, where ranks run it, an emitter in `run/emitters.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from smp_tf.pipeline.programs.chunk_times import TaskTimes
+from smp_tf.pipeline.programs.places import Places
+from smp_tf.pipeline.task import Kind, Task
+
+
+class Busy(enum.Enum):
+    """What of a rank is busy while a task runs."""
+
+    #: The rank itself, which does one such task after the other, in the order of its list.
+    RANK = enum.auto()
+    #: The rank's line to the other replicas: one such task after the other, beside what the rank computes.
+    LINE = enum.auto()
+    #: A message, which travels beside all else.
+    MESSAGE = enum.auto()
+
+
+class Holds(enum.Enum):
+    """How a task changes what lies in a stage's memory."""
+
+    #: It reads and makes the tensors of a segment.
+    SEGMENT = enum.auto()
+    #: It brings a tensor from another stage.
+    RECEIVED = enum.auto()
+    #: It keeps a tensor until another stage has it.
+    SENT = enum.auto()
+    #: It changes nothing that is counted by task.
+    NOTHING = enum.auto()
+
+
+class Stash(enum.Enum):
+    """What a task does to the activations that its chunk keeps of a microbatch for backward."""
+
+    BEGINS = enum.auto()
+    ENDS = enum.auto()
+    #: It ends the stash where the caller takes this piece of a backward in two for the one that does.
+    MAY_END = enum.auto()
+    IS_LEFT = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is known of a kind of task.
+
+    Attributes:
+        needs: returns the numbers of what a task needs finished before it begins, given where tasks stand, the rank
+            and the task.
+        seconds: returns how long a task takes, given the times of a program and the task.
+        part: what the time of a rank that runs such a task goes into: a part of `measure/step_anatomy.py`.
+        color: of a task in a picture, one that people who see colours differently can tell apart (Okabe and Ito, 2008);
+            None where it is not drawn.
+        words: what it stands for, in a legend.
+        busy: what of the rank is busy while it runs.
+        holds: how it changes what lies in memory.
+        stash: what it does to what is kept for backward.
+        alone: whose share of its time it takes while the other ranks of its host wait; None where it takes all of it.
+    """
+
+    needs: Callable[[Places, int, Task], tuple[int, ...]]
+    seconds: Callable[[TaskTimes, Task], float]
+    part: str
+    color: str | None
+    words: str
+    busy: Busy = Busy.RANK
+    holds: Holds = Holds.NOTHING
+    stash: Stash = Stash.IS_LEFT
+    alone: Literal["forward", "backward"] | None = None
+
+
+def once(times: TaskTimes, task: Task) -> float:
+    """Returns how long a task takes that is done once a step."""
+    return times.once.get(task, 0.0)
+
+
+def _extra(times: TaskTimes, task: Task) -> float:
+    assert task.sweep is not None
+    return times.of_chunk(task).extra.get(task.sweep, 0.0)
+
+
+KINDS: dict[Kind, Row] = {
+    Kind.F: Row(
+        Places.of_compute, lambda times, task: times.of_chunk(task).forward, "compute", "#56b4e9", "forward",
+        holds=Holds.SEGMENT, stash=Stash.BEGINS, alone="forward",
+    ),
+    Kind.B: Row(
+        Places.of_compute, lambda times, task: times.of_chunk(task).backward, "compute", "#e69f00", "backward",
+        holds=Holds.SEGMENT, stash=Stash.ENDS, alone="backward",
+    ),
+    Kind.I: Row(
+        Places.of_compute, lambda times, task: times.of_chunk(task).input_gradient, "compute",
+        "#e69f00", "backward, what the stage before waits for",
+        holds=Holds.SEGMENT, stash=Stash.MAY_END, alone="backward",
+    ),
+    Kind.W: Row(
+        Places.of_weight_gradients, lambda times, task: times.of_chunk(task).weight_gradient, "compute",
+        "#f0e442", "backward, gradients of weights",
+        holds=Holds.SEGMENT, stash=Stash.MAY_END, alone="backward",
+    ),
+    Kind.T: Row(
+        Places.of_compute, _extra, "compute", "#009e73", "what needs gradients of several stages", holds=Holds.SEGMENT,
+    ),
+    Kind.SEND: Row(
+        Places.of_send, once, "message", None, "a tensor is sent to another stage",
+        busy=Busy.MESSAGE, holds=Holds.SENT,
+    ),
+    Kind.RECV: Row(
+        Places.of_receive, once, "message", None, "a tensor is received from another stage",
+        busy=Busy.MESSAGE, holds=Holds.RECEIVED,
+    ),
+    Kind.REDUCE: Row(
+        Places.of_gradients, once, "reduce", "#cc79a7", "reduce: gradients over replicas, norms over stages",
+        busy=Busy.LINE,
+    ),
+    Kind.APPLY: Row(Places.of_averages, once, "apply", "#999999", "apply: the optimizer"),
+    # Words set aside, which no pass emits.
+    Kind.GATHER: Row(Places.of_nothing, once, "other", None, "weights are gathered from replicas", busy=Busy.LINE),
+    Kind.RELEASE: Row(Places.of_nothing, once, "other", None, "gathered weights are given up"),
+    Kind.OFFLOAD: Row(Places.of_nothing, once, "other", None, "activations are moved away", busy=Busy.LINE),
+}  # fmt: skip
+
+
+def duration(times: TaskTimes) -> Callable[[Task], float]:
+    """Returns how long tasks take, as a function of the task.
+
+    Args:
+        times: of the program's tasks.
+    """
+    return lambda task: KINDS[task.kind].seconds(times, task)

@@ -1,0 +1,151 @@
+"""What is known while one rank's program is written into a graph: the values that are there, and what comes after what.
+
+The emitters of the tasks share it: each takes what its task reads from here, and puts what it makes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, SEED, Tensor
+from smp_tf.partition.split.segment_graph import tensor_name
+from smp_tf.partition.split.split import Transfer
+from smp_tf.partition.split.step_outputs import StepOutputPlan
+from smp_tf.pipeline.run.function_calls import FunctionCalls
+from smp_tf.pipeline.run.host import on_device
+from smp_tf.pipeline.run.reduction import Bucket, parts_of
+from smp_tf.pipeline.run.stage_program import StageProgram
+
+
+@dataclass
+class Emission:
+    """The state of writing a program.
+
+    Args:
+        program: this rank's program.
+        arguments: gives argument tensor number i of microbatch m.
+        captures: the outside tensors of CAPTURE nodes.
+        seed: gives the random seed of microbatch m.
+        weights: weight of each microbatch in sums, where the program is weighted.
+        step: number of the step.
+        values: what compute tasks made and RECVs brought, by tensor and microbatch.
+        remote: values of other stages' variables, by index.
+        seeds: of the microbatches that needed one.
+        accumulated: sums over the microbatches.
+        reduced: sums over the replicas, by position among the outputs.
+        calls: of the functions.
+        called: names of the calls' ops.
+        all_ops: what has to run before variables change.
+        averages: what has to run before the step ends.
+        last_compute: what the next compute task comes after; None while there is none.
+    """
+
+    program: StageProgram
+    arguments: Callable[[int, int], tf.Tensor]
+    captures: Sequence[tf.Tensor]
+    seed: Callable[[int], tf.Tensor]
+    weights: Sequence[Any]
+    step: tf.Tensor
+    values: dict[tuple[Tensor, int | None], tf.Tensor] = field(default_factory=dict)
+    remote: dict[int, tf.Tensor] = field(default_factory=dict)
+    seeds: dict[int, tf.Tensor] = field(default_factory=dict)
+    accumulated: dict[Tensor, tf.Tensor] = field(default_factory=dict)
+    reduced: dict[int, tf.Tensor] = field(default_factory=dict)
+    calls: FunctionCalls = field(default_factory=FunctionCalls)
+    called: set[str] = field(default_factory=set)
+    all_ops: list[tf.Operation] = field(default_factory=list)
+    averages: list[tf.Operation] = field(default_factory=list)
+    last_compute: tf.Operation | None = None
+
+    def __post_init__(self) -> None:
+        self.transfers: Mapping[int, Transfer] = {t.index: t for t in self.program.split.transfers}
+
+    def total(self, position: int) -> tf.Tensor | None:
+        """What this rank has of an output's sum over the microbatches, and over the replicas where there are more."""
+        output = self.program.split.outputs[position]
+        if not output.gets_sum(self.program.stage, self.program.split.placement):
+            return None
+        return self.reduced.get(position) if self.program.reduction is not None else self.own_total(output)
+
+    def own_total(self, output: StepOutputPlan) -> tf.Tensor:
+        """What this rank has of an output's sum over the microbatches."""
+        parts = [self.sum_of(t) for t in parts_of(output)]
+        with on_device(self.program.sums_on):
+            return tf.add_n(parts) if len(parts) > 1 else parts[0]
+
+    def reduce(self, bucket: Bucket) -> None:
+        """Begin a bucket, all of whose gradients are complete now."""
+        assert self.program.reduction is not None
+        sums = [self.own_total(self.program.split.outputs[position]) for position in bucket.positions]
+        reduced, there = self.program.reduction.reduced(sums, bucket, self.step)
+        self.reduced.update(zip(self.program.reduction.positions_here(bucket), reduced, strict=True))
+        self.averages.append(there)
+
+    def clear_sums(self) -> None:
+        """Begin the sums that the functions add to, before the first of them runs."""
+        cleared = [accumulator.clear(self.step.op) for accumulator in self.program.accumulators.values()]
+        if cleared:
+            with tf.control_dependencies(cleared):
+                self.last_compute = tf.no_op()
+
+    def sum_of(self, tensor: Tensor) -> tf.Tensor:
+        """A tensor's sum over the microbatches, which is complete now."""
+        if tensor not in self.accumulated:
+            assert self.last_compute is not None
+            self.accumulated[tensor], freed = self.program.accumulators[tensor].take(self.last_compute)
+            self.all_ops.append(freed)
+        return self.accumulated[tensor]
+
+    def set_shape(self, result: tf.Tensor, tensor: Tensor) -> None:
+        """Say what is known of a result, of which its call says nothing."""
+        result.set_shape(self.program.split.graph.type_of(tensor).shape)
+
+    def not_computed(self, inputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """What makes these inputs, other than the tasks, which come after one another, and what is there already."""
+        makers = {tensor.op.name: tensor.op for tensor in inputs if tf.is_symbolic_tensor(tensor)}
+        return [op for name, op in makers.items() if name not in self.called]
+
+    def after(self) -> list[tf.Operation]:
+        """What the next compute task comes after."""
+        return [self.last_compute] if self.last_compute is not None else [self.step.op]
+
+    def value_of(self, tensor: Tensor, microbatch: int) -> tf.Tensor:
+        """A tensor of a microbatch, which is there now."""
+        node = self.program.split.graph.nodes[tensor.node]
+        if node.op == ARGUMENT:
+            assert node.source is not None
+            return self.arguments(node.source, microbatch)
+        if node.op == CAPTURE:
+            assert node.source is not None
+            return self.captures[node.source]
+        if node.op == SEED:
+            if microbatch not in self.seeds:
+                self.seeds[microbatch] = self.seed(microbatch)
+            return self.seeds[microbatch]
+        return self.values[tensor, microbatch]
+
+    def accumulate(self, tensor: Tensor, microbatch: int, value: tf.Tensor) -> None:
+        """Add up in this graph what has no accumulator."""
+        if self.program.weighted:
+            value = value * tf.cast(self.weights[microbatch], value.dtype)
+        total = self.accumulated.get(tensor)
+        with on_device(self.program.sums_on):
+            self.accumulated[tensor] = value if total is None else total + value
+
+    def label_of(self, transfer: Transfer) -> str:
+        """A transfer in words."""
+        graph, placement = self.program.split.graph, self.program.split.placement
+        if transfer.tensor is not None:
+            what = tensor_name(graph, transfer.tensor)
+        else:
+            assert transfer.variable is not None
+            what = f"value of {graph.variables[transfer.variable].name}"
+        return f"{what} (stage {placement[transfer.src_chunk]} to {placement[transfer.dst_chunk]})"
+
+    def rank_of(self, chunk: int) -> int:
+        """The world rank that runs a chunk."""
+        return self.program.ranks[self.program.split.placement[chunk]]

@@ -1,0 +1,122 @@
+"""Who writes the operations of a task into the graph: one table, from its kind to its emitter.
+
+A new kind that ranks run needs an emitter here, beside its row in `programs/kinds.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from smp_tf.ops import send_recv
+from smp_tf.pipeline.run.emission import Emission
+from smp_tf.pipeline.run.marks import begin_task, end_task
+from smp_tf.pipeline.task import Kind, Task
+
+Emitter = Callable[[Emission, Task], None]
+
+
+def emit_compute(emission: Emission, task: Task) -> None:
+    """Calls the function of a task's segment, if it has one, after the compute task before it."""
+    assert task.microbatch is not None
+    function = emission.program.function_of(task)
+    if function is None:
+        return
+    microbatch = task.microbatch
+    inputs = [emission.value_of(t, microbatch) for t in function.arguments]
+    inputs += [emission.remote[v] for v in function.remote_values]
+    if function.weighted:
+        inputs.append(tf.cast(emission.weights[microbatch], tf.float64))
+    if function.early is not None:
+        inputs.append(emission.step)
+    number = emission.program.number
+    with tf.name_scope(str(task)):
+        begun = begin_task(task, emission.step, number, [*emission.after(), *emission.not_computed(inputs)])
+        with tf.control_dependencies([begun]):
+            call = emission.calls.add(function, inputs)
+        emission.last_compute = end_task(task, emission.step, number, call)
+    emission.called.add(call.name)
+    emission.all_ops.append(emission.last_compute)
+    for tensor, result in zip(function.outputs, call.outputs, strict=False):
+        emission.set_shape(result, tensor)
+        emission.values[tensor, microbatch] = result
+        if tensor in emission.program.summed - emission.program.accumulators.keys():
+            emission.accumulate(tensor, microbatch, result)
+    if function.early is not None:
+        # Behind the task's begin: a pass that puts ops together would otherwise see nothing between what the task
+        # waits for and what waits for this, make one op of both, and that would wait for itself.
+        with tf.control_dependencies([begun]):
+            emission.accumulated.update(function.early.take(emission.program.split.graph, emission.step))
+
+
+def emit_send(emission: Emission, task: Task) -> None:
+    """Sends a tensor, when its maker has ended."""
+    assert task.edge is not None
+    transfer = emission.transfers[task.edge]
+    # When its maker has ended, to the clock as well.
+    after = emission.after()
+    if transfer.is_sum:
+        assert transfer.tensor is not None
+        value = emission.sum_of(transfer.tensor)
+    elif transfer.tensor is not None:
+        value = emission.values[transfer.tensor, task.microbatch]
+    else:
+        assert transfer.variable is not None
+        with tf.control_dependencies([emission.step.op]):
+            value = emission.program.variables[transfer.variable].read_value()
+        after = [emission.step.op]
+    with tf.control_dependencies(after):
+        op = send_recv.send(
+            value,
+            emission.step,
+            dest=emission.rank_of(transfer.dst_chunk),
+            program=emission.program.number,
+            edge=transfer.index,
+            microbatch=task.microbatch or 0,
+            label=emission.label_of(transfer),
+        )
+    emission.all_ops.append(op)
+
+
+def emit_receive(emission: Emission, task: Task) -> None:
+    """Receives a tensor, posted when the compute task before it has ended."""
+    assert task.edge is not None
+    transfer = emission.transfers[task.edge]
+    graph = emission.program.split.graph
+    if transfer.tensor is not None:
+        kind = graph.type_of(transfer.tensor)
+    else:
+        assert transfer.variable is not None
+        kind = graph.variables[transfer.variable].type
+    with tf.control_dependencies(emission.after()):
+        value = send_recv.recv(
+            emission.step,
+            tf.dtypes.as_dtype(kind.dtype),
+            tf.TensorShape(kind.shape),
+            src=emission.rank_of(transfer.src_chunk),
+            program=emission.program.number,
+            edge=transfer.index,
+            microbatch=task.microbatch or 0,
+            label=emission.label_of(transfer),
+        )
+    emission.all_ops.append(value.op)
+    if transfer.is_sum:
+        assert transfer.tensor is not None
+        emission.accumulated[transfer.tensor] = value
+    elif transfer.tensor is not None:
+        emission.values[transfer.tensor, task.microbatch] = value
+    else:
+        assert transfer.variable is not None
+        emission.remote[transfer.variable] = value
+
+
+EMITTERS: dict[Kind, Emitter] = {
+    Kind.F: emit_compute,
+    Kind.B: emit_compute,
+    Kind.I: emit_compute,
+    Kind.W: emit_compute,
+    Kind.T: emit_compute,
+    Kind.SEND: emit_send,
+    Kind.RECV: emit_receive,
+}
