@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
 
 import tensorflow as tf
 
@@ -25,7 +25,8 @@ from smp_tf.partition.graph.op_graph import (
 from smp_tf.partition.graph.tensor_types import static_shape, tensor_type
 from smp_tf.partition.op_cost.loop_lists import with_list_lengths
 from smp_tf.partition.op_cost.loop_turns import with_few_turns
-from smp_tf.partition.trace.trace import GradientFunctionSpan, Trace
+from smp_tf.partition.trace.directions import Directions, directions_of
+from smp_tf.partition.trace.trace import Trace
 
 #: Stateful by registration, yet without any effect that another op or a person could see.
 _WITHOUT_EFFECT = frozenset(
@@ -64,15 +65,6 @@ class OutputSlot:
     spec: Any = None
 
 
-def _paint(spans: Sequence[Any], length: int, value: Callable[[int], Any], initial: Any) -> list[Any]:
-    """Returns for each op number the value of the innermost span around it (spans come outermost first)."""
-    found = [initial] * length
-    for index, span in enumerate(spans):
-        if span.end > span.start:
-            found[span.start : span.end] = [value(index)] * (span.end - span.start)
-    return found
-
-
 def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> Lowered:
     """Turns a trace into an op graph.
 
@@ -83,102 +75,186 @@ def lower(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> 
     Returns:
         The op graph, validated, with everything in it that the trace holds; nothing is pruned yet.
     """
-    graph, recorder = trace.graph, trace.recorder
-    operations = graph.get_operations()[: trace.length]
-    number_of = {op.name: number for number, op in enumerate(operations)}
-    length = len(operations)
-    call_of = _paint(recorder.call_spans, length, lambda i: recorder.call_spans[i].call, 0)
-    is_backward = _paint(recorder.backward_spans, length, lambda i: True, False)
-    # Gradient functions are noted when they end: inner ones (a tape inside a custom gradient) first.
-    function_spans = sorted(recorder.function_spans, key=lambda span: (span.start, -span.end))
-    function_of = _paint(function_spans, length, lambda i: i, None)
-    forward_op = _ForwardOps(operations, call_of, is_backward)
-    differentiated = [forward_op.find(span) for span in function_spans]
-
-    variables, variable_objects, variable_of_handle = _variables(graph, describe)
-    argument_of = {tensor.op.name: index for index, tensor in enumerate(trace.arguments)}
-    captures: list[tf.Tensor] = []
-    variable_of: dict[str, int] = {}
-    capture_of: dict[str, int] = {}
-    for outside, inside in graph.captures:
-        handle = variable_of_handle.get(id(outside))
-        if handle is not None:
-            variable_of[inside.op.name] = handle
-        else:
-            capture_of[inside.op.name] = len(captures)
-            captures.append(outside)
-
-    graph_def = graph.as_graph_def()
-    definition_of = {node.name: node for node in graph_def.node}
+    operations = trace.graph.get_operations()[: trace.length]
+    numbers = _Numbers(operations)
+    graph_def = trace.graph.as_graph_def()
+    sources = _sources(trace, describe)
+    ops = _Ops(operations, numbers, graph_def, directions_of(trace, operations), sources.variable_of)
     nodes: list[Node] = []
     for number, op in enumerate(operations):
-        inputs = tuple(Tensor(number_of[t.op.name], t.value_index) for t in op.inputs)
-        control = tuple(sorted(number_of[c.name] for c in op.control_inputs if c.name in number_of))
-        outputs = tuple(tensor_type(t) for t in op.outputs)
-        common: dict[str, Any] = {"name": op.name, "inputs": inputs, "control": control, "outputs": outputs}
-        for kind, table in ((ARGUMENT, argument_of), (VARIABLE, variable_of), (CAPTURE, capture_of)):
-            if op.name in table:
-                nodes.append(Node(op=kind, source=table[op.name], **common))
-                break
-        else:
-            forward_of = differentiated[function_of[number]] if function_of[number] is not None else None
-            backward = is_backward[number]
-            reads, writes = _touched(op, number_of, variable_of)
-            call = call_of[number]
-            if backward:
-                # The forward op may itself have been made while gradients were taken (recomputation).
-                call = nodes[forward_of].call if forward_of is not None else 0
-            nodes.append(
-                Node(
-                    op=op.type,
-                    definition=definition_of[op.name].SerializeToString(deterministic=True),
-                    call=call,
-                    backward=backward,
-                    forward_of=forward_of,
-                    stateful=_has_effect(op, reads, writes),
-                    reads=reads,
-                    writes=writes,
-                    **common,
-                )
-            )
+        source = sources.node(op, numbers)
+        nodes.append(ops.node(number, nodes) if source is None else source)
     written = {v for node in nodes for v in node.writes}
-    variables = [dataclasses.replace(v, read_only=v.index not in written) for v in variables]
-
-    outputs_flat: list[Tensor] = []
-
-    def slot(value: Any) -> Any:
-        composite = isinstance(value, tf.__internal__.CompositeTensor)
-        if not composite and not isinstance(value, tf.Tensor):
-            return value
-        first = len(outputs_flat)
-        for part in tf.nest.flatten(value, expand_composites=True):
-            outputs_flat.append(Tensor(number_of[part.op.name], part.value_index))
-        positions = tuple(range(first, len(outputs_flat)))
-        return OutputSlot(positions, tf.type_spec_from_value(value) if composite else None)
-
-    results = tf.nest.map_structure(slot, trace.results)
-    by_handle = {id(v.handle): index for index, v in enumerate(variable_objects)}
-    gradients = tuple(
-        Gradient(
-            by_handle[id(g.variable.handle)], tuple(Tensor(number_of[t.op.name], t.value_index) for t in g.tensors)
-        )
-        for g in recorder.gradients
-        if id(g.variable.handle) in by_handle and all(getattr(t, "graph", None) is graph for t in g.tensors)
-    )
+    outputs, results = _results(trace, numbers)
     op_graph = _in_topological_order(
         OpGraph(
             nodes=_with_late_inputs(nodes),
-            calls=tuple(recorder.calls),
-            variables=tuple(variables),
-            outputs=tuple(outputs_flat),
-            gradients=gradients,
+            calls=tuple(trace.recorder.calls),
+            variables=tuple(dataclasses.replace(v, read_only=v.index not in written) for v in sources.variables),
+            outputs=outputs,
+            gradients=_gradients(trace, sources.objects, numbers),
             library=graph_def.library.SerializeToString(deterministic=True),
         )
     )
     op_graph = with_few_turns(dataclasses.replace(op_graph, nodes=_pair_function_calls(op_graph.nodes)))
     op_graph = with_list_lengths(op_graph)
     op_graph.validate()
-    return Lowered(op_graph, tuple(variable_objects), tuple(captures), results)
+    return Lowered(op_graph, tuple(sources.objects), tuple(sources.captures), results)
+
+
+class _Numbers:
+    """Numbers ops in the order in which they were made, and says what nodes' edges are.
+
+    Args:
+        operations: the ops.
+    """
+
+    def __init__(self, operations: Sequence[tf.Operation]) -> None:
+        self._number_of = {op.name: number for number, op in enumerate(operations)}
+
+    def tensor(self, tensor: tf.Tensor) -> Tensor:
+        """Returns what stands for a tensor in the op graph."""
+        return Tensor(self._number_of[tensor.op.name], tensor.value_index)
+
+    def edges(self, op: tf.Operation) -> _Edges:
+        """Returns what every node says of its op, whatever kind it is."""
+        return _Edges(
+            name=op.name,
+            inputs=tuple(self.tensor(t) for t in op.inputs),
+            control=tuple(sorted(self._number_of[c.name] for c in op.control_inputs if c.name in self._number_of)),
+            outputs=tuple(tensor_type(t) for t in op.outputs),
+        )
+
+
+class _Edges(TypedDict):
+    """What every node says of its op: arguments of `Node`."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    control: tuple[int, ...]
+    outputs: tuple[TensorType, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sources:
+    """What comes into a graph from outside.
+
+    Args:
+        variables: those of the graph's resource captures.
+        objects: TensorFlow's objects for them.
+        captures: the other outside tensors.
+        argument_of: by an op's name, the argument of the step that it stands for.
+        variable_of: by an op's name, the variable whose handle it is.
+        capture_of: by an op's name, the capture that it stands for.
+    """
+
+    variables: Sequence[Variable]
+    objects: Sequence[tf.Variable]
+    captures: Sequence[tf.Tensor]
+    argument_of: Mapping[str, int]
+    variable_of: Mapping[str, int]
+    capture_of: Mapping[str, int]
+
+    def node(self, op: tf.Operation, numbers: _Numbers) -> Node | None:
+        """Returns the node of an op that stands for something from outside; None for another op."""
+        for kind, table in ((ARGUMENT, self.argument_of), (VARIABLE, self.variable_of), (CAPTURE, self.capture_of)):
+            if op.name in table:
+                return Node(op=kind, source=table[op.name], **numbers.edges(op))
+        return None
+
+
+def _sources(trace: Trace, describe: Callable[[tf.Variable], tuple[str, bool]]) -> _Sources:
+    """Returns what comes into a trace from outside."""
+    variables, objects, variable_of_handle = _variables(trace.graph, describe)
+    captures: list[tf.Tensor] = []
+    variable_of: dict[str, int] = {}
+    capture_of: dict[str, int] = {}
+    for outside, inside in trace.graph.captures:
+        handle = variable_of_handle.get(id(outside))
+        if handle is not None:
+            variable_of[inside.op.name] = handle
+        else:
+            capture_of[inside.op.name] = len(captures)
+            captures.append(outside)
+    argument_of = {tensor.op.name: index for index, tensor in enumerate(trace.arguments)}
+    return _Sources(variables, objects, captures, argument_of, variable_of, capture_of)
+
+
+class _Ops:
+    """Makes the nodes of ops that compute.
+
+    Args:
+        operations: all ops.
+        numbers: theirs.
+        graph_def: holds their definitions.
+        directions: in which call and direction they were made.
+        variable_of: by an op's name, the variable whose handle it is.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[tf.Operation],
+        numbers: _Numbers,
+        graph_def: Any,
+        directions: Directions,
+        variable_of: Mapping[str, int],
+    ) -> None:
+        self._operations = operations
+        self._numbers = numbers
+        self._definition_of = {node.name: node for node in graph_def.node}
+        self._directions = directions
+        self._variable_of = variable_of
+
+    def node(self, number: int, earlier: Sequence[Node]) -> Node:
+        """Returns the node of an op.
+
+        Args:
+            number: the op's.
+            earlier: the nodes of all ops before it.
+        """
+        op, forward_of = self._operations[number], self._directions.forward_of[number]
+        reads, writes = _touched(op, self._variable_of)
+        call, backward = self._directions.call_of[number], self._directions.is_backward[number]
+        if backward:
+            # The forward op may itself have been made while gradients were taken (recomputation).
+            call = earlier[forward_of].call if forward_of is not None else 0
+        made: dict[str, Any] = {"call": call, "backward": backward, "forward_of": forward_of}
+        return Node(
+            op=op.type,
+            definition=self._definition_of[op.name].SerializeToString(deterministic=True),
+            stateful=_has_effect(op, reads, writes),
+            reads=reads,
+            writes=writes,
+            **self._numbers.edges(op),
+            **made,
+        )
+
+
+def _results(trace: Trace, numbers: _Numbers) -> tuple[tuple[Tensor, ...], Any]:
+    """Returns the tensors that a step returned, and its results with slots in their places."""
+    outputs: list[Tensor] = []
+
+    def slot(value: Any) -> Any:
+        composite = isinstance(value, tf.__internal__.CompositeTensor)
+        if not composite and not isinstance(value, tf.Tensor):
+            return value
+        first = len(outputs)
+        outputs.extend(numbers.tensor(part) for part in tf.nest.flatten(value, expand_composites=True))
+        positions = tuple(range(first, len(outputs)))
+        return OutputSlot(positions, tf.type_spec_from_value(value) if composite else None)
+
+    results = tf.nest.map_structure(slot, trace.results)
+    return tuple(outputs), results
+
+
+def _gradients(trace: Trace, objects: Sequence[tf.Variable], numbers: _Numbers) -> tuple[Gradient, ...]:
+    """Returns the gradients of variables that were taken in a trace."""
+    by_handle = {id(v.handle): index for index, v in enumerate(objects)}
+    return tuple(
+        Gradient(by_handle[id(g.variable.handle)], tuple(numbers.tensor(t) for t in g.tensors))
+        for g in trace.recorder.gradients
+        if id(g.variable.handle) in by_handle and all(getattr(t, "graph", None) is trace.graph for t in g.tensors)
+    )
 
 
 def _with_late_inputs(nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -254,50 +330,6 @@ def _needed(node: Node) -> set[int]:
     return {t.node for t in node.inputs} | set(node.control) | differentiated
 
 
-class _ForwardOps:
-    """Finds the forward op that a gradient function was called for."""
-
-    def __init__(self, operations: Sequence[tf.Operation], call_of: Sequence[int], is_backward: Sequence[bool]) -> None:
-        self._number = {op.name: number for number, op in enumerate(operations)}
-        self._graph = operations[0].graph if operations else None
-        self._in_scope: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for number, op in enumerate(operations):
-            if not is_backward[number]:
-                # A scope that was opened for one op only gives the op its own name.
-                for scope in (op.name.rpartition("/")[0], op.name):
-                    self._in_scope[scope, op.type].append(number)
-
-    def find(self, span: GradientFunctionSpan) -> int | None:
-        """Returns the number of the forward op, or None where nothing tells.
-
-        An output of the op says it exactly. Where the gradient function needs no outputs, the op is the one that
-        reads all inputs still known; where it needs no inputs either, the only op of that type in the name scope.
-        """
-        for tensor in span.outputs:
-            if self._here(tensor):
-                return self._number[tensor.op.name]
-        candidates: list[int] | None = None
-        for position, tensor in enumerate(span.inputs):
-            if not self._here(tensor):
-                continue
-            readers = [
-                self._number[op.name]
-                for op in tensor.consumers()
-                if op.type == span.op_type and position < len(op.inputs) and op.inputs[position] is tensor
-            ]
-            candidates = readers if candidates is None else [n for n in candidates if n in readers]
-        candidates = [n for n in candidates or () if n < span.start]
-        in_scope = [n for n in self._in_scope.get((span.scope, span.op_type), ()) if n < span.start]
-        both = [n for n in candidates if n in in_scope]
-        for choice in (both, candidates, in_scope):
-            if len(choice) == 1:
-                return choice[0]
-        return None
-
-    def _here(self, tensor: Any) -> bool:
-        return getattr(tensor, "graph", None) is not None and tensor.graph is self._graph
-
-
 def _variables(
     graph: Any, describe: Callable[[tf.Variable], tuple[str, bool]]
 ) -> tuple[list[Variable], list[tf.Variable], dict[int, int]]:
@@ -318,10 +350,8 @@ def _variables(
     return found, objects, index_of
 
 
-def _touched(
-    op: tf.Operation, number_of: dict[str, int], variable_of: dict[str, int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the variables an op reads and writes, through handles that are its inputs."""
+def _touched(op: tf.Operation, variable_of: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the variables that an op reads and writes, through handles that are its inputs."""
     if not any(t.dtype == tf.resource for t in op.inputs):
         return (), ()
     reads, writes = tf_internals.resource_uses(op)

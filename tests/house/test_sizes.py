@@ -42,8 +42,6 @@ TO_BE_MENDED: list[str] = [
     "call partition/plan/plan.py _forecast StageForecast",
     "call partition/plan/plan_file.py to_store StoredPlan",
     "call partition/split/split.py _Splitter._segment Segment",
-    "lines partition/trace/lower.py lower",
-    "call partition/trace/lower.py lower Node",
     "call partition/units/cost.py estimate UnitCost",
     "call pipeline/measure/made_up.py _leading_to Segment",
     "lines pipeline/planner/plan.py planned",
