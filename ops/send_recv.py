@@ -9,6 +9,7 @@ program, step, edge, microbatch), in any order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -142,17 +143,12 @@ def end_step(program: int) -> tf.Operation | None:
     return None if tf.executing_eagerly() else operation
 
 
-_order_handle: tf.Tensor | None = None
-
-
+@functools.cache
 def _order() -> tf.Tensor:
     """A resource that every step touches and nothing ever reads: it keeps steps in order."""
-    global _order_handle
-    if _order_handle is None:
-        # Where the fences are.
-        with tf.init_scope(), tf.device("CPU:0"):
-            _order_handle = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name="smp_tf_order_of_steps")
-    return _order_handle
+    # Where the fences are.
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name="smp_tf_order_of_steps")
 
 
 def _check_dtype(dtype: tf.DType, verb: str, label: str) -> None:

@@ -22,8 +22,10 @@ from typing import Any
 from smp_tf.collectives import horovod_waits
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
+from smp_tf.job_state import JobState
 
-_means_replicas = False
+#: Whether the functions mean this rank's group of replicas.
+_means_replicas: JobState[bool] = JobState(lambda: False)
 
 
 def watch() -> None:
@@ -40,17 +42,7 @@ def watch() -> None:
 
 def mean_replicas() -> None:
     """Makes Horovod's functions mean this rank's group of replicas, until `smp.shutdown`."""
-    global _means_replicas
-    from smp_tf.job.at_shutdown import on_shutdown
-
-    if not _means_replicas:
-        _means_replicas = True
-        on_shutdown(_mean_world)
-
-
-def _mean_world() -> None:
-    global _means_replicas
-    _means_replicas = False
+    _means_replicas.put(True)
 
 
 def replace_functions(hvd: ModuleType) -> None:
@@ -99,7 +91,7 @@ def _said(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     attribute = {"rank": "replica", "size": "replicas"}[name]
 
     def number(*args: Any, **kwargs: Any) -> Any:
-        if not _means_replicas:
+        if not _means_replicas():
             return original(*args, **kwargs)
         return getattr(runtime.current().topology, attribute)
 
@@ -125,7 +117,7 @@ def _collective(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if own is not None and not _is_world(own):
             return original(*bound.args, **bound.kwargs)
         _refuse_in_a_step(name)
-        if own is not None or not _means_replicas:
+        if own is not None or not _means_replicas():
             _refuse_what_is_split(name, given)
             return original(*bound.args, **bound.kwargs)
         bound.apply_defaults()
@@ -138,7 +130,7 @@ def _wrapped_tape(name: str, original: Callable[..., Any]) -> Callable[..., Any]
     """`hvd.DistributedGradientTape`: within a step the tape itself, whose gradients smp_tf averages."""
 
     def tape(gradtape: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _means_replicas or "process_set" in kwargs:
+        if not _means_replicas() or "process_set" in kwargs:
             _refuse_in_a_step(name)
             return original(gradtape, *args, **kwargs)
         group = runtime.current().process_sets.dp
@@ -153,7 +145,7 @@ def _wrapped_optimizer(name: str, original: Callable[..., Any]) -> Callable[...,
     """`hvd.DistributedOptimizer`: the optimizer itself, which averages what is not averaged yet."""
 
     def optimizer(wrapped: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _means_replicas or "process_set" in kwargs:
+        if not _means_replicas() or "process_set" in kwargs:
             return original(wrapped, *args, **kwargs)
         import horovod.tensorflow as hvd
 
@@ -176,7 +168,7 @@ def _unsupported(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """What Horovod can do over all processes only."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        if not _means_replicas:
+        if not _means_replicas():
             return original(*args, **kwargs)
         raise StepError(
             f"hvd.{name}() works over all processes only, and with smp_tf hvd means the replicas of this rank's "

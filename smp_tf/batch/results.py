@@ -14,10 +14,18 @@ from smp_tf.batch.sets import is_reference
 from smp_tf.batch.sliced_objects import holds_tensors
 from smp_tf.batch.structure import Template, attributes_of, is_record, map_children
 from smp_tf.errors import StepError
+from smp_tf.job_state import JobState
 
-#: The named tuple that stands for a class, by the class and the names of its attributes; and the way back.
-_stand_ins: dict[tuple[type, tuple[str, ...]], type] = {}
-_stands_for: dict[type, tuple[type, tuple[str, ...]]] = {}
+
+class _StandIns:
+    """The named tuple that stands for a class, by the class and the names of its attributes; and the way back."""
+
+    def __init__(self) -> None:
+        self.by_class: dict[tuple[type, tuple[str, ...]], type] = {}
+        self.classes: dict[type, tuple[type, tuple[str, ...]]] = {}
+
+
+_stand_ins = JobState(_StandIns)
 
 
 def pack(value: Any, step: str) -> Any:
@@ -50,16 +58,17 @@ def pack(value: Any, step: str) -> Any:
 
 def unpack(value: Any) -> Any:
     """Returns the same structure with the records back in place of their named tuples."""
-    if type(value) in _stands_for:
-        kind, names = _stands_for[type(value)]
+    if type(value) in (classes := _stand_ins().classes):
+        kind, names = classes[type(value)]
         return Template(kind, dict(zip(names, value, strict=True))).filled(unpack)
     return map_children(value, lambda _, child: unpack(child))
 
 
 def _stand_in(kind: type, names: tuple[str, ...]) -> Any:
-    if (kind, names) not in _stand_ins:
+    known = _stand_ins()
+    if (kind, names) not in known.by_class:
         # Names that a named tuple cannot have become positions there; ours are kept next to it.
         made: Any = namedtuple(kind.__name__, names, rename=True)  # type: ignore[misc]
-        _stand_ins[kind, names] = made
-        _stands_for[made] = kind, names
-    return _stand_ins[kind, names]
+        known.by_class[kind, names] = made
+        known.classes[made] = kind, names
+    return known.by_class[kind, names]

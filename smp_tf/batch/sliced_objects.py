@@ -18,12 +18,13 @@ import tensorflow as tf
 
 from smp_tf.batch.structure import Slot, children, fill, is_record, key_of, map_children, with_attributes
 from smp_tf.errors import StepError
+from smp_tf.job_state import JobState
 
 #: What may hold tensors and is passed as it is: the step uses it, and none of its tensors is cut.
 _KNOWN = (tf.Module, tf.Variable, type)
 
 #: A number for each template: what TensorFlow compares types by must be simple.
-_numbers: dict[Any, int] = {}
+_numbers: JobState[dict[Any, int]] = JobState(dict)
 
 
 class ObjectTensors(tf.__internal__.CompositeTensor):
@@ -53,7 +54,8 @@ class ObjectSpec(tf.TypeSpec):
     def __init__(self, template: Any, specs: Sequence[tf.TypeSpec]) -> None:
         self.template = template
         self.specs = tuple(_without_name(spec) for spec in specs)
-        self._number = _numbers.setdefault(key_of(template), len(_numbers))
+        numbers = _numbers()
+        self._number = numbers.setdefault(key_of(template), len(numbers))
 
     @property
     def value_type(self) -> type[ObjectTensors]:

@@ -45,7 +45,13 @@ _MOST_BYTES = 100
 _KEPT_BYTES = 60
 _IN_WORDS = re.compile(r"hvd\.\w+(?: of process set (\d+):)?(?: |$)")
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    #: Whether the call that is under way is noted already.
+    is_noted = False
+
+
+_thread = _Thread()
 
 
 def note_all(library: ModuleType) -> None:
@@ -63,7 +69,7 @@ def note_all(library: ModuleType) -> None:
 @contextlib.contextmanager
 def under_a_name_of_its_own() -> Iterator[None]:
     """Leaves out what is called meanwhile in this thread: who calls it notes it."""
-    before = getattr(_thread, "is_noted", False)
+    before = _thread.is_noted
     _thread.is_noted = True
     try:
         yield
@@ -98,7 +104,7 @@ def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
         running = runtime.current_or_none()
         is_alone = running is None or running.transport is None
-        if is_alone or getattr(_thread, "is_noted", False):
+        if is_alone or _thread.is_noted:
             return original(*args, **kwargs)
         words = _words(name, kwargs.get("name"), kwargs.get("process_set_id", 0))
         if tf.executing_eagerly():

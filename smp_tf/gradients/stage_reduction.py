@@ -17,8 +17,8 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.job import runtime
-from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.program_numbers import agree_on_number
+from smp_tf.job_state import JobState
 from smp_tf.op_by_op import op_by_op
 from smp_tf.ops import send_recv
 from smp_tf.partition.mesh import CommGroup
@@ -40,10 +40,14 @@ class StageReduction:
 
 
 class _Running:
-    """What is kept from the first reduction until `smp.shutdown`."""
+    """What is kept of reductions: the number of their program, and what reduces eager vectors, by kind."""
 
-    number: int | None = None
-    eager: dict[int, Any] = {}  # noqa: RUF012
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.eager: dict[int, Any] = {}
+
+
+_running = JobState(_Running)
 
 
 def over_stages(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
@@ -59,30 +63,25 @@ def over_stages(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
     running = runtime.current()
     if running.topology.stages == 1:
         return reduction.combine([own])
-    if _Running.number is None:
+    kept = _running()
+    if kept.number is None:
         with tf.init_scope():
-            _Running.number = agree_on_number(f"{reduction.name} for the first time")
-        on_shutdown(_forget)
+            kept.number = agree_on_number(f"{reduction.name} for the first time")
     if not tf.executing_eagerly():
         return _emit(own, reduction)
-    if reduction.code not in _Running.eager:
+    if reduction.code not in kept.eager:
         signature = [tf.TensorSpec([None], tf.float64)]
-        _Running.eager[reduction.code] = tf.function(
+        kept.eager[reduction.code] = tf.function(
             lambda vector: _emit(vector, reduction), autograph=False, input_signature=signature
         )
-    return _Running.eager[reduction.code](own)
-
-
-def _forget() -> None:
-    _Running.number = None
-    _Running.eager.clear()
+    return kept.eager[reduction.code](own)
 
 
 @op_by_op()
 def _emit(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
     """Write the reduction into the current graph."""
     topology = runtime.current().topology
-    number = _Running.number
+    number = _running().number
     assert number is not None
     ranks, stage = topology.members(CommGroup.PP_GROUP), topology.stage
     step = send_recv.begin_step([], number)

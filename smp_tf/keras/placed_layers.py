@@ -8,35 +8,35 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-_open = threading.local()
+
+class _Open(threading.local):
+    #: The partitions of the contexts that are open, the innermost last.
+    stages: tuple[int, ...] = ()
+
+
+_open = _Open()
 _constructed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-
-def _stack() -> list[int]:
-    if not hasattr(_open, "stages"):
-        _open.stages = []
-    stages: list[int] = _open.stages
-    return stages
 
 
 @contextlib.contextmanager
 def placed_on(partition: int) -> Iterator[None]:
     """Places what is constructed or called within this context in this thread; the innermost context wins."""
-    _stack().append(partition)
+    before = _open.stages
+    _open.stages = (*before, partition)
     try:
         yield
     finally:
-        _stack().pop()
+        _open.stages = before
 
 
 def note_construction(layer: Any) -> None:
     """Remembers under which context, if any, a layer was constructed."""
-    if _stack():
-        _constructed[layer] = _stack()[-1]
+    if _open.stages:
+        _constructed[layer] = _open.stages[-1]
 
 
 def stage_of(layer: Any) -> int | None:
     """Returns the partition asked for a call of this layer: by the context around the call, else its construction."""
-    if _stack():
-        return _stack()[-1]
+    if _open.stages:
+        return _open.stages[-1]
     return _constructed.get(layer)

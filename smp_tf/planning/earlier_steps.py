@@ -8,7 +8,7 @@ from smp_tf.announce import announce
 from smp_tf.config.config import Config
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.job.at_shutdown import on_shutdown
+from smp_tf.job_state import JobState
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.trace.lower import Lowered
@@ -17,7 +17,7 @@ from smp_tf.variables import store as variables
 from smp_tf.variables.state import VariableState
 
 #: The stage of every chunk in the first plan of this job; none before it.
-_first_placement: list[tuple[int, ...]] = []
+_first_placement: JobState[tuple[int, ...] | None] = JobState(lambda: None)
 
 
 def chunks_of(lowered: Lowered, used: Collection[int], *, decided_only: bool = False) -> dict[int, int]:
@@ -71,15 +71,14 @@ def placement(lowered: Lowered, used: Collection[int]) -> tuple[int, ...] | None
 
 def first_placement(config: Config, stages: int) -> tuple[int, ...] | None:
     """Where chunks are in what this job has planned before, if that is a choice: so models fit together."""
-    known = _is_free(config) and _first_placement and max(_first_placement[0]) + 1 == stages
-    return _first_placement[0] if known else None
+    first = _first_placement()
+    return first if _is_free(config) and first is not None and max(first) + 1 == stages else None
 
 
 def remember(step: str, plan: Plan, graph: OpGraph, config: Config) -> None:
     """Keep where the first plan has its chunks; say so where a step without backward has chosen for those with one."""
-    if not _first_placement:
-        on_shutdown(_first_placement.clear)
-        _first_placement.append(plan.placement)
+    if _first_placement() is None:
+        _first_placement.put(plan.placement)
         if _is_free(config) and plan.stages > 1 and not graph.gradients:
             announce(
                 f"Step {step!r}, which takes no gradients, has decided where the layers are, also for training: chunks "

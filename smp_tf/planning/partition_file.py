@@ -18,7 +18,7 @@ from smp_tf.config.text_file import UnreadableError, read_text
 from smp_tf.errors import ConfigError, PlacementError
 from smp_tf.files.durable_files import write_file
 from smp_tf.job import runtime
-from smp_tf.job.at_shutdown import on_shutdown
+from smp_tf.job_state import JobState
 from smp_tf.partition.graph.fingerprint import fingerprint
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
@@ -32,7 +32,7 @@ from smp_tf.pipeline.schedules.schedule import runs_on
 _MOST_SAID = 7 * MAX_BYTES
 
 #: The plans that this script has made since `smp.init`.
-_made: list[StoredPlan] = []
+_made: JobState[list[StoredPlan]] = JobState(list)
 
 
 def load(config: Config, rank: int, exchange: Callable[[bytes, str, int], list[bytes]]) -> PlanFile | None:
@@ -172,15 +172,13 @@ def keep(step: str, plan: Plan, graph: OpGraph) -> None:
     path = running.config.partition_file
     if running.topology.rank != 0 or path is None or plan.stages == 1 or running.config.load_partition:
         return
-    if not _made:
-        on_shutdown(_made.clear)
-    new = to_store(step, plan, graph)
-    if any((known.step, known.fingerprint) == (step, new.fingerprint) for known in _made):
+    made, new = _made(), to_store(step, plan, graph)
+    if any((known.step, known.fingerprint) == (step, new.fingerprint) for known in made):
         # A script may make the same model again: a run that loads the file takes the first plan for each of them.
         return
-    _made.append(new)
+    made.append(new)
     try:
-        write_file(path, PlanFile(plan.stages, tuple(_made)).to_json())
+        write_file(path, PlanFile(plan.stages, tuple(made)).to_json())
     except OSError as error:
         raise ConfigError(f"partition_file {path} cannot be written: {error.strerror}.") from error
 

@@ -18,6 +18,7 @@ from smp_tf.announce import tell
 from smp_tf.errors import TimelineError
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
+from smp_tf.job_state import JobState
 from smp_tf.ops import recorder
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
@@ -55,7 +56,7 @@ class RecordedProgram(Protocol):
         """Returns what this rank runs of it."""
 
 
-_programs: dict[int, RecordedProgram] = {}
+_programs: JobState[dict[int, RecordedProgram]] = JobState(dict)
 
 
 def know(program: RecordedProgram) -> None:
@@ -64,14 +65,14 @@ def know(program: RecordedProgram) -> None:
     Args:
         program: one whose graph is written.
     """
-    if not _programs:
-        on_shutdown(_forget)
-    _programs[program.stage_program.number] = program
+    programs = _programs()
+    if not programs:
+        on_shutdown(_stop)
+    programs[program.stage_program.number] = program
     recorder.count_program(program.stage_program.number)
 
 
-def _forget() -> None:
-    _programs.clear()
+def _stop() -> None:
     recorder.stop()
 
 
@@ -125,7 +126,7 @@ def start(steps: Sequence[int] | None = None) -> None:
             "One timeline is recorded at a time, and one is being recorded. End the context of smp.timeline, or the "
             "training whose callback records, before the next one begins."
         )
-    for number in _programs:
+    for number in _programs():
         recorder.count_program(number)
 
 
@@ -159,7 +160,7 @@ def stop(path: str | os.PathLike[str]) -> Path:
     points, dropped = recorder.stop()
     running = runtime.current()
     topology = running.topology
-    programs = {number: _as_recorded(program) for number, program in _programs.items()}
+    programs = {number: _as_recorded(program) for number, program in _programs().items()}
     steps = steps_of(points, programs, topology.stage)
     record = RankRecord(
         rank=topology.rank,

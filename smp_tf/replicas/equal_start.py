@@ -17,18 +17,17 @@ import tensorflow as tf
 from smp_tf.announce import tell
 from smp_tf.errors import StepError
 from smp_tf.job import exchange, runtime
-from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.content_hash import content_hash
 from smp_tf.job.topology import Topology
+from smp_tf.job_state import JobState
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.replicas.sums import broadcast_over_replicas
 
 _NAME = "the weights that replicas begin with"
 
 
-class _State:
-    #: The replica whose values all take.
-    root: int = 0
+#: The replica whose values all take.
+_root: JobState[int] = JobState(lambda: 0)
 
 
 def take_from(replica: int) -> None:
@@ -37,9 +36,7 @@ def take_from(replica: int) -> None:
     Args:
         replica: its number.
     """
-    if replica != _State.root:
-        on_shutdown(lambda: setattr(_State, "root", 0))
-        _State.root = replica
+    _root.put(replica)
 
 
 def take_those_of_one(placed: Iterable[tuple[Any, int]]) -> None:
@@ -83,7 +80,7 @@ def _take(stored: Sequence[Any], said: Sequence[Sequence[int]], topology: Topolo
     Raises:
         StepError: replicas do not have the same ones.
     """
-    root = _State.root
+    root = _root()
     counts = [len(own) for own in said]
     if len(set(counts)) > 1:
         raise StepError(

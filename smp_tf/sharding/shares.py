@@ -31,8 +31,8 @@ import tensorflow as tf
 from smp_tf.announce import announce
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
-from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.exchange import allgather_json
+from smp_tf.job_state import JobState
 from smp_tf.keras import optimizer_slots
 from smp_tf.keras.optimizer_methods import has_own_apply
 from smp_tf.partition.graph.op_graph import Tensor
@@ -52,10 +52,14 @@ _shares_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 class _State:
     """What is counted while variables are shared out."""
 
-    #: Variables that were shared out since `smp.init`: ranks that are replicas now may have been other stages before.
-    count: int = 0
-    #: Bytes whose slots each replica was to keep so far: counted, since models end when Python finds the time for it.
-    loads: list[float] = []  # noqa: RUF012
+    def __init__(self) -> None:
+        #: Variables that were shared out: ranks that are replicas now may have been other stages in an earlier job.
+        self.count = 0
+        #: Bytes whose slots each replica was to keep so far: counted, since models end when Python has the time for it.
+        self.loads: list[float] = [0.0] * count()
+
+
+_state = JobState(_State)
 
 
 def are_shared() -> bool:
@@ -94,20 +98,18 @@ def share(placed: Iterable[Any]) -> None:
     # Several models may use one. One whose shape is open has no size by which to share it out: all replicas update it.
     known = {id(v.handle): v for v in placed if v.shape.is_fully_defined()}
     todo = [variable for variable in known.values() if placement_of(variable).replicas != replicas]
-    if not _State.loads:
-        _State.loads, _State.count = [0.0] * replicas, 0
-        on_shutdown(_State.loads.clear)
+    state = _state()
     # A constraint may go by columns, as that of a norm does.
     sized = [Sized(_nbytes(v), v.shape[0] if v.shape.rank and v.constraint is None else 1) for v in todo]
-    shares, _State.loads[:] = share_out(sized, _State.loads)
+    shares, state.loads[:] = share_out(sized, state.loads)
     for variable, share_of_it in zip(todo, shares, strict=True):
         placement = placement_of(variable)
         placement.replica, placement.rows, placement.replicas = share_of_it.replica, share_of_it.rows, replicas
         placement.goes_to_all = False
         # It is of other rows than now.
         placement.block = None
-        placement.number = runtime.starts(), _State.count
-        _State.count += 1
+        placement.number = runtime.starts(), state.count
+        state.count += 1
 
 
 def require_rows_as_before(optimizer: Any, updated: Iterable[Any]) -> None:

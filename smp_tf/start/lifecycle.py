@@ -1,7 +1,7 @@
 """`smp.init` and `smp.shutdown`: everything that is built before a model, and ended after it.
 
 init      Horovod ─▶ threads, GPU ─▶ greeting ─▶ plan file ─▶ transport ─▶ process sets ─▶ seeds ─▶ hooks
-shutdown  callbacks ─▶ barrier ─▶ threads ─▶ hooks ─▶ process sets ─▶ goodbye ─▶ transport
+shutdown  callbacks ─▶ barrier ─▶ process sets ─▶ threads ─▶ hooks ─▶ goodbye ─▶ transport ─▶ state of the job
 exit      threads ─▶ goodbye ─▶ those of all others, where Horovod averages; unless an exception has ended all ranks
 """
 
@@ -26,6 +26,7 @@ from smp_tf.job.at_shutdown import run_at_shutdown, run_before_leaving
 from smp_tf.job.channel import ControlChannel
 from smp_tf.job.runtime import Runtime
 from smp_tf.job.topology import Topology
+from smp_tf.job_state import drop_all
 from smp_tf.partition.mesh import CommGroup, Mesh
 from smp_tf.start import arrivals, hosts, job_secret
 from smp_tf.start.environment import (
@@ -110,6 +111,7 @@ def shutdown() -> None:
     running.control.allgather(None, range(topology.size), "smp.shutdown")
     remove_process_sets(running.process_sets.owned)
     _leave(running)
+    drop_all()
 
 
 def _leave(running: Runtime, others_time: float = 0.0) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.job.at_shutdown import on_shutdown
+from smp_tf.job_state import JobState
 
-_hooks: list[Callable[[], Any]] = []
+_hooks: JobState[list[Callable[[], Any]]] = JobState(list)
 
 
 def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
@@ -33,9 +33,7 @@ def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
     """
     if not callable(hook):
         raise TypeError(f"A post-partition hook is a function without arguments. Received: {hook!r}")
-    if not _hooks:
-        on_shutdown(_hooks.clear)
-    _hooks.append(hook)
+    _hooks().append(hook)
     return hook
 
 
@@ -45,8 +43,9 @@ def run() -> bool:
     Returns:
         Whether there were any.
     """
-    any_there = bool(_hooks)
+    hooks = _hooks()
+    any_there = bool(hooks)
     with tf.init_scope():
-        while _hooks:
-            _hooks.pop(0)()
+        while hooks:
+            hooks.pop(0)()
     return any_there

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.content_hash import content_hash, content_hashes
+from smp_tf.job_state import JobState
 from smp_tf.ops.graph_op import run_independently
 from smp_tf.sharding import shares
 from smp_tf.tf_internals import cond_independently
@@ -44,26 +45,28 @@ _BITS = 53
 
 
 class _Steps:
-    """Counters of steps, by what a step function is known by: equal on all replicas, whatever programs they run."""
+    """What is counted of steps, in variables."""
 
-    counters: dict[str, tf.Variable] = {}  # noqa: RUF012
-    #: Whether a message has told that weights differ, and one that batches are equal.
-    told: tf.Variable
-    told_of_batches: tf.Variable
+    def __init__(self) -> None:
+        #: By what a step function is known by: equal on all replicas, whatever programs they run.
+        self.counters: dict[str, tf.Variable] = {}
+        #: Whether a message has told that weights differ, and one that batches are equal.
+        self.told = _variable(False, "smp_told_of_weights")
+        self.told_of_batches = _variable(False, "smp_told_of_batches")
+
+
+_steps = JobState(_Steps)
+
+
+def _variable(value: Any, name: str) -> tf.Variable:
+    return variables.make_script_variable(initial_value=value, trainable=False, name=name)
 
 
 def _steps_before(known: str) -> tf.Tensor:
-    if not _Steps.counters:
-        on_shutdown(_Steps.counters.clear)
-        _Steps.told = variables.make_script_variable(initial_value=False, trainable=False, name="smp_told_of_weights")
-        _Steps.told_of_batches = variables.make_script_variable(
-            initial_value=False, trainable=False, name="smp_told_of_batches"
-        )
-    if known not in _Steps.counters:
-        _Steps.counters[known] = variables.make_script_variable(
-            initial_value=np.int64(0), trainable=False, name=f"{known}_compared".replace("/", "_")
-        )
-    return _Steps.counters[known].assign_add(1, read_value=True) - 1
+    counters = _steps().counters
+    if known not in counters:
+        counters[known] = _variable(np.int64(0), f"{known}_compared".replace("/", "_"))
+    return counters[known].assign_add(1, read_value=True) - 1
 
 
 class ReplicaCheck:
@@ -142,10 +145,10 @@ class ReplicaCheck:
             with tf.control_dependencies(
                 [tf.print(begin, name, rounding, end, self._before, output_stream=sys.stderr)]
             ):
-                return tf.identity(_Steps.told.assign(True))
+                return tf.identity(_steps().told.assign(True))
 
         differ_now = tf.logical_and(is_late, tf.logical_not(alike))
-        tells = tf.logical_and(differ_now, tf.logical_not(_Steps.told.read_value()))
+        tells = tf.logical_and(differ_now, tf.logical_not(_steps().told.read_value()))
         tf.cond(tells, tell, lambda: tf.constant(True))
 
     def _hashes_of_weights(self) -> tf.Tensor:
@@ -191,7 +194,7 @@ class ReplicaCheck:
         pairs = tf.logical_and(tf.equal(hashes[:, None], hashes[None, :]), hashes > 0)
         counts = tf.reduce_sum(tf.cast(pairs, tf.int32), axis=1)
         first = tf.argmax(tf.cast(counts > 1, tf.int32))
-        tells = tf.logical_and(tf.reduce_any(counts > 1), tf.logical_not(_Steps.told_of_batches.read_value()))
+        tells = tf.logical_and(tf.reduce_any(counts > 1), tf.logical_not(_steps().told_of_batches.read_value()))
 
         def speak() -> tf.Tensor:
             tf.print(
@@ -209,6 +212,6 @@ class ReplicaCheck:
         def tell() -> tf.Tensor:
             tf.cond(tf.equal(first, self._replica), speak, lambda: tf.constant(True))
             # All remember it, whoever speaks.
-            return tf.identity(_Steps.told_of_batches.assign(True))
+            return tf.identity(_steps().told_of_batches.assign(True))
 
         tf.cond(tells, tell, lambda: tf.constant(True))

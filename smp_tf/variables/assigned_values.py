@@ -21,8 +21,8 @@ import tensorflow as tf
 
 from smp_tf.errors import RankMismatchError
 from smp_tf.job import exchange, runtime
-from smp_tf.job.at_shutdown import on_shutdown
 from smp_tf.job.content_hash import content_hash
+from smp_tf.job_state import JobState
 from smp_tf.variables.state import VariableState
 
 #: Of variables that ranks differ in, so many are named.
@@ -51,10 +51,13 @@ def unnoted() -> Iterator[None]:
         _in_force.is_quiet = before
 
 
-class _State:
-    taken: Notes = {}  # noqa: RUF012
-    left_out: Notes = {}  # noqa: RUF012
-    ends_with_smp = False
+class _Noted:
+    def __init__(self) -> None:
+        self.taken: Notes = {}
+        self.left_out: Notes = {}
+
+
+_noted = JobState(_Noted)
 
 
 def note(state: VariableState, method: str, given: Any, dtype: tf.DType, *, is_left_out: bool) -> None:
@@ -70,10 +73,7 @@ def note(state: VariableState, method: str, given: Any, dtype: tf.DType, *, is_l
     running = runtime.current_or_none()
     if _in_force.is_quiet or running is None or running.topology.stages == 1:
         return
-    if not _State.ends_with_smp:
-        _State.ends_with_smp = True
-        on_shutdown(_end)
-    notes = _State.left_out if is_left_out else _State.taken
+    notes = _noted().left_out if is_left_out else _noted().taken
     assert state.owner is not None
     key = f"{state.placement.place} {state.name}"
     count, before, _ = notes.get(key, (0, "", state.owner))
@@ -84,7 +84,7 @@ def note(state: VariableState, method: str, given: Any, dtype: tf.DType, *, is_l
 
 def left_out() -> Notes:
     """What this rank has left out since ranks compared it last."""
-    return _State.left_out
+    return _noted().left_out
 
 
 def compare(left: Sequence[Mapping[str, Sequence[Any]]]) -> None:
@@ -97,9 +97,10 @@ def compare(left: Sequence[Mapping[str, Sequence[Any]]]) -> None:
         RankMismatchError: a variable's owner was not given what another rank has left out; the message names both.
     """
     keys = sorted({key for notes in left for key in notes}, key=lambda key: int(key.partition(" ")[0]))
-    mine = {key: _State.taken[key] for key in keys if key in _State.taken}
-    _State.taken.clear()
-    _State.left_out.clear()
+    noted = _noted()
+    mine = {key: noted.taken[key] for key in keys if key in noted.taken}
+    noted.taken.clear()
+    noted.left_out.clear()
     if not keys:
         return
     taken = exchange.allgather_json(mine, name="what the script has assigned to variables of models")
@@ -146,9 +147,3 @@ def _hash(value: Any, dtype: tf.DType) -> int:
     is_text = dtype == tf.string
     tensor = tf.convert_to_tensor(value) if is_text or tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
     return int(content_hash(tensor)[0])
-
-
-def _end() -> None:
-    _State.taken.clear()
-    _State.left_out.clear()
-    _State.ends_with_smp = False

@@ -9,24 +9,31 @@ from typing import Any
 
 from smp_tf.variables.guarded import tracing_step
 
-_in_thread = threading.local()
+
+class _InThread(threading.local):
+    trace: Any = None
+    saving = False
+    loop = False
+
+
+_in_thread = _InThread()
 
 
 def step_being_traced() -> Any:
     """The trace of a step that is under way in this thread, or None."""
-    return getattr(_in_thread, "trace", None)
+    return _in_thread.trace
 
 
 def set_step_being_traced(trace: Any) -> Any:
     """Say which step is being traced; returns what was there before."""
-    before = getattr(_in_thread, "trace", None)
+    before = _in_thread.trace
     _in_thread.trace = trace
     return before
 
 
 def is_saving() -> bool:
     """Whether the structure of a model is being written in this thread."""
-    return getattr(_in_thread, "saving", False)
+    return _in_thread.saving
 
 
 @contextlib.contextmanager
@@ -53,4 +60,4 @@ def keras_loop() -> Iterator[None]:
 
 def in_keras_loop() -> bool:
     """Whether `fit` or one of its kin runs in this thread."""
-    return getattr(_in_thread, "loop", False)
+    return _in_thread.loop

@@ -43,13 +43,13 @@ class SplitModel(Protocol):
     def _owner_of(self, variable: Any) -> int | None: ...
 
 
-#: In the order in which they were made.
+#: In the order in which they were made, each as long as it lives.
 _models: list[weakref.ref[Any]] = []
 
 
 def register(model: SplitModel) -> None:
     """Notes a model that was made."""
-    _models.append(weakref.ref(model))
+    _models.append(weakref.ref(model, _models.remove))
 
 
 def is_distributed(value: Any) -> TypeGuard[SplitModel]:
@@ -59,8 +59,7 @@ def is_distributed(value: Any) -> TypeGuard[SplitModel]:
 
 def model_with(layer: Any) -> SplitModel | None:
     """Returns the distributed model that a layer is part of: the one that was made first; None if there is none."""
-    _models[:] = [reference for reference in _models if reference() is not None]
-    for reference in _models:
+    for reference in list(_models):
         model = reference()
         if model is not None and any(module is layer for module in model.submodules):
             found: SplitModel = model

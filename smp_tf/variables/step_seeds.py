@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from smp_tf.job import runtime
-from smp_tf.job.at_shutdown import on_shutdown
+from smp_tf.job_state import JobState
 from smp_tf.variables import store as variables
 
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -38,20 +38,7 @@ class _State:
         self.restored: dict[str, int] = {}
 
 
-_state: _State | None = None
-
-
-def _current() -> _State:
-    global _state
-    if _state is None:
-        _state = _State()
-        on_shutdown(_forget)
-    return _state
-
-
-def _forget() -> None:
-    global _state
-    _state = None
+_current = JobState(_State)
 
 
 def name_step(name: str) -> str:

@@ -127,7 +127,7 @@ class VariableStore:
         self._states[id(variable.handle)] = state
         self._variables[id(variable.handle)] = variable
         earlier = _stores_of.get(id(variable.handle), ()) if also else ()
-        _stores_of[id(variable.handle)] = (*earlier, weakref.ref(self))
+        _stores_of[id(variable.handle)] = (*earlier, _reference(self, id(variable.handle)))
 
     def _unique(self, name: str) -> str:
         base = name.partition(":")[0]
@@ -279,6 +279,18 @@ _places = itertools.count()
 
 #: The stores of a variable, by its handle: that of the model it was made in first.
 _stores_of: dict[int, tuple[weakref.ref[VariableStore], ...]] = {}
+
+
+def _reference(store: VariableStore, handle: int) -> weakref.ref[VariableStore]:
+    """Returns a reference that leaves `_stores_of` when the store ends."""
+
+    def forget(ended: weakref.ref[VariableStore], known: dict[int, Any] = _stores_of) -> None:
+        # Another variable may have the number meanwhile.
+        left = tuple(reference for reference in known.pop(handle, ()) if reference is not ended)
+        if left:
+            known[handle] = left
+
+    return weakref.ref(store, forget)
 
 
 def whole_of(variable: Any) -> Any:

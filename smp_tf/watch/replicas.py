@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from smp_tf.announce import tell_in_time
 from smp_tf.errors import RankMismatchError
+from smp_tf.job_state import JobState
 from smp_tf.watch.deadlock import SAME_STEPS, wait_in_words
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ _ANSWER_TIME = 1.0
 _SILENCE = 5.0
 
 #: Programs that average gradients, by number: what their step function is known by.
-_averaging: dict[int, str] = {}
+_averaging: JobState[dict[int, str]] = JobState(dict)
 #: Those among them whose number means the same program on every replica.
-_everywhere: set[int] = set()
+_everywhere: JobState[set[int]] = JobState(set)
 
 
 def know_program(number: int, function: str, *, everywhere: bool) -> None:
@@ -44,9 +45,9 @@ def know_program(number: int, function: str, *, everywhere: bool) -> None:
         function: what its step function is known by, on all ranks.
         everywhere: whether all replicas have agreed on the number; else another program may bear it on others.
     """
-    _averaging[number] = function
+    _averaging()[number] = function
     if everywhere:
-        _everywhere.add(number)
+        _everywhere().add(number)
 
 
 class ReplicaWatch:
@@ -181,8 +182,8 @@ class ReplicaWatch:
     def _averages_of(self, status: dict[str, Any]) -> str | None:
         """The step function whose gradients a rank is about to average, if it can be told."""
         program = status["program"]
-        known = program in _everywhere or status["rank"] == self._transport.rank
-        return _averaging.get(program) if status["in_step"] and known else None
+        known = program in _everywhere() or status["rank"] == self._transport.rank
+        return _averaging().get(program) if status["in_step"] and known else None
 
     def _us(self, own: dict[str, Any]) -> str:
         us = self._describe(own["rank"])
@@ -216,7 +217,7 @@ class ReplicaWatch:
             waits = f" and waits at '{status['collective']}'" if status["collectives"] else ""
             return f"{who} ended its step {status['step']} {seconds} ago{doing}{waits}"
         # A number that not all have agreed on may stand for another program there.
-        known = status["program"] in _everywhere
+        known = status["program"] in _everywhere()
         of = f"of {self._named(status['program'])}" if known else "of a program that this rank does not know"
         if status["waits"]:
             wait = status["waits"][0]

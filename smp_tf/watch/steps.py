@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from smp_tf.announce import tell_in_time
 from smp_tf.errors import RankMismatchError
+from smp_tf.job_state import JobState
 from smp_tf.watch.deadlock import (
     CAUGHT,
     OBJECT,
@@ -41,12 +42,13 @@ INTERVAL = 2.5
 _ANSWER_TIME = 1.0
 _TELL_TIME = 2.0
 
-_programs: dict[int, str] = {}
+#: What programs are, by number.
+_programs: JobState[dict[int, str]] = JobState(dict)
 
 
 def name_program(number: int, words: str) -> None:
     """Say which step a program number stands for, for messages."""
-    _programs[number] = words
+    _programs()[number] = words
 
 
 class StepWatch:
@@ -172,4 +174,4 @@ def _place(status: dict[str, Any]) -> str:
 
 def named(program: int) -> str:
     """A program by its step and arguments, as far as this rank knows them."""
-    return _programs.get(program, f"program {program}")
+    return _programs().get(program, f"program {program}")

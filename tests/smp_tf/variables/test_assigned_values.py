@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import smp_tf
 from smp_tf.errors import RankMismatchError
+from smp_tf.job_state import JobState
 from smp_tf.optimizer import patch
 from smp_tf.partition.mesh import Mesh
 from smp_tf.variables import assigned_values
@@ -44,9 +45,9 @@ DEFENDED = {
     ("replicas/one_bit_sums.py", "error"): "a slot",
     ("sharding/gather.py", "self.variable"): "`filtered_apply` and `finalize_variable_values` call it within `unnoted`",
     ("sharding/moved_slots.py", "here[name]"): "`settle` calls it within `unnoted`",
-    ("steps/replica_check.py", "_Steps.counters[known]"): "no model has it",
-    ("steps/replica_check.py", "_Steps.told"): "no model has it",
-    ("steps/replica_check.py", "_Steps.told_of_batches"): "no model has it",
+    ("steps/replica_check.py", "counters[known]"): "no model has it",
+    ("steps/replica_check.py", "_steps().told"): "no model has it",
+    ("steps/replica_check.py", "_steps().told_of_batches"): "no model has it",
     ("tf_internals.py", "variable"): "`load_weights` and `load_model` read within `left_out`",
     ("training/callbacks.py", "self._epochs"): "no model has it",
     ("training/keras_callbacks.py", "self._batch"): "no model has it",
@@ -128,15 +129,16 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     running: Any = SimpleNamespace(topology=SimpleNamespace(stages=RANKS, mesh=Mesh(RANKS, RANKS)))
     monkeypatch.setattr(assigned_values.runtime, "current", lambda: running)
     monkeypatch.setattr(assigned_values.runtime, "current_or_none", lambda: running)
-    monkeypatch.setattr(assigned_values._State, "ends_with_smp", True)
+    monkeypatch.setattr(assigned_values, "_noted", JobState(assigned_values._Noted))
 
     def run(make: Callable[[int], Any], doing: Callable[[int, Any], None]) -> None:
         said = []
         for rank in range(RANKS):
             monkeypatch.setattr("smp_tf.variables.store._places", iter(range(9)))
             doing(rank, make(rank))
-            said.append((dict(assigned_values._State.taken), dict(assigned_values._State.left_out)))
-            assigned_values._end()
+            noted = assigned_values._noted()
+            said.append((noted.taken, noted.left_out))
+            assigned_values._noted.put(assigned_values._Noted())
         monkeypatch.setattr(assigned_values.exchange, "allgather_json", lambda *_, **__: [taken for taken, _ in said])
         assigned_values.compare([left for _, left in said])
 

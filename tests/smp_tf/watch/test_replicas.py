@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from smp_tf.errors import RankMismatchError
+from smp_tf.job_state import JobState
 from smp_tf.watch import replicas
 from smp_tf.watch.replicas import ReplicaWatch
 
@@ -17,8 +18,8 @@ NAMES = {GENERATOR: "'generator'", DISCRIMINATOR: "'discriminator'", RAGGED: "'g
 
 @pytest.fixture(autouse=True)
 def programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "_averaging", {})
-    monkeypatch.setattr(replicas, "_everywhere", set())
+    monkeypatch.setattr(replicas, "_averaging", JobState(dict))
+    monkeypatch.setattr(replicas, "_everywhere", JobState(set))
     replicas.know_program(GENERATOR, "generator/0", everywhere=True)
     replicas.know_program(DISCRIMINATOR, "discriminator/0", everywhere=True)
     replicas.know_program(RAGGED, "generator/0", everywhere=False)
