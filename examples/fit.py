@@ -3,7 +3,7 @@
     horovodrun -np 2 python examples/fit.py     # the model on two processes
     python examples/fit.py                      # in one process, the same losses
 
-The data are scikit-learn's handwritten digits. Beside `fit` as Keras users know it there are three things: `smp.init`,
+The data are scikit-learn's handwritten digits. Besides `fit` as Keras users know it there are three things: `smp.init`,
 `smp.DistributedModel` around the function that builds the model, and callbacks of `smp.callbacks`.
 """
 

@@ -2,7 +2,7 @@
 
     horovodrun -np 2 python examples/language_model.py
 
-The text is the one behind Python's help(): `pydoc_data.topics`. The output layer is the token
+The text is that of Python's help(): `pydoc_data.topics`. The output layer is the token
 embedding itself, a weight that the first and the last stage share.
 """
 

@@ -5,7 +5,7 @@
 
 The model is an ordinary TFBertForSequenceClassification, small and with random weights so that nothing is downloaded;
 with `from_pretrained` in place of a configuration it is fine-tuned in the same way. The code is that of modules of the
-standard library, the manual the one behind Python's help().
+standard library, the manual that of Python's help().
 """
 
 import argparse

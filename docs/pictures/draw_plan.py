@@ -43,7 +43,7 @@ def bytes_of(layer: str, variables: dict[str, str]) -> int:
 
 
 def draw_stages(axes: Any, plan: dict[str, Any]) -> None:
-    """A row per stage, and in it a block per layer, as wide as it has layers beside it."""
+    """Draws a row per stage, and in it a block per layer, the narrower the more layers are next to it."""
     for stage, row in enumerate(plan["forecast"]):
         layers = [name for name, where in plan["units"].items() if where == stage]
         for number, layer in enumerate(layers):

@@ -15,7 +15,7 @@ from drawing import draw_runs, new_row, save
 
 
 def draw(runs: Sequence[Mapping[str, Any]], picture: Path) -> None:
-    """Draws all runs beside each other: medians of the first step, of plain Keras's, and of a step that follows.
+    """Draws all runs next to each other: medians of the first step, of plain Keras's, and of a step that follows.
 
     Args:
         runs: what the benchmark wrote.

@@ -22,7 +22,7 @@ def new_picture(width: float, height: float) -> tuple[Any, Any]:
 
 
 def new_row(width: float, height: float, columns: int) -> tuple[Any, Sequence[Any]]:
-    """A figure of a size in inches, with several pairs of axes without frames beside each other."""
+    """Returns a figure of a size in inches, with several pairs of axes without frames next to each other."""
     figure, made = plt.subplots(1, columns, figsize=(width, height), layout="constrained", squeeze=False)
     for axes in made[0]:
         for side in ("top", "right"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tests.docs.pages import ROOT, page
+import pytest
+
+from tests.docs.pages import DOCS, ROOT, page
 
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -30,3 +32,8 @@ def test_it_is_where_the_page_says() -> None:
 
 def test_contributors_are_led_to_it() -> None:
     assert "](docs/words.md)" in page("CONTRIBUTING.md")
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "examples/README.md", *DOCS])
+def test_pages_say_after_and_next_to_and_besides(name: str) -> None:
+    assert re.findall(r".*\b(?:[Bb]ehind|[Bb]eside)\b.*", page(name)) == []
