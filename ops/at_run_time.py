@@ -21,7 +21,7 @@ def at_run_time(value: tf.Tensor, handles: Sequence[Any] = ()) -> tf.Tensor:
 
     Args:
         value: A tensor of any type.
-        handles: Resource tensors of variables: automatic control dependencies then put the op behind their earlier and
+        handles: Resource tensors of variables: automatic control dependencies then put the op after their earlier and
             in front of their later uses.
 
     Returns:

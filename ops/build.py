@@ -4,7 +4,7 @@
     cc/kernels/*.cc   ──▶ _tf_ops.so      (libtensorflow_framework and _transport.so)
 
 A target is rebuilt when one of its sources, its flags, or the TensorFlow or UCX it is built against
-has changed. `_build.json` beside the libraries says what they were built against.
+has changed. `_build.json` next to the libraries says what they were built against.
 
 Example:
     $ python ops/build.py
@@ -44,7 +44,7 @@ class Target:
         name: File name of the result.
         sources: C++ files.
         compile_flags: Flags of every compilation.
-        link_flags: Flags of the link, behind the objects.
+        link_flags: Flags of the link, after the objects.
     """
 
     name: str
@@ -107,13 +107,13 @@ def installed_tensorflow_version() -> str:
 
 
 def transport_target() -> Target:
-    """The TensorFlow-free transport library."""
+    """Returns the TensorFlow-free transport library."""
     ucx = ucx_folder()
     return Target(
         "_transport.so",
         tuple(sorted((HERE / "cc" / "transport").glob("*.cc"))),
         (*COMMON_FLAGS, "-Wextra", f"-I{HERE / 'cc'}", f"-I{ucx / 'include'}"),
-        # In a wheel installation libucx lies beside smp_tf; elsewhere it is loaded first.
+        # In a wheel installation libucx lies next to smp_tf; elsewhere it is loaded first.
         (
             "-shared",
             "-pthread",
@@ -127,7 +127,7 @@ def transport_target() -> Target:
 
 
 def program_target(source: Path, own: Sequence[str]) -> Target:
-    """A program over the built transport library, with no TensorFlow in it.
+    """Returns a program over the built transport library, with no TensorFlow in it.
 
     Args:
         source: Its C++ file.
@@ -155,7 +155,7 @@ def program_target(source: Path, own: Sequence[str]) -> Target:
 
 
 def ops_target(tensorflow: TensorFlowPaths, folder: Path) -> Target:
-    """The TensorFlow ops over the transport library in `folder`."""
+    """Returns the TensorFlow ops over the transport library in `folder`."""
     return Target(
         "_tf_ops.so",
         tuple(sorted((HERE / "cc" / "kernels").glob("*.cc"))),
@@ -244,7 +244,7 @@ def build_target(target: Target, folder: Path, *, verbose: bool = True) -> Path:
 
 
 def _flags(target: Target) -> list[str]:
-    """What the compiler is given: the environment's CXXFLAGS come last, so that they win."""
+    """Returns what the compiler is given: the environment's CXXFLAGS come last, so that they win."""
     return [*target.compile_flags, *shlex.split(os.environ.get("CXXFLAGS", ""))]
 
 

@@ -22,7 +22,7 @@ __all__ = ["call", "calls_by_name"]
 
 
 def calls_by_name() -> bool:
-    """Whether functions are called so in this process: not beside a GPU or its like, where the op was never tried."""
+    """Returns whether functions are called so in this process: not where there is a GPU or its like."""
     return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
 
 

@@ -1,8 +1,8 @@
 """Notes when this rank comes to a collective outside the transport, and when it is through, as TensorFlow ops.
 
-    come_to("gradients_0")         behind all that the collective needs
+    come_to("gradients_0")         after all that the collective needs
     with tf.control_dependencies(...): ...                 the collective, of Horovod
-    come_through("gradients_0")    behind what it gives
+    come_through("gradients_0")    after what it gives
 
 Ranks wait there for each other without a message. So that a rank which waits long can find out who has not come, the
 transport tells what a rank is in when it is asked (`transport.Transport.ask`).
@@ -23,7 +23,7 @@ __all__ = ["come_through", "come_to", "within"]
 
 
 def come_to(name: str, after: Sequence[Any]) -> tf.Operation:
-    """Notes in the graph that is being traced where this rank comes to a collective.
+    """Returns the notes in the graph that is being traced where this rank comes to a collective.
 
     The op is exempt from automatic control dependencies, as `send_recv.send` is, and runs once per execution of its
     function.

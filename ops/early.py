@@ -1,7 +1,7 @@
 """Tensors that a function gives to the graph that calls it before it ends, as TensorFlow ops.
 
     in the function     give_early(gradient, step, program=p, number=0)        where the gradient is made
-    beside its call     gradient = take_early(step, dtype, shape, program=p, number=0)
+    next to its call    gradient = take_early(step, dtype, shape, program=p, number=0)
 
 TensorFlow hands over the outputs of a function when all of it has run. These are there as soon as they are made, for
 what needs them alone.

@@ -22,7 +22,7 @@ class TransportError(RuntimeError):
     """The transport refused or failed an operation."""
 
     def __str__(self) -> str:
-        """The message, which may repeat what other ranks have said."""
+        """Returns the message, which may repeat what other ranks have said."""
         return plain_text(super().__str__())
 
 

@@ -110,7 +110,7 @@ def check_tensorflow_version(running: str, stamp: Path) -> None:
 
     Args:
         running: Version of the TensorFlow in this process.
-        stamp: The file that the build wrote beside the ops.
+        stamp: The file that the build wrote next to the ops.
 
     Raises:
         LibraryError: They differ, or the stamp cannot be read.

@@ -1,8 +1,8 @@
 """Notes in a step's graph of when a task begins and ends, as TensorFlow ops.
 
-    began = mark("0F3", step, program=p, ends=False)        behind all that the task needs
+    began = mark("0F3", step, program=p, ends=False)        after all that the task needs
     with tf.control_dependencies([began]): ...              the task
-    mark("0F3", step, program=p, ends=True)                 behind the task
+    mark("0F3", step, program=p, ends=True)                 after the task
 
 A mark costs a look at a flag; only while a timeline is recorded does it look at the clock (`ops/recorder.py`).
 """
@@ -34,7 +34,7 @@ def mark(task: str, step: Any, *, program: int, ends: bool, handles: Sequence[An
         step: int64 scalar, of `send_recv.begin_step`; `LAST_STEP` for the step that began last.
         program: Number of the step function's program.
         ends: Whether the task ends here, or begins.
-        handles: Resource tensors of variables: automatic control dependencies then put the op behind their earlier and
+        handles: Resource tensors of variables: automatic control dependencies then put the op after their earlier and
             in front of their later uses.
 
     Returns:

@@ -123,18 +123,18 @@ def count_program(program: int) -> None:
 
 
 def is_on() -> bool:
-    """Whether what runs now is recorded."""
+    """Returns whether what runs now is recorded."""
     return bool(_functions().smp_timeline_is_on())
 
 
 def clock() -> int:
-    """Nanoseconds of the clock of all points; processes of one host share it."""
+    """Returns the nanoseconds of the clock of all points; processes of one host share it."""
     return int(_functions().smp_timeline_clock())
 
 
 @functools.cache
 def _functions() -> ctypes.CDLL:
-    """The library with the types of these functions declared."""
+    """Returns the library with the types of these functions declared."""
     library = transport_library()
     size, i64 = ctypes.c_size_t, ctypes.c_int64
     library.smp_timeline_start.argtypes = [size, i64, i64]

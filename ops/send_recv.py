@@ -121,7 +121,7 @@ def begin_step(handles: Sequence[Any], program: int) -> tf.Tensor:
 
     Args:
         handles: Resource tensors of the variables the step reads or writes. Automatic control
-            dependencies put the fence behind their earlier uses.
+            dependencies put the fence after their earlier uses.
         program: Number of the step function's program.
 
     Returns:
@@ -131,7 +131,7 @@ def begin_step(handles: Sequence[Any], program: int) -> tf.Tensor:
 
 
 def end_step(program: int) -> tf.Operation | None:
-    """Ends a step: the fence behind everything it does, and in front of the next step.
+    """Ends a step: the fence after everything it does, and in front of the next step.
 
     Args:
         program: Number of the step function's program.
@@ -145,7 +145,7 @@ def end_step(program: int) -> tf.Operation | None:
 
 @functools.cache
 def _order() -> tf.Tensor:
-    """A resource that every step touches and nothing ever reads: it keeps steps in order."""
+    """Returns a resource that every step touches and nothing ever reads: it keeps steps in order."""
     # Where the fences are.
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name="smp_tf_order_of_steps")

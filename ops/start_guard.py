@@ -46,7 +46,7 @@ class StartGuard:
         return bool(self._library.smp_start_guard_wait(self._handle, seconds))
 
     def say(self, words: str) -> None:
-        """Says what stands in the line behind "was ended by SIGTERM in smp.init", and so lets the process end."""
+        """Says what stands in the line after "was ended by SIGTERM in smp.init", and so lets the process end."""
         self._library.smp_start_guard_say(self._handle, words.encode())
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class StartGuard:
 
 @functools.cache
 def _functions() -> ctypes.CDLL:
-    """The library with the types of the functions declared."""
+    """Returns the library with the types of the functions declared."""
     library, handle, text = transport_library(), ctypes.c_void_p, ctypes.c_char_p
     library.smp_start_guard_create.restype = handle
     library.smp_start_guard_create.argtypes = [text, text, ctypes.c_size_t]

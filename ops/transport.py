@@ -408,7 +408,7 @@ class Transport:
         return bool(code == OK)
 
     def hold_words(self, seconds: float) -> None:
-        """Holds the line that tells the cause of the job's end, so that it can stand behind a traceback.
+        """Holds the line that tells the cause of the job's end, so that it can stand after a traceback.
 
         A signal that ends the process lets it go, too.
 
@@ -457,7 +457,7 @@ class Transport:
         return status
 
     def unclaimed(self) -> dict[int, int]:
-        """How many messages of `send_bytes` have come that nobody has received, by the rank that sent them."""
+        """Returns how many messages of `send_bytes` have come that nobody has received, by the rank that sent them."""
         counts: defaultdict[int, int] = defaultdict(int)
         for message in self.stats()["unmatched"]:
             if message["program"] == MESSAGE_PROGRAM:
@@ -465,7 +465,7 @@ class Transport:
         return dict(counts)
 
     def stats(self) -> dict[str, Any]:
-        """Messages and bytes per peer and edge, lanes, refused and unmatched messages, CPU seconds, huge pages made."""
+        """Returns messages and bytes per peer and edge, lanes, refused messages, CPU seconds, and huge pages made."""
         stats: dict[str, Any] = json.loads(self._text(self._library.smp_transport_stats))
         return stats
 
@@ -475,7 +475,7 @@ class Transport:
         return [peer["reads_memory"] for peer in self.stats()["peers"]]
 
     def lanes(self, peer: int) -> list[str]:
-        """Names of UCX's transports in use to a rank, such as ["posix"]."""
+        """Returns the names of UCX's transports in use to a rank, such as ["posix"]."""
         handle = self._open_handle()
         out = ctypes.create_string_buffer(512)
         self._library.smp_transport_lanes(handle, peer, out, len(out))
@@ -508,7 +508,7 @@ class Transport:
             self.close()
 
     def _leave_to_parent(self) -> None:
-        """Is not used any more by this process, a child that was forked: no call of C's is made, now or later."""
+        """Ends the use by this process, a child that was forked: no call of C's is made, now or later."""
         self._why_closed = self._why_closed or (
             f"this process, {os.getpid()}, was forked from rank {self.rank} and is no rank itself: only the process "
             f"that called smp.init may exchange with other ranks. Have the child work on what it is given, and hand "
@@ -554,7 +554,7 @@ _transports: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 @functools.cache
 def _hook_forks() -> None:
-    """Children that are forked leave the transports of their parent to it."""
+    """Leaves the transports of a parent to it in children that are forked."""
 
     def leave_to_parent() -> None:
         for transport in list(_transports):
@@ -575,7 +575,7 @@ def _own(data: int | None, count: int) -> memoryview:
 
 
 def _pointer_to(view: memoryview) -> tuple[int, Any]:
-    """The address of a contiguous buffer, and an object that keeps it in place."""
+    """Returns the address of a contiguous buffer, and an object that keeps it in place."""
     if view.nbytes == 0:
         return 0, None
     import numpy as np

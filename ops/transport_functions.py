@@ -62,7 +62,7 @@ _declared = False
 
 
 def functions() -> ctypes.CDLL:
-    """The library with the types of its functions declared."""
+    """Returns the library with the types of its functions declared."""
     global _declared
     library = transport_library()
     if _declared:

@@ -52,7 +52,7 @@ _WHERE = _public_names()
 # Not by a statement, which type checkers would have to carry out to know what is public.
 globals()["__all__"] = sorted(_WHERE)
 
-# Modules that a user can only use with tf_keras behind tf.keras.
+# Modules that a user can only use where tf.keras is tf_keras.
 _NEED_TF_KERAS = (
     "smp_tf",
     "smp_tf.checkpoint.manager",
@@ -129,7 +129,7 @@ def __dir__() -> list[str]:
 
 
 def _watch_horovod() -> None:
-    """Sees to it that Horovod's functions, when the script imports them, know of smp_tf."""
+    """Makes Horovod's functions know of smp_tf when the script imports them."""
     from smp_tf.horovod_scope import watch
 
     watch()
@@ -145,7 +145,7 @@ def _watch_import() -> None:
 
 
 def _keep_standard_descriptors() -> None:
-    """Does so before libraries open files of theirs."""
+    """Opens standard descriptors that are missing, before libraries open files of theirs."""
     from smp_tf.start.standard_descriptors import open_those_missing
 
     open_those_missing()

@@ -43,7 +43,7 @@ def tell(text: str) -> None:
 
 
 def tell_in_time(text: str) -> None:
-    """Does the same in a thread that others rely upon: it goes on after a second, also where nobody reads.
+    """Tells it in a thread that others rely upon: it goes on after a second, also where nobody reads.
 
     Args:
         text: Lines, as `tell` takes them.

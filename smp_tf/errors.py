@@ -68,7 +68,7 @@ class RankMismatchError(RuntimeError):
     """Ranks that must agree differ, or one of them did not answer."""
 
     def __str__(self) -> str:
-        """The message, which may repeat what other ranks have said."""
+        """Returns the message, which may repeat what other ranks have said."""
         return plain_text(super().__str__())
 
 
@@ -97,7 +97,7 @@ class OfflinePlanError(ValueError):
 
 
 def _survive_autograph() -> None:
-    """Let an error that is raised while TensorFlow traces a function reach the caller as what it is.
+    """Lets an error that is raised while TensorFlow traces a function reach the caller as what it is.
 
     AutoGraph makes such an error anew, with the user's source lines in its message. It does so only for types whose
     constructor is that of `Exception`; any other becomes its own StagingError, which nobody would catch.

@@ -54,7 +54,7 @@ def replace_functions(hvd: ModuleType) -> None:
 
 
 def _replace_keras_functions(keras: ModuleType) -> None:
-    """The same for `horovod.tensorflow.keras`, whose collectives call those of `horovod.tensorflow`."""
+    """Replaces functions of `horovod.tensorflow.keras`, whose collectives call those of `horovod.tensorflow`."""
     import horovod.tensorflow as hvd
 
     for name in ("init", "shutdown", "rank", "size"):
@@ -87,7 +87,7 @@ def _replacement(name: str, original: Callable[..., Any], scoped: Callable[..., 
 
 
 def _said(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`hvd.rank` and `hvd.size`: numbers."""
+    """Returns `hvd.rank` and `hvd.size` of smp_tf: numbers."""
     attribute = {"rank": "replica", "size": "replicas"}[name]
 
     def number(*args: Any, **kwargs: Any) -> Any:
@@ -99,12 +99,12 @@ def _said(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _started(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`hvd.init`, `hvd.shutdown`: `smp.init` has started Horovod, which other ranks need until all are done."""
+    """Replaces `hvd.init` and `hvd.shutdown`: `smp.init` has started Horovod, which other ranks need."""
     return lambda *args, **kwargs: None
 
 
 def _collective(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function over a process set; its first parameter is what to reduce, gather or broadcast."""
+    """Returns a function over a process set; its first parameter is what to reduce, gather or broadcast."""
     signature = inspect.signature(original)
     first = next(iter(signature.parameters))
 
@@ -127,7 +127,7 @@ def _collective(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrapped_tape(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`hvd.DistributedGradientTape`: within a step the tape itself, whose gradients smp_tf averages."""
+    """Replaces `hvd.DistributedGradientTape`: within a step by the tape itself, whose gradients smp_tf averages."""
 
     def tape(gradtape: Any, *args: Any, **kwargs: Any) -> Any:
         if not _means_replicas() or "process_set" in kwargs:
@@ -142,7 +142,7 @@ def _wrapped_tape(name: str, original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _wrapped_optimizer(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`hvd.DistributedOptimizer`: the optimizer itself, which averages what is not averaged yet."""
+    """Replaces `hvd.DistributedOptimizer` by the optimizer itself, which averages what is not averaged yet."""
 
     def optimizer(wrapped: Any, *args: Any, **kwargs: Any) -> Any:
         if not _means_replicas() or "process_set" in kwargs:
@@ -165,7 +165,7 @@ def _wrapped_optimizer(name: str, original: Callable[..., Any]) -> Callable[...,
 
 
 def _unsupported(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """What Horovod can do over all processes only."""
+    """Returns what Horovod can do over all processes only."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         if not _means_replicas():
@@ -210,7 +210,7 @@ def _in_a_step() -> bool:
 
 
 def _refuse_in_a_step(name: str) -> None:
-    """Raise where a collective would become an op of one stage, and run once per microbatch."""
+    """Raises where a collective would become an op of one stage, and runs once per microbatch."""
     if _in_a_step():
         raise StepError(
             f"hvd.{name} was called inside a step, whose ops are spread over the ranks and run once per microbatch. "
@@ -220,7 +220,7 @@ def _refuse_in_a_step(name: str) -> None:
 
 
 def _refuse_what_is_split(name: str, given: Any) -> None:
-    """Raise where a collective over all processes is given what only some of them have."""
+    """Raises where a collective over all processes is given what only some of them have."""
     from smp_tf.batch.output import StepOutput
     from smp_tf.replicas import gradient_marks
     from smp_tf.variables import store as variables
@@ -250,7 +250,7 @@ def _is_variable(value: Any) -> bool:
 
 
 def _over_replicas(name: str, original: Callable[..., Any], bound: inspect.BoundArguments, first: str) -> Any:
-    """Call a collective over this rank's group of replicas."""
+    """Calls a collective over this rank's group of replicas."""
     group = runtime.current().process_sets.dp
     given = bound.arguments[first]
     bound.arguments["process_set"] = group
@@ -278,7 +278,7 @@ def _over_replicas(name: str, original: Callable[..., Any], bound: inspect.Bound
 
 
 def _skipping(given: Any, call: Callable[[Any], Any]) -> Any:
-    """Call with what this rank has, None in place of the rest."""
+    """Calls with what this rank has, None in place of the rest."""
     if not isinstance(given, list):
         return None if _is_elsewhere(given) else call(given)
     results: list[Any] = [None] * len(given)
@@ -290,7 +290,7 @@ def _skipping(given: Any, call: Callable[[Any], Any]) -> Any:
 
 
 def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[[Any], Any]) -> Any:
-    """Reduce what is not averaged yet; what is, is so on all replicas, and its average and sum are known."""
+    """Reduces what is not averaged yet; what is, is so on all replicas, and its average and sum are known."""
     import horovod.tensorflow as hvd
 
     from smp_tf.replicas import gradient_marks, sums, unaveraged
@@ -320,7 +320,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
 
 
 def _refuse_what_may_be_averaged(name: str, values: Sequence[Any]) -> None:
-    """Raise where a tensor may be a step's average that was changed: then other replicas have None in its place."""
+    """Raises where a tensor may be a step's average that was changed: then other replicas have None in its place."""
     import tensorflow as tf
 
     from smp_tf.sharding import shares as sharded_slots
@@ -356,7 +356,7 @@ def _world_rank(name: str, root: int) -> int:
 
 
 def _alone(name: str, values: Any, arguments: dict[str, Any]) -> Any:
-    """What a collective gives in a group of one."""
+    """Returns what a collective gives in a group of one."""
     import tensorflow as tf
 
     from smp_tf.replicas import sums

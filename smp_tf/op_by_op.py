@@ -21,7 +21,7 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def op_by_op() -> Iterator[None]:
-    """A context, or a decorator, in which ops of the graph that is being traced are kept out of XLA's clusters.
+    """Keeps ops of the graph that is being traced out of XLA's clusters, as a context or a decorator.
 
     Example:
         >>> with tf.Graph().as_default(), op_by_op():

@@ -1,4 +1,4 @@
-"""The private TensorFlow and Keras that the user-facing room needs, each piece behind one small function.
+"""The private TensorFlow and Keras that the user-facing room needs, each piece in one small function.
 
 Seen to work on TensorFlow and tf_keras 2.21. Each has a test in tests/smp_tf/test_tf_internals.py that fails when they
 change it.
@@ -48,12 +48,12 @@ make_plain_variable = partition_internals.make_plain_variable
 
 
 def scratch_graph(name: str) -> Any:
-    """A graph for ops that are looked at and thrown away."""
+    """Returns a graph for ops that are looked at and thrown away."""
     return tf.__internal__.FuncGraph(name)
 
 
 def is_compiled_by_xla() -> bool:
-    """Whether the graph being traced is of a function that XLA compiles as a whole."""
+    """Returns whether the graph being traced is of a function that XLA compiles as a whole."""
     if tf.executing_eagerly():
         return False
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
@@ -66,30 +66,30 @@ _get_seed = random_seed.get_seed
 
 
 def draw_op_seeds(op_seed: int | None) -> OpSeeds:
-    """The seeds that a random op gets which is executed eagerly now, whatever graph is being written."""
+    """Returns the seeds that a random op gets which is executed eagerly now, whatever graph is being written."""
     with tf.init_scope():
         seeds: OpSeeds = _get_seed(op_seed)
     return seeds
 
 
 def global_seed() -> int | None:
-    """The seed given to `tf.random.set_seed`; None where it was not called."""
+    """Returns the seed given to `tf.random.set_seed`; None where it was not called."""
     seed: int | None = eager_context.global_seed()
     return seed
 
 
 def global_seed_generator() -> Any:
-    """An object that is another one after every `tf.random.set_seed`; None before the first."""
+    """Returns an object that is another one after every `tf.random.set_seed`; None before the first."""
     return eager_context.context()._rng
 
 
 def set_keras_seed_generator(generator: Any) -> None:
-    """Let Keras draw the seeds of initializers in this thread from a `random.Random`, as its `set_random_seed` does."""
+    """Lets Keras draw the seeds of initializers in this thread from a `random.Random`."""
     backend._SEED_GENERATOR.generator = generator
 
 
 def peak_memory() -> int | None:
-    """Bytes that TensorFlow's allocator has given out at most: on the GPU, where there is one.
+    """Returns the bytes that TensorFlow's allocator has given out at most: on the GPU, where there is one.
 
     Returns:
         Bytes; None where it has counted none: on a CPU without oneDNN. With oneDNN it counts what has 256 KiB or
@@ -104,7 +104,7 @@ def peak_memory() -> int | None:
 
 @contextlib.contextmanager
 def op_seeds_from(source: Callable[[int | None], OpSeeds]) -> Iterator[None]:
-    """Within this context, stateful random ops are made with the seeds that a function gives them.
+    """Makes stateful random ops, within its context, with the seeds that a function gives them.
 
     Args:
         source: given the seed that the op was asked to have, or None, returns its seeds.
@@ -117,30 +117,30 @@ def op_seeds_from(source: Callable[[int | None], OpSeeds]) -> Iterator[None]:
 
 
 def backend_modules() -> list[types.ModuleType]:
-    """The modules through which scripts, and Keras itself, come to the functions of `tf_keras.backend`."""
+    """Returns the modules through which scripts, and Keras itself, come to the functions of `tf_keras.backend`."""
     named = [module for name, module in list(sys.modules.items()) if name.startswith("tf_keras.")]
     return [module for module in named if getattr(module, "batch_get_value", None) is backend.batch_get_value]
 
 
 def is_in_layer_call() -> bool:
-    """Whether a Keras layer or model is being called in this thread."""
+    """Returns whether a Keras layer or model is being called in this thread."""
     return bool(base_layer_utils.call_context().in_call)
 
 
 def destroy_storage(variable: tf.Variable) -> None:
-    """Free the memory of a variable; its handle stays and holds an empty tensor."""
+    """Frees the memory of a variable; its handle stays and holds an empty tensor."""
     with tf.init_scope():
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
 
 
 def make_storage(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Give a variable whose memory was freed a value; an assignment would compare its shape with the empty tensor's."""
+    """Gives a value to a variable whose memory was freed; an assignment would compare shapes."""
     with tf.init_scope():
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def not_an_override(method: Any) -> Any:
-    """Mark a model's method as one of Keras's own, so that Keras does not act as if the user had written it.
+    """Marks a model's method as one of Keras's own, so that Keras does not act as if the user had written it.
 
     Keras calls an overridden `build` before the first call of the model, which then has to run on placeholders too.
     """
@@ -149,7 +149,7 @@ def not_an_override(method: Any) -> Any:
 
 
 def is_default_options(options: Any) -> bool:
-    """Whether options for saving are those that Keras's callbacks make up when they are given none.
+    """Returns whether options for saving are those that Keras's callbacks make up when they are given none.
 
     Seen with tf.train.CheckpointOptions and tf.saved_model.SaveOptions of TensorFlow 2.16 to 2.21, whose fields are
     their slots.
@@ -175,13 +175,13 @@ SET_BY_COMPILE = (
 
 
 def is_compiled(model: tf_keras.Model) -> bool:
-    """Whether `compile` was called on a model."""
+    """Returns whether `compile` was called on a model."""
     return bool(model._is_compiled)
 
 
 @contextlib.contextmanager
 def workers_shuffle_with(shuffle: Callable[[list[Any]], None]) -> Iterator[None]:
-    """Within this context Keras shuffles the order in which workers fetch a `Sequence` with a function of ours.
+    """Makes Keras shuffle with a function of ours, within its context, the order in which workers fetch a `Sequence`.
 
     It does so with `random.shuffle`, and uses nothing else of `random` in that module. Seen in tf_keras 2.16 to 2.21.
 
@@ -193,14 +193,14 @@ def workers_shuffle_with(shuffle: Callable[[list[Any]], None]) -> Iterator[None]
 
 
 def ask_for_batch_hooks(callbacks: tf_keras.callbacks.CallbackList) -> None:
-    """Let a list of callbacks find out again which of them are to be called for every batch, as when it was made."""
+    """Lets a list of callbacks find out again which of them are to be called for every batch, as when it was made."""
     for kind in ("train", "test", "predict"):
         wanted = any(getattr(callback, f"_implements_{kind}_batch_hooks")() for callback in callbacks.callbacks)
         setattr(callbacks, f"_should_call_{kind}_batch_hooks", wanted)
 
 
 def compiled_losses() -> tuple[type, Any]:
-    """The class that holds a compiled model's losses, and the module of the functions by which losses are reduced.
+    """Returns the class of a compiled model's losses, and the module of the functions that reduce losses.
 
     Losses call `apply_valid_mask(losses, weights, mask, reduction)` and `compute_weighted_loss(losses, weights,
     reduction)` of that module. Seen in tf_keras 2.16 to 2.21.
@@ -209,7 +209,7 @@ def compiled_losses() -> tuple[type, Any]:
 
 
 def reducing_metric() -> tuple[type, frozenset[str]]:
-    """The class of the metrics that add up numbers, and those of its reductions that divide by how many there were.
+    """Returns the class of metrics that add up numbers, and its reductions that divide by how many there were.
 
     Its `update_state(values, sample_weight)` counts a scalar once where there is no weight, and as often as the weight
     says where there is one. Seen in tf_keras 2.16 to 2.21.
@@ -219,7 +219,7 @@ def reducing_metric() -> tuple[type, frozenset[str]]:
 
 
 def checked_in_checkpoints(check: Callable[[Any], None], take: Callable[[Any, Any], bool]) -> type[Any]:
-    """A base class whose variables are checked before a checkpoint takes or gives their value.
+    """Returns a base class whose variables are checked before a checkpoint takes or gives their value.
 
     TensorFlow's checkpoints read and write a variable's memory past `numpy` and `assign`, and leave out, without a
     word, a variable that has none. To take a value and to give one, they first ask where it is, by this method.
@@ -259,7 +259,7 @@ _archives: dict[int, str] = {}
 
 
 def archive_of(dataset: h5py.Dataset) -> str | None:
-    """The `.keras` file that holds the HDF5 file of a dataset, while `values_read_late` has Keras read it."""
+    """Returns the `.keras` file that holds the HDF5 file of a dataset, while `values_read_late` has Keras read it."""
     return _archives.get(_number_of_file(dataset))
 
 
@@ -269,7 +269,7 @@ def _number_of_file(part: h5py.HLObject) -> int:
 
 
 class _OnDisk(saving_lib.H5IOStore):
-    """Keras's store of weights in a `.keras` file, which it makes up in memory; this one lies beside the file.
+    """Keras's store of weights in a `.keras` file, which it makes up in memory; this one lies next to the file.
 
     One that is read is known to `archive_of` until it is closed.
     """
@@ -298,7 +298,7 @@ class _OnDisk(saving_lib.H5IOStore):
 
 @contextlib.contextmanager
 def values_read_late() -> Iterator[None]:
-    """Within this context Keras gives variables datasets of the HDF5 files it reads, not what they hold.
+    """Makes Keras, within its context, give variables datasets of the HDF5 files it reads, not what they hold.
 
     By itself it reads all weights of an HDF5 file before it assigns the first, and the file of a model through
     TensorFlow's file system, where HDF5 does not know its path.
@@ -327,7 +327,7 @@ def values_read_late() -> Iterator[None]:
 
 @contextlib.contextmanager
 def values_one_by_one() -> Iterator[None]:
-    """Within this context Keras writes and reads files of weights one value at a time, and assigns what it read as is.
+    """Makes Keras, within its context, write and read weights one value at a time, and assign what it read as is.
 
     By itself it reads all weights of an HDF5 file before it assigns the first, and makes a `.keras` file in memory.
     """
@@ -341,7 +341,7 @@ def values_one_by_one() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Within this context attributes of modules are others: each a module, a name and what it is to be."""
+    """Replaces attributes of modules within its context: each a module, a name and what it is to be."""
     with contextlib.ExitStack() as stack:
         for owner, name, ours in attributes:
             stack.callback(setattr, owner, name, getattr(owner, name))
@@ -350,7 +350,7 @@ def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def object_state(trackable: Any) -> dict[str, tf.Tensor]:
-    """The state that a checkpoint holds of an object itself, apart from the variables it tracks, by name.
+    """Returns the state that a checkpoint holds of an object itself, apart from the variables it tracks, by name.
 
     Lookup tables, iterators of data sets and `tf.train.experimental.PythonState` have such state; most objects have
     none.
@@ -360,12 +360,12 @@ def object_state(trackable: Any) -> dict[str, tf.Tensor]:
 
 
 def set_object_state(trackable: Any, state: Mapping[str, tf.Tensor]) -> None:
-    """Give an object the state that `object_state` took."""
+    """Gives an object the state that `object_state` took."""
     _saver(trackable)._restore_from_tensors(dict(state))
 
 
 def _saver(trackable: Any) -> Any:
-    """What takes and gives an object's state: itself, or a converter for objects that speak an older protocol."""
+    """Returns what takes and gives an object's state: itself, or a converter for an older protocol."""
     if saveable_object_util.trackable_has_serialize_to_tensor(trackable):
         return trackable
     factories = saveable_object_util.saveable_objects_from_trackable(trackable)
@@ -381,7 +381,7 @@ def _saver(trackable: Any) -> Any:
 
 
 def replace_global_norm(ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Put a function behind `tf.linalg.global_norm`, for whoever holds it under whatever name; returns the one before.
+    """Puts a function in the place of `tf.linalg.global_norm`, whatever it is called; returns the one before.
 
     `tf.clip_by_global_norm` calls it too. What is public are wrappers around it; the innermost, TensorFlow's
     dispatcher, keeps the function that it calls in its closure.
@@ -396,12 +396,12 @@ def replace_global_norm(ours: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def loss_scaling() -> Any:
-    """The module of Keras's loss scaling, whose `_is_all_finite` decides for every optimizer whether to skip a step."""
+    """Returns the module of Keras's loss scaling, whose `_is_all_finite` decides whether to skip a step."""
     return loss_scale_optimizer
 
 
 def update_loss_scale(optimizer: Any) -> Any:
-    """Change the loss scale of a `LossScaleOptimizer` as if it were given no gradient at all.
+    """Changes the loss scale of a `LossScaleOptimizer` as if it were given no gradient at all.
 
     Returns:
         Whether the gradients of the step are to be applied: a bool, or a bool tensor.
@@ -410,12 +410,12 @@ def update_loss_scale(optimizer: Any) -> Any:
 
 
 def usual_gradient_aggregator() -> Any:
-    """What an older optimizer does with all gradients unless it is given a `gradient_aggregator`."""
+    """Returns what an older optimizer does with all gradients unless it is given a `gradient_aggregator`."""
     return optimizer_utils.all_reduce_sum_gradients
 
 
 def follow_schedule(optimizer: Any) -> None:
-    """Bring the learning rate that a new optimizer with a schedule shows to what its step counter says."""
+    """Brings the learning rate that a new optimizer with a schedule shows to what its step counter says."""
     if isinstance(optimizer, tf_keras.optimizers.Optimizer):
         optimizer._compute_current_learning_rate()
 
@@ -439,7 +439,7 @@ def kept_trace() -> Iterator[None]:
 
 
 def let_optimizers_take(variable: tf.Variable, other: tf.Variable) -> None:
-    """Let Keras's optimizers take a variable for another one, whose slots and exceptions from decay are its own then.
+    """Lets Keras's optimizers take a variable for another one, whose slots and exceptions from decay are its own then.
 
     They know variables by this number and by their names, which have the scope that is open where they are made. Seen
     to work with TensorFlow and tf_keras 2.16 to 2.21.
@@ -449,12 +449,12 @@ def let_optimizers_take(variable: tf.Variable, other: tf.Variable) -> None:
 
 
 def tape_is_recording() -> bool:
-    """Whether any gradient tape is active in this thread."""
+    """Returns whether any gradient tape is active in this thread."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
 def cond_independently(due: tf.Tensor, then: Callable[[], tf.Tensor], otherwise: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """A `tf.cond` that is exempt from automatic control dependencies.
+    """Returns a `tf.cond` that is exempt from automatic control dependencies.
 
     Args:
         due: a scalar truth value.
@@ -470,10 +470,10 @@ def cond_independently(due: tf.Tensor, then: Callable[[], tf.Tensor], otherwise:
 
 
 def is_function(graph: Any) -> bool:
-    """Whether a graph is that of a function: TensorFlow orders there what is done to a variable, and runs all of it."""
+    """Returns whether a graph is that of a function, where TensorFlow orders uses of a variable and runs all."""
     return isinstance(graph, tf.__internal__.FuncGraph)
 
 
 def wait_for(operation: tf.Operation, earlier: Iterable[tf.Operation]) -> None:
-    """Let an op of the graph that is being traced wait for others that were made before it."""
+    """Lets an op of the graph that is being traced wait for others that were made before it."""
     operation._add_control_inputs(list(earlier))

@@ -44,7 +44,7 @@ class Surroundings:
     own: Mapping[int, tf.Variable]
 
     def variables_of(self, graph: OpGraph, segment: Segment) -> dict[int, tf.Variable]:
-        """The variables whose handle a segment uses: those that are there, and new ones."""
+        """Returns the variables whose handle a segment uses: those that are there, and new ones."""
         used = {
             v for n in segment.sources if graph.nodes[n].op == VARIABLE and (v := graph.nodes[n].source) is not None
         }
@@ -53,7 +53,7 @@ class Surroundings:
     def given_to(
         self, graph: OpGraph, function: SegmentFunction, values: Mapping[Tensor, tf.Tensor]
     ) -> list[tf.Tensor]:
-        """What to call a segment's function with.
+        """Returns what to call a segment's function with.
 
         Args:
             graph: the op graph.
@@ -75,7 +75,7 @@ class Surroundings:
 
 
 def values_for(split: Split, wanted: Collection[Tensor], around: Surroundings) -> dict[Tensor, tf.Tensor]:
-    """Values of tensors that other units make.
+    """Returns the values of tensors that other units make.
 
     Args:
         split: the step, cut into as many stages as there are units.
@@ -91,14 +91,14 @@ def values_for(split: Split, wanted: Collection[Tensor], around: Surroundings) -
 
 
 def numbers(kind: TensorType) -> tf.Tensor:
-    """Numbers of a type, between 0 and 1: so that nothing becomes too large, or slow as denormals are."""
+    """Returns the numbers of a type, between 0 and 1: so that nothing becomes too large, or slow as denormals are."""
     dtype = tf.dtypes.as_dtype(kind.dtype)
     made = tf.random.stateless_uniform(kind.shape, _SEED, 0.05, 0.95, dtype.real_dtype)
     return tf.complex(made, made) if dtype.is_complex else made
 
 
 def weight(graph: OpGraph, variable: int) -> tf.Tensor:
-    """Some value of a variable: small and positive, for the same reasons."""
+    """Returns some value of a variable: small and positive, for the same reasons."""
     kind = graph.variables[variable].type
     dtype = tf.dtypes.as_dtype(kind.dtype)
     return tf.fill(kind.shape, tf.constant(0.05 if dtype.is_floating else 0, dtype))
@@ -117,7 +117,7 @@ def _computed(split: Split, wanted: tuple[Tensor, ...], around: Surroundings) ->
 
 
 def _leading_to(split: Split, wanted: tuple[Tensor, ...]) -> Segment:
-    """The ops that lead to tensors from the last numbers that crossed between units."""
+    """Returns the ops that lead to tensors from the last numbers that crossed between units."""
     graph, places = split.graph, split.assignment.places
     nodes: set[int] = set()
     sources: set[int] = set()

@@ -49,7 +49,7 @@ class ReadyUnit:
     empty: dict[int, Callable[..., Any]]
 
     def measure(self) -> dict[int, float]:
-        """Run every segment for a while.
+        """Runs every segment for a while.
 
         Returns:
             Seconds by sweep: the median over the calls, without what calling a function takes that does nothing.
@@ -58,7 +58,7 @@ class ReadyUnit:
 
 
 def make_ready(split: Split, unit: int, around: Surroundings) -> ReadyUnit:
-    """Build the functions of a unit and run each once, which also optimises it.
+    """Builds the functions of a unit and runs each once, which also optimises it.
 
     Args:
         split: the step, cut into as many stages as there are units.
@@ -122,7 +122,7 @@ def _begin(sums: list[Accumulator]) -> None:
 
 
 def _empty(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> Callable[..., Any]:
-    """A function that takes and returns as many tensors as another, and does nothing; it captures none.
+    """Returns a function that takes and returns as many tensors as another, and does nothing; it captures none.
 
     A stage calls one function for all of its units. Of the calls that single units take, a model of a hundred units
     would seem to need half of its time for microbatches of one sample.
@@ -134,7 +134,7 @@ def _empty(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> Callable
 
 
 def _cool() -> None:
-    """Leave the cache as the rest of a model would between two calls of a unit: a warm one seemed up to a third faster.
+    """Leaves the cache as the rest of a model would between two calls of a unit: a warm one seemed faster.
 
     A process loses no more than its share of it: what the unit before it has just made is still there.
     """
@@ -144,7 +144,7 @@ def _cool() -> None:
 
 @functools.cache
 def _ballast() -> np.ndarray:
-    """Memory as large as a processor's share of the largest cache."""
+    """Returns memory as large as a processor's share of the largest cache."""
     shares = [_CACHE_SHARE]
     with contextlib.suppress(OSError, ValueError):
         caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
@@ -153,17 +153,17 @@ def _ballast() -> np.ndarray:
 
 
 def _size(cache: Path) -> int:
-    """Bytes of a cache; the system says "32768K"."""
+    """Returns the bytes of a cache; the system says "32768K"."""
     return int((cache / "size").read_text().strip().rstrip("K")) << 10
 
 
 def _sharers(cache: Path) -> int:
-    """How many processors share it: the bits of "00000000,00000003"."""
+    """Returns how many processors share it: the bits of "00000000,00000003"."""
     return int((cache / "shared_cpu_map").read_text().replace(",", ""), 16).bit_count()
 
 
 def _measured(function: Callable[..., Any], empty: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
-    """Seconds of what a function does beyond one that does nothing."""
+    """Returns the seconds of what a function does beyond one that does nothing."""
     taken: list[float] = []
     for_nothing: list[float] = []
     while len(taken) < _FEWEST_CALLS or (sum(taken) < _ENOUGH and len(taken) < _MOST_CALLS):
@@ -175,7 +175,7 @@ def _measured(function: Callable[..., Any], empty: Callable[..., Any], given: Se
 
 
 def _seconds(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
-    """Seconds of a call."""
+    """Returns the seconds of a call."""
     _cool()
     began = time.perf_counter()
     function(*given)
@@ -184,6 +184,6 @@ def _seconds(function: Callable[..., Any], given: Sequence[tf.Tensor]) -> float:
 
 
 def _finish() -> None:
-    """Wait until the devices are done; on a GPU a function returns earlier."""
+    """Waits until the devices are done; on a GPU a function returns earlier."""
     if has_device():
         tf.test.experimental.sync_devices()

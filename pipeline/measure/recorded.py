@@ -71,12 +71,12 @@ class RecordedStep:
 
     @property
     def updates(self) -> tuple[TaskRun, ...]:
-        """What is reduced and applied, which may go on at the same time and beside compute tasks."""
+        """What is reduced and applied, which may go on at the same time and during compute tasks."""
         return tuple(run for run in self.tasks if not run.task.kind.is_compute)
 
 
 def rows_of(runs: Iterable[TaskRun]) -> list[list[TaskRun]]:
-    """What ran at the same time put into as many rows as are needed, so that nothing overlaps in a row.
+    """Returns what ran at the same time put into as many rows as are needed, so that nothing overlaps in a row.
 
     Args:
         runs: tasks, of any number of steps.
@@ -129,7 +129,7 @@ class Wait:
 
 
 def waits_of(step: RecordedStep, program: ProgramRecord) -> list[Wait]:
-    """When a rank waited for messages in a step.
+    """Returns when a rank waited for messages in a step.
 
     Args:
         step: of the rank.
@@ -178,7 +178,7 @@ class RankRecord:
     dropped: int = 0
 
     def shifted(self, nanoseconds: int) -> RankRecord:
-        """The same on a clock that is ahead by so much."""
+        """Returns the same on a clock that is ahead by so much."""
         return replace(self, steps=tuple(_shifted(step, nanoseconds) for step in self.steps))
 
 
@@ -266,7 +266,7 @@ class _Step:
 
 
 def _transfer(edge: Edge, point: Point) -> Task:
-    """The task that sends or receives a message."""
+    """Returns the task that sends or receives a message."""
     microbatch = point.microbatch if edge.per == "microbatch" else None
     if point.event is Event.SEND:
         return Task(Kind.SEND, edge.src_chunk, microbatch, edge=edge.index)
@@ -274,7 +274,7 @@ def _transfer(edge: Edge, point: Point) -> Task:
 
 
 def one_step(records: Sequence[RankRecord], program: int, step: int) -> list[RecordedStep | None]:
-    """A step on each of some ranks; None where it was not recorded."""
+    """Returns a step on each of some ranks; None where it was not recorded."""
     return [
         next((found for found in record.steps if (found.program, found.step) == (program, step)), None)
         for record in records

@@ -62,7 +62,7 @@ class StepAnatomy:
         return None not in self.stages
 
     def out_of_order(self, stage: int) -> tuple[Task, Task] | None:
-        """The first two tasks of a stage that ran in another order than planned, or at once; None if none did.
+        """Returns the first two tasks of a stage that ran in another order than planned, or at once; None if none did.
 
         A task without anything to compute is planned, and does not run.
         """
@@ -88,7 +88,7 @@ class StepAnatomy:
         return 1 - sum(run.end - run.begin for _, run in self._runs.values()) / whole if whole else 0.0
 
     def simulated(self, latency: float = 0.0) -> Timeline:
-        """The step as planned, each task taking as long as it did.
+        """Returns the step as planned, each task taking as long as it did.
 
         Args:
             latency: nanoseconds that a message takes.
@@ -99,7 +99,7 @@ class StepAnatomy:
         return Timeline(planned, result.spans)
 
     def critical_path(self) -> list[tuple[int, TaskRun]]:
-        """The chain of tasks that made the step so long, each with its stage, in the order in which they ran.
+        """Returns the chain of tasks that made the step so long, each with its stage, in the order in which they ran.
 
         From the task that ended last backwards: the one before it is that which it could not begin without: the maker
         of the message that came last, or the task before it on its rank, whichever was done later.
@@ -128,12 +128,12 @@ class StepAnatomy:
         return None if own is None else (stage, own)
 
     def _last_message(self, task: Task) -> Message | None:
-        """Of the messages that a task reads, the one that came last."""
+        """Returns the last to come of the messages that a task reads."""
         read = [self._messages[need] for need in self._needed(task) if need in self._messages]
         return max(read, key=lambda message: message.end, default=None)
 
     def _needed(self, task: Task) -> Iterator[Task]:
-        """What a task needs; in place of one that had nothing to compute, what that needs."""
+        """Yields what a task needs; in place of one that had nothing to compute, what that needs."""
         for need in self._needs[task]:
             if need.kind.is_compute and need not in self._runs:
                 yield from self._needed(need)
@@ -144,7 +144,7 @@ class StepAnatomy:
         return next((need for need in self._needs[received.task] if need.kind is Kind.SEND), None)
 
     def _maker(self, received: Message) -> tuple[int, TaskRun] | None:
-        """The task that made what was received: of those that it was made of, the last."""
+        """Returns the task that made what was received: of those that it was made of, the last."""
         send = self._send(received)
         if send is None:
             return None
@@ -152,7 +152,7 @@ class StepAnatomy:
         return max(made, key=lambda found: found[1].end, default=None)
 
     def pieces(self, stage: int) -> list[Piece]:
-        """What a rank's time went into, from the begin of the step to that of the next one, without a hole.
+        """Returns what a rank's time went into, from the begin of the step to that of the next one, without a hole.
 
         Args:
             stage: of the rank, on which the step was recorded.
@@ -160,7 +160,7 @@ class StepAnatomy:
         return list(self._pieces(stage))
 
     def time_spent(self, stage: int) -> dict[str, int]:
-        """Nanoseconds of a rank by what they went into, from the begin of the step to that of the next one.
+        """Returns the nanoseconds of a rank by what they went into, from the begin of the step to that of the next one.
 
         Args:
             stage: of the rank, on which the step was recorded.
@@ -174,7 +174,7 @@ class StepAnatomy:
         return spent
 
     def averaging(self, stage: int) -> tuple[int, int]:
-        """How long a rank averages gradients over replicas, and how much of that is hidden.
+        """Returns how long a rank averages gradients over replicas, and how much of that is hidden.
 
         Args:
             stage: of the rank, on which the step was recorded.
@@ -209,7 +209,7 @@ class StepAnatomy:
         yield from self._after(step, [*self._gap(stage, at, step.end, last), Piece("input", step.end, step.until)])
 
     def _gap(self, stage: int, begin: int, end: int, message: Message | None) -> Iterator[Piece]:
-        """What the time between two tasks went into, the later of which waited for a message."""
+        """Yields what the time between two tasks went into, the later of which waited for a message."""
         at = begin
         if message is not None and message.end > begin:
             send = self._send(message)
@@ -228,7 +228,7 @@ class StepAnatomy:
         yield from _piece("other", at, end)
 
     def _after(self, step: RecordedStep, pieces: Sequence[Piece]) -> Iterator[Piece]:
-        """The pieces behind the last compute task, with what of them is REDUCE, APPLY or the like taken out."""
+        """Yields the pieces after the last compute task, with what of them is REDUCE, APPLY or the like taken out."""
         updates = [run for run in step.tasks if not run.task.kind.is_compute]
         cuts = sorted({moment for run in updates for moment in (run.begin, run.end)})
         last = max((run.end for run in updates), default=step.end)

@@ -28,7 +28,7 @@ _TENSORS_OF_UPDATE = 2
 
 
 def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> Plan:
-    """The plan with the stash, transfers and working sets that its cut really has in place of the estimates.
+    """Returns the plan with the stash, transfers and working sets that its cut really has in place of the estimates.
 
     Args:
         plan: the plan.
@@ -56,7 +56,7 @@ def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> 
 
 
 def batch_bytes(graph: OpGraph, microbatches: int, samples: int) -> int:
-    """Bytes of the batch, all of which is there over the whole step.
+    """Returns the bytes of the batch, all of which is there over the whole step.
 
     Args:
         graph: one microbatch of the step.
@@ -69,10 +69,10 @@ def batch_bytes(graph: OpGraph, microbatches: int, samples: int) -> int:
 
 
 def optimizer_bytes(stage: int, row: StageForecast, done: Split, *, in_buckets: bool) -> int:
-    """Bytes that the optimizer makes when the passes are done, beside the gradients.
+    """Returns the bytes that the optimizer makes when the passes are done, besides the gradients.
 
     These are averages, and what it makes of the weights that it updates at a time; by then it is done with the
-    gradients of others. Averages that come from the host are beside that on the device.
+    gradients of others. Averages that come from the host are besides that on the device.
 
     Args:
         stage: which stage.
@@ -92,7 +92,7 @@ def optimizer_bytes(stage: int, row: StageForecast, done: Split, *, in_buckets: 
 
 
 def rounding_bytes(comes_and_goes: int) -> int:
-    """Bytes by which the allocator hands out more than is asked for.
+    """Returns the bytes by which the allocator hands out more than is asked for.
 
     Args:
         comes_and_goes: bytes of tensors that do not stay from step to step.

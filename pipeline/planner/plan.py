@@ -119,7 +119,7 @@ class PlacementRequest:
             raise PlacementError(f"pipeline and the places of the chunks do not go together. {error}") from None
 
     def like(self, plan: Plan) -> PlacementRequest:
-        """The same for another step, whose chunks are where a plan has them and which has its schedule.
+        """Returns the same for another step, whose chunks are where a plan has them and which has its schedule.
 
         Args:
             plan: of a step of another replica.
@@ -148,14 +148,14 @@ _WORTH = {"memory": 2.0**20, "speed": 1e-3}
 
 
 def prune(graph: OpGraph) -> OpGraph:
-    """The graph without the ops that neither an output nor an effect needs, nor the placement of a trained weight."""
+    """Returns the graph with the ops that an output, an effect, or the placement of a trained weight needs."""
     wanted = [t.node for t in graph.outputs] + [n for n, node in enumerate(graph.nodes) if node.stateful]
     wanted += _only_uses_of_trained(graph, graph.ancestors(wanted))
     return graph.subgraph(graph.ancestors(wanted))
 
 
 def _only_uses_of_trained(graph: OpGraph, needed: Collection[int]) -> list[int]:
-    """Forward ops that use a weight whose gradient is needed, where none of them is needed itself.
+    """Returns forward ops that use a weight whose gradient is needed, where none of them is needed itself.
 
     The gradient of a linear layer needs nothing of the layer's forward pass, but who stores the weight is decided by
     what uses it. TensorFlow leaves such ops out of the segments, in which nothing reads them.
@@ -176,7 +176,7 @@ def _only_uses_of_trained(graph: OpGraph, needed: Collection[int]) -> list[int]:
 
 
 def units_of(graph: OpGraph) -> tuple[Unit, ...]:
-    """The units to place: those of the model, and with the last of them the loss, which is no stage of its own."""
+    """Returns the units to place: those of the model, the last of them with the loss, which is no stage of its own."""
     units = build_units(graph)
     if len(units) < 2 or units[-1].name != AFTER_MODEL:
         return units
@@ -191,7 +191,7 @@ def units_of(graph: OpGraph) -> tuple[Unit, ...]:
 
 
 def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
-    """Place the units of a model, by what is known of them before the model is cut.
+    """Places the units of a model, by what is known of them before the model is cut.
 
     Args:
         graph: the pruned op graph of a step.
@@ -279,7 +279,7 @@ def planned(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
 
 
 def _loaded(given: StoredPlan, own: str) -> str:
-    """That a plan was loaded, whether for another step, and what has been moved in it by hand.
+    """Returns that a plan was loaded, whether for another step, and what has been moved in it by hand.
 
     Args:
         given: the plan.
@@ -296,7 +296,7 @@ def _loaded(given: StoredPlan, own: str) -> str:
 
 
 def _made_again(plan: Plan, costs: Costs) -> str:
-    """What is made again in backward, and what that costs, in words."""
+    """Returns what is made again in backward, and what that costs, in words."""
     again = sum(cost.time_remade for cost in costs.units)
     rest = sum(cost.time_forward + cost.time_backward for cost in costs.units) - again
     count = sum(cost.time_remade > 0 for cost in costs.units)
@@ -311,7 +311,7 @@ def _made_again(plan: Plan, costs: Costs) -> str:
 
 
 def costs_of(graph: OpGraph, request: PlacementRequest, plan: Plan | None = None) -> tuple[tuple[Unit, ...], Costs]:
-    """The units of a step, and what each costs for one microbatch.
+    """Returns the units of a step, and what each costs for one microbatch.
 
     Args:
         graph: the pruned op graph.
@@ -329,7 +329,7 @@ def _costs_of(
     request: PlacementRequest,
     groups: tuple[int | None, ...] | None = None,
 ) -> tuple[Costs, int]:
-    """The costs, and how many of the units were measured.
+    """Returns the costs, and how many of the units were measured.
 
     Args:
         graph: the pruned op graph.
@@ -355,7 +355,7 @@ def _costs_of(
 
 
 def _whole(groups: Sequence[int | None]) -> list[int]:
-    """Groups of which each unit has one."""
+    """Returns the groups of which each unit has one."""
     return [group for group in groups if group is not None]
 
 
@@ -403,7 +403,7 @@ def _as_given(
     owners: Mapping[int, int],
     chunks: Chunks,
 ) -> Placement:
-    """What a plan file says of the units, all of which it names, in order.
+    """Returns what a plan file says of the units, all of which it names, in order.
 
     Raises:
         PlacementError: an earlier step or the script says something else, or a partition is left without a layer.
@@ -459,7 +459,7 @@ def _as_given(
 
 
 def _placed_by_script(units: Sequence[Unit], request: PlacementRequest, decided: bool) -> list[int | None]:
-    """The stage that the script asked for each unit, or None.
+    """Returns the stage that the script asked for each unit, or None.
 
     Args:
         units: those of the step.
@@ -494,7 +494,7 @@ def _placed_by_script(units: Sequence[Unit], request: PlacementRequest, decided:
 
 
 def _require_partitions(units: Sequence[Unit], stages: int) -> None:
-    """Raise where the script has placed a unit on a partition that there is not."""
+    """Raises where the script has placed a unit on a partition that there is not."""
     for unit in units:
         if unit.stage is not None and not 0 <= unit.stage < stages:
             raise PlacementError(
@@ -507,7 +507,7 @@ def _by_hand(units: Sequence[Unit], default: int) -> list[int]:
 
 
 def placement_by_hand(graph: OpGraph, request: PlacementRequest) -> tuple[int, ...] | None:
-    """The stage of every chunk, where the script comes back to a partition; None where it does not.
+    """Returns the stage of every chunk, where the script comes back to a partition; None where it does not.
 
     Args:
         graph: the pruned op graph.
@@ -539,7 +539,7 @@ def _why(unit: Unit, stage: int) -> str:
 
 
 def _pins(units: Sequence[Unit], owners: Mapping[int, int]) -> list[int | None]:
-    """The chunk that owns each unit's variables, where an earlier step decided it.
+    """Returns the chunk that owns each unit's variables, where an earlier step decided it.
 
     A variable that several units use pins none of them: whoever does not own it reads it remotely, as in the step that
     decided.
@@ -549,7 +549,7 @@ def _pins(units: Sequence[Unit], owners: Mapping[int, int]) -> list[int | None]:
 
 
 def cut_into_units(graph: OpGraph) -> tuple[tuple[Unit, ...], Split]:
-    """The units of a step, and the step cut so that each of them is a stage of its own.
+    """Returns the units of a step, and the step cut so that each of them is a stage of its own.
 
     Args:
         graph: the pruned op graph.
@@ -568,7 +568,7 @@ def cut(
     local_outputs: frozenset[int] = frozenset(),
     composites: Sequence[tuple[int, ...]] = (),
 ) -> Split:
-    """Cut a step as a plan says.
+    """Cuts a step as a plan says.
 
     Args:
         graph: the pruned op graph.

@@ -38,7 +38,7 @@ _MOST_TO_TRY = 50_000
 
 
 def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
-    """Place the units of a model over the stages.
+    """Places the units of a model over the stages.
 
     Args:
         graph: the pruned op graph of a step.
@@ -73,7 +73,7 @@ def propose(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
 
 
 def _fastest(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
-    """The plan whose schedule ends its step first, of those that keep within the limits."""
+    """Returns the plan whose schedule ends its step first, of those that keep within the limits."""
     passes = request.stages > 1 and request.microbatches > 1 and graph.gradients
     seconds: dict[str, float] = {}
     plans: dict[str, Plan] = {}
@@ -110,7 +110,7 @@ def _fastest(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int
 
 
 def _is_possible(kind: str, request: PlacementRequest, units: int) -> bool:
-    """Whether a schedule can be had with the chunks that are asked for, of so many units."""
+    """Returns whether a schedule can be had with the chunks that are asked for, of so many units."""
     if kind in LEAN and all(limit is None for limit in request.limits):
         return False
     if request.placement is not None:
@@ -122,13 +122,13 @@ def _is_possible(kind: str, request: PlacementRequest, units: int) -> bool:
 
 
 def _step_time(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:
-    """Seconds of a step by a plan, simulated."""
+    """Returns the seconds of a step by a plan, simulated."""
     done = cut(graph, plan, request.local_outputs, request.composites)
     return timeline_of(plan, *costs_of(graph, request, plan), done, request.samples, request.ranks).step_time
 
 
 def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> Plan:
-    """The best of plans of different shapes: with stages that are one run of the layers each, and with two runs.
+    """Returns the best of plans of different shapes: stages of one run of the layers each, and with two runs.
 
     one run each   0 1 2
     both ends      0 1 2 0      what they share comes together, such as an embedding that is the last kernel, too
@@ -166,20 +166,20 @@ def _visited_again(graph: OpGraph, request: PlacementRequest, owners: Mapping[in
 
 
 def _score(graph: OpGraph, request: PlacementRequest, plan: Plan) -> float:
-    """What is balanced, of a plan that is cut: seconds of a step, or bytes of the fullest stage."""
+    """Returns what is balanced, of a plan that is cut: seconds of a step, or bytes of the fullest stage."""
     if request.objective == "speed":
         return _step_time(graph, dataclasses.replace(request, schedule=plan.schedule), plan)
     return max(row.device_bytes for row in _as_cut(graph, request, plan).forecast)
 
 
 def _beside(seconds: float, taken: float) -> str:
-    """How long another schedule takes, in words."""
+    """Returns how long another schedule takes, in words."""
     longer = round(100 * (seconds / taken - 1)) if taken else 0
     return f"takes {longer}% longer" if longer > 0 else "takes as long"
 
 
 def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]) -> tuple[Plan, bool]:
-    """A plan that keeps within the limits once it is cut; or the nearest to one, and False.
+    """Returns a plan that keeps within the limits once it is cut; or the nearest to one, and False.
 
     What the solver goes by is known before the cut: weights, gradients, slots and stash. What a stage receives ahead
     and works with is known after it; where that is too much, the solver is given as much less.
@@ -198,7 +198,7 @@ def _within(graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int]
                 continue
             if request.proof_seconds == thorough:
                 break
-            # No cut of one order fits any more; layers beside each other may.
+            # No cut of one order fits any more; layers next to each other may.
             request = dataclasses.replace(request, proof_seconds=thorough)
             continue
         again = next((other for other in tried if other.units == plan.units), None)
@@ -247,7 +247,7 @@ def _as_cut(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Plan:
 def _with_price(
     graph: OpGraph, request: PlacementRequest, owners: Mapping[int, int], plan: Plan, *, is_proved: bool
 ) -> Plan:
-    """The plan, with a word about the limits where it would be another one without.
+    """Returns the plan, with a word about the limits where it would be another one without.
 
     Args:
         graph: the pruned op graph of a step.
@@ -275,7 +275,7 @@ def _with_price(
 
 
 def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[str]:
-    """Settings with which the step does fit, each of them alone."""
+    """Yields the settings with which the step does fit, each of them alone."""
     assert request.ranks is not None
     units = len(units_of(graph))
     is_quick = units * request.stages <= _MOST_TO_TRY
@@ -304,7 +304,7 @@ def _nearest(graph: OpGraph, request: PlacementRequest, plan: Plan) -> Iterator[
 
 
 def _more_partitions(graph: OpGraph, request: PlacementRequest, numbers: Iterable[int]) -> Iterator[str]:
-    """The first of some larger numbers of stages with which the step fits, on ranks that do not differ."""
+    """Yields the first of some larger numbers of stages with which the step fits, on ranks that do not differ."""
     if len(set(request.limits)) > 1:
         return
     for stages in numbers:
@@ -315,7 +315,7 @@ def _more_partitions(graph: OpGraph, request: PlacementRequest, numbers: Iterabl
 
 
 def _smaller_microbatches(graph: OpGraph, request: PlacementRequest) -> Iterator[str]:
-    """The first of some larger numbers of microbatches with which the step would fit, about.
+    """Yields the first of some larger numbers of microbatches with which the step would fit, about.
 
     The graph is that of one size of microbatches: what is kept, sent and worked with for one is taken to be as much
     smaller as it is.
@@ -340,7 +340,7 @@ def _smaller_microbatches(graph: OpGraph, request: PlacementRequest) -> Iterator
 
 
 def _more(stages: int, units: int) -> Sequence[int]:
-    """Some larger numbers of stages: the next ones, then ever farther ones, at most a stage for every unit."""
+    """Returns some larger numbers of stages: the next ones, then ever farther ones, at most a stage for every unit."""
     found: list[int] = []
     while stages < units and len(found) < _MOST_PARTITIONS:
         stages = min(stages + max(1, stages // 4), units)
@@ -349,7 +349,7 @@ def _more(stages: int, units: int) -> Sequence[int]:
 
 
 def _slower(graph: OpGraph, request: PlacementRequest) -> str:
-    """By how much making things again in backward makes a step longer, in words."""
+    """Returns by how much making things again in backward makes a step longer, in words."""
     _, costs = costs_of(graph, request)
     again = sum(cost.time_remade for cost in costs.units)
     rest = sum(cost.time_forward + cost.time_backward for cost in costs.units) - again
@@ -357,7 +357,7 @@ def _slower(graph: OpGraph, request: PlacementRequest) -> str:
 
 
 def _fits(graph: OpGraph, request: PlacementRequest) -> bool:
-    """Whether the placement with the least memory does."""
+    """Returns whether the placement with the least memory does."""
     try:
         smallest = planned(graph, dataclasses.replace(_without_limits(request), objective="memory"), {})
     except PlacementError:

@@ -18,7 +18,7 @@ from smp_tf.pipeline.run.stage_program import edges_of, plan_program
 def timeline_of(
     plan: Plan, units: Sequence[Unit], costs: Costs, split: Split, samples: int, ranks: Ranks | None = None
 ) -> Timeline:
-    """What runs when, by the costs of units.
+    """Returns what runs when, by the costs of units.
 
     Args:
         plan: where the units are.

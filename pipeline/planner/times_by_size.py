@@ -37,7 +37,7 @@ class UnitTimes:
 
 
 def other_sizes(sizes: Sequence[int]) -> str:
-    """The sizes that times were drawn from, in words.
+    """Returns the sizes that times were drawn from, in words.
 
     Args:
         sizes: samples of the microbatches that were measured.
@@ -46,7 +46,7 @@ def other_sizes(sizes: Sequence[int]) -> str:
 
 
 def times_for(samples: int, measured: Mapping[int, Times]) -> UnitTimes:
-    """The times of every unit for microbatches of a size.
+    """Returns the times of every unit for microbatches of a size.
 
     Args:
         samples: of a microbatch.
@@ -81,7 +81,7 @@ def _on_lines(
 
 
 def _on_line(samples: int, lower: tuple[int, float], upper: tuple[int, float]) -> float:
-    """Seconds for a size, by those of two sizes."""
+    """Returns the seconds for a size, by those of two sizes."""
     (low, of_low), (high, of_high) = lower, upper
     slope = (of_high - of_low) / (high - low)
     if low <= samples <= high:

@@ -13,7 +13,7 @@ LARGE = 256 << 10
 
 
 def most_at_once(sizes: Iterable[int]) -> int:
-    """Bytes of the weights that may be under way at the same time.
+    """Returns the bytes of the weights that may be under way at the same time.
 
     Args:
         sizes: bytes of all weights that are updated.

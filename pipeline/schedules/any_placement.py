@@ -91,7 +91,7 @@ class _Play:
         return ranks
 
     def _next(self, own: Sequence[int]) -> Task | None:
-        """What a rank that is free does: a backward, the oldest first, else the forward that is farthest on its way."""
+        """Returns what a free rank does: a backward, the oldest first, else the forward that is farthest on its way."""
         forward, backward = self.begun[Kind.F], self.begun[Kind.B]
         due = [(backward[c], c) for c in own if backward[c] < self._reached(Kind.B, c)]
         if due:
@@ -104,7 +104,7 @@ class _Play:
         return None
 
     def _reached(self, kind: Kind, chunk: int) -> int:
-        """How many microbatches have come to a chunk."""
+        """Returns how many microbatches have come to a chunk."""
         if kind is Kind.F:
             return self.done[kind][chunk - 1] if chunk else self.microbatches
         return self.done[kind][chunk + 1] if chunk < self.last else self.done[Kind.F][chunk]

@@ -162,7 +162,7 @@ def interleaved_1f1b(stages: int, microbatches: int, chunks_per_rank: int = 2) -
 
 
 def _groups(stages: int, microbatches: int) -> list[range]:
-    """Microbatches in groups of as many as there are stages, or a few more, all nearly equal."""
+    """Returns the microbatches in groups of as many as there are stages, or a few more, all nearly equal."""
     count = max(1, microbatches // stages)
     bounds = [microbatches * at // count for at in range(count + 1)]
     return [range(begin, end) for begin, end in pairwise(bounds)]

@@ -95,7 +95,7 @@ def _read(source: Path | str) -> tuple[str, str]:
 
 
 def _tasks(name: str, text: str) -> dict[int, list[Task]]:
-    """The tasks of each line that has some, by its number."""
+    """Returns the tasks of each line that has some, by its number."""
     lines: dict[int, list[Task]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         for word in line.partition("#")[0].split():

@@ -73,7 +73,7 @@ def forward_only(program: Program) -> Program:
 
 
 def with_sweeps(program: Program, sweeps: int) -> Program:
-    """Returns the program with T tasks behind it for every further sweep.
+    """Returns the program with T tasks after it for every further sweep.
 
     Args:
         program: a program of compute tasks, with backward.

@@ -101,7 +101,7 @@ def v_min(stages: int, microbatches: int, chunks_per_rank: int = 2) -> Ranks:
 
 
 def _block(stages: int, steps: Sequence[int], turns: Sequence[int]) -> Mapping[tuple[Kind, int], int]:
-    """The slots in which a microbatch passes.
+    """Returns the slots in which a microbatch passes.
 
     Args:
         stages: how many ranks there are.
@@ -130,7 +130,7 @@ def _block(stages: int, steps: Sequence[int], turns: Sequence[int]) -> Mapping[t
 
 
 def _fi_orders(stages: int, microbatches: int, steps: Sequence[int], turns: Sequence[int] = (0, 0, 0)) -> Ranks:
-    """The F and I tasks of every rank, by the slots of their blocks."""
+    """Returns the F and I tasks of every rank, by the slots of their blocks."""
     placement = in_a_v(stages)
     timed: list[list[tuple[int, Task]]] = [[] for _ in range(stages)]
     for (kind, chunk), slot in _block(stages, steps, turns).items():

@@ -63,11 +63,11 @@ class ControlChannel:
         timeout: float | None = None,
         doing: str = "",
     ) -> list[Any]:
-        """See `allgather_json`; `members` are world ranks in group order."""
+        """Gathers as `allgather_json` does; `members` are world ranks in group order."""
         return self._exchange(value, members, name, timeout, lambda said: said, doing)
 
     def broadcast(self, value: Any, root: int, members: Sequence[int], name: str, timeout: float | None = None) -> Any:
-        """See `broadcast_json`; `members` are world ranks in group order."""
+        """Broadcasts as `broadcast_json` does; `members` are world ranks in group order."""
         if root not in members:
             raise ValueError(f"{name}: the root, rank {root}, is not in the group {list(members)}.")
         place = list(members).index(root)
@@ -184,7 +184,7 @@ class ControlChannel:
 
 
 def tag_of(*words: object) -> int:
-    """The transport's tag for what is said between ranks about one thing.
+    """Returns the transport's tag for what is said between ranks about one thing.
 
     Messages of one tag arrive in order. The tag is a hash, the same on every rank, of 63 bits: far
     more than enough to keep apart the few lines there are.

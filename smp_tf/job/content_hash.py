@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def content_hash(tensor: tf.Tensor) -> tf.Tensor:
-    """64 bits over a tensor's bytes.
+    """Returns 64 bits over a tensor's bytes.
 
     Args:
         tensor: numbers, truth values or strings, of any shape.
@@ -27,5 +27,5 @@ def content_hash(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def content_hashes(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The hashes of several tensors, int64[n]."""
+    """Returns the hashes of several tensors, int64[n]."""
     return tf.concat([content_hash(tensor) for tensor in tensors], axis=0)

@@ -113,7 +113,7 @@ def agree(
 
 
 def members_of(group: Group) -> tuple[int, ...]:
-    """The world ranks of a group that this rank is in.
+    """Returns the world ranks of a group that this rank is in.
 
     Args:
         group: The kind of group, or its world ranks.

@@ -347,7 +347,7 @@ _NEVER = (
 
 
 def _sizes_in(header: memoryview, number: int, source: int, call: int) -> tuple[list[int], memoryview]:
-    """The sizes of the parts that follow a header, and what stands behind them in it.
+    """Returns the sizes of the parts that follow a header, and what comes after them in it.
 
     Args:
         header: as it came.

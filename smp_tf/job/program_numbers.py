@@ -31,7 +31,7 @@ def use_next(used_by_ranks: Iterable[int]) -> int:
 
 
 def agree_on_number(doing: str) -> int:
-    """A number that no rank of this replica has used for a program before.
+    """Returns a number that no rank of this replica has used for a program before.
 
     Args:
         doing: what the program computes, in words; the same on all ranks of the replica.
@@ -49,7 +49,7 @@ def agree_on_number(doing: str) -> int:
 
 
 def know_averaging(number: int, known_as: str, *, everywhere: bool) -> None:
-    """Say that a program gives gradients, which replicas average: none can end it without the others.
+    """Notes that a program gives gradients, which replicas average: none can end it without the others.
 
     Args:
         number: of the program.

@@ -7,7 +7,7 @@ from smp_tf.partition.mesh import CommGroup
 
 
 def rank() -> int:
-    """This process's number in the world.
+    """Returns this process's number in the world.
 
     Returns:
         From 0; an int.
@@ -24,7 +24,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of processes.
+    """Returns the number of processes.
 
     Returns:
         An int.
@@ -40,7 +40,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number among those of its host.
+    """Returns this process's number among those of its host.
 
     Returns:
         From 0; an int.
@@ -56,7 +56,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """The number of processes on this host.
+    """Returns the number of processes on this host.
 
     Returns:
         An int.
@@ -72,7 +72,7 @@ def local_size() -> int:
 
 
 def mp_rank() -> int:
-    """The number of the partition this rank runs.
+    """Returns the number of the partition this rank runs.
 
     Returns:
         From 0; an int.
@@ -88,7 +88,7 @@ def mp_rank() -> int:
 
 
 def mp_size() -> int:
-    """The number of ranks one replica is split over.
+    """Returns the number of ranks one replica is split over.
 
     Returns:
         An int.
@@ -104,7 +104,7 @@ def mp_size() -> int:
 
 
 def dp_rank() -> int:
-    """The number of the replica this rank belongs to.
+    """Returns the number of the replica this rank belongs to.
 
     Returns:
         From 0; an int.
@@ -120,7 +120,7 @@ def dp_rank() -> int:
 
 
 def dp_size() -> int:
-    """The number of replicas.
+    """Returns the number of replicas.
 
     Returns:
         An int.
@@ -135,7 +135,7 @@ def dp_size() -> int:
 
 
 def pp_rank() -> int:
-    """This rank's number among the stages of its replica.
+    """Returns this rank's number among the stages of its replica.
 
     Returns:
         From 0; an int.
@@ -151,7 +151,7 @@ def pp_rank() -> int:
 
 
 def pp_size() -> int:
-    """The number of stages.
+    """Returns the number of stages.
 
     Returns:
         An int.
@@ -167,7 +167,7 @@ def pp_size() -> int:
 
 
 def tp_rank() -> int:
-    """This rank's number among those that share one layer; always 0.
+    """Returns this rank's number among those that share one layer; always 0.
 
     Returns:
         An int.
@@ -183,7 +183,7 @@ def tp_rank() -> int:
 
 
 def tp_size() -> int:
-    """The number of ranks that share one layer; always 1.
+    """Returns the number of ranks that share one layer; always 1.
 
     Returns:
         An int.
@@ -199,7 +199,7 @@ def tp_size() -> int:
 
 
 def rdp_rank() -> int:
-    """This rank's number among those that hold the same weights.
+    """Returns this rank's number among those that hold the same weights.
 
     Returns:
         From 0; an int.
@@ -215,7 +215,7 @@ def rdp_rank() -> int:
 
 
 def rdp_size() -> int:
-    """The number of ranks that hold the same weights.
+    """Returns the number of ranks that hold the same weights.
 
     Returns:
         An int.
@@ -231,7 +231,7 @@ def rdp_size() -> int:
 
 
 def get_mp_group() -> list[int]:
-    """The world ranks of this rank's replica, by mp_rank.
+    """Returns the world ranks of this rank's replica, by mp_rank.
 
     Returns:
         World ranks, in order.
@@ -247,7 +247,7 @@ def get_mp_group() -> list[int]:
 
 
 def get_dp_group() -> list[int]:
-    """The world ranks that run this rank's partition, by dp_rank.
+    """Returns the world ranks that run this rank's partition, by dp_rank.
 
     Returns:
         World ranks, in order.

@@ -61,7 +61,7 @@ _starts = 0
 
 
 def current() -> Runtime:
-    """The runtime in force.
+    """Returns the runtime in force.
 
     Raises:
         NotInitializedError: `smp.init` was not called, or `smp.shutdown` was.
@@ -75,7 +75,7 @@ def current() -> Runtime:
 
 
 def current_or_none() -> Runtime | None:
-    """The runtime in force, if there is one."""
+    """Returns the runtime in force, if there is one."""
     return _current
 
 
@@ -87,5 +87,5 @@ def install(runtime: Runtime | None) -> None:
 
 
 def starts() -> int:
-    """How many times smp_tf was initialised in this process, the same on all ranks."""
+    """Returns how many times smp_tf was initialised in this process, the same on all ranks."""
     return _starts

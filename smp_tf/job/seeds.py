@@ -22,7 +22,7 @@ _ours: Any = None
 
 
 def script_seed() -> int:
-    """The seed that the script has given to TensorFlow already, else a drawn one; from 0 to 2**32 - 1."""
+    """Returns the seed that the script has given to TensorFlow already, else a drawn one; from 0 to 2**32 - 1."""
     given = tf_internals.global_seed()
     if given is None or tf_internals.global_seed_generator() is _ours:
         return secrets.randbits(32)
@@ -30,7 +30,7 @@ def script_seed() -> int:
 
 
 def seed_set_since() -> int | None:
-    """The seed that the script has given to TensorFlow after `smp.init`, from 0 to 2**32 - 1; None where it has not."""
+    """Returns the seed that the script has given to TensorFlow after `smp.init`; None where it has not."""
     given = tf_internals.global_seed()
     return None if given is None or tf_internals.global_seed_generator() is _ours else given % 2**32
 
@@ -61,7 +61,7 @@ class _FollowingGenerator(random.Random):
         self._followed: Any = _ours
 
     def randint(self, a: int, b: int) -> int:
-        """As `random.Random.randint`."""
+        """Draws as `random.Random.randint` does."""
         current = tf_internals.global_seed_generator()
         if current is not self._followed:
             self._followed = current

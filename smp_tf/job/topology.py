@@ -53,19 +53,19 @@ class Topology:
         return self.mesh.extents["D"]
 
     def members(self, group: CommGroup) -> tuple[int, ...]:
-        """World ranks of this rank's group of a kind, in group-rank order."""
+        """Returns the world ranks of this rank's group of a kind, in group-rank order."""
         return self.mesh.members(group, self.rank)
 
     def group_rank(self, group: CommGroup) -> int:
-        """This rank's number within its group of a kind."""
+        """Returns this rank's number within its group of a kind."""
         return self.members(group).index(self.rank)
 
     def group_size(self, group: CommGroup) -> int:
-        """The number of ranks in this rank's group of a kind."""
+        """Returns the number of ranks in this rank's group of a kind."""
         return len(self.members(group))
 
     def world_rank(self, number: int, rank_type: RankType) -> int:
-        """The world rank of the process with this number in this rank's group.
+        """Returns the world rank of the process with this number in this rank's group.
 
         Args:
             number: A number as counted by `rank_type`.
@@ -85,7 +85,7 @@ class Topology:
         return members[number]
 
     def hosts_of_stages(self) -> tuple[int, ...]:
-        """A number for the host of each stage of the first replica, like which the others are taken to be laid out."""
+        """Returns a number for the host of each stage of the first replica; the others are taken to be alike."""
         names = [self.hosts[rank] for rank in self.mesh.members(CommGroup.PP_GROUP, 0)]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         return tuple(numbers[name] for name in names)

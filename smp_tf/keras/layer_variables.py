@@ -20,17 +20,17 @@ Lookup: type[Any] = next(kind for kind in tf_keras.layers.StringLookup.__mro__ i
 
 
 def is_variable(weight: Any) -> bool:
-    """Whether one of a layer's weights is a variable."""
+    """Returns whether one of a layer's weights is a variable."""
     return isinstance(weight, tf.Variable)
 
 
 def variables_of(layer: Any) -> list[tf.Variable]:
-    """The variables of a layer or model, in Keras's order."""
+    """Returns the variables of a layer or model, in Keras's order."""
     return [weight for weight in layer.variables if is_variable(weight)]
 
 
 def variables_of_script(model: Any) -> Iterator[tf.Variable]:
-    """The variables that every rank stores: those of metrics, and those of lookups, which go with a vocabulary."""
+    """Yields the variables that every rank stores: those of metrics, and those of lookups with a vocabulary."""
     for metric in model.metrics:
         yield from variables_of(metric)
     for layer in model._flatten_layers():
@@ -39,5 +39,5 @@ def variables_of_script(model: Any) -> Iterator[tf.Variable]:
 
 
 def values_in_list(weight: Any) -> int:
-    """How many values one of a layer's weights has in the list that Keras's `get_weights` gives."""
+    """Returns how many values one of a layer's weights has in the list that Keras's `get_weights` gives."""
     return 1 if is_variable(weight) else int(weight.num_tensors)

@@ -21,7 +21,7 @@ def tag_layer_calls(
     is_model: Callable[[Any], bool],
     around: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Iterator[None]:
-    """Within this context, every layer called by a distributed model announces its call to the recorder.
+    """Announces to the recorder, within its context, the call of every layer that a distributed model calls.
 
     Args:
         recorder: what to announce calls to.

@@ -36,7 +36,7 @@ class _OncePerStep:
 
 
 def begin_step(optimizer: Any) -> None:
-    """Note that an optimizer is about to apply gradients, once.
+    """Notes that an optimizer is about to apply gradients, once.
 
     Args:
         optimizer: any Keras optimizer; only Nadam's new form keeps such a note.

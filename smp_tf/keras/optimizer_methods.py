@@ -28,18 +28,18 @@ _ours: weakref.WeakKeyDictionary[Callable[..., Any], bool] = weakref.WeakKeyDict
 
 
 def note(ours: Callable[..., Any], original: Callable[..., Any]) -> None:
-    """Remember that a function of ours stands in place of another one."""
+    """Remembers that a function of ours stands in place of another one."""
     _ours[ours] = is_of_keras(original)
 
 
 def is_ours(method: Any) -> bool:
-    """Whether a method, bound or not, is one of ours."""
+    """Returns whether a method, bound or not, is one of ours."""
     function = getattr(method, "__func__", method)
     return isinstance(function, types.FunctionType) and function in _ours
 
 
 def is_of_keras(method: Any) -> bool:
-    """Whether a method is Keras's own, also where ours stands in its place.
+    """Returns whether a method is Keras's own, also where ours stands in its place.
 
     One of the script's may clip by the norm of what it is given, for one, or send something.
     """
@@ -51,7 +51,7 @@ def is_of_keras(method: Any) -> bool:
 
 
 def has_own_apply(optimizer: Any) -> bool:
-    """Whether code of the script's is given the gradients that an optimizer applies, or one that it wraps."""
+    """Returns whether code of the script's is given the gradients that an optimizer applies, or one that it wraps."""
     held = vars(optimizer)
     apply = held.get("apply_gradients", type(optimizer).apply_gradients)
     if not is_of_keras(held[REPLACED_APPLY] if apply is held.get(OWN_APPLY) else apply):
@@ -61,7 +61,7 @@ def has_own_apply(optimizer: Any) -> bool:
 
 
 def met(optimizer: Any, name: str, found: Any, wrapper: Wrapper) -> Any:
-    """A method that was looked up on an optimizer, or ours in its place where the script defines it.
+    """Returns a method that was looked up on an optimizer, or ours in its place where the script defines it.
 
     Args:
         optimizer: the optimizer.
@@ -87,7 +87,7 @@ def met(optimizer: Any, name: str, found: Any, wrapper: Wrapper) -> Any:
 
 
 def _as_its_caller(found: Callable[..., Any]) -> Callable[..., Any]:
-    """A method as AutoGraph makes it for a caller that it has converted."""
+    """Returns a method as AutoGraph makes it for a caller that it has converted."""
     context = tf.__internal__.autograph.control_status_ctx()
     if context.status.name != "ENABLED":
         return found

@@ -44,19 +44,19 @@ _trials: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether something is a Keras optimizer."""
+    """Returns whether something is a Keras optimizer."""
     return isinstance(value, (_NEW, _LEGACY))
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer that has the slots: the one inside, for a `LossScaleOptimizer`."""
+    """Returns the optimizer that has the slots: the one inside, for a `LossScaleOptimizer`."""
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def report(optimizer: Any, built: bool) -> bool:
-    """Note that an optimizer has made its slots on this rank, or that it has none to make here.
+    """Notes that an optimizer has made its slots on this rank, or that it has none to make here.
 
     Args:
         optimizer: any Keras optimizer.
@@ -72,7 +72,7 @@ def report(optimizer: Any, built: bool) -> bool:
 
 
 def slots_of(optimizer: Any) -> float | None:
-    """How many slots an optimizer keeps for a variable, in sizes of the variable.
+    """Returns how many slots an optimizer keeps for a variable, in sizes of the variable.
 
     A copy of it is built for a small variable; the optimizer itself stays as it is.
 
@@ -80,7 +80,7 @@ def slots_of(optimizer: Any) -> float | None:
         optimizer: any Keras optimizer.
 
     Returns:
-        The number, such as 2.0 for Adam, what it keeps beside slots included; None where it cannot be copied, or says
+        The number, such as 2.0 for Adam, what it keeps besides slots included; None where it cannot be copied, or says
         nothing of what it keeps.
     """
     given = innermost(optimizer)
@@ -100,12 +100,12 @@ def slots_of(optimizer: Any) -> float | None:
 
 
 def is_on_trial(optimizer: Any) -> bool:
-    """Whether an optimizer is a copy by which another one's ways are found out."""
+    """Returns whether an optimizer is a copy by which another one's ways are found out."""
     return optimizer in _trials
 
 
 def updates_rows(optimizer: Any) -> bool:
-    """Whether an optimizer makes of some rows of a weight, given alone, what it makes of them within the whole.
+    """Returns whether an optimizer makes of some rows of a weight, given alone, what it makes of them within the whole.
 
     It is tried out when this is first asked, on copies: one updates a small matrix, another one its upper and its lower
     rows. Adafactor, which looks at columns, does not, nor one that clips each gradient by its norm. One that cannot be
@@ -131,7 +131,7 @@ def updates_rows(optimizer: Any) -> bool:
 
 
 def has_whole_slots(optimizer: Any, variable: Any) -> bool:
-    """Whether an optimizer has a slot of a variable that is of its shape."""
+    """Returns whether an optimizer has a slot of a variable that is of its shape."""
     return any(slot.shape == variable.shape for _, _, slot in slots(optimizer, [variable]))
 
 
@@ -163,7 +163,7 @@ def _makes_the_same_of_rows(given: Any) -> bool:
 
 
 def slot_bytes_here() -> int:
-    """Bytes of what the optimizers which were built for variables of this rank have there: slots, and errors beside."""
+    """Returns the bytes of slots and errors that optimizers of variables of this rank have here."""
     found = 0
     for optimizer in in_use():
         variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
@@ -173,17 +173,17 @@ def slot_bytes_here() -> int:
 
 
 def in_use() -> list[Any]:
-    """The optimizers that were built for variables of this rank."""
+    """Returns the optimizers that were built for variables of this rank."""
     return [optimizer for optimizer, built in _reported.items() if built]
 
 
 def is_ready(optimizer: Any) -> bool:
-    """Whether an optimizer has made its slots, or is known to need none on this rank."""
+    """Returns whether an optimizer has made its slots, or is known to need none on this rank."""
     return innermost(optimizer) in _reported or has_slots(optimizer)
 
 
 def has_slots(optimizer: Any) -> bool:
-    """Whether an optimizer has been built for variables on this rank."""
+    """Returns whether an optimizer has been built for variables on this rank."""
     inner = innermost(optimizer)
     if isinstance(inner, _NEW):
         return bool(getattr(inner, "_index_dict", None))
@@ -191,7 +191,7 @@ def has_slots(optimizer: Any) -> bool:
 
 
 def children(optimizer: Any) -> dict[str, Any]:
-    """What an optimizer tracks, by name, without its slots.
+    """Returns what an optimizer tracks, by name, without its slots.
 
     Args:
         optimizer: any Keras optimizer.
@@ -206,7 +206,7 @@ def children(optimizer: Any) -> dict[str, Any]:
 
 
 def slots(optimizer: Any, variables: Iterable[tf.Variable]) -> Iterator[tuple[tf.Variable, str, tf.Variable]]:
-    """The slots of variables.
+    """Yields the slots of variables.
 
     Args:
         optimizer: any Keras optimizer.
@@ -234,14 +234,14 @@ def slots(optimizer: Any, variables: Iterable[tf.Variable]) -> Iterator[tuple[tf
 
 
 def is_new(optimizer: Any) -> bool:
-    """Whether an optimizer is of the new kind, which keeps slots in lists."""
+    """Returns whether an optimizer is of the new kind, which keeps slots in lists."""
     return isinstance(innermost(optimizer), _NEW)
 
 
 def add_slots(optimizer: Any, variable: Any) -> bool:
-    """Make slots for one more variable, in an optimizer of the new kind that may have been built for others.
+    """Makes slots for one more variable, in an optimizer of the new kind that may have been built for others.
 
-    It is built anew for that variable alone; what it has then is put behind what it had, and all else is as before.
+    It is built anew for that variable alone; what it has then is put after what it had, and all else is as before.
 
     Args:
         optimizer: any Keras optimizer of the new kind.
@@ -275,7 +275,7 @@ def add_slots(optimizer: Any, variable: Any) -> bool:
 
 
 def drop_slots(optimizer: Any, variable: Any) -> None:
-    """Forget the slots of one variable, in an optimizer of the new kind.
+    """Forgets the slots of one variable, in an optimizer of the new kind.
 
     Args:
         optimizer: any Keras optimizer of the new kind.
@@ -295,18 +295,18 @@ def drop_slots(optimizer: Any, variable: Any) -> None:
 
 
 def count_of_variables(optimizer: Any) -> int | None:
-    """For how many variables an optimizer has slots; None where it does not say."""
+    """Returns for how many variables an optimizer has slots; None where it does not say."""
     inner = innermost(optimizer)
     return len(getattr(inner, "_index_dict", None) or {}) if isinstance(inner, _NEW) else None
 
 
 def has_slot_lists(optimizer: Any) -> bool:
-    """Whether an optimizer of the new kind keeps any slots."""
+    """Returns whether an optimizer of the new kind keeps any slots."""
     return bool(_slot_lists(innermost(optimizer)))
 
 
 def _slot_lists(optimizer: Any) -> dict[str, Any]:
-    """The attributes of an optimizer of the new kind that hold slots."""
+    """Returns the attributes of an optimizer of the new kind that hold slots."""
     index = getattr(optimizer, "_index_dict", None)
     if not index:
         return {}

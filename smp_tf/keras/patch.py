@@ -19,7 +19,7 @@ class Patch(abc.ABC):
         self._originals: list[tuple[Any, str, Any]] = []
 
     def install(self) -> bool:
-        """Put ours in place. Doing it twice is doing it once.
+        """Puts ours in place. Doing it twice is doing it once.
 
         Returns:
             Whether they were not in place before.
@@ -30,7 +30,7 @@ class Patch(abc.ABC):
         return True
 
     def remove(self) -> None:
-        """Put Keras's own back."""
+        """Puts Keras's own back."""
         for owner, name, original in reversed(self._originals):
             if original is _NOTHING:
                 delattr(owner, name)
@@ -40,7 +40,7 @@ class Patch(abc.ABC):
 
     @abc.abstractmethod
     def _replace(self) -> None:
-        """Put ours in place, by `_wrap`."""
+        """Puts ours in place, by `_wrap`."""
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         original = owner.__dict__[name]
@@ -48,7 +48,7 @@ class Patch(abc.ABC):
         setattr(owner, name, functools.wraps(original)(wrapper(original)))
 
     def _add(self, owner: type, name: str, value: Any) -> None:
-        """Give a class an attribute that Keras's does not define itself."""
+        """Gives a class an attribute that Keras's does not define itself."""
         if name not in owner.__dict__:
             self._originals.append((owner, name, _NOTHING))
             setattr(owner, name, value)

@@ -8,7 +8,7 @@ from smp_tf.errors import StepError
 
 
 def refuse_strategy(doing: str) -> None:
-    """Raise where a strategy of `tf.distribute` is in force.
+    """Raises where a strategy of `tf.distribute` is in force.
 
     Args:
         doing: what was begun, such as "Model 'net' was compiled".

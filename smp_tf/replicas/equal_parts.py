@@ -40,7 +40,7 @@ class Exchange:
 
 
 def sums_in_parts(tensors: Sequence[tf.Tensor], kind: str | None, exchange: Exchange) -> list[tf.Tensor]:
-    """The sums over the replicas of tensors that all of them have.
+    """Returns the sums over the replicas of tensors that all of them have.
 
     Args:
         tensors: of the same number, shapes and types on every replica.
@@ -74,7 +74,7 @@ def sums_in_parts(tensors: Sequence[tf.Tensor], kind: str | None, exchange: Exch
 
 
 def code_of(sizes: tf.Tensor) -> tf.Tensor:
-    """A number below 2^16 that tensors of other sizes hardly have.
+    """Returns a number below 2^16 that tensors of other sizes hardly have.
 
     Args:
         sizes: elements of each tensor, int32[n].

@@ -31,7 +31,7 @@ _root: JobState[int] = JobState(lambda: 0)
 
 
 def take_from(replica: int) -> None:
-    """Let the weights that training begins with be those of a replica, in this job; all ranks say the same.
+    """Lets the weights that training begins with be those of a replica, in this job; all ranks say the same.
 
     Args:
         replica: its number.
@@ -40,7 +40,7 @@ def take_from(replica: int) -> None:
 
 
 def take_those_of_one(placed: Iterable[tuple[Any, int]]) -> None:
-    """Give all replicas the values that variables have on one; every rank calls it, before the first step runs.
+    """Gives all replicas the values that variables have on one; every rank calls it, before the first step runs.
 
     Args:
         placed: variables of models, each with the stage that stores it, the same in the same order on all ranks.
@@ -61,7 +61,7 @@ def take_those_of_one(placed: Iterable[tuple[Any, int]]) -> None:
 
 
 def _unequal_stages(said: Sequence[str], topology: Topology) -> list[int]:
-    """The stages whose replicas said unlike things, in order."""
+    """Returns the stages whose replicas said unlike things, in order."""
     of_stage: dict[int, set[str]] = {}
     for rank, words in enumerate(said):
         of_stage.setdefault(topology.mesh.coordinates(rank)["P"], set()).add(words)
@@ -69,7 +69,7 @@ def _unequal_stages(said: Sequence[str], topology: Topology) -> list[int]:
 
 
 def _take(stored: Sequence[Any], said: Sequence[Sequence[int]], topology: Topology, *, speaks: bool) -> None:
-    """Take what differs from the values of one replica.
+    """Takes what differs from the values of one replica.
 
     Args:
         stored: the variables that this rank stores.

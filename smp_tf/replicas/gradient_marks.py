@@ -23,7 +23,7 @@ _marked: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def mark(value: Any) -> Any:
-    """Note that a tensor, or sparse slices, are a gradient that a step returned; gives them back."""
+    """Notes that a tensor, or sparse slices, are a gradient that a step returned, and gives them back."""
     for tensor in _tensors(value):
         if hasattr(tensor, "numpy"):
             setattr(tensor, _MARK, True)
@@ -33,7 +33,7 @@ def mark(value: Any) -> Any:
 
 
 def comes_from_a_step(value: Any) -> bool:
-    """Whether a tensor, or sparse slices, are such a gradient or, in a graph, were made of one."""
+    """Returns whether a tensor, or sparse slices, are such a gradient or, in a graph, were made of one."""
     return any(getattr(t, _MARK, False) if hasattr(t, "numpy") else _made_of_marked(t) for t in _tensors(value))
 
 
@@ -42,7 +42,7 @@ class Computed:
     """Where the gradient that a step's graph gives was made.
 
     Args:
-        behind: an op of that graph behind which all tasks of the rank have ended, so that its weights may change.
+        behind: an op of that graph after which all tasks of the rank have ended, so that its weights may change.
         bucket: the bucket in which it was averaged over the replicas; None where it was not.
     """
 
@@ -51,48 +51,48 @@ class Computed:
 
 
 def mark_averaged(gradient: Any) -> Any:
-    """Note that a gradient is equal on all replicas that have it; gives it back."""
+    """Notes that a gradient is equal on all replicas that have it, and gives it back."""
     setattr(gradient, _AVERAGED, True)
     return gradient
 
 
 def mark_computed(gradient: Any, computed: Computed) -> Any:
-    """Note where a gradient was made, on the very tensor; gives it back."""
+    """Notes where a gradient was made, on the very tensor; gives it back."""
     setattr(gradient, _COMPUTED, computed)
     return gradient
 
 
 def computed(gradient: Any) -> Computed | None:
-    """Where a gradient was made, if it comes right from a step in the graph that is being traced."""
+    """Returns where a gradient was made, if it comes right from a step in the graph that is being traced."""
     found: Computed | None = getattr(gradient, _COMPUTED, None)
     return found if found is not None and found.behind.graph is tf.compat.v1.get_default_graph() else None
 
 
 def is_averaged(value: Any) -> bool:
-    """Whether a tensor, or sparse slices, are a gradient that was averaged over the replicas."""
+    """Returns whether a tensor, or sparse slices, are a gradient that was averaged over the replicas."""
     return getattr(value, _AVERAGED, False)
 
 
 def mark_rows(gradient: Any, rows: tuple[int, int]) -> Any:
-    """Note that a gradient is that of some rows of a weight, from which to which; gives it back."""
+    """Notes that a gradient is that of some rows of a weight, from which to which, and gives it back."""
     setattr(gradient, _ROWS, rows)
     return gradient
 
 
 def marked_rows(value: Any) -> tuple[int, int] | None:
-    """Of which rows of a weight something is the gradient; None where it is that of the whole, as most are."""
+    """Returns the rows of a weight of which something is the gradient; None where it is that of the whole."""
     rows: tuple[int, int] | None = getattr(value, _ROWS, None)
     return rows
 
 
 def mark_unaveraged(gradient: Any) -> Any:
-    """Note that a gradient is what this replica alone has computed; gives it back."""
+    """Notes that a gradient is what this replica alone has computed, and gives it back."""
     setattr(gradient, _UNAVERAGED, True)
     return gradient
 
 
 def is_unaveraged(value: Any) -> bool:
-    """Whether a tensor, or sparse slices, are a gradient that a step has left to be averaged."""
+    """Returns whether a tensor, or sparse slices, are a gradient that a step has left to be averaged."""
     return getattr(value, _UNAVERAGED, False)
 
 

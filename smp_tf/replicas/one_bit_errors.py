@@ -45,7 +45,7 @@ class Group:
     errors: Errors
 
     def average(self, tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any]) -> list[tf.Tensor]:
-        """The averages over the replicas of what they have for each member, one bit an element being sent.
+        """Returns the averages over the replicas of what they have for each member, one bit an element being sent.
 
         Args:
             tensors: of floats, one per member.
@@ -73,7 +73,7 @@ class ErrorFeedback:
         return sum(_FLOAT * v.shape.num_elements() for e in errors for v in (e.worker, e.server))
 
     def groups_of(self, weights: Sequence[tf.Variable]) -> list[Group]:
-        """The groups of a list of weights: made, with zeros as errors, when it is first given since `smp.init`.
+        """Returns the groups of a list of weights: made, with zeros as errors, when it is first given since `smp.init`.
 
         Args:
             weights: the same in the same order on every replica.
@@ -91,7 +91,7 @@ class ErrorFeedback:
 
 
 def errors_per_weight(replicas: int) -> float:
-    """What errors take on a replica, in sizes of the weights: as much as these, and the part that it averages."""
+    """Returns what errors take on a replica, in sizes of the weights: as much, and the part that it averages."""
     return 1.0 + 1.0 / replicas
 
 

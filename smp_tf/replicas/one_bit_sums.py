@@ -61,7 +61,7 @@ class BlockFormat:
         return self.blocks // self.replicas
 
     def elements(self) -> np.ndarray:
-        """How many elements of each block are a tensor's, int32[blocks]: all but in the last block of each."""
+        """Returns how many elements of each block are a tensor's, int32[blocks]: all but in the last block of each."""
         found = []
         for size in self.sizes:
             found += [BLOCK] * (size // BLOCK) + [size % BLOCK] * (size % BLOCK > 0)
@@ -84,7 +84,7 @@ class Errors:
 def average(
     tensors: Sequence[tf.Tensor], form: BlockFormat, errors: Errors, exchange: Exchange, replica: int
 ) -> list[tf.Tensor]:
-    """The averages over the replicas of tensors that all of them have, as far as one bit an element says them.
+    """Returns the averages over the replicas of tensors that all of them have, as far as one bit an element says them.
 
     Args:
         tensors: of floats, with the sizes of the form; of the same number and shapes on every replica.
@@ -116,7 +116,7 @@ def average(
 
 
 def encoded(blocks: tf.Tensor, elements: tf.Tensor) -> tf.Tensor:
-    """Blocks as they are sent.
+    """Returns the blocks as they are sent.
 
     Args:
         blocks: float32[n, BLOCK], with zeros for what is no element.
@@ -134,26 +134,26 @@ def encoded(blocks: tf.Tensor, elements: tf.Tensor) -> tf.Tensor:
 
 
 def decoded(rows: tf.Tensor) -> tf.Tensor:
-    """What `encoded` has made blocks of: plus or minus the scale for each element, float32[n, BLOCK]."""
+    """Returns what `encoded` has made blocks of: plus or minus the scale for each element, float32[n, BLOCK]."""
     scales = tf.bitcast(rows[:, :_SCALE], tf.float32)
     signs = tf.reshape(tf.gather(tf.constant(_SIGNS), tf.cast(rows[:, _SCALE:], tf.int32)), [-1, BLOCK])
     return signs * scales[:, None]
 
 
 def _sent(blocks: tf.Tensor, elements: tf.Tensor, error: tf.Variable) -> tf.Tensor:
-    """Blocks as they are sent; what they lose by that is the new error."""
+    """Returns the blocks as they are sent; what they lose by that is the new error."""
     rows = encoded(blocks, elements)
     error.assign(_elements_only(blocks - decoded(rows), elements), read_value=False)
     return rows
 
 
 def _elements_only(blocks: tf.Tensor, elements: tf.Tensor) -> tf.Tensor:
-    """Blocks with zeros for what is no element."""
+    """Returns the blocks with zeros for what is no element."""
     return tf.where(tf.sequence_mask(elements, BLOCK), blocks, 0.0)
 
 
 def _in_blocks(tensors: Sequence[tf.Tensor], form: BlockFormat) -> tf.Tensor:
-    """Tensors one behind the other, float32[blocks, BLOCK]."""
+    """Returns tensors one after the other, float32[blocks, BLOCK]."""
     parts, filled = [], 0
     for tensor, size in zip(tensors, form.sizes, strict=True):
         used = BLOCK * _blocks_of(size)

@@ -5,7 +5,7 @@
 
 That is the first half of an all-reduce, a reduce-scatter: with shared slots nobody else needs the sum, and what all
 replicas take afterwards is the new weight. A gradient of which each gets rows may be the largest there is; it goes in
-rounds, so that beside it there is little of what is sent and received:
+rounds, so that besides it there is little of what is sent and received:
 
     round 0   first half of table[0:40] │ first half of table[40:]       ┐ the round after the next begins
     round 1   second half of table[0:40] │ second half of table[40:]     ┘ when this one is added up
@@ -52,11 +52,11 @@ class Rows:
     width: int
 
     def of(self, replica: int) -> tuple[int, int]:
-        """From which row to which a replica gets them."""
+        """Returns from which row to which a replica gets them."""
         return self.borders[replica], self.borders[replica + 1]
 
     def rounds(self, nbytes: int) -> int:
-        """In how many rounds they are sent.
+        """Returns in how many rounds they are sent.
 
         Args:
             nbytes: of an element.
@@ -66,7 +66,7 @@ class Rows:
         return min(most, max(1, -(-self.borders[-1] * self.width * nbytes // MOST_BYTES)))
 
     def part(self, replica: int, number: int, rounds: int) -> tuple[int, int]:
-        """From which row to which a replica gets them in one of so many rounds."""
+        """Returns from which row to which a replica gets them in one of so many rounds."""
         start, stop = self.of(replica)
         return start + (stop - start) * number // rounds, start + (stop - start) * (number + 1) // rounds
 
@@ -107,7 +107,7 @@ class _Piece:
     rows: tuple[int, int] | None
 
     def of(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The piece, given the tensors."""
+        """Returns from which row to which a replica gets them."""
         tensor = tensors[self.whole]
         return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
 
@@ -115,7 +115,7 @@ class _Piece:
 def sums_at_receivers(
     tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], kind: str | None, route: Route
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """The sums over the replicas of the tensors, or rows of them, that this one receives.
+    """Returns the sums over the replicas of the tensors, or rows of them, that this one receives.
 
     Args:
         tensors: of the same number, shapes and types on every replica.
@@ -147,14 +147,14 @@ def sums_at_receivers(
 
 
 def _joined(parts: Sequence[tf.Tensor], whole: tf.Tensor) -> tf.Tensor:
-    """Rows of several rounds; none where this replica gets none."""
+    """Returns the rows of several rounds; none where this replica gets none."""
     if len(parts) < 2:
         return parts[0] if parts else whole[0:0]
     return tf.concat(parts, axis=0)
 
 
 def _rounds(tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], replicas: int) -> list[list[_Piece]]:
-    """The pieces of tensors, by the round in which they are sent: whole ones, and rows of few bytes, in the first."""
+    """Returns the pieces of tensors, by the round in which they are sent: whole ones and small ones in the first."""
     found: list[list[_Piece]] = [[]]
     for whole, receiver in enumerate(receivers):
         if not isinstance(receiver, Rows):
@@ -172,7 +172,7 @@ def _rounds(tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver], replica
 def _sums_of(
     tensors: Sequence[tf.Tensor], pieces: Sequence[_Piece], number: int, kind: str | None, route: Route
 ) -> tuple[dict[int, tf.Tensor], tf.Tensor]:
-    """The sums of the pieces of a round that this replica receives, by their wholes; and what was received."""
+    """Returns the sums of the pieces of a round that this replica receives, by their wholes; and what was received."""
     summed_as = tf.float32 if kind is not None else tensors[0].dtype
     sent, own = [], []
     for replica in range(route.replicas):
@@ -191,10 +191,10 @@ def _sums_of(
 
 
 def _as_one(part: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Some elements in a row, in the shape and type of another tensor."""
+    """Returns some elements in a row, in the shape and type of another tensor."""
     return tf.cast(tf.ensure_shape(tf.reshape(part, tf.shape(like)), like.shape), like.dtype)
 
 
 def _row(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-    """Tensors one after the other, as the only row of a matrix."""
+    """Returns the tensors one after the other, as the only row of a matrix."""
     return tf.concat([tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors], axis=0)[tf.newaxis]

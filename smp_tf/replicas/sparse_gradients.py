@@ -1,4 +1,4 @@
-"""Sparse gradients (`tf.IndexedSlices`) of a batch over all replicas: slices of every microbatch, one behind the other.
+"""Sparse gradients (`tf.IndexedSlices`) of a batch over all replicas: slices of every microbatch, one after the other.
 
     replica 0   microbatches  3 7 │ 1     ──▶ rows 3 7 1 ──┐
     replica 1   microbatches  2   │ 7 7   ──▶ rows 2 7 7 ──┴──▶ rows 3 7 1 2 7 7 on both
@@ -20,7 +20,7 @@ from smp_tf.replicas.sparse_sums import sum_of_slices
 
 
 def weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any], name: str) -> tf.IndexedSlices:
-    """The sum of weight x gradient over the microbatches of all replicas.
+    """Returns the sum of weight x gradient over the microbatches of all replicas.
 
     Args:
         parts: the gradient for each microbatch of this replica.
@@ -30,13 +30,13 @@ def weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any], name
     Returns:
         The slices of all replicas, or the rows of their sum, see `sum_of_slices`: the same on each.
     """
-    # One step's come behind the last one's: they have the same names.
+    # One step's come after the last one's: they have the same names.
     handles = [] if tf.executing_eagerly() else [sums.order().handle]
     return sum_of_slices(own_weighted_sum(parts, weights), name, handles)
 
 
 def own_weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any]) -> tf.IndexedSlices:
-    """The sum of weight x gradient over the microbatches of this replica.
+    """Returns the sum of weight x gradient over the microbatches of this replica.
 
     Args:
         parts: the gradient for each microbatch.

@@ -9,7 +9,7 @@ What comes back are slices in both cases: rows that no replica has touched are l
 such rows alone does so on many slices as on few. How many there are depends on the batch, and each replica has its own:
 they tell each other first, so that all choose alike.
 
-Beside a GPU what was gathered is added up row by row on the host, for all replicas in one order: a GPU adds slices of
+Next to a GPU what was gathered is added up row by row on the host, for all replicas in one order: a GPU adds slices of
 one row in the order in which they happen to come, so that an optimizer that did it there would round otherwise on each
 replica, and their weights would drift apart.
 """
@@ -35,7 +35,7 @@ _TOUCHED = tf.int32
 
 
 def sum_of_slices(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = ()) -> tf.IndexedSlices:
-    """Slices that stand for the sum over the replicas of the tensors that the slices of each stand for.
+    """Returns the slices that stand for the sum over the replicas of the tensors that the slices of each stand for.
 
     Args:
         slices: of this replica; any number of them.
@@ -43,7 +43,7 @@ def sum_of_slices(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = 
         handles: see `sums.collective`; within a function some are needed.
 
     Returns:
-        The slices of all replicas, in their order (beside a GPU a row only once), or the rows of their sum, in order;
+        The slices of all replicas, in their order (with a GPU a row only once), or the rows of their sum, in order;
         the slices themselves where there is one replica.
     """
     if runtime.current().process_sets.dp is None:
@@ -66,7 +66,7 @@ def _parts(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _is_table_less(slices: tf.IndexedSlices, total: tf.Tensor) -> tf.Tensor:
-    """Whether less is sent where the table is added up, given how many slices all replicas have together."""
+    """Returns whether less is sent where the table is added up, given how many slices all replicas have together."""
     dtype = slices.values.dtype
     width = tf.cast(tf.reduce_prod(tf.shape(slices.values)[1:]), tf.int64)
     slice_bytes = width * dtype.size + slices.indices.dtype.size
@@ -76,12 +76,12 @@ def _is_table_less(slices: tf.IndexedSlices, total: tf.Tensor) -> tf.Tensor:
 
 
 def _summed_as(dtype: tf.DType) -> tf.DType:
-    """Rows of many slices are added up in no less than four bytes."""
+    """Returns the rows of many slices are added up in no less than four bytes."""
     return tf.float32 if dtype.size < 4 else dtype
 
 
 def _size_in_sum(dtype: tf.DType) -> int:
-    """The bytes of an element of a dense gradient on its way."""
+    """Returns the bytes of an element of a dense gradient on its way."""
     kind = runtime.current().config.gradient_compression
     is_compressed = kind not in (None, ONE_BIT) and dtype in COMPRESSED
     return _COMPRESSED_SIZE if is_compressed else int(dtype.size)

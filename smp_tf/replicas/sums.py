@@ -37,7 +37,7 @@ IN_PARTS = {tf.float32: None, tf.float64: None, tf.bfloat16: "bf16", tf.float16:
 
 
 def averaging_bytes(replicas: int) -> int:
-    """The memory through which Horovod averages gradients on every rank: its buffer for tensors that travel together.
+    """Returns the bytes of Horovod's buffer on every rank, for tensors that travel together.
 
     Horovod takes all of it for the first two that do, from TensorFlow.
 
@@ -54,7 +54,7 @@ def averaging_bytes(replicas: int) -> int:
 
 
 def reduction_name(known_as: str) -> str:
-    """The name under which the gradients of a step function are reduced, the same for all of its programs.
+    """Returns the name under which the gradients of a step function are reduced, the same for all of its programs.
 
     Replicas with batches of other sizes run programs of other numbers.
 
@@ -72,7 +72,7 @@ def sum_over_replicas(
     offload: bool = False,
     handles: Sequence[Any] = (),
 ) -> list[tf.Tensor]:
-    """The sums over the replicas of tensors that every rank of this stage's group has.
+    """Returns the sums over the replicas of tensors that every rank of this stage's group has.
 
     Args:
         tensors: dense tensors, the same number, shapes and types on every rank of the group.
@@ -103,7 +103,7 @@ def sum_over_replicas(
 
 
 def _elements(tensors: Sequence[tf.Tensor]) -> int:
-    """How many elements tensors have together, as far as it is known before they are there."""
+    """Returns how many elements tensors have together, as far as it is known before they are there."""
     return sum(tensor.shape.num_elements() or 0 for tensor in tensors)
 
 
@@ -121,14 +121,14 @@ class _InParts:
 
 
 def _way(dtype: tf.DType, compression: str | None, offload: bool) -> _InParts | None:
-    """How tensors of a type are summed; None: by Horovod."""
+    """Returns how tensors of a type are summed; None: by Horovod."""
     if compression is not None and dtype in COMPRESSED:
         return _InParts(compression, compression)
     return _InParts(dtype.name, IN_PARTS[dtype]) if offload and dtype in IN_PARTS else None
 
 
 def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[Any] = ()) -> list[tf.Tensor]:
-    """The sums over the replicas of gradients, as the configuration has them sent and added up.
+    """Returns the sums over the replicas of gradients, as the configuration has them sent and added up.
 
     Args:
         tensors: see `sum_over_replicas`.
@@ -146,7 +146,7 @@ def sum_gradients(tensors: Sequence[tf.Tensor], name: str, *, handles: Sequence[
 def sum_gradients_at(
     tensors: Sequence[tf.Tensor], receivers: Sequence[Receiver | None], name: str
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """The sums over the replicas of gradients, each for one replica or in rows, sent as the configuration has it.
+    """Sums gradients over the replicas, each for one replica or in rows, sent as the configuration has it.
 
     Args:
         tensors: see `sum_over_replicas`; those with a receiver are of a type in `IN_PARTS`.
@@ -186,13 +186,13 @@ def sum_gradients_at(
 
 
 def _is_large(tensor: tf.Tensor, receiver: Receiver) -> bool:
-    """Whether a gradient is summed in a ring, where it lies: its receiver would have it as often as replicas are."""
+    """Returns whether a gradient is summed in a ring: its receiver would have it as often as replicas are."""
     replicas = runtime.current().topology.replicas
     return isinstance(receiver, Whole) and receiver.elements * tensor.dtype.size * replicas > _MOST_RECEIVED
 
 
 def _is_for(replica: int, receiver: Receiver | None) -> bool:
-    """Whether a replica gets a sum, or rows of it."""
+    """Returns whether a replica gets a sum, or rows of it."""
     return not isinstance(receiver, Whole) or receiver.replica == replica
 
 
@@ -217,7 +217,7 @@ def _route(name: str) -> Route:
 
 
 def exchange_of(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
-    """How parts travel among the replicas of this rank's stage.
+    """Returns how parts travel among the replicas of this rank's stage.
 
     Args:
         replicas: their number.
@@ -240,7 +240,7 @@ def exchange_of(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
 
 
 def _sums(tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any] = ()) -> list[tf.Tensor]:
-    """The sums of tensors that are sent as they are."""
+    """Returns the sums of tensors that are sent as they are."""
     import horovod.tensorflow as hvd
 
     sent = [wire_types.summed(t, f"tensor {number} of {name!r}") for number, t in enumerate(tensors)]
@@ -263,7 +263,7 @@ def _sums(tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any] = ()) 
 
 
 def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: str) -> None:
-    """Give variables of this rank the values that they have on another replica; every replica calls it, eagerly.
+    """Gives variables of this rank the values that they have on another replica; every replica calls it, eagerly.
 
     Args:
         variables: the same on all replicas, in the same order.
@@ -283,7 +283,7 @@ def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: s
 
 
 def _value_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
-    """What another replica has in place of a tensor, eagerly."""
+    """Returns what another replica has in place of a tensor, eagerly."""
     import horovod.tensorflow as hvd
 
     received = collective(
@@ -297,7 +297,7 @@ def _value_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
 
 
 def _text_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
-    """The same of texts, which may have other lengths there."""
+    """Returns the same of texts, which may have other lengths there."""
     own = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
     length = _value_of(tf.size(own), root, f"{name}_length")
     if runtime.current().topology.rank != root:
@@ -308,7 +308,7 @@ def _text_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
 def collective(
     function: Callable[..., Any], given: Any, *, name: str, handles: Sequence[Any] = (), **options: Any
 ) -> Any:
-    """Call a function of Horovod so that its op runs once whenever the graph does, since other replicas wait for it.
+    """Calls a function of Horovod so that its op runs once whenever the graph does, since other replicas wait for it.
 
     TensorFlow takes Horovod's ops for pure functions: it leaves them out where nobody reads what they give, and of
     constants it computes them while it prepares the graph. When this rank comes to it and is through is noted, so that
@@ -318,7 +318,7 @@ def collective(
         function: such as `hvd.allgather`.
         given: a tensor or a list of them.
         name: of the operation, equal on all replicas, and of no other that may be waited for meanwhile.
-        handles: resource tensors of variables. The op comes behind their earlier uses, and all of it is done before
+        handles: resource tensors of variables. The op comes after their earlier uses, and all of it is done before
             later ones, wherever these are: so one name may stand for all of them.
         options: further arguments.
 
@@ -341,7 +341,7 @@ def collective(
 
 @functools.cache
 def order() -> tf.Variable:
-    """A variable whose uses have an order: a collective that is given its handle is done before the next one begins.
+    """Returns a variable whose uses have an order: a collective that takes its handle ends before the next begins.
 
     It is kept as long as the process: so long functions may live that were traced with it.
     """
@@ -349,7 +349,7 @@ def order() -> tf.Variable:
 
 
 def scaled(value: Any, factor: float) -> Any:
-    """A tensor or sparse slices times a number; the same object where that is 1."""
+    """Returns a tensor or sparse slices times a number; the same object where that is 1."""
     if factor == 1.0:
         return value
     if isinstance(value, tf.IndexedSlices):

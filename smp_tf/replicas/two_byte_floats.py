@@ -1,7 +1,7 @@
 """What gradients are sent as, in two bytes an element.
 
 bfloat16 has the range of float32; float16, with more digits and a small range, has an exponent per row, which travels
-behind it.
+after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEAST = -100.0
 
 
 def encoded(rows: tf.Tensor, kind: str | None) -> tf.Tensor:
-    """Rows as they are sent.
+    """Returns the rows as they are sent.
 
     Args:
         rows: of float32; of any type where `kind` is None.
@@ -40,7 +40,7 @@ def encoded(rows: tf.Tensor, kind: str | None) -> tf.Tensor:
 
 
 def decoded(rows: tf.Tensor, kind: str | None) -> tf.Tensor:
-    """What `encoded` has made rows of.
+    """Returns what `encoded` has made rows of.
 
     Args:
         rows: as they were sent.

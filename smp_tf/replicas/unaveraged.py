@@ -24,13 +24,13 @@ from smp_tf.variables import store as variables
 
 
 def are_left() -> bool:
-    """Whether steps give gradients that are not averaged over the replicas."""
+    """Returns whether steps give gradients that are not averaged over the replicas."""
     running = runtime.current_or_none()
     return running is not None and running.config.gradient_compression == ONE_BIT and running.topology.replicas > 1
 
 
 def require_averaged(gradients: Iterable[Any], what: str) -> None:
-    """Raise where gradients are a step's, and it has not averaged them.
+    """Raises where gradients are a step's, and it has not averaged them.
 
     Args:
         gradients: tensors, sparse slices or None.
@@ -48,7 +48,7 @@ def require_averaged(gradients: Iterable[Any], what: str) -> None:
 
 
 def require_fit(optimizer: Any, pairs: Iterable[tuple[Any, Any]], averages: bool) -> None:
-    """Raise where an optimizer would apply what each replica has of a gradient, so that their weights drift apart.
+    """Raises where an optimizer would apply what each replica has of a gradient, so that their weights drift apart.
 
     Args:
         optimizer: that is about to apply gradients.
@@ -87,5 +87,5 @@ def require_fit(optimizer: Any, pairs: Iterable[tuple[Any, Any]], averages: bool
 
 
 def _is_of_a_step(gradient: Any, variable: Any) -> bool:
-    """Whether a gradient was made of one that a step has returned; that of a model's weight always was."""
+    """Returns whether a gradient was made of one that a step has returned; that of a model's weight always was."""
     return variables.store_of(variable) is not None or comes_from_a_step(gradient)

@@ -47,12 +47,12 @@ _starts = itertools.count(_IMPORT + 1)
 
 
 def this_host() -> str:
-    """What this host calls itself."""
+    """Returns what this host calls itself."""
     return socket.gethostname()
 
 
 def this_process() -> dict[str, Any]:
-    """Where this process runs: `host`, `machine` (see `hosts.machine`) and `pid`."""
+    """Returns where this process runs: `host`, `machine` (see `hosts.machine`) and `pid`."""
     return {"host": this_host(), "machine": hosts.machine(), "pid": os.getpid()}
 
 
@@ -62,13 +62,13 @@ def in_words(rank: int, process: Mapping[str, Any]) -> str:
 
 
 def _is_over(pid: int) -> bool:
-    """Whether what a process was when it came is over: it has ended, or it is this one, with another program."""
+    """Returns whether a process that has come has ended, or is this one, with another program."""
     return pid == os.getpid() or _has_ended(pid)
 
 
 def _has_ended(pid: int) -> bool:
     try:
-        # Behind the command's name, which is in brackets and may hold anything.
+        # After the command's name, which is in brackets and may hold anything.
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return True
@@ -122,7 +122,7 @@ class Arrivals:
             self._leave(time.monotonic() + _ASKING_TIME, **{_FAILS: True})
 
     def met(self, processes: Sequence[Mapping[str, Any]]) -> None:
-        """All have: nobody need be asked any more who has come.
+        """Notes that all have met: nobody need be asked any more who has come.
 
         Args:
             processes: what `this_process` said, in rank order.
@@ -131,7 +131,7 @@ class Arrivals:
         self._come.update(self._known)
 
     def missing(self, seconds: float = _ASKING_TIME) -> list[int] | None:
-        """Ranks that have not come, up to some; None where that cannot be known.
+        """Returns the ranks that have not come, up to some; None where that cannot be known.
 
         Args:
             seconds: the most to ask for.
@@ -155,14 +155,14 @@ class Arrivals:
         return sorted(missing)
 
     def lost(self) -> list[str]:
-        """Ranks on this machine whose processes have ended, or end, but not for another's sake, in words.
+        """Returns the ranks on this machine whose processes have ended, or end, but not for another's sake, in words.
 
         One that is about to has a moment. Others learn that this rank is about to end for that.
         """
         return self._lost(time.monotonic() + _ENDING_TIME, _LOST_TIME)
 
     def whose_end(self) -> str:
-        """Why the launcher ends this rank, as far as it is known: what stands behind "was ended in smp.init"."""
+        """Returns why the launcher ends this rank, as far as it is known: what comes after "was ended in smp.init"."""
         deadline = time.monotonic() + _ENDING_TIME
         # At once: those whom the launcher ends as well are about to.
         if lost := self._lost(deadline, 0.0):
@@ -189,7 +189,7 @@ class Arrivals:
         return f"rank {rank}"
 
     def missing_in_words(self, seconds: float = _ASKING_TIME) -> str:
-        """Ranks that have not come, in words; "" where none is known."""
+        """Returns the ranks that have not come, in words; "" where none is known."""
         missing = self.missing(seconds) or []
         names = self._names_of(missing)
         return f"{names}, which {'have' if len(missing) > 1 else 'has'} not come to it" if names else ""
@@ -219,7 +219,7 @@ class Arrivals:
             time.sleep(_PAUSE)
 
     def _silent(self, deadline: float) -> list[str]:
-        """Ranks of other machines that have come and, when they had a moment to, not left that they end for another.
+        """Returns the ranks of other machines that have come, and have not said in time that they end for another.
 
         Whether their processes have ended cannot be seen from here; those that are left are ended as this one is.
         """
@@ -233,7 +233,7 @@ class Arrivals:
             time.sleep(0.01)
 
     def _follows(self, rank: int, deadline: float) -> bool:
-        """Whether a rank has left that it ends for another, or may have: the store does not say it any more."""
+        """Returns whether a rank has left that it ends for another, or may have: the store does not say it any more."""
         if self._store is None:
             return False
         try:
@@ -243,7 +243,7 @@ class Arrivals:
         return said is not None and _FOLLOWS in said
 
     def _fails(self, rank: int, deadline: float) -> bool:
-        """Whether a rank that still runs has left that it ends by itself."""
+        """Returns whether a rank that still runs has left that it ends by itself."""
         if rank == self._rank:
             return False
         with contextlib.suppress(_NoAnswerError):
@@ -260,7 +260,7 @@ class Arrivals:
         return rank in self._come
 
     def _look_up(self, rank: int, deadline: float) -> None:
-        """Has a rank's process known, if it has come or imported smp_tf."""
+        """Learns what a rank's process is, if it has come or imported smp_tf."""
         if self._has_come(rank, deadline) or rank in self._known:
             return
         said = self._said(_IMPORT, rank, deadline)
@@ -275,7 +275,7 @@ class Arrivals:
         self._entered = True
 
     def _said(self, start: int, rank: int, deadline: float) -> dict[str, Any] | None:
-        """What a rank has left in a start; None where it has left nothing."""
+        """Returns what a rank has left in a start; None where it has left nothing."""
         answer = self._ask("GET", start, rank, deadline)
         try:
             said = json.loads(answer) if answer else None
@@ -287,7 +287,7 @@ class Arrivals:
         return said
 
     def _ask(self, method: str, start: int, rank: int, deadline: float, body: bytes | None = None) -> bytes:
-        """What the store answers about a rank in a start; b"" where it has nothing."""
+        """Returns what the store answers about a rank in a start; b"" where it has nothing."""
         left = deadline - time.monotonic()
         if self._store is None or left <= 0.0:
             raise _NoAnswerError
@@ -304,7 +304,7 @@ class Arrivals:
 
 
 def _is_process(said: Any) -> bool:
-    """Whether a rank may have left this about its process: all that is read of it is there, and of its type."""
+    """Returns whether a rank may have left this about its process: all that is read of it is there, and of its type."""
     if not isinstance(said, dict):
         return False
     host, machine, pid = (said.get(name) for name in ("host", "machine", "pid"))

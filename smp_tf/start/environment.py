@@ -84,17 +84,17 @@ def make_horovod_wait(stall_timeout: float, environment: MutableMapping[str, str
 
 
 def world_size(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of processes as the launcher says it, before Horovod has started; 1 without a launcher."""
+    """Returns the number of processes as the launcher says it, before Horovod has started; 1 without a launcher."""
     return number(_WORLD_SIZES, environment, 1)
 
 
 def world_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of this process, likewise."""
+    """Returns the number of this process, likewise."""
     return number(_WORLD_RANKS, environment)
 
 
 def number(names: Sequence[str], environment: Mapping[str, str] = os.environ, otherwise: int = 0) -> int:
-    """The first of some variables that holds a number; `otherwise` where none does."""
+    """Returns the first of some variables that holds a number; `otherwise` where none does."""
     return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), otherwise)
 
 
@@ -158,7 +158,7 @@ def require_tf_keras_for(module: str) -> None:
 
 
 def require_tensorflow() -> ModuleType:
-    """Imports TensorFlow and tf_keras and checks their versions.
+    """Returns the imports TensorFlow and tf_keras and checks their versions.
 
     Returns:
         The module `tensorflow`.

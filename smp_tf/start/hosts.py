@@ -33,7 +33,7 @@ _ALL_INTERFACES = (
 
 
 def machine() -> str:
-    """Equal on processes that can share memory, and on no others: containers of one host are machines of their own."""
+    """Returns a name that is equal on processes that can share memory, and on no others, such as other containers."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     parts = [socket.gethostname(), boot.read_text().strip() if boot.exists() else ""]
     namespaces = [Path("/proc/self/ns") / name for name in _NAMESPACES]
@@ -41,14 +41,14 @@ def machine() -> str:
 
 
 def network_devices(environment: Mapping[str, str] = os.environ) -> str:
-    """The interface that messages between hosts go over, as the launcher says it; "" for any."""
+    """Returns the interface that messages between hosts go over, as the launcher says it; "" for any."""
     # Horovod speaks over it, and nothing else is to be opened to the network.
     interface = environment.get(_INTERFACE, "")
     return "" if interface == _LOOPBACK else interface
 
 
 def note_on_network(single_host: bool, environment: Mapping[str, str] = os.environ) -> str | None:
-    """What the user should know of the network interfaces that are opened.
+    """Returns what the user should know of the network interfaces that are opened.
 
     Args:
         single_host: whether none is.
@@ -62,7 +62,7 @@ def note_on_network(single_host: bool, environment: Mapping[str, str] = os.envir
 
 
 def may_read_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether ranks of one host fetch large tensors from each other's memory, where the system lets them.
+    """Returns whether ranks of one host fetch large tensors from each other's memory, where the system lets them.
 
     Args:
         environment: the variables to look at.
@@ -74,7 +74,7 @@ def may_read_memory(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def may_use_huge_pages(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the memory that large tensors lie in is moved into huge pages, where the system has them.
+    """Returns whether the memory that large tensors lie in is moved into huge pages, where the system has them.
 
     Args:
         environment: the variables to look at.
@@ -86,7 +86,7 @@ def may_use_huge_pages(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def _is_on(name: str, environment: Mapping[str, str]) -> bool:
-    """Whether a variable that is "on" where nobody sets it is so."""
+    """Returns whether a variable that is "on" where nobody sets it is so."""
     said = environment.get(name, "on")
     if said not in ("on", "off"):
         raise EnvironmentSetupError(f'{name} is "on" or "off"; received {said!r}')
@@ -94,7 +94,7 @@ def _is_on(name: str, environment: Mapping[str, str]) -> bool:
 
 
 def note_on_reading(tried: bool, machines: Sequence[str], rank: int, readable: Sequence[bool]) -> str | None:
-    """What the user should know of how large tensors go between the ranks of this host.
+    """Returns what the user should know of how large tensors go between the ranks of this host.
 
     Args:
         tried: whether they were to be read from the memory of their senders.

@@ -64,7 +64,7 @@ def _is_main_thread() -> bool:
 
 
 def _is_caught(number: signal.Signals) -> bool:
-    """Whether there is a handler, of native code's too, of which Python does not know."""
+    """Returns whether there is a handler, of native code's too, of which Python does not know."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         caught = Path("/proc/self/status").read_text(encoding="utf-8").partition("SigCgt:")[2].split()[0]
         return bool(int(caught, 16) >> (number - 1) & 1)
@@ -73,7 +73,7 @@ def _is_caught(number: signal.Signals) -> bool:
 
 @functools.cache
 def _keep_from_children() -> None:
-    """Children that are forked end as signals say.
+    """Lets children that are forked end as signals say.
 
     Python drops what it has not handled when it forks, so that the signal of who ends a child at once was lost.
     """

@@ -77,7 +77,7 @@ def agree(
     exchange: Callable[[bytes, str], list[bytes]],
     describe: Callable[[int], str],
 ) -> tuple[bytes, list[bytes]]:
-    """Exchanges the ranks' addresses, and makes the job's secret; every rank calls it.
+    """Returns the exchanges the ranks' addresses, and makes the job's secret; every rank calls it.
 
     Args:
         own: What `given` returned.

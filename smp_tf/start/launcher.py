@@ -17,7 +17,7 @@ _HOROVODRUN = "HOROVOD_RANK"
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher started this process, rather than plain `python`."""
+    """Returns whether a launcher started this process, rather than plain `python`."""
     return _HOROVODRUN in environment or any(name in environment for name in _WORLD_VARIABLES)
 
 

@@ -168,7 +168,7 @@ def end_all(error: Exception) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `smp.init` was called and `smp.shutdown` was not.
+    """Returns whether `smp.init` was called and `smp.shutdown` was not.
 
     Returns:
         A bool.
@@ -326,7 +326,7 @@ def _watch_over(transport: Transport | None, topology: Topology, stall_timeout: 
 
 
 def _greet(config: Config, watch: StartWatch) -> list[dict[str, Any]]:
-    """Exchanges who is where, and checks that all ranks run the same thing."""
+    """Returns the exchanges who is where, and checks that all ranks run the same thing."""
     import tensorflow as tf
 
     from smp_tf.collectives.process_sets import exchange_bytes

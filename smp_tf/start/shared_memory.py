@@ -1,4 +1,4 @@
-"""Removes shared memory that a rank which was killed has left behind.
+"""Removes shared memory that a rank which was killed has left.
 
 While it is loaded, UCX makes a System V segment of a page, on which it tries out its hooks on memory, and removes it a
 moment later. A rank that is killed in that moment cannot, and the system keeps such segments for ever; so ranks that
@@ -43,7 +43,7 @@ def remove_left_by(pid: int) -> None:
 
 
 def _made_by(pid: int) -> dict[int, bool]:
-    """Such segments, and whether somebody has them mapped."""
+    """Returns such segments, and whether somebody has them mapped."""
     try:
         header, *lines = _LIST.read_text().splitlines()
     except OSError:

@@ -135,7 +135,7 @@ class StartWatch:
             self._left.close()
 
     def await_others(self, awaited: Callable[[], str] = lambda: _AWAITED) -> None:
-        """Say what is waited for from now on.
+        """Says what is waited for from now on.
 
         Args:
             awaited: Gives the words after "has waited 30 s in smp.init for".
@@ -144,7 +144,7 @@ class StartWatch:
         self._begun = time.monotonic()
 
     def await_those_missing(self) -> None:
-        """Say that Horovod starts from now on."""
+        """Says that Horovod starts from now on."""
         self.await_others(lambda: self.arrivals.missing_in_words() or _AWAITED)
 
     def _run(self) -> None:

@@ -111,13 +111,13 @@ class DeadlockWatch:
         )
 
     def _wait_for_us(self, status: dict[str, Any]) -> dict[str, Any] | None:
-        """What the step of another rank has waited for from this rank for long, if anything."""
+        """Returns what the step of another rank has waited for from this rank for long, if anything."""
         waits = (wait for wait in stuck_waits(status, self._stuck) if wait["peer"] == self._transport.rank)
         return next(waits, None)
 
 
 def stuck_waits(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]:
-    """The messages of its step that a rank has waited for longer than any is on its way; none outside a step.
+    """Returns the messages of its step that a rank has waited for longer than any is on its way; none outside a step.
 
     Args:
         status: what the rank answered to `Transport.ask`.
@@ -129,7 +129,7 @@ def stuck_waits(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]:
 
 
 def stuck_messages(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]:
-    """The same for messages outside steps, where a rank's script is in a call that waits for one; else none.
+    """Returns the same for messages outside steps, where a rank's script is in a call that waits for one; else none.
 
     Args:
         status: what the rank answered to `Transport.ask`.
@@ -141,7 +141,7 @@ def stuck_messages(status: dict[str, Any], stuck: float) -> list[dict[str, Any]]
 
 
 def wait_in_words(wait: dict[str, Any], peer: str) -> str:
-    """What a rank waits for, after "rank 1 is in step 7 and"."""
+    """Returns what a rank waits for, after "rank 1 is in step 7 and"."""
     if wait["program"] == MESSAGE_PROGRAM:
         return (
             f"waits until {peer} takes {wait['label']}" if wait["is_send"] else f"waits for {wait['label']} of {peer}"

@@ -17,7 +17,7 @@ _PRINTING_TIME = 3.0
 
 
 class ExceptionHooks:
-    """Goes behind the hooks that print tracebacks, of the main thread and of others.
+    """Runs after the hooks that print tracebacks, of the main thread and of others.
 
     Args:
         printed: is given an exception, and its traceback, once that is printed; not that which ends a thread in order.
@@ -91,7 +91,7 @@ class ExceptionHooks:
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions that are printed in one traceback, the last first."""
+    """Yields the exceptions that are printed in one traceback, the last first."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

@@ -4,7 +4,7 @@ exception nobody catches ──▶ its traceback, as always ──▶ abort: eve
 exception that only follows from another rank's end ──▶ its traceback ──▶ the true cause, last
 
 So that the cause is told once, and last, the transport holds its line for a moment, in which a traceback comes out. One
-that comes later, or behind a signal that ends the process, stands behind it.
+that comes later, or after a signal that ends the process, stands after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FOLLOW_UPS = ("Horovod has been shut down", "HorovodInternalError", "horovod_sh
 # A rank that learns of another's end through Horovod waits this long for the cause.
 _CAUSE_TIME = 3.0
 _TELL_TIME = 2.0
-# A main thread that is in native code for longer prints its traceback behind the cause.
+# A main thread that is in native code for longer prints its traceback after the cause.
 _TRACEBACK_TIME = 1.5
 _LONGEST_MESSAGE = 1500
 _LINES_OF_TRACEBACK = 3
@@ -88,7 +88,7 @@ class FailureHooks:
         self.failed = True
         if follows_from_another(error):
             _wait_until(lambda: self._transport.cause is not None, _CAUSE_TIME)
-        # The line is out from here on, behind the traceback: the last one is the one that matters.
+        # The line is out from here on, after the traceback: the last one is the one that matters.
         self._transport.hold_words(0.0)
         if self._transport.cause is not None:
             return
@@ -103,13 +103,13 @@ class FailureHooks:
 
 
 def follows_from_another(error: BaseException) -> bool:
-    """Whether an exception only says that another rank has ended, as Horovod does."""
+    """Returns whether an exception only says that another rank has ended, as Horovod does."""
     told = (f"{type(seen).__name__}: {seen}" for seen in chain_of(error))
     return any(words in text for text in told for words in _FOLLOW_UPS)
 
 
 def describe(error: BaseException, trace: TracebackType | None, who: str) -> str:
-    """The cause in words, in one line.
+    """Returns the cause in words, in one line.
 
     Args:
         error: What ended this rank.
@@ -134,7 +134,7 @@ def describe(error: BaseException, trace: TracebackType | None, who: str) -> str
 
 
 def type_and_words(error: BaseException) -> str:
-    """An error's type and message, without the lines of code that TensorFlow puts before the message.
+    """Returns an error's type and message, without the lines of code that TensorFlow puts before the message.
 
     Args:
         error: the error.

@@ -38,7 +38,7 @@ _everywhere: JobState[set[int]] = JobState(set)
 
 
 def know_program(number: int, function: str, *, everywhere: bool) -> None:
-    """Say that a program gives gradients, which replicas average.
+    """Notes that a program gives gradients, which replicas average.
 
     Args:
         number: of the program.
@@ -89,7 +89,7 @@ class ReplicaWatch:
         self._told: set[str] = set()
 
     def look(self) -> None:
-        """Ask the replicas, if this rank has waited for them for long; cheap otherwise.
+        """Asks the replicas, if this rank has waited for them for long; cheap otherwise.
 
         Raises:
             RankMismatchError: one of them waits in a step of another function with gradients, as it did the last time;
@@ -107,12 +107,12 @@ class ReplicaWatch:
             self._all_since = None
 
     def _awaited(self, own: dict[str, Any]) -> Sequence[int]:
-        """The ranks that take part in what this one is in."""
+        """Returns the ranks that take part in what this one is in."""
         members = self._members(own["collective"])
         return self._others if members is None else [rank for rank in members if rank != self._transport.rank]
 
     def _is_there(self, rank: int, own: dict[str, Any]) -> bool:
-        """Whether another rank has come to what this one is in; if not, that is told, or ends all."""
+        """Returns whether another rank has come to what this one is in; if not, that is told, or ends all."""
         status = self._transport.ask(rank, _ANSWER_TIME)
         if status is None:
             self._suspects.pop(rank, None)
@@ -136,7 +136,7 @@ class ReplicaWatch:
         return False
 
     def _look_at_all(self, own: dict[str, Any]) -> None:
-        """All have come: what they are in takes its time on the network, or never ends."""
+        """Tells of a collective to which all have come: it takes its time on the network, or never ends."""
         now = self._clock()
         at = own["collectives"][0], own["step"]
         if self._all_since is None or self._all_since[1:] != at:
@@ -157,7 +157,7 @@ class ReplicaWatch:
             self._wait(own, f"{self._describe(rank)} does not answer: {why}", is_late=seconds > self._stall_timeout)
 
     def _wait(self, own: dict[str, Any], there: str, *, is_late: bool) -> None:
-        """Tell once that another rank is elsewhere, or end because it has been for too long.
+        """Tells once that another rank is elsewhere, or ends because it has been for too long.
 
         Args:
             own: what this rank does.
@@ -180,7 +180,7 @@ class ReplicaWatch:
         return bool(status["collectives"]) and status["collective_seconds"] > self._patience
 
     def _averages_of(self, status: dict[str, Any]) -> str | None:
-        """The step function whose gradients a rank is about to average, if it can be told."""
+        """Returns the step function whose gradients a rank is about to average, if it can be told."""
         program = status["program"]
         known = program in _everywhere() or status["rank"] == self._transport.rank
         return _averaging().get(program) if status["in_step"] and known else None
@@ -202,13 +202,13 @@ class ReplicaWatch:
         return _MORE_TIME if self._members(own["collective"]) is None else _ALL_CALL
 
     def _place(self, own: dict[str, Any]) -> str:
-        """Where this rank is in its script."""
+        """Returns where this rank is in its script."""
         if own["step"] < 0:
             return "before its first step"
         return f"{'in' if own['in_step'] else 'after'} step {own['step']} of {self._named(own['program'])}"
 
     def _there(self, rank: int, status: dict[str, Any]) -> str:
-        """What another rank does, after "while"."""
+        """Returns what another rank does, after "while"."""
         who, seconds = self._describe(rank), f"{status['step_seconds']:.0f} s"
         doing = f", doing '{status['activity']}'" if status["activity"] else ""
         if status["step"] < 0:
@@ -230,7 +230,7 @@ class ReplicaWatch:
 
 
 def _is_join(collective: str) -> bool:
-    """Whether a rank is in `hvd.join`: it takes part in what others call, until the last of them joins."""
+    """Returns whether a rank is in `hvd.join`: it takes part in what others call, until the last of them joins."""
     return collective.split(" ", 1)[0] == "hvd.join"
 
 

@@ -5,7 +5,7 @@
 
 Each step of a circle like this could only end after the next. Within one step there is no circle: its task lists were
 checked. A rank that is slow waits for no message, so no circle leads over it. Two steps of one function are two steps:
-a rank that catches an error of a step and goes on to the next leaves the others behind in the first.
+a rank that catches an error of a step and goes on to the next leaves the others in the first.
 
     rank 0: in smp.recv_from rank 1 ──▶ rank 1: at smp.barrier(WORLD) ──▶ ... around to the first
 
@@ -47,7 +47,7 @@ _programs: JobState[dict[int, str]] = JobState(dict)
 
 
 def name_program(number: int, words: str) -> None:
-    """Say which step a program number stands for, for messages."""
+    """Says which step a program number stands for, for messages."""
     _programs()[number] = words
 
 
@@ -81,11 +81,11 @@ class StepWatch:
         self._thread = threading.Thread(target=self._run, name="smp_tf step watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begins to look."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; the transport may be closed afterwards."""
+        """Ends the thread; the transport may be closed afterwards."""
         self._ending.set()
         self._thread.join()
 
@@ -113,7 +113,7 @@ class StepWatch:
             )
 
     def look(self) -> None:
-        """Follow who waits for whom, from this rank on.
+        """Follows who waits for whom, from this rank on.
 
         Raises:
             RankMismatchError: the way leads back to this rank, as it did the last time.
@@ -138,7 +138,7 @@ class StepWatch:
         raise RankMismatchError(f"The ranks are in different steps and wait for each other: {text}. {advice}")
 
     def _circle(self) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
-        """The statuses and waits on a way from this rank back to it, if it can never end."""
+        """Returns the statuses and waits on a way from this rank back to it, if it can never end."""
         own = self._transport.rank
         way: list[tuple[dict[str, Any], dict[str, Any]]] = []
         asked: set[int] = set()
@@ -159,7 +159,7 @@ class StepWatch:
 
 
 def _is_endless(way: list[tuple[dict[str, Any], dict[str, Any]]]) -> bool:
-    """Whether a circle of waits can never end, and nobody else finds it."""
+    """Returns whether a circle of waits can never end, and nobody else finds it."""
     steps = {(status["program"], status["step"]) for status, _ in way if status["in_step"]}
     if all(status["in_step"] for status, _ in way):
         return len(steps) > 1
@@ -173,5 +173,5 @@ def _place(status: dict[str, Any]) -> str:
 
 
 def named(program: int) -> str:
-    """A program by its step and arguments, as far as this rank knows them."""
+    """Returns a program by its step and arguments, as far as this rank knows them."""
     return _programs().get(program, f"program {program}")

@@ -25,29 +25,41 @@ FINISHED = [
     "partition/split",
     "partition/trace",
     "partition/units",
+    "ops",
+    "pipeline",
+    "pipeline/measure",
+    "pipeline/planner",
+    "pipeline/schedules",
+    "smp_tf",
     "smp_tf/batch",
     "smp_tf/collectives",
     "smp_tf/command",
     "smp_tf/config",
     "smp_tf/files",
+    "smp_tf/job",
+    "smp_tf/keras",
     "smp_tf/loss_check",
     "smp_tf/offline",
     "smp_tf/recording",
+    "smp_tf/replicas",
+    "smp_tf/start",
     "smp_tf/training",
+    "smp_tf/watch",
 ]
 
 #: How a docstring of a function begins.
 WORDS = """
-Adds Appends Asks Assigns Averages Backs Begins Brings Broadcasts Calls Changes Checks Contracts Counts Cuts Decides
-Deletes Divides Does Ends Estimates Exchanges Finds Frees Gathers Gives Goes Groups Joins Keeps Leaves Lets Looks
-Makes Marks Measures Minimises Notes Numbers Passes Places Plans Prepares Prints Puts Raises Reads Records Refuses
-Removes Replaces Requires Restores Returns Runs Saves Says Scales Sets Shows Solves Sorts Starts Sums Takes Tells
-Traces Tries Turns Waits Watches Wraps Writes Yields
+Adds Announces Appends Asks Assigns Averages Backs Begins Brings Broadcasts Builds Calls Changes Checks Collects
+Compares Compiles Connects Contracts Counts Cuts Decides Deletes Divides Does Draws Drops Ends Estimates Exchanges
+Exempts Finds Follows Forgets Frees Gathers Gives Goes Groups Holds Joins Keeps Learns Leaves Lets Loads Looks Makes
+Marks Measures Minimises Names Notes Numbers Opens Passes Places Plans Prepares Prints Puts Raises Reads Receives
+Records Reduces Refuses Registers Remembers Removes Replaces Requires Restores Returns Runs Saves Says Scales Seeds
+Sends Sets Shows Solves Sorts Starts Sums Takes Tells Traces Tries Turns Waits Watches Wraps Writes Yields
 """
 VERBS = frozenset(WORDS.split())
 
-#: "after" is plainer than "behind", "next to" and "besides" than "beside".
-UNPLAIN = re.compile(r"\b(behind|beside)\b", re.IGNORECASE)
+#: "after" is plainer than "behind", "next to" and "besides" than "beside"; an argument may have such a name.
+UNPLAIN = re.compile(r"\b(behind|beside)\b(?!:)", re.IGNORECASE)
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
