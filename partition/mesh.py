@@ -1,4 +1,4 @@
-"""Which rank has which coordinates: the arithmetic of stages, replicas, tensor shards and groups. No TensorFlow.
+"""Tells which rank has which coordinates: stages, replicas, tensor shards and groups. No TensorFlow.
 
 N processes form a mesh of P stages, D replicas and T tensor shards: N = P x D x T. A rank has a coordinate on each of
 these axes. Its stage is the coordinate on P, and nothing else. `placement_strategy` says which axis varies fastest

@@ -1,4 +1,4 @@
-"""What the user should know, in plain words."""
+"""Tells the user what to know, in plain words."""
 
 from __future__ import annotations
 

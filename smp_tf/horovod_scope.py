@@ -1,4 +1,4 @@
-"""What Horovod's functions mean while smp_tf is initialised.
+"""Gives Horovod's functions their meaning while smp_tf is initialised.
 
     script              hvd.rank(), hvd.size()     hvd.allreduce(x), hvd.broadcast_variables(...) and their kin
     ------------------  -------------------------  --------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Whether two processes traced the same step, and if not, where they part.
+"""Tells whether two processes traced the same step, and if not, where they part.
 
 Each node is hashed by what it computes: op type, types, attributes and the numbers of the nodes it
     reads. Left out is what

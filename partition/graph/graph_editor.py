@@ -1,4 +1,4 @@
-"""Write a changed copy of an op graph, node by node, in topological order."""
+"""Writes a changed copy of an op graph, node by node, in topological order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the serialised parts of an op graph: NodeDefs and the function library.
+"""Reads the serialised parts of an op graph: NodeDefs and the function library.
 
 TensorFlow is imported when something is first parsed, not when this file is imported: a graph made
 by hand, with empty definitions, is costed and cut without it.

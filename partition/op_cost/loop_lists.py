@@ -1,4 +1,4 @@
-"""What loops keep for their gradients: lists with an entry for each time round, and which of them are the same memory.
+"""Finds what loops keep for their gradients: lists with an entry per turn, and which of them are the same memory.
 
     While(i, h, x, list a, list b) ──▶ i, h, x, a, b        the body of an LSTM
         x_t = TensorListGetItem(x, i)

@@ -1,4 +1,4 @@
-"""Loops whose turns wait for each other have few turns under way.
+"""Limits the turns of a loop that are under way, where its turns wait for each other.
 
 TensorFlow begins up to `parallel_iterations` turns of a loop before the first of them is done, in Keras's recurrent
 layers 32. Where every turn needs a product that the one before makes, that is no faster. But what only a sum waits for

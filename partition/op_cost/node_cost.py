@@ -1,4 +1,4 @@
-"""What one op costs, from its type and the types of its tensors alone.
+"""Estimates what one op costs, from its type and the types of its tensors alone.
 
 Nothing is run and nothing is measured: matrix products and convolutions are counted exactly,
 everything else as so many operations per element. An op type that is not in the tables counts as

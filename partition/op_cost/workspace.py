@@ -1,4 +1,4 @@
-"""Memory that an op takes for itself while it runs, and gives back when it is done.
+"""Estimates the memory that an op takes for itself while it runs, and gives back when it is done.
 
 An `Einsum` is a product of matrices, and what does not lie as such is copied:
 

@@ -1,4 +1,4 @@
-"""Place the units of a step: the best cut of one order, or a placement that is better, and how much better any can be.
+"""Places the units of a step: the best cut of one order, or something better, and how much better any can be.
 
     units in one order ──▶ solve_chain: the best cut ──▶ is no other order possible? done
                                                     ├──▶ stage_limits: is no placement much better? done

@@ -1,4 +1,4 @@
-"""What a placement of units is, and what it costs; the solvers (`solve_chain`, `solve_dag`) look for a good one.
+"""Placements of units, and what each costs; the solvers (`solve_chain`, `solve_dag`) look for a good one.
 
 units     a  b  c  d  e             a ─▶ b ─▶ c ─▶ d ─▶ e
 chunk_of  0  0  1  2  2             times   (3.0, 2.5, 2.8)     seconds per microbatch, by stage

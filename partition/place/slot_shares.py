@@ -1,4 +1,4 @@
-"""Which replica keeps the optimizer's slots of what: shares of equal bytes, of whole variables as far as they go.
+"""Shares the optimizer's slots out over replicas: in equal bytes, of whole variables as far as they go.
 
     a stage's variables, largest first       replica 0                 replica 1
     embedding 40, of 40 rows                 embedding[0:20]  20       embedding[20:40]  20

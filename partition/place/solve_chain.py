@@ -1,4 +1,4 @@
-"""Cut a chain of units into stages: the best of all contiguous cuts, by dynamic programming.
+"""Cuts a chain of units into stages: the best of all contiguous cuts, by dynamic programming.
 
     units   u0  u1  u2  u3  u4  u5  u6      best[k][j]: the first j units in k stages, at best
     stages  [───0───]  [──1──]  [──2──]     = min over i of worse(best[k - 1][i], cost of [i, j))

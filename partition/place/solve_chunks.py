@@ -1,4 +1,4 @@
-"""Cut a chain of units into chunks, of which a stage has several.
+"""Cuts a chain of units into chunks, of which a stage has several.
 
     units    u0 u1 u2 u3 u4 u5 u6 u7
     chunks   [─0─] [─1─] [─2─] [─3─]        placement (0, 1, 1, 0): stage 0 has u0 u1 u6 u7, stage 1 the others

@@ -1,4 +1,4 @@
-"""Place the units of a graph in stages: the best of all placements, and how good that is proved to be.
+"""Places the units of a graph in stages: the best of all placements, and how good that is proved to be.
 
 A chain is cut at points of one topological order; here every unit has a stage of its own, and the only rule is that
 data flows to the same or to a later stage:

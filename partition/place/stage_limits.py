@@ -1,4 +1,4 @@
-"""On which stages a unit can be where no stage has more than so much, and how little every placement needs at least.
+"""Limits the stages that a unit can be on where each has so much memory, and what every placement needs at least.
 
 What a unit needs comes before it, on the same or an earlier stage, and must fit there; so must what needs it, after it:
 

@@ -1,4 +1,4 @@
-"""A data class read from JSON: every field there, of its type, and no other. What is wrong is said in JSON's words.
+"""Reads a data class from JSON: every field, of its type, and no other. Errors are said in JSON's words.
 
 {"partitions": "2"}    'partitions' of the plan file must be a whole number. Received: the text "2".
 """

@@ -1,4 +1,4 @@
-"""What a plan needs of each rank, against what a rank may need."""
+"""Compares what a plan needs of each rank with what a rank may need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements that a model takes of itself, such as `add_metric` in a layer's call, are no part of the model.
+"""Takes measurements of a model's own, such as `add_metric` in a layer's call, out of the model.
 
     call of a layer:   hidden ──▶ mean ──▶ assign to the metric's sum ──▶ its result
                                   │        └──────────── leaves the call ───────────┘

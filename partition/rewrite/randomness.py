@@ -1,4 +1,4 @@
-"""Make random ops functions of a counter instead of hidden state.
+"""Makes random ops functions of a counter instead of hidden state.
 
 A stateful random op draws from a kernel's own state, which can neither be saved nor replayed and differs from trace to
 trace. Each becomes its stateless counterpart, keyed by the microbatch's seed and the op's running number:

@@ -1,4 +1,4 @@
-"""Give every op of the step a chunk and a sweep, from the chunks of the model's units.
+"""Gives every op of the step a chunk and a sweep, from the chunks of the model's units.
 
 A microbatch passes the chunks in sweeps, up and down in turn; an op runs in the earliest sweep that its inputs allow:
 

@@ -1,4 +1,4 @@
-"""For what the ops wait that make layers again in backward: the gradient that comes into their group.
+"""Lets ops that make layers again in backward wait for the gradient that comes into their group.
 
     group 1      ■ ■ ▶ ∂d ∂c ─┐ gradient
                               │

@@ -1,4 +1,4 @@
-"""Cut a placed op graph into segments: what each chunk runs in each sweep, what flows in, what flows out.
+"""Cuts a placed op graph into segments: what each chunk runs in each sweep, what flows in, what flows out.
 
                  sweep 0 on chunk 1                      sweep 1 on chunk 1
     received ─▶ ┌───────────────────┐ ──── stash ────▶ ┌───────────────────┐ ◀─ received

@@ -1,4 +1,4 @@
-"""Sum contributions to one tensor before they are sent.
+"""Sums contributions to one tensor before they are sent.
 
 The gradient of a tensor with several readers is the sum of what each reader gives back. Where two of them are on one
 chunk and the sum is made on another, they are added first and sent as one:

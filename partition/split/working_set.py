@@ -1,4 +1,4 @@
-"""How many bytes a segment has in flight while it runs, besides what it was given.
+"""Counts the bytes that a segment has in flight while it runs, besides what it was given.
 
 The ops run as TensorFlow's executor runs them: first come, first served, two at once, each for as long as it is
 estimated to take. What an op makes is there from its begin, and what it is the last to read until its end:

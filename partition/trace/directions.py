@@ -1,4 +1,4 @@
-"""In which layer call, and in which direction, every op of a trace was made."""
+"""Finds in which layer call, and in which direction, every op of a trace was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From TensorFlow's traced graph to the op graph: plain data, with every op's layer call, direction and effects."""
+"""Turns TensorFlow's traced graph into the op graph: plain data, with every op's layer call, direction and effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace a step function for one microbatch and note, op by op, who made it.
+"""Traces a step function for one microbatch and notes, op by op, who made it.
 
 The step is traced like any `tf.function`, forward and backward together. While it runs, four things are written down
 against the running number of ops in the graph, so that no op creation has to be hooked:

@@ -1,4 +1,4 @@
-"""Which part of the backward ops of a unit, or stage, those before it wait for, and which only weights do.
+"""Divides the backward ops of a unit, or stage: what those before it wait for, and what only weights need.
 
     gradient from above ──┬─▶ ReluGrad ──┬─▶ MatMul(·, kernelᵀ) ─▶ gradient to below      input gradient
                           │              └─▶ MatMul(xᵀ, ·) ──────▶ kernel's gradient      weight gradient

@@ -1,4 +1,4 @@
-"""Layers whose forward pass is made again in backward, in place of keeping what it made (activation checkpointing).
+"""Makes the forward pass of layers again in backward, in place of keeping what it made (activation checkpointing).
 
 Layers that follow one another are joined into groups. Of every microbatch under way a stage keeps what passes from one
 group to another; backward makes the tensors of a group again when its gradient arrives, and those of one group after

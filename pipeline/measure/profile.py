@@ -1,4 +1,4 @@
-"""Measure a unit of a step: it runs as a stage of its own, forward and backward, as it would for many microbatches.
+"""Measures a unit of a step: it runs as a stage of its own, forward and backward, as for many microbatches.
 
     made-up inputs ─▶ F 1.2 ─ stash ─▶ B 2.0 ◀─ made-up gradients      milliseconds
 

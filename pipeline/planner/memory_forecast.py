@@ -1,4 +1,4 @@
-"""What each stage will need, of a step that is cut: the stash, messages and working sets that its cut really has.
+"""Forecasts what each stage of a cut step needs: the stash, messages and working sets that its cut really has.
 
 weights, gradients, slots │ from step to step
 batch                     │ all of it, over the whole step

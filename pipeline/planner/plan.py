@@ -1,4 +1,4 @@
-"""From a pruned step to a cut one: place the units, agree on the plan with all ranks, cut.
+"""Takes a pruned step to a cut one: places the units, agrees on the plan with all ranks, cuts.
 
 Ownership is decided once per model, by the first step that uses it. A later step (evaluation, another batch shape)
 keeps every variable where it is, and places its ops around them.

@@ -1,4 +1,4 @@
-"""What runs when in a step that was cut by a plan, by the costs of its units."""
+"""Simulates what runs when in a step that was cut by a plan, by the costs of its units."""
 
 from __future__ import annotations
 

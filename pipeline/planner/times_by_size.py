@@ -1,4 +1,4 @@
-"""The times of microbatches of a size that was not measured, from those of the sizes that were.
+"""Estimates times of microbatches of a size that was not measured, from those of the sizes that were.
 
     seconds │              ╱ 4 samples
             │        ╱ 2

@@ -1,4 +1,4 @@
-"""How many bytes of weights an optimizer updates at the same time, since each update needs temporaries of its size."""
+"""Limits the bytes of weights that an optimizer updates at once, since each update needs temporaries of its size."""
 
 from __future__ import annotations
 

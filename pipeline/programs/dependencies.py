@@ -1,4 +1,4 @@
-"""What each task of a program has to wait for.
+"""Finds what each task of a program has to wait for.
 
     F(chunk - 1) --> F(chunk) ------------------> F(chunk + 1)
                         |  stash

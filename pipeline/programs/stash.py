@@ -1,4 +1,4 @@
-"""How many microbatches' activations a program keeps, and of which chunks.
+"""Counts of how many microbatches a program keeps activations, and of which chunks.
 
 A chunk keeps the activations of a microbatch from its F on, until its B is done or, where backward
 is in two pieces, its W:

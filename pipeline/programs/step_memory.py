@@ -1,4 +1,4 @@
-"""What a stage holds over a step, beside its weights: the program of all stages is replayed, and tensors come and go.
+"""Counts what a stage holds over a step, besides its weights: all stages' tasks are replayed, and tensors come and go.
 
     stage 0    F0 ──── F1 ──── ┄┄┄┄ B0 ──── B1 ────
     stash      ├ of 0 ──────────────────┤

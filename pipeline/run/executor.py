@@ -1,4 +1,4 @@
-"""Write one rank's program of a step into the graph that is being traced.
+"""Writes one rank's program of a step into the graph that is being traced.
 
 The task list decides what runs and in which order; the table of `emitters` says who writes the ops of each kind.
 Compute tasks are chained by control edges; sends and receives hang on data and on their place in the list, so they

@@ -1,4 +1,4 @@
-"""Where a step's graph says that a task begins and ends, for timelines.
+"""Marks in a step's graph that a task begins and ends, for timelines.
 
     inputs, task before ─▶ begin ─▶ call of the function ─▶ end ─▶ sends, next task
 

@@ -1,4 +1,4 @@
-"""Which rank runs which chunk, where a rank has several.
+"""Tells which rank runs which chunk, where a rank has several.
 
     3 ranks, 2 chunks each      looped             in a V
 

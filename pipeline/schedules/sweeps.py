@@ -1,4 +1,4 @@
-"""In which order ranks take the microbatches of one sweep, whatever chunks they have.
+"""Orders the microbatches of one sweep for every rank, whatever chunks it has.
 
 A rank takes, of the chunks that a microbatch has reached, the one that is farthest on its way. So
 microbatches get through, instead of many being begun. For 2 stages, 2 chunks per rank and 3

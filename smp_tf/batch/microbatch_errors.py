@@ -1,4 +1,4 @@
-"""What is added to an error of shape within a step: that the step sees a microbatch, and not the batch."""
+"""Adds to an error of shape within a step that the step sees a microbatch, and not the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cut the arguments of a step into microbatches.
+"""Cuts the arguments of a step into microbatches.
 
 A batch of n samples becomes m microbatches whose sizes differ by at most one, the larger ones first:
 

@@ -1,4 +1,4 @@
-"""Where in a step's outputs lie those that the script names, and those that are parts of one composite tensor."""
+"""Finds where in a step's outputs those lie that the script names, and those that are parts of one composite tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step returns, made ready for TensorFlow, whose structures know lists, dictionaries and named tuples only.
+"""Makes what a step returns ready for TensorFlow, which knows lists, dictionaries and named tuples only.
 
 While it is inside TensorFlow, an instance of a dataclass, or of a class that attrs made, is a named tuple of its
 fields.

@@ -1,4 +1,4 @@
-"""A folder of checkpoints is written to by one job at a time: which one, and what is known where locks are not seen.
+"""Lets one job at a time write to a folder of checkpoints, and says which one, also where locks are not seen.
 
     <directory>/.ckpt.in-use       locked by rank 0 (flock) from its first save until it ends; tells host and pid
 

@@ -1,4 +1,4 @@
-"""What interrupted saves have left in a folder of checkpoints: which files that are, and when they may go.
+"""Finds what interrupted saves have left in a folder of checkpoints, and says when it may go.
 
     mp_rank_0/ckpt-3-5f0c9a1e.index                a part that no manifest names
     .writing-0123456789abcdef-ckpt-3.json          a manifest that did not come into its place

@@ -1,4 +1,4 @@
-"""Which checkpoints stay when there are too many.
+"""Decides which checkpoints stay when there are too many.
 
 The oldest go first. With `keep_hours`, one in so many hours stays for good, counted from when the first manager of the
 directory was made:

@@ -1,4 +1,4 @@
-"""Horovod: starting it, its process sets for our groups, and one exchange of bytes at start-up."""
+"""Starts Horovod, and makes its process sets for our groups, with one exchange of bytes at start-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the arguments of `smp-tf` are read, and how it says what is wrong with one."""
+"""Reads the arguments of `smp-tf`, and says what is wrong with one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long every layer takes on this machine: measured, shown, and kept for `smp-tf plan` and training.
+"""Measures how long every layer takes on this machine, shows it, and keeps it for `smp-tf plan` and training.
 
 In one process, or in several that `horovodrun` started, which share the layers out and measure at the same time.
 

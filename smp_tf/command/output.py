@@ -1,4 +1,4 @@
-"""What a command prints: its result, what else there is to say, and that something given is wrong."""
+"""Prints what a command says: its result, what else there is, and that something given is wrong."""
 
 from __future__ import annotations
 

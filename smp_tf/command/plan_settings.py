@@ -1,4 +1,4 @@
-"""What the arguments of `smp-tf plan` ask for: checked, put together, and as one value."""
+"""Checks what the arguments of `smp-tf plan` ask for, and puts it together as one value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the value of a configuration key may be: one check a kind of value, which gives it back in its own type."""
+"""Checks of the values of configuration keys: one for each kind of value, which gives it back in its own type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the file systems that are mounted: whether one begins at a path, and numbers its files for good."""
+"""Tells of the file systems that are mounted whether one begins at a path, and numbers its files for good."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are named now and read later: whether they are the same by then.
+"""Checks whether files that are named now and read later are the same by then.
 
 `load_weights` before the first step only notes which value belongs to which variable, and its owner reads it at the
 first step. Another file of the same name would give other weights without a word.

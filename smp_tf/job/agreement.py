@@ -1,4 +1,4 @@
-"""Who differs, and in what: comparing what the ranks said about something they must agree on."""
+"""Compares what the ranks said about something they must agree on: who differs, and in what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What smp_tf does to Keras's layers and metrics: tag calls, and hold values from the start. For tf_keras."""
+"""Changes Keras's layers and metrics: tags calls, and holds values from the start. For tf_keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods of other people's classes replaced by ours, for a while."""
+"""Replaces methods of other people's classes by ours, for a while."""
 
 from __future__ import annotations
 

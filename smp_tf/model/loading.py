@@ -1,4 +1,4 @@
-"""Read weights into a split model: every rank reads the file, and of the values only those it stores.
+"""Reads weights into a split model: every rank reads the file, and of the values only those it stores.
 
 Keras's own readers find out which value belongs to which variable. Before the plan exists, a value is only noted, and
 read by its owner at the first step.

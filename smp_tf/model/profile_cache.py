@@ -1,4 +1,4 @@
-"""Where measured times are kept: a file per model, size of microbatch and machine, for the next run.
+"""Keeps measured times: a file per model, size of microbatch and machine, for the next run.
 
     ~/.cache/smp_tf/profiles/4-a07e…-3f9c….json    moved or turned off by SMP_TF_PROFILES
                              │ │     └ graph, samples, machine

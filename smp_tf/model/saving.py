@@ -1,4 +1,4 @@
-"""Write a whole model to a file or folder: the structure by Keras, the values fetched one at a time.
+"""Writes a whole model to a file or folder: the structure by Keras, the values fetched one at a time.
 
 | path            | what is written                | loads into                                            |
 |-----------------|--------------------------------|-------------------------------------------------------|

@@ -1,4 +1,4 @@
-"""What `smp-tf profile` has measured of a model on this machine, looked up for a plan.
+"""Looks up for a plan what `smp-tf profile` has measured of a model on this machine.
 
     kept: 4 samples, 16 samples        plan: 4 samples  ─▶ as measured
                                              8 samples  ─▶ on the line through both

@@ -1,4 +1,4 @@
-"""A plan for a model that is not trained here: it is traced in this one process, whatever the number of partitions.
+"""Plans for a model that is not trained here: it is traced in this one process, for any number of partitions.
 
     function ──▶ model, example inputs ──▶ one microbatch, traced ──▶ plan ──▶ cut ──▶ what runs when
                  no variable has storage      (nothing is computed)

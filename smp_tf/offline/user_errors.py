@@ -1,4 +1,4 @@
-r"""What somebody else's error is told as in a line: where in the user's code, its type, and its first words.
+r"""Tells of somebody else's error in a line: where in the user's code, its type, and its first words.
 
 ValueError("no data\nat all")  ─ Keras, AutoGraph ─▶  ValueError("in user code: ... Call arguments received ...")
             │                                                                       │

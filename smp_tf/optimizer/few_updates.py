@@ -1,4 +1,4 @@
-"""Few large weights are being updated by an optimizer at the same time.
+"""Limits how many large weights an optimizer updates at once: each update needs temporaries of its size.
 
 An optimizer of Keras makes tensors as large as a weight while it updates it, and says of no two weights which is first.
 TensorFlow runs what is ready: the first op of every weight, then the second op of every weight, and what they make is

@@ -1,4 +1,4 @@
-"""What of Keras and TensorFlow is replaced while there are distributed models."""
+"""Replaces methods of Keras and TensorFlow while there are distributed models."""
 
 from __future__ import annotations
 

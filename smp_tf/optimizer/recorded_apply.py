@@ -1,4 +1,4 @@
-"""`apply_gradients` inside a `train_step`: written down while one microbatch is traced, done once per batch.
+"""Records `apply_gradients` inside a `train_step`, traced for one microbatch, and does it once per batch.
 
 traced for one microbatch                       in the graph of the whole batch
 

@@ -1,4 +1,4 @@
-"""All ranks run the same step by the same plan: rank 0 decides, everyone checks that it traced the same thing.
+"""Makes all ranks run a step by the same plan: rank 0 decides, everyone checks that it traced the same thing.
 
 a variable without an owner, or the first call of      all ranks agree: replicas come to it together
 a step that gives gradients

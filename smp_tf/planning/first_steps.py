@@ -1,4 +1,4 @@
-"""What the first steps of a training took, beside what the plan said: memory of every rank, and the time of a step.
+"""Compares what the first steps of a training took with what the plan said: memory of every rank, and time.
 
     step      0          1          2          3          4 ...
     others    ┆          ┆          ┆   numbers ─┐         (as the fourth begins: nobody waits for this message)

@@ -1,4 +1,4 @@
-"""Whether the ranks of a host have enough of its memory for what is offloaded to it."""
+"""Checks whether the ranks of a host have enough of its memory for what is offloaded to it."""
 
 from __future__ import annotations
 

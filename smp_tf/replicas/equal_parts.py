@@ -1,4 +1,4 @@
-"""Sum gradients over replicas in equal parts: each replica adds up one, and gives it to all.
+"""Sums gradients over replicas in equal parts: each replica adds up one, and gives it to all.
 
     replica 0   a0 │ a1      alltoall     a0 + b0 = s0      allgather     s0 │ s1
     replica 1   b0 │ b1   ───────────▶    a1 + b1 = s1   ────────────▶    s0 │ s1

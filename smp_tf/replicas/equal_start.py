@@ -1,4 +1,4 @@
-"""Replicas begin to train with equal weights: where they have others, all take those of one, by default replica 0's.
+"""Makes replicas begin to train with equal weights: where they differ, all take those of one, by default replica 0's.
 
     all ranks          one hash over what each stores, told to all              ─▶ nothing more where stages are equal
     an unequal stage   a hash of every variable, told to the other replicas     ─▶ one replica sends those that differ

@@ -1,4 +1,4 @@
-"""Average over replicas what is sent as one bit an element, and keep what that loses for the next time.
+"""Averages over replicas what is sent as one bit an element, and keeps what that loses for the next time.
 
     replica 0   a0 │ a1   + error    alltoall     mean of a0, b0   + error    allgather     m0 │ m1
     replica 1   b0 │ b1   + error  ───────────▶   mean of a1, b1   + error  ────────────▶   m0 │ m1

@@ -1,4 +1,4 @@
-"""Sum gradients over replicas where each, or each of its rows, is received by one: the replica that updates its weight.
+"""Sums gradients over replicas where each, or each of its rows, goes to the replica that updates its weight.
 
     replica 0   kernel table[0:40] │ bias table[40:]       alltoall     kernel + kernel', table[0:40] + table'[0:40]
     replica 1   kernel' table'[0:40] │ bias' table'[40:]   ─────────▶   bias + bias', table[40:] + table'[40:]

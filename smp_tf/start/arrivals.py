@@ -1,4 +1,4 @@
-"""Who has come to `smp.init`, or imported smp_tf, and whose process has ended since.
+"""Tells who has come to `smp.init`, or imported smp_tf, and whose process has ended since.
 
 Before the ranks have met, one knows of the others what each leaves in the store of the launcher, `horovodrun`:
 

@@ -1,4 +1,4 @@
-"""What TensorFlow and Horovod must find in the process: variables, versions, Keras 2."""
+"""Checks what TensorFlow and Horovod must find in the process: variables, versions, Keras 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes are on one machine, and over what those on different ones speak."""
+"""Tells which processes are on one machine, and over what those on different ones speak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who started this process, and whether Horovod agrees about how many there are."""
+"""Tells who started this process, and whether Horovod agrees about how many there are."""
 
 from __future__ import annotations
 

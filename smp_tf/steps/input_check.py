@@ -1,4 +1,4 @@
-"""Notice when the ranks of a replica are fed different batches.
+"""Notices when the ranks of a replica are fed different batches.
 
 On the first 10 steps and every 100th, each rank hashes the tensors it was given and sends the hashes to the first rank
 of the replica, which compares. This runs beside the pipeline, which does not wait for it.

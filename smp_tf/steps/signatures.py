@@ -1,4 +1,4 @@
-"""Which calls of a step share a program: types of tensors, batch sizes, and what to say when there come to be many.
+"""Decides which calls of a step share a program, by types and batch sizes, and says when there are many.
 
 batch of 16 ──▶ a program of its own      The first two batch sizes get programs of their own shapes, which is
 batch of 12 ──▶ a program of its own      the fastest; a third gets one that takes any size, and so does every

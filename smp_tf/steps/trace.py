@@ -1,4 +1,4 @@
-"""From a step function to its op graph: trace it for one microbatch, in the scopes in which models may be called."""
+"""Traces a step function for one microbatch into an op graph, in the scopes in which models may be called."""
 
 from __future__ import annotations
 

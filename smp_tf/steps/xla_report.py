@@ -1,4 +1,4 @@
-"""What XLA was asked to compile and cannot: said once, on rank 0."""
+"""Tells once, on rank 0, what XLA was asked to compile and cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that train with `fit` decide alike: they begin with the same arguments, and stop together.
+"""Makes ranks that train with `fit` decide alike: they begin with the same arguments, and stop together.
 
     rank 0: fit(epochs=3, [ModelCheckpoint])   rank 1: fit(epochs=3, [])     ─▶ an error before the first batch
     rank 0: model.stop_training = True         rank 1: goes on               ─▶ both stop

@@ -1,4 +1,4 @@
-"""Losses of `fit` over microbatches of unequal weight: masked losses count valid elements, summed ones are summed.
+"""Weighs losses of `fit` over microbatches that count unequally: masked ones by their valid elements.
 
 What a step returns is averaged over its microbatches by their samples, sum of n_i x L_i / N. That is the loss of the
 whole batch where L_i is a mean over samples. A compiled loss may be something else, and is scaled so that it comes out:

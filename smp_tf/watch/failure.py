@@ -1,4 +1,4 @@
-"""An exception that ends one rank ends all of them, with that exception as the stated cause.
+"""Ends all ranks when an exception ends one of them, with that exception as the stated cause.
 
 exception nobody catches ──▶ its traceback, as always ──▶ abort: every rank prints the cause
 exception that only follows from another rank's end ──▶ its traceback ──▶ the true cause, last

@@ -47,7 +47,7 @@ FINISHED = [
     "smp_tf/watch",
 ]
 
-#: How a docstring of a function begins.
+#: How a docstring of a function begins. A verb that is not here is added.
 WORDS = """
 Adds Announces Appends Asks Assigns Averages Backs Begins Brings Broadcasts Builds Calls Changes Checks Collects
 Compares Compiles Connects Contracts Counts Cuts Decides Deletes Divides Does Draws Drops Ends Estimates Exchanges
