@@ -29,7 +29,7 @@ class Dependencies:
     """What each task of a program needs finished before it starts.
 
     Attributes:
-        tasks: the task of each number: those of the lists, rank after rank, and behind them those
+        tasks: the task of each number: those of the lists, rank after rank, and after them those
             that the program lacks although something needs them.
         first: the number of the first task of each rank; the last entry is how many tasks the lists have.
         needs: the numbers of what each task of the lists needs.

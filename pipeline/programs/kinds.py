@@ -20,9 +20,9 @@ class Busy(enum.Enum):
 
     #: The rank itself, which does one such task after the other, in the order of its list.
     RANK = enum.auto()
-    #: The rank's line to the other replicas: one such task after the other, beside what the rank computes.
+    #: The rank's line to the other replicas: one such task after the other, while the rank computes.
     LINE = enum.auto()
-    #: A message, which travels beside all else.
+    #: A message, which travels while all else goes on.
     MESSAGE = enum.auto()
 
 

@@ -142,7 +142,7 @@ class _Replayer(Walk):
         return True
 
     def _holder(self, number: int) -> int | None:
-        """The earlier SEND whose buffer this one needs."""
+        """Returns the earlier SEND whose buffer this one needs."""
         if self.send_buffers is None:
             return None
         edge = self.tasks[number].edge
@@ -180,7 +180,7 @@ class _Replayer(Walk):
         return stuck
 
     def _missing(self, number: int) -> tuple[Task, ...]:
-        """What a task waits for that its rank stands before."""
+        """Returns what a task waits for that its rank stands before."""
         holder = self._holder(number) if self.tasks[number].kind is Kind.SEND else None
         if holder is not None and self.end[holder] is None:
             return (self.tasks[holder],)

@@ -5,7 +5,7 @@ r"""Simulates a program whose ranks share the processors of a host: a task is fa
                       both compute       B alone: faster
 
 What a task needs of its host is the larger, the less it slows down when it is alone, and known from two measurements
-of it: beside as many as share the host, and alone. While those that run at a moment need no more than there is, each
+of it: next to as many as share the host, and alone. While those that run at a moment need no more than there is, each
 goes at the pace it has alone; else all slow down in the same measure (processor sharing).
 
 Source: Kleinrock, "Queueing Systems", volume 2 (1976), section 4.4, with several processors.
@@ -37,7 +37,7 @@ class Sharing:
 
     Attributes:
         hosts: a number for the host of each rank.
-        forward: what share of its time beside all ranks of its host a forward task takes alone, above 0, at most 1.
+        forward: what share of its time next to all ranks of its host a forward task takes alone, above 0, at most 1.
         backward: the same of backward tasks.
 
     Example:
@@ -50,7 +50,7 @@ class Sharing:
     backward: float
 
     def of(self, task: Task) -> float:
-        """What share of its time beside others a task takes alone."""
+        """Returns what share of its time next to others a task takes alone."""
         match KINDS[task.kind].alone:
             case "forward":
                 return self.forward
@@ -74,7 +74,7 @@ def simulate_on_hosts(
 
     Args:
         program: a program with or without transfers.
-        times: task times of every chunk, or one for all, each beside as many tasks like it as its host has ranks.
+        times: task times of every chunk, or one for all, each next to as many tasks like it as its host has ranks.
         edges: as for `simulate`.
         sharing: which ranks share a host, and what they gain alone.
         comm: as for `simulate`.
@@ -118,7 +118,7 @@ class _Host:
         self.shares: Counter[float] = Counter()
 
     def begin(self, rank: int, now: float, seconds: float, share: float) -> None:
-        """A rank begins something that takes some seconds alone, a share of what it takes beside all others."""
+        """Begins something of a rank, which takes some seconds alone: a share of what it takes next to all others."""
         heappush(self.running, (self._come(now) + seconds, rank))
         self.share[rank] = share
         self.shares[share] += 1
@@ -135,7 +135,7 @@ class _Host:
         return done
 
     def next_end(self) -> float | None:
-        """When the next rank is done if none begins anything; None where none runs anything."""
+        """Returns when the next rank is done if none begins anything; None where none runs anything."""
         return self._moment(self.running[0][0]) if self.running else None
 
     def _come(self, now: float) -> float:

@@ -66,7 +66,7 @@ def stash_profile(program: Program, freed_by: Kind = Kind.W) -> tuple[tuple[Mapp
 
 
 def _moments(program: Program, tasks: Sequence[Task], freed_by: Kind) -> Iterator[Mapping[int, int]]:
-    """What is held of each chunk after each F, and at the start; only there can it be most."""
+    """Yields what is held of each chunk after each F, and at the start; only there can it be most."""
     held = {chunk: 0 for chunk in sorted({task.chunk for task in tasks if task.kind.is_compute})}
     yield dict(held)
     for task in tasks:

@@ -58,7 +58,7 @@ def step_memory(
     times: Sequence[Sequence[ChunkTimes]],
     samples: int = 1,
 ) -> tuple[StepMemory, ...]:
-    """What the stages of a cut step hold at their fullest.
+    """Returns what the stages of a cut step hold at their fullest.
 
     Args:
         split: the cut step.
@@ -83,7 +83,7 @@ def step_memory(
 def memory_over_step(
     split: Split, timeline: Timeline, samples: int = 1
 ) -> tuple[tuple[tuple[float, StepMemory], ...], ...]:
-    """What the stages of a cut step hold from moment to moment.
+    """Returns what the stages of a cut step hold from moment to moment.
 
     Args:
         split: the cut step.
@@ -109,7 +109,7 @@ _Reads = Mapping[tuple[int, int], float]
 
 
 def _first_reads(split: Split, spans: Sequence[Sequence[Span]]) -> _Reads:
-    """When the first reader of each transfer's tensor begins, by transfer and microbatch; none for results."""
+    """Returns when the first reader of each transfer's tensor begins, by transfer and microbatch; none for results."""
     begins: dict[tuple[int, int | None, int | None], float] = {}
     for own in spans:
         for span in own:
@@ -144,14 +144,14 @@ class _Life:
 
 
 def _moments(changes: Mapping[_Use, Sequence[int]], working: Sequence[int]) -> Iterator[StepMemory]:
-    """What is there at one moment after the other, given what comes and goes before each."""
+    """Yields what is there at one moment after the other, given what comes and goes before each."""
     held = {use: list(accumulate(change)) for use, change in changes.items()}
     for at, own in enumerate(working):
         yield StepMemory(held[_Use.STASH][at], held[_Use.TRANSPORT][at], held[_Use.RESULT][at] + own)
 
 
 def _key(task: Task) -> tuple[int, int, int]:
-    """Chunk, sweep and part of what a task runs."""
+    """Returns the chunk, sweep and part of what a task runs."""
     return task.chunk, task.sweep or 0, task.part
 
 
@@ -182,7 +182,7 @@ class _Stage:
         }
 
     def fullest(self, spans: Sequence[Span], read: _Reads) -> StepMemory:
-        """What is there in the task in which most is there."""
+        """Returns what is there in the task in which most is there."""
         moments = [held for _, held in self.moments(spans, read)]
         if not moments:
             return StepMemory(0, 0, 0)
@@ -192,7 +192,7 @@ class _Stage:
         return StepMemory(stash, most.transport, max(0, most.total - stash - most.transport))
 
     def moments(self, all_spans: Sequence[Span], read: _Reads) -> tuple[tuple[float, StepMemory], ...]:
-        """When a task begins or ends, and what is there from then on."""
+        """Returns when a task begins or ends, and what is there from then on."""
         runs = [s for s in all_spans if KINDS[s.task.kind].holds is Holds.SEGMENT]
         spans = [s for s in runs if _key(s.task) in self._working]
         begins, ends = [span.start for span in spans], [span.end for span in spans]
@@ -214,7 +214,7 @@ class _Stage:
         return tuple(moment for pair in zip(inside, between, strict=True) for moment in pair)
 
     def _lives(self, spans: Sequence[Span], read: _Reads) -> Iterator[tuple[Tensor, _Life]]:
-        """The tensors that come from elsewhere or outlive the task that makes them."""
+        """Yields the tensors that come from elsewhere or outlive the task that makes them."""
         lives: dict[tuple[Tensor, int], _Life] = {}
         for span in spans:
             task = span.task
@@ -222,7 +222,7 @@ class _Stage:
             if holds is Holds.RECEIVED and task.edge in self._transfers:
                 self._begins(lives, self._transfers[task.edge].tensor, task.microbatch, span.end, _Use.TRANSPORT)
             elif holds is Holds.RECEIVED and task.edge in self._sums:
-                # What another stage adds to a gradient lies beside this stage's own sum until both are whole.
+                # What another stage adds to a gradient lies next to this stage's own sum until both are whole.
                 yield self._sums[task.edge], _Life(span.end, math.inf, _Use.TRANSPORT)
             elif holds is Holds.SENT and task.edge in self._transfers:
                 # A message may need all the time that it has.

@@ -30,7 +30,7 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
     there are.
 
     Where the receiving chunk does its task of the maker's sweep before the maker, as the chunks
-    before the last one do when it sends its loss, the RECV stands straight behind that task. The
+    before the last one do when it sends its loss, the RECV stands straight after that task. The
     reader comes a sweep later, and the tensor is part of the receiver's stash until then; a result
     of the step has no reader at all, and is kept to the end.
 
@@ -40,9 +40,9 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
     So in that step no rank waits for a buffer, and since each goes through its list whatever the
     times are, in no other step do ranks wait for each other because their buffers are full.
 
-    A tensor sent once per step goes before its reader's first microbatch, or behind its maker's
+    A tensor sent once per step goes before its reader's first microbatch, or after its maker's
     last one. As a result, such as what one stage adds to the gradient of another one's weight, it
-    is asked for before the receiver's last task of the maker's sweep: nothing stands behind that
+    is asked for before the receiver's last task of the maker's sweep: nothing stands after that
     task then, and the receiver may hand on what it makes while it still computes.
 
     Args:
@@ -94,7 +94,7 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
 
 
 def _ends(program: Program) -> list[list[float]]:
-    """When each rank is done with each of its tasks, if B takes two units of time and all else one.
+    """Returns when each rank is done with each of its tasks, if B takes two units of time and all else one.
 
     Nothing if the program cannot run, which is for `check` to say.
     """
@@ -106,7 +106,7 @@ _Positions = Mapping[tuple[int, int, int], list[int]]
 
 
 def _positions(program: Program) -> _Positions:
-    """Where on its rank's list each (chunk, sweep, microbatch) is computed; I before W."""
+    """Returns where on its rank's list each (chunk, sweep, microbatch) is computed; I before W."""
     where: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for tasks in program.ranks:
         for position, task in enumerate(tasks):
@@ -117,7 +117,7 @@ def _positions(program: Program) -> _Positions:
 
 
 def _made_by(program: Program, where: _Positions, edge: Edge, microbatch: int | None) -> int:
-    """Position of the task behind which the edge's tensor is there; -1 is the step's start."""
+    """Returns the position of the task after which the edge's tensor is there; -1 is the step's start."""
     if edge.src_sweep is None:
         return -1
     key = edge.src_chunk, edge.src_sweep
@@ -131,7 +131,7 @@ def _made_by(program: Program, where: _Positions, edge: Edge, microbatch: int | 
 def _opened_at(
     program: Program, where: _Positions, edge: Edge, microbatch: int | None, prefetch: int
 ) -> tuple[int, int]:
-    """Position of the task before which the edge's RECV stands, and of the one it is meant for."""
+    """Returns the position of the task before which the edge's RECV stands, and of the one it is meant for."""
     if microbatch is None:
         if edge.dst_sweep is None:
             tasks = program.ranks[program.placement()[edge.dst_chunk]]

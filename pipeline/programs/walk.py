@@ -40,7 +40,7 @@ class Walk(ABC):
         self.program = program
         self.tasks, self.first, self.needs = depends.tasks, depends.first, depends.needs
         self.latency = latency
-        #: The numbers of each lane: of what the ranks themselves do, and behind them of their lines to other replicas.
+        #: The numbers of each lane: of what the ranks themselves do, and after them of their lines to other replicas.
         self.lanes = self._lanes()
         #: Where each lane stands.
         self.at = [0] * len(self.lanes)
@@ -64,7 +64,7 @@ class Walk(ABC):
         return lanes + lines
 
     def rank_of(self, lane: int) -> int:
-        """The rank that a lane is of."""
+        """Returns the rank that a lane is of."""
         return lane % self.program.stages
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Walk(ABC):
         self._able.append(lane)
 
     def _ready(self, lane: int, number: int, moment: float) -> float | None:
-        """When all that a task needs is there and a moment has come; None, and the lane waits, while that is open."""
+        """Returns when all that a task needs is there; None, and the rank waits, while that is open."""
         first = self.first[self.rank_of(lane)]
         for need in self.needs[number]:
             ended = self.end[need]
@@ -111,7 +111,7 @@ class Walk(ABC):
             self._moves(number, receive)
 
     def _moves(self, send: int, receive: int) -> None:
-        """Both ends of a transfer are open."""
+        """Ends both tasks of a transfer, whose ends are open."""
         opened, other = self.start[send], self.start[receive]
         assert opened is not None
         assert other is not None

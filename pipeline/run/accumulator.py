@@ -4,7 +4,7 @@
     B0, B1, ... BM-1 ─▶ += gradient          (inside the segment's function: the gradient is freed at once)
     after BM-1       ─▶ sum, handed on; the storage goes with it
 
-Were the summands returned and added in the graph around, a whole set of gradients would live beside the sum, and the
+Were the summands returned and added in the graph around, a whole set of gradients would live next to the sum, and the
 graph would grow by one op per weight and microbatch.
 """
 
@@ -50,7 +50,7 @@ class Accumulator:
             )
 
     def clear(self, after: tf.Operation) -> tf.Operation:
-        """Make the op that begins a sum, to run after another op."""
+        """Makes the op that begins a sum, to run after another op."""
         shape = self._add_op("Const", [], tf.int32, dtype=_type(tf.int32), value=_shape_value(self._shape))
         with tf.control_dependencies([after]), on_device(self._device):
             # Not tf.zeros, which would be folded into constants: see `_nothing`.
@@ -59,7 +59,7 @@ class Accumulator:
         return self._assign(zeros, after)
 
     def add(self, value: tf.Tensor) -> tf.Operation:
-        """Make the op that adds a tensor, within a function being traced."""
+        """Makes the op that adds a tensor, within a function being traced."""
         inputs = [self._handle(), value]
         return add_op(tf_internals.current_graph(), "AssignAddVariableOp", inputs, [], {"dtype": _type(self._dtype)})
 
@@ -67,11 +67,11 @@ class Accumulator:
         return add_op(tf_internals.current_graph(), kind, inputs, [made], attributes).outputs[0]
 
     def _handle(self) -> tf.Tensor:
-        """The storage, for the graph that is being traced."""
+        """Returns the storage, for the graph that is being traced."""
         return tf_internals.capture(tf_internals.current_graph(), self._variable.handle)
 
     def take(self, after: tf.Operation) -> tuple[tf.Tensor, tf.Operation]:
-        """Make the ops that hand the sum on and then let go of it.
+        """Makes the ops that hand the sum on and then let go of it.
 
         Args:
             after: the op that makes the last summand.
@@ -121,7 +121,7 @@ def _shape_value(shape: tf.TensorShape) -> Any:
 
 
 def device_of_sum(dtype: tf.DType, device: str | None) -> str | None:
-    """Where tensors can be added up that are wanted on a device: None stands for where the graph is.
+    """Returns where tensors can be added up that are wanted on a device: None stands for where the graph is.
 
     TensorFlow adds complex numbers to a variable on processors alone (seen in 2.21), and looks for one on a GPU in the
     host's memory, which ends the process.
@@ -132,6 +132,6 @@ def device_of_sum(dtype: tf.DType, device: str | None) -> str | None:
 
 
 def fits(kind: TensorType) -> bool:
-    """Whether tensors of a type can be added up in place: their shape is known and they are numbers."""
+    """Returns whether tensors of a type can be added up in place: their shape is known and they are numbers."""
     dtype = tf.dtypes.as_dtype(kind.dtype)
     return kind.is_static and (dtype.is_floating or dtype.is_complex or dtype in (tf.int32, tf.int64))

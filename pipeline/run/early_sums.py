@@ -40,7 +40,7 @@ class EarlySums:
     device: str | None = None
 
     def give(self, sum_of: Callable[[Tensor], tf.Tensor], step: tf.Tensor) -> None:
-        """Write into the task's function that it gives them.
+        """Writes into the task's function that it gives them.
 
         Args:
             sum_of: makes the sum of a gradient over the microbatches, the one that is added now included.
@@ -51,7 +51,7 @@ class EarlySums:
                 give_early(sum_of(tensor), step, program=self.program, number=number)
 
     def take(self, graph: OpGraph, step: tf.Tensor) -> Iterator[tuple[Tensor, tf.Tensor]]:
-        """Write into the graph of the step that it takes them.
+        """Writes into the graph of the step that it takes them.
 
         Args:
             graph: of the cut step.
@@ -85,7 +85,7 @@ def plan_early_sums(
     program: int,
     device: str | None = None,
 ) -> EarlySums | None:
-    """The sums that the last task of a rank which makes gradients can give before it ends.
+    """Returns the sums that the last task of a rank which makes gradients can give before it ends.
 
     Args:
         split: the cut step.

@@ -20,7 +20,7 @@ class FunctionCalls:
     """The calls in one graph.
 
     They are made by smp_tf's own op, which costs next to nothing to add to, and to the first run of the graph; by
-    TensorFlow's where XLA is to compile the function, which it does for no other, and beside a GPU or its like.
+    TensorFlow's where XLA is to compile the function, which it does for no other, and where there is a GPU or its like.
     """
 
     by_name: bool = field(default_factory=calls_by_name)
@@ -30,7 +30,7 @@ class FunctionCalls:
     _first: dict[int, _Call] = field(default_factory=dict)
 
     def add(self, function: SegmentFunction, inputs: Sequence[tf.Tensor]) -> tf.Operation:
-        """Call a function in the graph that is being traced.
+        """Calls a function in the graph that is being traced.
 
         Args:
             function: the function.
@@ -61,14 +61,14 @@ class _Call:
     attributes: Mapping[str, Any]
 
     def again(self, inputs: Sequence[tf.Tensor]) -> tf.Operation:
-        """The function's call for other arguments; what it captures stays."""
+        """Returns the function's call for other arguments; what it captures stays."""
         captured = list(self.op.inputs)[len(inputs) :]
         dtypes = [tensor.dtype for tensor in self.op.outputs]
         return add_op(self.op.graph, self.op.type, [*inputs, *captured], dtypes, self.attributes)
 
 
 def _call_op(results: Any) -> tf.Operation:
-    """The op of a function call that was just made: the maker of its results, or the newest op where it has none."""
+    """Returns the op of a function call that was just made: its results' maker, or the newest op."""
     if results:
         return results[0].op
     made = reversed(tf_internals.current_graph().get_operations())

@@ -11,10 +11,10 @@ HOST = "/CPU:0"
 
 
 def has_device() -> bool:
-    """Whether this process computes on a device that has memory of its own: without, all is on the host anyway."""
+    """Returns whether this process computes on a device with memory of its own: without, all is on the host anyway."""
     return bool(tf.config.list_logical_devices("GPU"))
 
 
 def on_device(name: str | None) -> contextlib.AbstractContextManager[object]:
-    """A context whose ops are on a device; None: where they would be without."""
+    """Returns a context whose ops are on a device; None: where they would be without."""
     return contextlib.nullcontext() if name is None else tf.device(name)

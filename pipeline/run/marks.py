@@ -113,6 +113,6 @@ def applying(chunk: int, after: Sequence[Any], variables: Sequence[Any], bucket:
     with tf.control_dependencies(list(after)):
         begun = mark(task, last_step, program=0, ends=False)
     yield
-    # Behind every change of these variables, by automatic control dependencies.
+    # After every change of these variables, by automatic control dependencies.
     with tf.control_dependencies([begun]):
         mark(task, last_step, program=0, ends=True, handles=[variable.handle for variable in variables])

@@ -69,7 +69,7 @@ def build_segment_function(
     xla: bool = False,
     samples: int = 1,
 ) -> SegmentFunction:
-    """Trace a segment into a function.
+    """Traces a segment into a function.
 
     Args:
         graph: the op graph.

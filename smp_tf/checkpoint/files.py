@@ -10,7 +10,7 @@
 A tensor lies whole in one part or, where replicas have some rows of it each, in several: each part holds its rows
 under the tensor's key, as a slice in TensorFlow's sense.
 
-    parts written, fsynced ──▶ all ranks have come ──▶ manifest written beside its place, fsynced, renamed ──▶ fsync
+    parts written, fsynced ──▶ all ranks have come ──▶ manifest written next to its place, fsynced, renamed ──▶ fsync
 
 Every save draws part names of its own, so it never touches a file that an earlier manifest names, also when it saves
 the same number again. A deletion takes the manifest first. Whatever instant a process is killed at, each manifest that
@@ -76,7 +76,7 @@ class Listing:
 
 
 def manifest_path(directory: str, name: str) -> str:
-    """Where the manifest of a checkpoint is."""
+    """Returns where the manifest of a checkpoint is."""
     return os.path.join(directory, f"{name}.json")
 
 
@@ -86,7 +86,7 @@ def write_part(
     tensors: Mapping[str, tf.Tensor],
     rows: Mapping[str, tuple[int, int, int]] | None = None,
 ) -> Part:
-    """Write tensors as a part and wait until the disk has it.
+    """Writes tensors as a part and waits until the disk has it.
 
     Args:
         directory: of the checkpoints.
@@ -126,7 +126,7 @@ def write_part(
 
 
 def commit(directory: str, manifest: Manifest) -> tuple[str, ...]:
-    """Make parts a checkpoint: put its manifest in place, at once and for good.
+    """Makes parts a checkpoint: put its manifest in place, at once and for good.
 
     Args:
         directory: of the checkpoints.
@@ -162,7 +162,7 @@ def commit(directory: str, manifest: Manifest) -> tuple[str, ...]:
 
 
 def is_committed(directory: str, name: str, prefixes: Iterable[str]) -> bool:
-    """Whether parts belong to a checkpoint, or may belong to it, since its manifest cannot be read.
+    """Returns whether parts belong to a checkpoint, or may belong to it, since its manifest cannot be read.
 
     Args:
         directory: of the checkpoints.
@@ -184,7 +184,7 @@ def _content(path: str) -> bytes | None:
 
 
 def delete(directory: str, name: str) -> None:
-    """Delete a checkpoint: its manifest, for good, and then its parts.
+    """Deletes a checkpoint: its manifest, for good, and then its parts.
 
     Args:
         directory: of the checkpoints.
@@ -202,7 +202,7 @@ def delete(directory: str, name: str) -> None:
 
 
 def delete_part(directory: str, prefix: str) -> None:
-    """Delete the files of a part, those of an interrupted write too.
+    """Deletes the files of a part, those of an interrupted write too.
 
     Args:
         directory: of the checkpoints.
@@ -221,7 +221,7 @@ def delete_part(directory: str, prefix: str) -> None:
 
 
 def _place(directory: str, name: str) -> str:
-    """Where a file of the checkpoints is that is to be written or deleted."""
+    """Returns where a file of the checkpoints is that is to be written or deleted."""
     try:
         return contained_path.within(directory, name)
     except contained_path.PathError as error:
@@ -229,7 +229,7 @@ def _place(directory: str, name: str) -> str:
 
 
 def listing(directory: str, name: str) -> Listing:
-    """The checkpoints in a directory.
+    """Returns the checkpoints in a directory.
 
     Args:
         directory: it need not exist.
@@ -255,7 +255,7 @@ def listing(directory: str, name: str) -> Listing:
 
 
 def read_manifest(directory: str, name: str) -> Manifest:
-    """The manifest of a checkpoint.
+    """Returns the manifest of a checkpoint.
 
     Args:
         directory: of the checkpoints.
@@ -274,7 +274,7 @@ def read_manifest(directory: str, name: str) -> Manifest:
 
 
 def check_files(directory: str, manifest: Manifest) -> None:
-    """Raise unless the files of a checkpoint have their sizes, and its indices their hashes. Reads no tensor.
+    """Raises unless the files of a checkpoint have their sizes, and its indices their hashes. Reads no tensor.
 
     Args:
         directory: of the checkpoints.
@@ -304,7 +304,7 @@ def _require_sizes(directory: str, manifest: Manifest) -> None:
 
 
 def read_tensors(directory: str, manifest: Manifest, keys: Iterable[str]) -> Iterator[tuple[str, tf.Tensor]]:
-    """Read tensors and check them against their checksums, holding a few at a time.
+    """Reads tensors and checks them against their checksums, holding a few at a time.
 
     Args:
         directory: of the checkpoints.
@@ -327,7 +327,7 @@ def read_tensors(directory: str, manifest: Manifest, keys: Iterable[str]) -> Ite
 def read_rows(
     directory: str, manifest: Manifest, rows: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[str, tf.Tensor]]:
-    """Read some rows of tensors, and check against their checksums the slices that these are in, one tensor at a time.
+    """Reads some rows of tensors, one tensor at a time, and checks the slices that they are in by their checksums.
 
     Args:
         directory: of the checkpoints.
@@ -369,7 +369,7 @@ def _rows_of_slice(
 
 
 def _read(directory: str, manifest: Manifest, part: int, slices: Mapping[str, str]) -> list[tf.Tensor]:
-    """Read from one part what it has under some keys, each as it was written, in TensorFlow's words."""
+    """Reads from one part what it has under some keys, each as it was written, in TensorFlow's words."""
     prefix = os.path.join(directory, *manifest.parts[part].prefix.split("/"))
     dtypes = [tf.as_dtype(manifest.tensors[key].dtype) for key in slices]
     try:
@@ -389,12 +389,12 @@ def _read(directory: str, manifest: Manifest, part: int, slices: Mapping[str, st
 
 
 def _slice(shape: Sequence[int], start: int, stop: int) -> str:
-    """Some rows of a tensor, in TensorFlow's words: of the shape [10, 3] rows 2 to 5 are "10 3 2,4:-"."""
+    """Returns some rows of a tensor, in TensorFlow's words: of the shape [10, 3] rows 2 to 5 are "10 3 2,4:-"."""
     return f"{' '.join(map(str, shape))} {start},{stop - start}{':-' * (len(shape) - 1)}"
 
 
 def _groups(manifest: Manifest, keys: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Keys of tensors that lie whole in a part, by part, in groups of at most `_GROUP` bytes."""
+    """Yields the keys of tensors that lie whole in a part, by part, in groups of at most `_GROUP` bytes."""
     by_part: dict[int, list[str]] = {}
     for key in keys:
         by_part.setdefault(manifest.tensors[key].part, []).append(key)

@@ -72,7 +72,7 @@ class Hold:
         self._path, self.descriptor, self.is_locked = path, descriptor, is_locked
 
     def is_in_place(self) -> bool:
-        """Whether the file is still what its name leads to; the folder may have been deleted, and made anew."""
+        """Returns whether the file is still what its name leads to; the folder may have been deleted, and made anew."""
         try:
             there, here = os.lstat(self._path), os.fstat(self.descriptor)
         except OSError:
@@ -80,12 +80,12 @@ class Hold:
         return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
     def now(self) -> float:
-        """The time, in seconds since 1970, by the clock that the file system gives its files times of."""
+        """Returns the time, in seconds since 1970, by the clock that the file system gives its files times of."""
         os.utime(self.descriptor)
         return os.fstat(self.descriptor).st_mtime
 
     def release(self) -> None:
-        """Give the folder back, and say so to those who do not see locks."""
+        """Gives the folder back, and says so to those who do not see locks."""
         # Where that fails, the next job says that this one has not told of its end.
         with contextlib.suppress(OSError):
             os.ftruncate(self.descriptor, 0)
@@ -96,12 +96,12 @@ _held: dict[str, Hold] = {}
 
 
 def is_lock_file(name: str) -> bool:
-    """Whether a file of this name says who uses a folder, and so belongs to no checkpoint."""
+    """Returns whether a file of this name says who uses a folder, and so belongs to no checkpoint."""
     return name.startswith(".") and name.endswith(_END)
 
 
 def current(directory: str, series: str) -> Hold | None:
-    """The hold of this process on a folder, if it has one.
+    """Returns the hold of this process on a folder, if it has one.
 
     Args:
         directory: of the checkpoints.
@@ -112,7 +112,7 @@ def current(directory: str, series: str) -> Hold | None:
 
 
 def take(directory: str, series: str) -> Hold:
-    """Hold a folder, which this process does not hold yet, until `smp.shutdown` or the end.
+    """Holds a folder, which this process does not hold yet, until `smp.shutdown` or the end.
 
     Args:
         directory: of the checkpoints, which is there.
@@ -154,7 +154,7 @@ def take(directory: str, series: str) -> Hold:
 
 
 def require_unused(directory: str, series: str) -> None:
-    """Raise where another live job holds a folder; it is not held by this call.
+    """Raises where another live job holds a folder; it is not held by this call.
 
     Args:
         directory: of the checkpoints; it need not exist.
@@ -189,7 +189,7 @@ def _is_of_this_job(holder: Holder) -> bool:
 
 
 def give_up(directory: str, series: str) -> None:
-    """Delete the lock's file of a folder that this process holds, and with it the hold.
+    """Deletes the lock's file of a folder that this process holds, and with it the hold.
 
     Args:
         directory: of the checkpoints, of which none is left.
@@ -224,7 +224,7 @@ def _opened(path: str) -> int:
 def _lock(
     descriptor: int, directory: str, series: str, kind: int = fcntl.LOCK_EX, patience: float | None = None
 ) -> bool:
-    """Lock the file; False where its file system knows no locks."""
+    """Locks the file; False where its file system knows no locks."""
     deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
     while True:
         try:
@@ -241,7 +241,7 @@ def _lock(
 
 
 def _look_at_last(last: Holder | None, is_locked: bool, directory: str, series: str) -> None:
-    """Say what is known of a job that has not said that it ended, where no lock tells."""
+    """Says what is known of a job that has not said that it ended, where no lock tells."""
     mine = _myself()
     if last is not None and last.system == mine.system and last.pid != mine.pid and not is_locked and _is_alive(last):
         raise _in_use(last, directory, series)
@@ -282,7 +282,7 @@ def _described(holder: Holder) -> str:
 
 
 def _holder(descriptor: int) -> Holder | None:
-    """What stands in the file; None where nobody is named, or not in our words."""
+    """Returns what stands in the file; None where nobody is named, or not in our words."""
     try:
         found: Holder = record_from(Holder, json.loads(os.pread(descriptor, _MOST_BYTES, 0)), "a folder's lock")
         time.localtime(found.since)
@@ -306,7 +306,7 @@ def _myself() -> Holder:
 
 
 def _system() -> str:
-    """What tells processes of this host apart from those of others, also of containers of one host."""
+    """Returns what tells processes of this host apart from those of others, also of containers of one host."""
     try:
         return f"{Path(_BOOT).read_text(encoding='ascii').strip()} {os.readlink(_SPACE)}"
     except OSError:
@@ -315,7 +315,7 @@ def _system() -> str:
 
 
 def _is_alive(holder: Holder) -> bool:
-    """Whether a process of this system is there, and is the one that was meant."""
+    """Returns whether a process of this system is there, and is the one that was meant."""
     return _began(holder.pid) == holder.began
 
 
@@ -334,7 +334,7 @@ def _release_all() -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked child has the file open, too, and would hold the folder for its parent when that has ended."""
+    """Closes the file in a forked child, which would hold the folder for its parent when that has ended."""
     while _held:
         os.close(_held.popitem()[1].descriptor)
 

@@ -21,7 +21,7 @@ _PART_FOLDER = re.compile(r"mp_rank_[0-9]+")
 
 
 def clean(directory: str, series: str, before: float) -> None:
-    """Delete what saves that were not completed have left long ago.
+    """Deletes what saves that were not completed have left long ago.
 
     Nothing is deleted while a manifest cannot be read: its parts would look like left-overs.
 
@@ -61,7 +61,7 @@ def clean(directory: str, series: str, before: float) -> None:
 
 
 def _written(path: str) -> float:
-    """When somebody last wrote to a file."""
+    """Returns when somebody last wrote to a file."""
     with contextlib.suppress(FileNotFoundError):
         return os.lstat(path).st_mtime
     return 0.0

@@ -131,7 +131,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(self.directory, names[-1]) if names else None
 
     def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
-        """Save a checkpoint, and delete those that are too many; every rank calls it, outside any `tf.function`.
+        """Saves a checkpoint, and delete those that are too many; every rank calls it, outside any `tf.function`.
 
         Args:
             checkpoint_number: an int, or a variable or tensor of one; by default the checkpoint's own `save_counter`.
@@ -179,7 +179,7 @@ class CheckpointManager(tf.train.CheckpointManager):
     def restore(
         self, restore_prefix: str | os.PathLike[str] | None = None, *, expect_partial: bool = False
     ) -> str | None:
-        """Restore a checkpoint; every rank calls it.
+        """Restores a checkpoint; every rank calls it.
 
         What exists is restored at once, and what does not exist yet when it is made: the model's variables at the
         first step, the optimizer's slots when it first applies gradients. Called after the first step, it restores all
@@ -242,7 +242,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         return os.path.join(directory, manifest.name)
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the latest checkpoint, or call `init_fn` where there is none; every rank calls it.
+        """Restores the latest checkpoint, or call `init_fn` where there is none; every rank calls it.
 
         Returns:
             `<directory>/ckpt-N`, or None where there is no checkpoint.
@@ -272,14 +272,14 @@ class CheckpointManager(tf.train.CheckpointManager):
         return False
 
     def _tell_of_another_job(self) -> None:
-        """Say at the start what would end this job at its first save."""
+        """Says at the start what would end this job at its first save."""
         try:
             folder_lock.require_unused(self.directory, self._name)
         except CheckpointError as error:
             announce(f"manager.save() will fail while this is so: {error}", rank=0)
 
     def _asked(self, restore_prefix: str | os.PathLike[str] | None) -> tuple[str, str]:
-        """Folder and name of what is to be restored; an empty name for the latest."""
+        """Returns the folder and name of what is to be restored; an empty name for the latest."""
         if restore_prefix is None:
             return self.directory, ""
         folder, name = os.path.split(os.fspath(restore_prefix))
@@ -301,7 +301,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             return None
 
     def _check_complete(self, name: str, found: Survey) -> None:
-        """Raise where a checkpoint saved now would lack something."""
+        """Raises where a checkpoint saved now would lack something."""
         if found.unfinished:
             raise CheckpointError(
                 f"Checkpoint {name!r} would lack variables: the model at {found.unfinished[0]!r} has not run a step "

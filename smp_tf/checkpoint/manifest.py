@@ -106,7 +106,7 @@ class Manifest:
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """The content of a manifest's file."""
+    """Returns the content of a manifest's file."""
     content = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(Manifest) if f.name != "digest"}
     content["parts"] = [dataclasses.asdict(part) for part in manifest.parts]
     content["tensors"] = {key: _described(stored) for key, stored in manifest.tensors.items()}
@@ -119,7 +119,7 @@ def encoded(manifest: Manifest) -> bytes:
 # A save looks through the folder several times, and to check what stands in a large manifest takes its time.
 @functools.lru_cache(maxsize=4)
 def decoded(text: str, path: str) -> Manifest:
-    """The manifest that a file holds.
+    """Returns the manifest that a file holds.
 
     Args:
         text: what stands in the file.
@@ -152,7 +152,7 @@ def decoded(text: str, path: str) -> Manifest:
 
 
 def damaged(path: str, what: str) -> CheckpointError:
-    """The error that a manifest cannot be used.
+    """Returns the error that a manifest cannot be used.
 
     Args:
         path: of its file.
@@ -165,7 +165,7 @@ def damaged(path: str, what: str) -> CheckpointError:
 
 
 def require_own_files(manifest: Manifest) -> None:
-    """Raise unless a manifest names such files only as a save of its own name writes, within the checkpoints' folder.
+    """Raises unless a manifest names such files only as a save of its own name writes, within the checkpoints' folder.
 
     Args:
         manifest: one that was read, or that is made of what other ranks have said.
@@ -180,7 +180,7 @@ def require_own_files(manifest: Manifest) -> None:
 
 
 def require_own_part(part: Part, name: str) -> None:
-    """Raise unless a part's files are such as a save writes.
+    """Raises unless a part's files are such as a save writes.
 
     Args:
         part: what was read, or said by another rank.
@@ -206,7 +206,7 @@ def require_own_part(part: Part, name: str) -> None:
 
 
 def _require_in_parts(key: str, stored: StoredTensor, parts: int) -> None:
-    """Raise unless a tensor lies in parts that there are, each of its rows once."""
+    """Raises unless a tensor lies in parts that there are, each of its rows once."""
     end, is_right = 0, all(extent >= 0 for extent in stored.shape)
     for part, start, stop in stored.slices:
         is_right = is_right and 0 <= part < parts and start == end < stop

@@ -23,26 +23,26 @@ class Pending(Protocol):
     """Whether something is still to be restored that a step should have taken up; a bool scalar."""
 
     def values_for(self, placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
-        """See `values_for` below."""
+        """Returns the does what `values_for` below says."""
 
     def take_what_exists(self) -> None:
-        """See `take_what_exists` below."""
+        """Does what the function `take_what_exists` below says."""
 
     def optimizer_ready(self) -> None:
-        """An optimizer has made its slots: give them their values."""
+        """Gives slots their values, once an optimizer has made them on this rank or has none to make here."""
 
     def count_step(self) -> None:
-        """A step begins; raises when an earlier one has left state over."""
+        """Notes that a step begins; raises when an earlier one has left state over."""
 
     def end(self) -> None:
-        """smp_tf ends; raises when steps have left state over."""
+        """Ends it with smp_tf; raises when steps have left state over."""
 
 
 _pending: Pending | None = None
 
 
 def install(pending: Pending) -> None:
-    """Put a restore in force, in place of an earlier one, until `smp.shutdown`."""
+    """Puts a restore in force, in place of an earlier one, until `smp.shutdown`."""
     global _pending
     if _pending is None:
         on_shutdown(_end)
@@ -50,7 +50,7 @@ def install(pending: Pending) -> None:
 
 
 def current() -> Pending | None:
-    """The latest restore, if there was one."""
+    """Returns the latest restore, if there was one."""
     return _pending
 
 
@@ -62,7 +62,7 @@ def _end() -> None:
 
 
 def values_for(placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor | None]:
-    """The values that variables of models are to have in place of their initial ones.
+    """Returns the values that variables of models are to have in place of their initial ones.
 
     Args:
         placed: variables whose owner is decided now, each with the stage that will store it; the same on all ranks.
@@ -80,13 +80,13 @@ def values_for(placed: Iterable[tuple[Any, int]]) -> Callable[[Any], tf.Tensor |
 
 
 def take_what_exists() -> None:
-    """Restore what has come into being since, before the first step runs."""
+    """Restores what has come into being since, before the first step runs."""
     if _pending is not None:
         _pending.take_what_exists()
 
 
 def optimizer_ready(optimizer: Any, built: bool = True) -> None:
-    """An optimizer has made its slots on this rank, or has none to make here.
+    """Gives slots their values, once an optimizer has made them on this rank or has none to make here.
 
     Args:
         optimizer: any Keras optimizer.
@@ -97,13 +97,13 @@ def optimizer_ready(optimizer: Any, built: bool = True) -> None:
 
 
 def count_step() -> None:
-    """A step begins, outside any graph; raises when an earlier one has left state over."""
+    """Notes that a step begins; raises when an earlier one has left state over."""
     if _pending is not None:
         _pending.count_step()
 
 
 def add_check() -> None:
-    """Write into the current graph, while something is to be restored, a check that its later runs find it restored.
+    """Writes into the current graph, while something is to be restored, a check that its later runs find it restored.
 
     Once all is restored the check costs reading one bool.
     """

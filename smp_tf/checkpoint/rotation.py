@@ -35,7 +35,7 @@ class Rotation:
     begun: float
 
     def apply(self, directory: str, series: str) -> None:
-        """Delete what is too many.
+        """Deletes what is too many.
 
         Args:
             directory: of the checkpoints.
@@ -65,7 +65,7 @@ class Rotation:
 
 
 def delete_series(directory: str, series: str) -> None:
-    """Delete all checkpoints of a series, and the folders that nothing else is in.
+    """Deletes all checkpoints of a series, and the folders that nothing else is in.
 
     Args:
         directory: of the checkpoints; it need not exist.

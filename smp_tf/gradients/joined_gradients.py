@@ -38,7 +38,7 @@ _watch = _Watch()
 
 @contextlib.contextmanager
 def watching(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Within this context an optimizer's own code makes something of gradients, which is looked at afterwards.
+    """Watches what an optimizer's own code makes of gradients, within its context, to look at it afterwards.
 
     Args:
         optimizer: the optimizer.
@@ -66,7 +66,7 @@ def watching(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]
 
 @contextlib.contextmanager
 def allowed() -> Iterator[None]:
-    """Within this context ops may join gradients: what they compute is put together over the stages."""
+    """Lets ops join gradients, within its context: what they compute is put together over the stages."""
     graph = tf.compat.v1.get_default_graph()
     if _watch.allowed is None or graph is not _watch.graph:
         yield
@@ -77,13 +77,13 @@ def allowed() -> Iterator[None]:
 
 
 def handed_on() -> None:
-    """Note that the optimizer's own code hands its gradients on to Keras's own method."""
+    """Notes that the optimizer's own code hands its gradients on to Keras's own method."""
     if _watch.graph is not None and _watch.end is None and tf.compat.v1.get_default_graph() is _watch.graph:
         _watch.end = len(_watch.graph.get_operations())
 
 
 def _look_at(optimizer: Any, pairs: Sequence[tuple[Any, Any]], made: Sequence[Any]) -> None:
-    """Raise where an op joins several gradients."""
+    """Raises where an op joins several gradients."""
     names = [variable.name for _, variable in pairs]
     sources: dict[str, frozenset[int]] = {}
     for number, (gradient, _) in enumerate(pairs):

@@ -10,7 +10,7 @@ from smp_tf.job import runtime
 
 
 def report(what: str, found: Sequence[str], way_out: str) -> None:
-    """Raise, or say once, that a training differs from that of one process; nothing where nothing was found.
+    """Raises, or says once, that a training differs from that of one process; nothing where nothing was found.
 
     Args:
         what: the step or the optimizer, with a verb: "train_step of model 'net' is another training".

@@ -51,7 +51,7 @@ _running = JobState(_Running)
 
 
 def over_stages(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
-    """Reduce a vector over the stages of this replica; every rank of it must call this.
+    """Reduces a vector over the stages of this replica; every rank of it must call this.
 
     Args:
         own: what this stage has, float64[n].
@@ -79,7 +79,7 @@ def over_stages(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
 
 @op_by_op()
 def _emit(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
-    """Write the reduction into the current graph."""
+    """Writes the reduction into the current graph."""
     topology = runtime.current().topology
     number = _running().number
     assert number is not None
@@ -113,7 +113,7 @@ def _emit(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
 
 
 def _alike(first: tf.Tensor, part: tf.Tensor, ranks: Sequence[int], other: int, reduction: StageReduction) -> Any:
-    """The check that another stage reduces the same thing as the first."""
+    """Returns the check that another stage reduces the same thing as the first."""
     same = tf.logical_and(tf.equal(first[0], part[0]), tf.equal(tf.size(first), tf.size(part)))
     return tf.debugging.Assert(
         same,

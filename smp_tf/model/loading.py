@@ -24,7 +24,7 @@ from smp_tf.variables.models import SplitModel
 def load_weights(
     model: SplitModel, path: str | os.PathLike[str], skip_mismatch: bool = False, by_name: bool = False
 ) -> tf_checkpoint.LoadStatus | None:
-    """Read the weights of a model; see `DistributedModel.load_weights`.
+    """Reads the weights of a model; see `DistributedModel.load_weights`.
 
     Args:
         model: a distributed model.

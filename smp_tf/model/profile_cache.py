@@ -73,7 +73,7 @@ class Subject:
 
 
 def subject_of(graph: OpGraph, samples: int) -> Subject:
-    """What a graph is, to be measured.
+    """Returns what a graph is, to be measured.
 
     Args:
         graph: of a microbatch.
@@ -117,7 +117,7 @@ class Profile:
 
 
 def this_hardware(processes: int = 1) -> Hardware:
-    """What this process runs on.
+    """Returns what this process runs on.
 
     Args:
         processes: processes that measure at the same time on this host.
@@ -155,14 +155,14 @@ class ProfileCache:
         self.trouble = ""
 
     def path(self, subject: Subject, hardware: Hardware) -> Path | None:
-        """The file of a profile; None where profiles are not kept."""
+        """Returns the file of a profile; None where profiles are not kept."""
         if self.folder is None:
             return None
         key = json.dumps([FORMAT, dataclasses.asdict(subject), dataclasses.asdict(hardware)], sort_keys=True)
         return self.folder / f"{_begin(subject.form)}{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
     def find(self, subject: Subject, hardware: Hardware) -> Profile | None:
-        """The profile of a model; None where there is none, or none that can be used: then `trouble` says why.
+        """Returns the profile of a model; None where there is none, or none that can be used: then `trouble` says why.
 
         Args:
             subject: the model.
@@ -179,7 +179,7 @@ class ProfileCache:
         return found
 
     def of_form(self, form: str) -> list[Profile]:
-        """The profiles of all subjects of a form, on whatever machine; `trouble` says what cannot be used.
+        """Returns the profiles of all subjects of a form, on whatever machine; `trouble` says what cannot be used.
 
         Args:
             form: of subjects. That it is theirs does not say that they are of one model.
@@ -217,7 +217,7 @@ class ProfileCache:
         self.trouble = f"The profile in {path} is damaged and not used. {why}"
 
     def keep(self, profile: Profile) -> Path | None:
-        """Write a profile; a reader finds it whole or not at all.
+        """Writes a profile; a reader finds it whole or not at all.
 
         Args:
             profile: what to keep.
@@ -238,7 +238,7 @@ class ProfileCache:
 
 
 def _begin(form: str) -> str:
-    """How the names of files begin whose subjects have a form."""
+    """Returns how the names of files begin whose subjects have a form."""
     return f"{FORMAT}-{form[:16]}-"
 
 

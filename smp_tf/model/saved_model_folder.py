@@ -27,7 +27,7 @@ _FOLDERS = frozenset({"variables", "assets", "assets.extra"})
 
 
 def require_file_place(path: str) -> None:
-    """Raise where a file of this name cannot be written, before anything is computed.
+    """Raises where a file of this name cannot be written, before anything is computed.
 
     Args:
         path: of the file.
@@ -42,7 +42,7 @@ def require_file_place(path: str) -> None:
 
 
 def require_folder_place(path: str) -> None:
-    """Raise where a SavedModel of this name cannot be written, before anything is computed.
+    """Raises where a SavedModel of this name cannot be written, before anything is computed.
 
     Args:
         path: of the folder.
@@ -64,7 +64,7 @@ def require_folder_place(path: str) -> None:
 
 @contextlib.contextmanager
 def building(path: str) -> Iterator[str]:
-    """Give a path to write a SavedModel to, on the file system of its place; see `durable_files.building`.
+    """Gives a path to write a SavedModel to, on the file system of its place; see `durable_files.building`.
 
     Args:
         path: of the folder that it is to be in. Where it is a link to one, that is meant.
@@ -76,7 +76,7 @@ def building(path: str) -> Iterator[str]:
 
 
 def put_in_place(built: str, path: str) -> None:
-    """Put a SavedModel in its place for good.
+    """Puts a SavedModel in its place for good.
 
     Args:
         built: what was written, completely, in a folder that `building` made.
@@ -103,7 +103,7 @@ def _is_inside(built: str, place: str) -> bool:
 
 
 def _is_shared(place: str) -> bool:
-    """Whether a folder is more than a SavedModel, so that it must stay the one that it is."""
+    """Returns whether a folder is more than a SavedModel, so that it must stay the one that it is."""
     return (
         any(name not in _FILES | _FOLDERS for name in os.listdir(place))
         or mounts.is_mount(place)
@@ -113,7 +113,7 @@ def _is_shared(place: str) -> bool:
 
 
 def _keep_others(earlier: str, built: str) -> None:
-    """Give a folder of the new model the files of the earlier one's that are not the model's values."""
+    """Gives a folder of the new model the files of the earlier one's that are not the model's values."""
     if not os.path.isdir(earlier):
         return
     for folder, folders, files in os.walk(earlier):
@@ -131,7 +131,7 @@ def _keep_others(earlier: str, built: str) -> None:
 
 
 def _bring_others(earlier: str, place: str) -> None:
-    """Move what somebody has put into a folder, just before it was replaced, to the new one."""
+    """Moves what somebody has put into a folder, just before it was replaced, to the new one."""
     for name in sorted(set(os.listdir(earlier)) - _FILES - _FOLDERS):
         try:
             if os.path.lexists(os.path.join(place, name)):
@@ -149,7 +149,7 @@ def _replaced(folder: str) -> str:
 
 
 def _put_entries(built: str, place: str) -> None:
-    """Replace the entries of an earlier model: its saved_model.pb goes first, and the new one comes last."""
+    """Replaces the entries of an earlier model: its saved_model.pb goes first, and the new one comes last."""
     new = sorted(os.listdir(built), key=lambda name: (name == _DECIDES, name))
     names = [_DECIDES, *sorted({*_FILES, *_FOLDERS, *new} - {_DECIDES})]
     kept = _replaced(place)
@@ -172,7 +172,7 @@ def _put_entries(built: str, place: str) -> None:
 def _take_back(
     new: Sequence[str], names: Sequence[str], built: str, place: str, kept: str, reason: BaseException
 ) -> None:
-    """Put the earlier model's entries back, each whether or not another one can be, saved_model.pb last."""
+    """Puts the earlier model's entries back, each whether or not another one can be, saved_model.pb last."""
     is_whole = True
     moves = [(place, built, name) for name in reversed(new) if not os.path.lexists(os.path.join(built, name))]
     moves += [(kept, place, name) for name in reversed(names) if os.path.lexists(os.path.join(kept, name))]

@@ -7,8 +7,8 @@
 | `.weights.h5`   | the weights alone              | load_weights of the same class with tf_keras.Model as |
 |                 |                                | its base, or of the model that was wrapped            |
 
-Whatever it is, it is written in a folder of its own beside its place, and put there when it is complete and on disk:
-what was there before is whole until then. What a folder has beside an earlier SavedModel stays.
+Whatever it is, it is written in a folder of its own next to its place, and put there when it is complete and on disk:
+what was there before is whole until then. What a folder has besides an earlier SavedModel stays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HDF5 = (".h5", ".hdf5")
 
 
 def save_model(model: SplitModel, path: str | os.PathLike[str]) -> None:
-    """Write the whole, unsplit model; see `DistributedModel.save_model`.
+    """Writes the whole, unsplit model; see `DistributedModel.save_model`.
 
     Args:
         model: a distributed model that has run a step.
@@ -79,7 +79,7 @@ def save(
     save_format: str | None,
     options: Mapping[str, Any],
 ) -> None:
-    """Write the whole model as Keras's `model.save` is asked to; see `DistributedModel.save`.
+    """Writes the whole model as Keras's `model.save` is asked to; see `DistributedModel.save`.
 
     Args:
         model: a distributed model that has run a step.
@@ -115,7 +115,7 @@ def save(
 def save_weights(
     model: SplitModel, path: str | os.PathLike[str], overwrite: bool = True, save_format: str | None = None
 ) -> None:
-    """Write the weights of the whole model; see `DistributedModel.save_weights`.
+    """Writes the weights of the whole model; see `DistributedModel.save_weights`.
 
     Args:
         model: a distributed model that has run a step.
@@ -167,7 +167,7 @@ def _write(
     put_in_place: Callable[[str, str], None] = durable_files.put_in_place,
     building: Callable[[str], AbstractContextManager[str]] = durable_files.building,
 ) -> None:
-    """Have rank 0 write to another path, which replaces the wanted one when all is written."""
+    """Lets rank 0 write to another path, which replaces the wanted one when all is written."""
     if not model.built:
         raise StepError(f"Model {model.name!r} has not run a step yet, so there is nothing to save.")
     place = os.path.abspath(path)

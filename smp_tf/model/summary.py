@@ -19,7 +19,7 @@ _BETWEEN = "  "
 
 
 def print_summary(model: SplitModel, print_fn: Callable[[str], Any] | None, options: dict[str, Any]) -> None:
-    """Print the summary of a model, on rank 0 unless the script takes the lines itself.
+    """Prints the summary of a model, on rank 0 unless the script takes the lines itself.
 
     Args:
         model: a distributed model that is built.
@@ -60,7 +60,7 @@ def _with_column(model: SplitModel, shown: Any, lines: list[str]) -> Iterator[st
 
 
 def _layers(model: Any) -> Iterator[Any]:
-    """The layers in the order in which Keras prints them, those of nested models after the model."""
+    """Yields the layers in the order in which Keras prints them, those of nested models after the model."""
     for layer in model.layers:
         yield layer
         if getattr(layer, "layers", None):
@@ -68,7 +68,7 @@ def _layers(model: Any) -> Iterator[Any]:
 
 
 def _place(line: str, layers: list[Any]) -> int | None:
-    """Which of the layers a line is the first of; Keras breaks long names over several lines."""
+    """Returns which of the layers a line is the first of; Keras breaks long names over several lines."""
     field = line.strip("| ").split("  ")[0]
     for number, layer in enumerate(layers):
         words = f"{layer.name} ({type(layer).__name__})"
@@ -78,7 +78,7 @@ def _place(line: str, layers: list[Any]) -> int | None:
 
 
 def _ranks(model: SplitModel, layer: Any) -> str:
-    """The ranks that store a layer's weights, over all replicas; "?" before that is decided."""
+    """Returns the ranks that store a layer's weights, over all replicas; "?" before that is decided."""
     mesh = runtime.current().topology.mesh
     stages = set()
     for variable in variables_of(layer):

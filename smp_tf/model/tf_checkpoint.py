@@ -49,28 +49,28 @@ class LoadStatus:
     missing: tuple[str, ...]
 
     def assert_existing_objects_matched(self) -> LoadStatus:
-        """Raise unless every variable of the model was found."""
+        """Raises unless every variable of the model was found."""
         if self.missing:
             raise AssertionError(f"{self.path!r} has no value for {', '.join(self.missing)}.")
         return self
 
     def assert_consumed(self) -> LoadStatus:
-        """Raise unless every variable of the model was found."""
+        """Raises unless every variable of the model was found."""
         return self.assert_existing_objects_matched()
 
     def assert_nontrivial_match(self) -> LoadStatus:
-        """Raise unless a variable of the model was found."""
+        """Raises unless a variable of the model was found."""
         if not self.loaded:
             raise AssertionError(f"{self.path!r} has no value for any variable of the model.")
         return self
 
     def expect_partial(self) -> LoadStatus:
-        """Say that a part of the model is enough; nothing is ever said of the rest."""
+        """Says that a part of the model is enough; nothing is ever said of the rest."""
         return self
 
 
 def prefix_of(path: str) -> str | None:
-    """The prefix of the checkpoint files that a path means; None where there are none.
+    """Returns the prefix of the checkpoint files that a path means; None where there are none.
 
     Args:
         path: such a prefix, or the folder of a SavedModel.
@@ -82,7 +82,7 @@ def prefix_of(path: str) -> str | None:
 
 
 def read(root: Any, prefix: str) -> LoadStatus:
-    """Give the variables of a model the values in a checkpoint; only those stored here are read.
+    """Gives the variables of a model the values in a checkpoint; only those stored here are read.
 
     Args:
         root: the model as it was saved.
@@ -122,7 +122,7 @@ def _give(variable: Any, reader: Any, key: str, noted: NotedFiles) -> None:
 
 
 def write(model: SplitModel, prefix: str, place: str) -> None:
-    """Write the weights of a model as `tf_keras.Model.save_weights` does; variables of other ranks must be readable.
+    """Writes the weights of a model as `tf_keras.Model.save_weights` does; variables of other ranks must be readable.
 
     Args:
         model: a distributed model that has run a step.
@@ -136,7 +136,7 @@ def write(model: SplitModel, prefix: str, place: str) -> None:
 
 
 def replace_values(prefix: str, root: Any, weights: Sequence[Any], place: str = "") -> None:
-    """Put the values of now into a checkpoint that was written without some, never holding two foreign ones.
+    """Puts the values of now into a checkpoint that was written without some, never holding two foreign ones.
 
     Args:
         prefix: of the checkpoint's files.
@@ -186,7 +186,7 @@ def replace_values(prefix: str, root: Any, weights: Sequence[Any], place: str = 
 
 
 def _cut(tensors: list[_Tensor], others: int, place: str) -> list[list[_Tensor]]:
-    """Tensors in as few files as make, with others, a number that none of the files in their place is of.
+    """Returns the tensors in as few files as make, with others, a number that none of the files in their place is of.
 
     Args:
         tensors: those that may share files.
@@ -206,7 +206,7 @@ def _cut(tensors: list[_Tensor], others: int, place: str) -> list[list[_Tensor]]
 
 
 def put_in_place(built: str, place: str) -> None:
-    """Give the files of a checkpoint their names for good; those of an earlier one are deleted after that.
+    """Gives the files of a checkpoint their names for good; those of an earlier one are deleted after that.
 
     The index, which is renamed, decides: the earlier one has files of other names, since there is another number of
     them, and is whole until then. Where this fails it is there as it was.
@@ -241,7 +241,7 @@ def put_in_place(built: str, place: str) -> None:
 
 
 def _take_back(index: tuple[str, str], values: Sequence[tuple[str, str]], earlier: bytes | None) -> None:
-    """Put the earlier index in place again, and delete the files with values that go with the other one."""
+    """Puts the earlier index in place again, and delete the files with values that go with the other one."""
     if not os.path.exists(index[0]):
         if earlier is None:
             os.remove(index[1])
@@ -259,7 +259,7 @@ def _content(path: str) -> bytes | None:
 
 
 def files_of(prefix: str) -> list[str]:
-    """The files of a checkpoint, its index last."""
+    """Returns the files of a checkpoint, its index last."""
     folder, name = os.path.split(prefix)
     named = re.compile(rf"{re.escape(name)}\.(index|data-[0-9]+-of-[0-9]+)")
     found = filter(named.fullmatch, os.listdir(folder or "."))
@@ -267,7 +267,7 @@ def files_of(prefix: str) -> list[str]:
 
 
 def _matched(root: Any, serialized: bytes) -> Iterator[tuple[Any, str]]:
-    """The variables below a root that an object graph has a value for, each with the key of that value."""
+    """Yields the variables below a root that an object graph has a value for, each with the key of that value."""
     nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(serialized).nodes
     view = tf.train.TrackableView(root)
     waiting, seen = deque([(root, 0)]), {0}

@@ -40,7 +40,7 @@ class WrappedModel(DistributedModel):
             self._take_over({name: getattr(model, name) for name in tf_internals.SET_BY_COMPILE})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, as the wrapped one is called: its first argument may be given by name."""
+        """Calls the model, as the wrapped one is called: its first argument may be given by name."""
         if not args and self._first is not None:
             if self._first not in kwargs:
                 raise ValueError(
@@ -51,7 +51,7 @@ class WrappedModel(DistributedModel):
         return super().__call__(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the wrapped model, whose `train_step` is what `fit` runs; see `tf_keras.Model.compile`."""
+        """Compiles the wrapped model, whose `train_step` is what `fit` runs; see `tf_keras.Model.compile`."""
         refuse_strategy(f"Model {self.name!r} was compiled")
         before = dict(vars(self.wrapped))
         self.wrapped.compile(*args, **kwargs)
@@ -59,7 +59,7 @@ class WrappedModel(DistributedModel):
         self._take_over({name: value for name, value in changed.items() if not name.startswith("_self_")})
 
     def _take_over(self, compiled: Mapping[str, Any]) -> None:
-        """Let Keras's loops and callbacks, which see this model, find here what compiling has set."""
+        """Lets Keras's loops and callbacks, which see this model, find here what compiling has set."""
         for name, value in compiled.items():
             object.__setattr__(self, name, value)
         if self.wrapped.output_names:
@@ -86,22 +86,22 @@ class WrappedModel(DistributedModel):
 
     @tf_internals.not_an_override
     def train_step(self, data: Any) -> Any:
-        """One step of training, as the wrapped model defines it."""
+        """Returns one step of training, as the wrapped model defines it."""
         return self.wrapped.train_step(data)
 
     @tf_internals.not_an_override
     def test_step(self, data: Any) -> Any:
-        """One step of evaluation, as the wrapped model defines it."""
+        """Returns one step of evaluation, as the wrapped model defines it."""
         return self.wrapped.test_step(data)
 
     @tf_internals.not_an_override
     def predict_step(self, data: Any) -> Any:
-        """One step of prediction, as the wrapped model defines it."""
+        """Returns one step of prediction, as the wrapped model defines it."""
         return self.wrapped.predict_step(data)
 
     @tf_internals.not_an_override
     def reset_metrics(self) -> None:
-        """Begin anew with the metrics of the wrapped model."""
+        """Begins anew with the metrics of the wrapped model."""
         self.wrapped.reset_metrics()
 
     def _build(self, input_shape: Any) -> None:
@@ -111,12 +111,12 @@ class WrappedModel(DistributedModel):
         self.built = True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the wrapped model."""
+        """Calls the wrapped model."""
         return self.wrapped(*args, **{name: value for name, value in kwargs.items() if name not in self._not_taken})
 
 
 def wrap(*args: Any, **kwargs: Any) -> WrappedModel:
-    """What `smp.DistributedModel(model)` gives."""
+    """Returns what `smp.DistributedModel(model)` gives."""
     if len(args) != 1 or kwargs or not (isinstance(args[0], tf_keras.Model) or callable(args[0])):
         raise TypeError(
             "smp.DistributedModel is either subclassed or given one Keras model, or one function that returns a Keras "

@@ -2,7 +2,7 @@
 
 An optimizer of Keras makes tensors as large as a weight while it updates it, and says of no two weights which is first.
 TensorFlow runs what is ready: the first op of every weight, then the second op of every weight, and what they make is
-there for all weights together, beside all gradients. So the update of a large weight waits for earlier ones:
+there for all weights together, besides all gradients. So the update of a large weight waits for earlier ones:
 
     weight 0   mul ─▶ add ─▶ assign ─┐
     weight 1   mul ─▶ add ─▶ assign ─┼─┐
@@ -34,11 +34,11 @@ _ONLY_READ = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", 
 
 @contextlib.contextmanager
 def few_at_once(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """A context within which an optimizer updates variables, few large ones at a time.
+    """Lets an optimizer update variables within its context, few large ones at a time.
 
     Where nothing is split, a graph stays op for op what it is without smp_tf. Eagerly one op is done after another. A
     graph for sessions stays, too: one that runs a single update should not run others. What an optimizer makes of all
-    gradients before its first update, as to clip each by its norm, or of all weights behind the last one, is not held
+    gradients before its first update, as to clip each by its norm, or of all weights after the last one, is not held
     back.
 
     Args:
@@ -64,7 +64,7 @@ def few_at_once(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
 
 
 def _groups(pairs: Sequence[tuple[Any, Any]], graph: Any, replicas: int) -> Iterable[Sequence[Any]]:
-    """Variables whose gradients come together, so that their updates may wait for each other."""
+    """Returns the variables whose gradients come together, so that their updates may wait for each other."""
     groups: dict[int | None, list[Any]] = {}
     for gradient, variable in pairs:
         made = computed(gradient)
@@ -88,14 +88,14 @@ class _Lane:
 
     @classmethod
     def of(cls, variables: Sequence[Any]) -> dict[int, tuple[_Lane | None, int]]:
-        """Of a group, by handle; none of it where there are no more large ones than may be under way."""
+        """Returns the variables of a group, by handle; none where no more large ones are there than may run."""
         sizes = ((id(variable.handle), _bytes(variable)) for variable in variables)
         large = [(handle, size) for handle, size in sizes if size >= LARGE]
         lane = cls(most_at_once(size for _, size in large))
         return {handle: (lane, size) for handle, size in large} if len(large) > FEW else {}
 
     def begin(self, size: int) -> list[tf.Operation]:
-        """The ends of the updates that have to be done before one of so many bytes begins.
+        """Returns the ends of the updates that have to be done before one of so many bytes begins.
 
         An update that waits holds a place of its own size: where sizes differ, what it waits for may be larger.
         """
@@ -106,7 +106,7 @@ class _Lane:
 
 
 def _let_wait(operations: Sequence[tf.Operation], written: Mapping[str, tuple[_Lane | None, int]]) -> None:
-    """Let updates wait for earlier ones.
+    """Lets updates wait for earlier ones.
 
     Args:
         operations: the optimizer's, as they were made.
@@ -132,7 +132,7 @@ def _let_wait(operations: Sequence[tf.Operation], written: Mapping[str, tuple[_L
 
 
 def _first_large(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
-    """The ops that take or make something large, but for those that follow another one."""
+    """Yields the ops that take or make something large, but for those that follow another one."""
     behind: set[str] = set()
     for operation in operations:
         if any(before.name in behind for before in (*(t.op for t in operation.inputs), *operation.control_inputs)):
@@ -143,5 +143,5 @@ def _first_large(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
 
 
 def _bytes(tensor: Any) -> int:
-    """Bytes of a tensor or variable; 0 where its shape is not known."""
+    """Returns the bytes of a tensor or variable; 0 where its shape is not known."""
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size if tensor.dtype != tf.resource else 0

@@ -15,7 +15,7 @@ from smp_tf.replicas.gradient_marks import computed
 
 
 def applying(pairs: Sequence[tuple[Any, Any]]) -> contextlib.AbstractContextManager[Any]:
-    """A context that stands in a timeline as the apply of this rank.
+    """Returns a context that stands in a timeline as the apply of this rank.
 
     Where nothing is split, nothing is marked: a graph is then op for op what it is without smp_tf. What XLA compiles
     cannot be marked.
@@ -31,7 +31,7 @@ def applying(pairs: Sequence[tuple[Any, Any]]) -> contextlib.AbstractContextMana
 
 @contextlib.contextmanager
 def _marked(chunk: int, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """What is done in this context stands bucket by bucket, since it is done so."""
+    """Notes what is done in its context bucket by bucket, since it is done so."""
     after: dict[int | None, list[Any]] = {}
     changed: dict[int | None, list[Any]] = {}
     for gradient, variable in pairs:
@@ -47,5 +47,5 @@ def _marked(chunk: int, pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
 
 
 def is_split(running: runtime.Runtime) -> bool:
-    """Whether steps are cut into stages, microbatches or replicas."""
+    """Returns whether steps are cut into stages, microbatches or replicas."""
     return running.topology.size > 1 or running.config.microbatches > 1

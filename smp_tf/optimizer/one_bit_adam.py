@@ -65,7 +65,7 @@ class OneBitAdam(OneBitOptimizer):
         super().__init__(learning_rate, beta_1, beta_2, epsilon, warmup_steps, weight_decay, name, kwargs)
 
     def update_step(self, gradient: Any, variable: Any) -> None:
-        """Update momentum, variance and weight."""
+        """Updates momentum, variance and weight."""
         momentum, velocity = self._slots_of(variable)
         value, dtype = tf.convert_to_tensor(gradient), variable.dtype
         rate = 1.0 - self.beta_1

@@ -103,7 +103,7 @@ class OneBitLAMB(OneBitOptimizer):
         self.factor_threshold = factor_threshold
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments with which the same optimizer is made again."""
+        """Returns the arguments with which the same optimizer is made again."""
         return super().get_config() | {
             "weight_decay": self.decay_of_update,
             "max_coefficient": self.max_coefficient,
@@ -122,7 +122,7 @@ class OneBitLAMB(OneBitOptimizer):
         ]
 
     def update_step(self, gradient: Any, variable: Any) -> None:
-        """Update momentum, variances, coefficient and weight."""
+        """Updates momentum, variances, coefficient and weight."""
         momentum, velocity = self._slots_of(variable)
         fresh = self._fresh[self._index_dict[self._var_key(variable)]]
         value, dtype = tf.convert_to_tensor(gradient), variable.dtype
@@ -148,7 +148,7 @@ class OneBitLAMB(OneBitOptimizer):
         variable.assign_sub(tf.cast(self.learning_rate, dtype) * coefficient * update)
 
     def _coefficient(self, variable: Any, root: Any, fresh: Any, adaptive: Any, update: Any) -> tf.Tensor:
-        """What scales the update of a weight, a scalar; what is known of it is updated."""
+        """Returns what scales the update of a weight, a scalar; what is known of it is updated."""
         place = self._index_dict[self._var_key(variable)]
         average, last, dtype = self._coefficients[place], self._factors[place], variable.dtype
         is_warming = self._is_warming()

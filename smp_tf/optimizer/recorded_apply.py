@@ -47,7 +47,7 @@ _recording = _Recording()
 
 
 def recorder() -> ApplyRecorder | None:
-    """What calls of `apply_gradients` in this thread are to be told to; None where they are to be done."""
+    """Returns what calls of `apply_gradients` in this thread are to be told to; None where they are to be done."""
     return _recording.current
 
 
@@ -65,7 +65,7 @@ class ApplyRecorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Within this context, which is opened in the graph of the microbatch, optimizers are not to apply anything."""
+        """Keeps optimizers from applying anything, within its context, which is in the graph of the microbatch."""
         self._graph = tf.compat.v1.get_default_graph()
         before, _recording.current = _recording.current, self
         try:
@@ -77,7 +77,7 @@ class ApplyRecorder:
     def record(
         self, optimizer: Any, pairs: Sequence[tuple[Any, Any]], apply: Callable[[Sequence[tuple[Any, Any]]], Any]
     ) -> tf.Operation:
-        """Note that gradients are to be applied.
+        """Notes that gradients are to be applied.
 
         Args:
             optimizer: by which optimizer.
@@ -102,7 +102,7 @@ class ApplyRecorder:
         return tf.no_op()
 
     def _check_what_follows(self) -> None:
-        """Raise where something was computed from a variable after gradients were to be applied to it."""
+        """Raises where something was computed from a variable after gradients were to be applied to it."""
         if not self.applies:
             return
         inside = {internal.name: external for external, internal in self._graph.captures}

@@ -42,7 +42,7 @@ def agree_on_plan(
     everywhere: bool,
     known_as: str,
 ) -> tuple[Plan, int]:
-    """The plan of the first rank, once all ranks are known to have traced the same step, and a number for the program.
+    """Returns the plan of the first rank, once all have traced the same step, and a number for the program.
 
     The ranks of a replica must have traced the same to the last op. Replicas have batches of their own: where those
     differ in size, so do the graphs, and what must be the same is the step's form: its variables, the layers it calls
@@ -104,7 +104,7 @@ def agree_on_plan(
 
 
 def _require_same_step(everyone: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise unless all run the same step, and the ranks of each replica on batches of the same sizes."""
+    """Raises unless all run the same step, and the ranks of each replica on batches of the same sizes."""
     running = runtime.current()
     require_agreement(
         "which step to run next",
@@ -122,7 +122,7 @@ def _require_same_step(everyone: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _replicas(ranks: Iterable[int]) -> list[tuple[int, ...]]:
-    """The replicas that given ranks are in, each with its first rank first."""
+    """Returns the replicas that given ranks are in, each with its first rank first."""
     mesh = runtime.current().topology.mesh
     return list(dict.fromkeys(mesh.members(CommGroup.MP_GROUP, rank) for rank in ranks))
 
@@ -137,7 +137,7 @@ class _Comparison:
 
 
 def _comparisons(everyone: Mapping[int, Mapping[str, Any]]) -> list[_Comparison]:
-    """The first rank of each replica with that of the first replica, and the others with their replica's first."""
+    """Yields pairs to compare: the first ranks of replicas with that of the first, others with their replica's."""
     (root, *_), *_ = replicas = _replicas(everyone)
     found = []
     for first, *others in replicas:
@@ -148,7 +148,7 @@ def _comparisons(everyone: Mapping[int, Mapping[str, Any]]) -> list[_Comparison]
 
 
 def _plan_of_replica(step: str, propose: Callable[[], Plan]) -> Plan:
-    """The plan of this replica's first rank, for a graph that is not rank 0's, like the plan of rank 0."""
+    """Returns the plan of this replica's first rank, for a graph that is not rank 0's, like the plan of rank 0."""
     topology = runtime.current().topology
     first = topology.rank == topology.members(CommGroup.MP_GROUP)[0]
     mine = _proposal(propose) if first else None
@@ -157,7 +157,7 @@ def _plan_of_replica(step: str, propose: Callable[[], Plan]) -> Plan:
 
 
 def _proposal(propose: Callable[[], Plan]) -> dict[str, str]:
-    """A rank's plan, or why it has none, for all that follow it."""
+    """Returns a rank's plan, or why it has none, for all that follow it."""
     try:
         return {"plan": propose().to_json()}
     except MemoryLimitError as error:
@@ -167,7 +167,7 @@ def _proposal(propose: Callable[[], Plan]) -> dict[str, str]:
 
 
 def _plan_in(proposal: Mapping[str, str]) -> Plan:
-    """The plan of a rank that proposed; its error, where it has none, on every rank."""
+    """Returns the plan of a rank that proposed; its error, where it has none, on every rank."""
     if "too large" in proposal:
         raise MemoryLimitError(proposal["too large"])
     if "refused" in proposal:
@@ -178,7 +178,7 @@ def _plan_in(proposal: Mapping[str, str]) -> Plan:
 def _explain_difference(
     step: str, graph: OpGraph, group: CommGroup, members: Sequence[int], unlike: Sequence[_Comparison]
 ) -> None:
-    """Raise, with the first difference between ranks that must be alike and are not."""
+    """Raises, with the first difference between ranks that must be alike and are not."""
     describe = runtime.current().topology.describe
     mine = {"fingerprint": list(outline(graph)), "form": list(form(graph))}
     heard = allgather_json(mine, group, name=f"what step {step!r} looks like")
@@ -197,6 +197,6 @@ def _in_words(arguments: Mapping[str, str]) -> str:
 
 
 def show_plan(plan: Plan) -> None:
-    """Print the plan as a table, on rank 0."""
+    """Prints the plan as a table, on rank 0."""
     if runtime.current().topology.rank == 0 and plan.stages > 1:
         tell(render(plan))

@@ -49,7 +49,7 @@ class _State:
 
 
 def watch(program: int, plan: Plan, expected: Expected | None = None) -> None:
-    """Report the first steps of a program, unless another one of this job is reported.
+    """Reports the first steps of a program, unless another one of this job is reported.
 
     Only trainings over several partitions are, and of several replicas the first.
 
@@ -96,7 +96,7 @@ class RankMemory:
 
     @classmethod
     def here(cls) -> RankMemory:
-        """What this rank has measured so far."""
+        """Returns what this rank has measured so far."""
         return cls(tf_internals.peak_memory(), slot_bytes_here())
 
 
@@ -115,7 +115,7 @@ class _Report:
         self._thread.start()
 
     def end(self) -> None:
-        """Let the thread end: what has not begun by now is not reported, and what has begun is."""
+        """Lets the thread end: what has not begun by now is not reported, and what has begun is."""
         self._transport.stop_awaiting()
         self._thread.join()
         _State.program = None
@@ -151,7 +151,7 @@ class _Report:
 def render(
     plan: Plan, found: Mapping[int, RankMemory], seconds: float, expected: Expected | None = None, width: int = 100
 ) -> str:
-    """The forecast of every rank beside what it measured.
+    """Returns the forecast of every rank next to what it measured.
 
     Args:
         plan: with the forecast of every stage.
@@ -187,5 +187,5 @@ def _step_in_words(seconds: float, expected: Expected | None) -> str:
 
 
 def with_slots(row: StageForecast, slots: int) -> StageForecast:
-    """The forecast with the slots that an optimizer has, where the plan could only assume some."""
+    """Returns the forecast with the slots that an optimizer has, where the plan could only assume some."""
     return dataclasses.replace(row, slot_bytes=slots)

@@ -17,7 +17,7 @@ _LIMIT = "memory.max"
 
 
 def memory_of_host() -> int:
-    """The bytes that this process and others like it may use together: of the host's memory, or of its control group's.
+    """Returns the bytes that this process and its like may use together: of the host, or of its control group.
 
     Groups of the kernel's version 2 are looked at.
     """
@@ -33,7 +33,7 @@ def memory_of_host() -> int:
 
 
 def require_host_memory(plan: Plan, topology: Topology, whole: int, *, knows_slots: bool = True) -> None:
-    """Raise where the gradients, and slots, that ranks keep on this host do not fit there.
+    """Raises where the gradients, and slots, that ranks keep on this host do not fit there.
 
     Args:
         plan: with its forecast.

@@ -30,7 +30,7 @@ _UNLIKE_GRADIENTS = ("HorovodAllgather", "HorovodBroadcast", "HorovodGroupedAllg
 
 
 def is_collective(op: str) -> bool:
-    """Whether a process waits for others in an op.
+    """Returns whether a process waits for others in an op.
 
     Args:
         op: its type.
@@ -39,7 +39,7 @@ def is_collective(op: str) -> bool:
 
 
 def refuse_what_hangs(graph: OpGraph, step: str, partitions: int, replicas: int) -> None:
-    """Raise where ops of a step wait for processes that do not come to them, or differ from one to the other.
+    """Raises where ops of a step wait for processes that do not come to them, or differ from one to the other.
 
     Args:
         graph: the traced step.
@@ -82,7 +82,7 @@ def _collective_of(node: Node, containing: dict[str, str]) -> str | None:
 
 
 def _functions_with_collectives(library: bytes) -> dict[str, str]:
-    """Functions of a library that run such an op, themselves or in a function they call, with the op's type."""
+    """Returns the functions of a library that run such an op, also in what they call, with its type."""
     bodies = functions(library)
     found = {}
     for name, body in bodies.items():
@@ -126,7 +126,7 @@ def _way_out(class_name: str) -> str:
 
 
 def words_on_synchronized(graph: OpGraph, models: Iterable[Any], microbatches: int, replicas: int) -> str | None:
-    """What to say of layers that are to share the statistics of their batch with other processes.
+    """Returns what to say of layers that are to share the statistics of their batch with other processes.
 
     Args:
         graph: a traced step.

@@ -1,7 +1,7 @@
 """Notices when the ranks of a replica are fed different batches.
 
 On the first 10 steps and every 100th, each rank hashes the tensors it was given and sends the hashes to the first rank
-of the replica, which compares. This runs beside the pipeline, which does not wait for it.
+of the replica, which compares. This runs next to the pipeline, which does not wait for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def add_input_check(
     ranks: Sequence[int],
     stage: int,
 ) -> None:
-    """Write the check into the current graph.
+    """Writes the check into the current graph.
 
     Args:
         name: name of the step function, for the message.

@@ -33,7 +33,7 @@ def decide_owners(
     seed: int,
     trained: Collection[int],
 ) -> list[tuple[Any, int]]:
-    """Tell every model who owns its variables, and replicas who updates those that the step has gradients of.
+    """Tells every model who owns its variables, and replicas who updates those that the step has gradients of.
 
     This rank's get their initial values now.
 
@@ -89,7 +89,7 @@ _KEPT = tag_of("kept weight")
 
 
 def _moved(variable: Any, keeper: int, owner: int) -> tf.Tensor | None:
-    """Bring the value of a variable from the stage that has kept it to its owner, which gets it; None elsewhere."""
+    """Brings the value of a variable from the stage that has kept it to its owner, which gets it; None elsewhere."""
     topology = runtime.current().topology
     ranks = topology.members(CommGroup.PP_GROUP)
     with tf.init_scope():
@@ -101,7 +101,7 @@ def _moved(variable: Any, keeper: int, owner: int) -> tf.Tensor | None:
 
 
 def _move_slots(moved: Iterable[tuple[Any, int, int]]) -> None:
-    """Let optimizers' slots follow variables that were moved.
+    """Lets optimizers' slots follow variables that were moved.
 
     Args:
         moved: variables, each with the stage that has kept it and the one that stores it now.

@@ -13,7 +13,7 @@ _hooks: JobState[list[Callable[[], Any]]] = JobState(list)
 
 
 def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
-    """Run a function after the model is partitioned and before its first forward pass.
+    """Runs a function after the model is partitioned and before its first forward pass.
 
     Args:
         hook: takes no argument; it runs eagerly, once, on every rank.
@@ -38,7 +38,7 @@ def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def run() -> bool:
-    """Run the functions that are registered, each once.
+    """Runs the functions that are registered, each once.
 
     Returns:
         Whether there were any.

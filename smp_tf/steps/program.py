@@ -45,7 +45,7 @@ class _Flat:
         values: one tensor per microbatch, or None.
         accumulated: the sum over microbatches (and replicas) of weight x value, or None.
         weights: weight of each microbatch of this replica.
-        total_weight: sum of the weights behind `accumulated`.
+        total_weight: sum of the weights in `accumulated`.
         computed: by output, where `accumulated` was made, in the graph of the program.
     """
 
@@ -56,13 +56,13 @@ class _Flat:
     computed: Mapping[int, Computed] = field(default_factory=dict)
 
     def tensors(self) -> list[tf.Tensor]:
-        """All tensors, for a function to return."""
+        """Returns all tensors, for a function to return."""
         found = [tensor for values in self.values if values is not None for tensor in values]
         found += [tensor for tensor in self.accumulated if tensor is not None]
         return found + [w for w in (*self.weights, self.total_weight) if isinstance(w, tf.Tensor)]
 
     def filled(self, tensors: Iterable[tf.Tensor]) -> _Flat:
-        """The same with other tensors, in the order of `tensors()`."""
+        """Returns the same with other tensors, in the order of `tensors()`."""
         left = iter(tensors)
         values = [None if v is None else [next(left) for _ in v] for v in self.values]
         accumulated = [None if t is None else next(left) for t in self.accumulated]
@@ -88,7 +88,7 @@ class SplitProgram:
         is_random: whether its random ops need seeds.
         plan: the plan by which the step was cut.
         then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
-        keeps_gradients: whether gradients are kept for each microbatch beside their sum.
+        keeps_gradients: whether gradients are kept for each microbatch besides their sum.
         expected: how long a step should take by its plan, where that is to be told.
         receivers: by output, who alone gets a gradient's sum over the replicas, or rows of it; the others go to all.
     """
@@ -110,7 +110,7 @@ class SplitProgram:
     _layout: _Flat | None = field(default=None, init=False)
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
-        """Run the step: in the graph being traced, or, called eagerly, as a `tf.function` of its own.
+        """Runs the step: in the graph being traced, or, called eagerly, as a `tf.function` of its own.
 
         Args:
             tensors: its tensor arguments, of the whole batch, composite ones whole.
@@ -144,7 +144,7 @@ class SplitProgram:
         return f"<SplitProgram of step {self.name!r}>"
 
     def _sizes(self, tensors: Sequence[Any]) -> tuple[int, ...]:
-        """Number of samples in each microbatch; nothing where the arguments do not say it."""
+        """Returns the number of samples in each microbatch; nothing where the arguments do not say it."""
         for argument, tensor in zip(self.arguments, tensors, strict=True):
             if argument.axis is not None and isinstance(tensor, tf.Tensor):
                 return sizes_of(int(tensor.shape[argument.axis]), self.microbatches)
@@ -155,7 +155,7 @@ class SplitProgram:
         return results if self.then is None else self.then(results)
 
     def _named_emitter(self) -> Callable[..., Any]:
-        """`_emit_tensors` under a name of its own: TensorFlow warns of retracing by counting the traces of one code."""
+        """Returns `_emit_tensors` under its own name: TensorFlow warns of retracing by counting traces of one code."""
 
         def emit_tensors(*tensors: Any) -> Any:
             return self._emit_tensors(*tensors)
@@ -171,7 +171,7 @@ class SplitProgram:
 
     @op_by_op()
     def _emit(self, tensors: Sequence[Any]) -> _Flat:
-        """Write the program into the current graph."""
+        """Writes the program into the current graph."""
         running = runtime.current()
         program = self.stage_program
         slicer = Slicer(self.arguments, tensors, self.microbatches)
@@ -205,7 +205,7 @@ class SplitProgram:
         return _Flat(results.values, accumulated, weights, total, computed)
 
     def _add_sparse(self, accumulated: list[Any], results: StepResults, weights: Sequence[Any]) -> None:
-        """Put the sums of sparse gradients among the others, part by part: over all replicas, or of this one."""
+        """Puts the sums of sparse gradients among the others, part by part: over all replicas, or of this one."""
         program, name = self.stage_program, reduction_name(self.known_as)
         where = results.step, program.number, program.stage
         bucket = len(program.buckets)
@@ -227,7 +227,7 @@ class SplitProgram:
                     accumulated[i] = tensor
 
     def _results(self, flat: _Flat) -> Any:
-        """The structure the step function returned, with step outputs in it."""
+        """Returns the structure the step function returned, with step outputs in it."""
         found = tf.nest.map_structure(
             lambda slot: self._output(slot, flat) if isinstance(slot, OutputSlot) else slot, self.lowered.results
         )
@@ -274,7 +274,7 @@ class SplitProgram:
 
 
 class _ToldReplicas:
-    """What the replicas tell each other in a step, beside their gradients: how much these weigh, and hashes.
+    """What the replicas tell each other in a step, besides their gradients: how much these weigh, and hashes.
 
     Args:
         program: the step.
@@ -290,7 +290,7 @@ class _ToldReplicas:
         self.total: tf.Tensor
 
     def write(self, step: tf.Tensor) -> list[tf.Operation]:
-        """Write down, beside the pipeline, what is told; the step ends behind it, and no weight changes before."""
+        """Writes down, next to the pipeline, what is told; the step ends after it, and no weight changes before."""
         check = self._check(step)
         name = reduction_name(self._program.known_as)
         weight = tf.reshape(tf.cast(self._weight, tf.float64), [1])
@@ -331,7 +331,7 @@ def _total(weights: Sequence[Any]) -> Any:
 
 
 def _packed(slot: OutputSlot, parts: Sequence[list[tf.Tensor] | None]) -> list[Any] | None:
-    """Values per microbatch, composite tensors put together."""
+    """Returns the values per microbatch, composite tensors put together."""
     present = [part for part in parts if part is not None]
     if len(present) < len(parts):
         return None

@@ -47,7 +47,7 @@ class Signatures:
     def arguments_for_program(
         self, arguments: Arguments, planned: Sequence[SplitArgument], batch: int | None
     ) -> Arguments:
-        """The arguments that a program is to be made for, when a call comes for which there is none.
+        """Returns the arguments that a program is to be made for, when a call comes for which there is none.
 
         Args:
             arguments: those of the call.
@@ -78,7 +78,7 @@ class Signatures:
         return dataclasses.replace(arguments, specs=any_size)
 
     def needs_its_sizes(self, arguments: Arguments, error: Exception) -> None:
-        """Note that a step cannot be traced with the batch size left open: every size gets a program of its own.
+        """Notes that a step cannot be traced with the batch size left open: every size gets its own program.
 
         Args:
             arguments: what it could not be traced for, as `arguments_for_program` gave them.
@@ -93,7 +93,7 @@ class Signatures:
         )
 
     def _advise(self, arguments: Arguments, any_size: tuple[Any, ...]) -> None:
-        """Say which values of Python, or which shapes, make program after program."""
+        """Says which values of Python, or which shapes, make program after program."""
         alike = self._structures.setdefault(any_size, [])
         if all(key_of(other) != key_of(arguments.structure) for other in alike):
             alike.append(arguments.structure)

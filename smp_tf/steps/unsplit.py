@@ -29,7 +29,7 @@ class _Calls:
 
     @contextlib.contextmanager
     def model_call(self, model: Any) -> Iterator[None]:
-        """Nothing needs to be noted."""
+        """Does nothing: no call needs to be noted."""
         yield
 
 
@@ -52,7 +52,7 @@ class UnsplitProgram:
     then: Callable[[Any], Any] | None = None
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
-        """Run the step.
+        """Runs the step.
 
         Args:
             tensors: its tensor arguments, composite ones whole.
@@ -82,7 +82,7 @@ class UnsplitProgram:
         return tf.function(self._named_call(), autograph=False, input_signature=signature)
 
     def _named_call(self) -> Callable[..., Any]:
-        """The program as code of its own: TensorFlow warns of retracing by counting the traces of one code."""
+        """Returns the program as code of its own: TensorFlow warns of retracing by counting the traces of one code."""
 
         def call(*tensors: Any) -> Any:
             return self(tensors)

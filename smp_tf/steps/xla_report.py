@@ -9,7 +9,7 @@ from smp_tf.pipeline.run.stage_program import StageProgram
 
 
 def report_uncompiled(step: str, program: StageProgram) -> None:
-    """Say which parts of a step run without XLA, and why; every rank calls it.
+    """Says which parts of a step run without XLA, and why; every rank calls it.
 
     Args:
         step: name of the step function.

@@ -31,7 +31,7 @@ _in_force = _InForce()
 
 @contextlib.contextmanager
 def fetched_by(fetch: Callable[[Any], Any]) -> Iterator[None]:
-    """Within this context, a variable without a value here may be read.
+    """Lets a variable without a value here be read, within its context.
 
     Args:
         fetch: gives the value of a variable, as a tensor.
@@ -45,13 +45,13 @@ def fetched_by(fetch: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def fetch() -> Callable[[Any], Any] | None:
-    """How to get the value of a variable that another rank stores; None where reading it is an error."""
+    """Returns how to get the value of a variable that another rank stores; None where reading it is an error."""
     return _in_force.fetch
 
 
 @contextlib.contextmanager
 def left_out() -> Iterator[None]:
-    """Within this context, an assignment to a variable that another rank stores does nothing."""
+    """Leaves out, within its context, assignments to variables that another rank stores."""
     before = _in_force.leaves_out
     _in_force.leaves_out = True
     try:
@@ -61,12 +61,12 @@ def left_out() -> Iterator[None]:
 
 
 def leaves_out() -> bool:
-    """Whether assignments to variables of other ranks are left out."""
+    """Returns whether assignments to variables of other ranks are left out."""
     return _in_force.leaves_out
 
 
 def later(value: Any, dtype: tf.DType) -> Callable[[], Any]:
-    """A function that gives a value when it is wanted, without holding what can be read from its file again.
+    """Returns a function that gives a value when it is wanted, without holding what can be read from its file again.
 
     It raises a `CheckpointError` where that file is another one by then.
 
@@ -92,7 +92,7 @@ def later(value: Any, dtype: tf.DType) -> Callable[[], Any]:
 
 
 def as_array(value: Any) -> Any:
-    """A value that TensorFlow can take, read from its file where it is one of a file."""
+    """Returns a value that TensorFlow can take, read from its file where it is one of a file."""
     return np.asarray(value) if isinstance(value, h5py.Dataset) else value
 
 

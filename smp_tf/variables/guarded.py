@@ -32,7 +32,7 @@ _tracing = _Tracing()
 
 @contextlib.contextmanager
 def tracing_step() -> Iterator[None]:
-    """Within this context graphs may read variables without storage: nothing runs, a graph is being written."""
+    """Lets graphs read variables without storage, within its context: nothing runs, a graph is being written."""
     before = _tracing.depth
     _tracing.depth = before + 1
     try:
@@ -43,7 +43,7 @@ def tracing_step() -> Iterator[None]:
 
 @contextlib.contextmanager
 def made_at_once() -> Iterator[None]:
-    """Within this context models make variables with their value, for code that uses them before there is a plan."""
+    """Lets models make variables with their value, within its context, for code that uses them before a plan."""
     before = _tracing.made_at_once
     _tracing.made_at_once = True
     try:
@@ -53,7 +53,7 @@ def made_at_once() -> Iterator[None]:
 
 
 def is_made_at_once() -> bool:
-    """Whether models make variables with their value now."""
+    """Returns whether models make variables with their value now."""
     return _tracing.made_at_once
 
 
@@ -110,7 +110,7 @@ def _check_saved(variable: Any) -> None:
 
 
 def _take_from_checkpoint(variable: Any, value: tf.Tensor) -> bool:
-    """Note what TensorFlow reads from a checkpoint for a variable that nobody stores yet: its initial value.
+    """Notes what TensorFlow reads from a checkpoint for a variable that nobody stores yet: its initial value.
 
     That is how Keras's `load_model` and `load_weights` give a model its values that is built by a function, or in the
     constructor of a subclass.
@@ -137,17 +137,17 @@ class _Guarded(_Checked):
         return super()._read_variable_op(*args, **kwargs)
 
     def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.sparse_read`; an error on a rank that does not store the variable."""
+        """Does what `tf.Variable.sparse_read` does; an error on a rank that does not store the variable."""
         _check_readable(self, "read")
         return super().sparse_read(*args, **kwargs)
 
     def gather_nd(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.gather_nd`; an error on a rank that does not store the variable."""
+        """Does what `tf.Variable.gather_nd` does; an error on a rank that does not store the variable."""
         _check_readable(self, "read")
         return super().gather_nd(*args, **kwargs)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign`; left out on a rank that does not store the variable.
+        """Does what `tf.Variable.assign` does; left out on a rank that does not store the variable.
 
         Before it is decided who stores it, the value takes the place of the initial one.
         """
@@ -161,14 +161,14 @@ class _Guarded(_Checked):
         return super().assign(foreign_values.as_array(value), *args, **kwargs)
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign_add`; left out on a rank that does not store the variable."""
+        """Does what `tf.Variable.assign_add` does; left out on a rank that does not store the variable."""
         if _leaves_out(self, "assign_add", (delta,)):
             _check_fits(self, delta)
             return self
         return super().assign_add(delta, *args, **kwargs)
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign_sub`; left out on a rank that does not store the variable."""
+        """Does what `tf.Variable.assign_sub` does; left out on a rank that does not store the variable."""
         if _leaves_out(self, "assign_sub", (delta,)):
             _check_fits(self, delta)
             return self
@@ -176,7 +176,7 @@ class _Guarded(_Checked):
 
 
 def _leaves_out(variable: Any, method: str, given: tuple[Any, ...]) -> bool:
-    """Whether an assignment is the business of another rank; it is noted, here and there.
+    """Returns whether an assignment is the business of another rank; it is noted, here and there.
 
     Args:
         variable: it is assigned to.
@@ -203,7 +203,7 @@ _WRITTEN = ("sparse_delta", "indices", "updates")
 
 
 def _guard_scatters() -> None:
-    """Give `_Guarded` the many ways of writing parts of a variable, which are left out where it is not stored."""
+    """Gives `_Guarded` the many ways of writing parts of a variable, which are left out where it is not stored."""
 
     def guarded(name: str) -> Callable[..., Any]:
         signature = inspect.signature(getattr(tf_internals.ResourceVariable, name))

@@ -30,30 +30,30 @@ _slots_on_host: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary
 
 
 def device_of_gradients() -> str | None:
-    """Where gradients are added up; None for where they are made."""
+    """Returns where gradients are added up; None for where they are made."""
     running = runtime.current_or_none()
     return HOST if running is not None and running.config.gradient_offload else None
 
 
 def beside_gradients() -> contextlib.AbstractContextManager[object]:
-    """A context whose ops are where gradients are added up."""
+    """Returns a context whose ops are where gradients are added up."""
     return on_device(device_of_gradients())
 
 
 def are_updates_offloaded() -> bool:
-    """Whether optimizers have their slots on the host, and compute there."""
+    """Returns whether optimizers have their slots on the host, and compute there."""
     running = runtime.current_or_none()
     return running is not None and running.config.optimizer_offload
 
 
 def are_slots_on_host(optimizer: Any) -> bool:
-    """Whether the slots of an optimizer are on the host: as it was when this was first asked."""
+    """Returns whether the slots of an optimizer are on the host: as it was when this was first asked."""
     return _slots_on_host.setdefault(optimizer, are_updates_offloaded())
 
 
 @contextlib.contextmanager
 def update_on_host(updated: Iterable[Any]) -> Iterator[None]:
-    """A context in which ops and variables are on the host, also where Keras wants them beside a weight.
+    """Puts ops and variables on the host, within its context, also where Keras wants them next to a weight.
 
     Without optimizer_offload, and for variables that no distributed model has, it does nothing.
 
@@ -74,7 +74,7 @@ def update_on_host(updated: Iterable[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncompiled(optimizer: Any) -> Iterator[None]:
-    """A context in which an optimizer that works on the host computes op by op: XLA compiles for one device.
+    """Lets an optimizer that works on the host compute op by op, within its context: XLA compiles for one device.
 
     Args:
         optimizer: of Keras; without optimizer_offload it is left as it is.

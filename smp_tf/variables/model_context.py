@@ -20,25 +20,25 @@ _in_thread = _InThread()
 
 
 def step_being_traced() -> Any:
-    """The trace of a step that is under way in this thread, or None."""
+    """Returns the trace of a step that is under way in this thread, or None."""
     return _in_thread.trace
 
 
 def set_step_being_traced(trace: Any) -> Any:
-    """Say which step is being traced; returns what was there before."""
+    """Says which step is being traced; returns what was there before."""
     before = _in_thread.trace
     _in_thread.trace = trace
     return before
 
 
 def is_saving() -> bool:
-    """Whether the structure of a model is being written in this thread."""
+    """Returns whether the structure of a model is being written in this thread."""
     return _in_thread.saving
 
 
 @contextlib.contextmanager
 def save_structure() -> Iterator[None]:
-    """Within this context distributed models may be called, and variables without storage read: nothing runs."""
+    """Lets distributed models be called, and variables without storage be read, within its context: nothing runs."""
     _in_thread.saving = True
     try:
         with tracing_step():
@@ -49,7 +49,7 @@ def save_structure() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keras_loop() -> Iterator[None]:
-    """Within this context, `fit` and its kin: Keras calls a model on the first batch of a generator, to build it."""
+    """Notes that `fit` and its kin run: Keras calls a model on the first batch of a generator, to build it."""
     before = in_keras_loop()
     _in_thread.loop = True
     try:
@@ -59,5 +59,5 @@ def keras_loop() -> Iterator[None]:
 
 
 def in_keras_loop() -> bool:
-    """Whether `fit` or one of its kin runs in this thread."""
+    """Returns whether `fit` or one of its kin runs in this thread."""
     return _in_thread.loop

@@ -26,13 +26,13 @@ _in_force = _InForce()
 
 
 def now() -> int:
-    """A number larger than all that were given out before."""
+    """Returns a number larger than all that were given out before."""
     return next(_moments) if _in_force.moment is None else _in_force.moment
 
 
 @contextlib.contextmanager
 def as_of(moment: int) -> Iterator[None]:
-    """Within this context it is an earlier moment: that of a call whose work was put off.
+    """Makes it an earlier moment, within its context: that of a call whose work was put off.
 
     Args:
         moment: what `now` gave then.
@@ -45,19 +45,19 @@ def as_of(moment: int) -> Iterator[None]:
 
 
 def note(variable: Any) -> None:
-    """Note that a variable is given a value now."""
+    """Notes that a variable is given a value now."""
     # On the handle, which a variable shares with what Keras wraps around it under mixed precision.
     setattr(variable.handle, _NOTED, now())
 
 
 def is_given_after(variable: Any, moment: int) -> bool:
-    """Whether a variable was given a value after a moment."""
+    """Returns whether a variable was given a value after a moment."""
     return getattr(variable.handle, _NOTED, 0) > moment
 
 
 @contextlib.contextmanager
 def noting(variables: Iterable[Any]) -> Iterator[None]:
-    """Within this context, an assignment to one of the variables is noted.
+    """Notes, within its context, an assignment to one of the variables.
 
     For variables that were built with their value: what is assigned to them before the first step goes past smp_tf.
 

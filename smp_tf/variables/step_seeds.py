@@ -42,7 +42,7 @@ _current = JobState(_State)
 
 
 def name_step(name: str) -> str:
-    """Take in a step function when it is first called, and return what it is known by: such as "train/0".
+    """Takes in a step function when it is first called, and returns what it is known by: such as "train/0".
 
     Args:
         name: the function's name.
@@ -54,7 +54,7 @@ def name_step(name: str) -> str:
 
 
 def decide_seed(given: int | None) -> None:
-    """Take the seed that the script has set since `smp.init`, when the first step is prepared and none was restored.
+    """Takes the seed that the script has set since `smp.init`, when the first step is prepared and none was restored.
 
     Args:
         given: the seed, the same on all ranks; None where the one of `smp.init` stays.
@@ -66,7 +66,7 @@ def decide_seed(given: int | None) -> None:
 
 
 def next_seeds(known: str, replica: int) -> StepSeeds:
-    """Count one more step of a function, in the current graph.
+    """Counts one more step of a function, in the current graph.
 
     Args:
         known: what the function is known by, from `name_step`.
@@ -101,19 +101,19 @@ class StepSeeds:
         self._done_before = done_before
 
     def __call__(self, microbatch: int) -> tf.Tensor:
-        """The seed of a microbatch: int64[2]."""
+        """Returns the seed of a microbatch: int64[2]."""
         return tf.stack([self._base, self._done_before * _MICROBATCHES + microbatch])
 
 
 def state() -> dict[str, Any]:
-    """The seed and all counters, as JSON values, for a checkpoint."""
+    """Returns the seed and all counters, as JSON values, for a checkpoint."""
     current = _current()
     counters = {known: int(counter.numpy()) for known, counter in current.counters.items()}
     return {"seed": int(current.seed.numpy()), "steps": {**current.restored, **counters}}
 
 
 def restore(stored: Mapping[str, Any]) -> None:
-    """Go on with the seed and counters of a checkpoint, in traced steps and in those to come.
+    """Goes on with the seed and counters of a checkpoint, in traced steps and in those to come.
 
     Args:
         stored: what `state` gave.

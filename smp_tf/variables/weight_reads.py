@@ -51,7 +51,7 @@ def _of_several(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_collective(wanted: Sequence[Any]) -> bool:
-    """Whether some of the variables are stored by one rank of the replica, and this one may ask for them."""
+    """Returns whether some of the variables are stored by one rank of the replica, and this one may ask for them."""
     running = runtime.current_or_none()
     if running is None or running.topology.stages == 1 or not tf.executing_eagerly():
         return False
@@ -66,7 +66,7 @@ def _stage_of(value: Any) -> int | None:
 
 
 def values(wanted: Sequence[Any]) -> list[Any]:
-    """The values of variables, on every rank of the replica; all of them call it with the same ones.
+    """Returns the values of variables, on every rank of the replica; all of them call it with the same ones.
 
     Args:
         wanted: variables of models, or whatever else has a value.
@@ -86,7 +86,7 @@ def values(wanted: Sequence[Any]) -> list[Any]:
 
 
 def _as_numpy(told: Any) -> Any:
-    """What `variable.numpy()` gives of the same value: a scalar for a scalar, an array that may be written to."""
+    """Returns what `variable.numpy()` gives of a value: a scalar for a scalar, an array that may be written to."""
     if not isinstance(told, np.ndarray):
         return told
     if not told.shape:
