@@ -39,8 +39,11 @@ from smp_tf.job.exchange import allgather_json
 from smp_tf.model import profiling
 from smp_tf.partition.units.cost import estimate
 from smp_tf.pipeline.measure.profile import make_ready
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.cut import cut_into_units
+from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from smp_tf.pipeline.planner.timeline import timeline_of
+from smp_tf.pipeline.planner.times_by_size import UnitTimes
+from smp_tf.pipeline.planner.units import costs_of
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class Forecast:
         self.samples = samples
         options = {"training": True} if profiling.takes_training(self.model) else {}
         self.traced = profiling.forward_backward(self.model, example.loss).trace(*self.part, **options)
-        self.units, cut = planning.cut_into_units(self.traced.graph)
+        self.units, cut = cut_into_units(self.traced.graph)
         costs = estimate(self.traced.graph, self.units, unknown=self.samples)
         self.shares = profiling.shares(costs, smp.size())
         around = profiling.surroundings(self.traced, self.part)
@@ -187,17 +190,13 @@ class Forecast:
         [program] = self.step._programs.values()
         plan, split = program.plan, program.stage_program.split
         config = runtime.current().config
-        request = planning.PlacementRequest(
-            plan.stages,
-            plan.microbatches,
-            config.pipeline,
-            config.optimize,
-            0.0,
-            self.samples,
-            measured=found.times,
-            alone=(1.0, 1.0) if always_beside else found.alone,
+        request = PlacementRequest(
+            Course(config.pipeline, plan.stages, plan.microbatches, self.samples),
+            Storage(slots=0.0),
+            Aim(config.optimize),
+            UnitTimes(found.times, alone=(1.0, 1.0) if always_beside else found.alone),
         )
-        units, costs = planning.costs_of(self.traced.graph, request)
+        units, costs = costs_of(self.traced.graph, request)
         return timeline_of(plan, units, costs, split, self.samples).step_time
 
 

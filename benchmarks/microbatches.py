@@ -36,7 +36,7 @@ from step_time import require_same_loss, take_turn
 from smp_tf.model.profiling import measure
 from smp_tf.offline.plan import OfflineModel, offline
 from smp_tf.offline.search import Choices, search
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.cut import cut_into_units
 from smp_tf.pipeline.planner.times_by_size import Times, times_for
 
 
@@ -98,7 +98,7 @@ def foreseen(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[dic
             if made.samples in measured:
                 continue
             say(f"measuring the layers of a microbatch of {made.samples}")
-            units, cut = planning.cut_into_units(made.graph)
+            units, cut = cut_into_units(made.graph)
             layers = measure(made.model, made.traced, units, cut, made.tensors, made.samples)
             if layers.failed:
                 raise SystemExit(f"microbatches: layers could not be measured: {layers.failed}")

@@ -199,7 +199,7 @@ class Split(Trainer):
             importlib.import_module("smp_tf.steps.step"),
             {
                 "trace": ("trace_step",),
-                "plan": ("proposal.propose", "agree_on_plan", "planning.cut", "memory_forecast.with_exact_transfers"),
+                "plan": ("proposal.propose", "agree_on_plan", "cut_by_plan", "memory_forecast.with_exact_transfers"),
                 "build": ("plan_program", "build_stage_program", "decide_owners"),
             },
         )

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from smp_tf.partition.graph.op_graph import ARGUMENT, OpGraph, Tensor
 from smp_tf.partition.plan.plan import Plan, StageForecast
 from smp_tf.partition.split.split import Split
-from smp_tf.pipeline.planner.plan import PlacementRequest
+from smp_tf.pipeline.planner.request import PlacementRequest
 from smp_tf.pipeline.planner.updates_at_once import most_at_once
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.step_memory import StepMemory, step_memory
@@ -35,21 +35,21 @@ def with_exact_transfers(plan: Plan, done: Split, request: PlacementRequest) -> 
         done: the step, cut by it.
         request: what it was made for.
     """
-    samples = request.samples
+    samples = request.course.samples
     program, edges = plan_program(done, plan.schedule, plan.microbatches), edges_of(done)
     # A backward pass takes about twice the time of the forward pass; a stage whose time nobody knows takes some, and of
     # the chunks of a stage each takes as long.
     shares = [max(row.time_share, 0.001) for row in plan.forecast]
     times = [ChunkTimes(*(shares[stage] / plan.placement.count(stage),) * 3) for stage in plan.placement]
     # With whom a message lies depends on which stage is faster; where that is an estimate, they may be alike as well.
-    possible = [times] if request.measured else [times, [ChunkTimes() for _ in times]]
+    possible = [times] if request.times.seconds else [times, [ChunkTimes() for _ in times]]
     held = step_memory(done, program, edges, possible, samples)
     batch = batch_bytes(done.graph, plan.microbatches, samples)
     # Where nothing is averaged, as in an evaluation, nothing is taken for it.
-    averaging = request.averaging_bytes if done.graph.gradients and not request.gradients_on_host else 0
+    averaging = request.storage.averaging_bytes if done.graph.gradients and not request.storage.gradients_on_host else 0
     exact = []
     for stage, row in enumerate(plan.forecast):
-        made = optimizer_bytes(stage, row, done, in_buckets=request.replicas > 1)
+        made = optimizer_bytes(stage, row, done, in_buckets=request.storage.replicas > 1)
         exact.append(_exact(stage, row, done, held[stage], made, batch, samples))
     forecast = tuple(dataclasses.replace(row, transport_bytes=row.transport_bytes + averaging) for row in exact)
     return dataclasses.replace(plan, forecast=forecast)

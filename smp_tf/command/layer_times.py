@@ -27,7 +27,8 @@ from smp_tf.model.profiling import Measurement, already_known, find, measure, ne
 from smp_tf.offline.plan import OfflineModel, OfflineTrace
 from smp_tf.partition.plan.plan import as_bytes
 from smp_tf.partition.units.cost import UnitCost, estimate
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.cut import cut_into_units
+from smp_tf.pipeline.planner.units import units_of
 from smp_tf.start import lifecycle
 from smp_tf.start.environment import world_rank, world_size
 
@@ -108,7 +109,7 @@ def measure_layers(given: argparse.Namespace, function: Callable[[], Any]) -> No
             found, words = _times(made, fresh=given.fresh)
             for line in words + words_on_sharing(found.alone):
                 _say(line)
-            units = planning.units_of(made.graph)
+            units = units_of(made.graph)
             costs = estimate(made.graph, units, unknown=made.samples)
             rows = [Measured(u.name, found.times.get(u.name), c) for u, c in zip(units, costs.units, strict=True)]
             rows_of[size] = tuple(rows)
@@ -149,7 +150,7 @@ def _times(made: OfflineTrace, *, fresh: bool) -> tuple[Measurement, list[str]]:
     known, words = (None, []) if fresh else find(made.model, cache, subject, [hardware])
     if known is not None:
         return known, [*words, already_known(made.model, hardware)]
-    units, cut = planning.cut_into_units(made.graph)
+    units, cut = cut_into_units(made.graph)
     measured = measure(made.model, made.traced, units, cut, made.tensors, made.samples)
     words += [f"{name} could not be measured. {why}" for name, why in measured.failed.items()]
     if not measured.failed and topology.rank == 0:

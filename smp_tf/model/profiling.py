@@ -37,7 +37,7 @@ from smp_tf.partition.units.cost import Costs, estimate
 from smp_tf.partition.units.units import Unit
 from smp_tf.pipeline.measure.made_up import Surroundings
 from smp_tf.pipeline.measure.profile import ReadyUnit, make_ready
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.cut import cut_into_units
 from smp_tf.steps.step import step
 from smp_tf.steps.trace import StepTrace
 from smp_tf.variables.models import SplitModel
@@ -115,7 +115,7 @@ def _known_or_measured(model: str, traced: StepTrace, tensors: Sequence[tf.Tenso
         announce(already_known(model, hardware), topology.rank)
         return known
     try:
-        units, cut = planning.cut_into_units(traced.graph)
+        units, cut = cut_into_units(traced.graph)
     except PlacementError as error:
         announce(f"Model {model!r} could not be profiled; the plan goes by estimates. {error}", topology.rank)
         return Measurement({})

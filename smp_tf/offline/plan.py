@@ -40,9 +40,12 @@ from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.units import Unit
 from smp_tf.pipeline.measure.made_up import numbers
 from smp_tf.pipeline.planner import memory_forecast, proposal
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.cut import cut
+from smp_tf.pipeline.planner.plan import PROOF_SECONDS
+from smp_tf.pipeline.planner.request import Aim, Course, Hardware, PlacementRequest, Storage
 from smp_tf.pipeline.planner.timeline import timeline_of
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
+from smp_tf.pipeline.planner.units import costs_of, units_of
 from smp_tf.pipeline.programs.simulate import Timeline
 from smp_tf.pipeline.programs.step_memory import memory_over_step
 from smp_tf.pipeline.schedules.schedule import is_named, runs_on
@@ -195,7 +198,7 @@ class OfflineModel:
         if samples not in self._traces:
             traced, tensors = _traced(self._model, self._example, samples)
             try:
-                planning.units_of(traced.graph)
+                units_of(traced.graph)
             except PlacementError:
                 raise OfflinePlanError(
                     f"Model {self._model.name!r} has no layer that computes anything, so there is nothing to place."
@@ -214,7 +217,7 @@ class OfflineModel:
         *,
         replicas: int = 1,
         cluster: Cluster | None = None,
-        proof_seconds: float = planning.PROOF_SECONDS,
+        proof_seconds: float = PROOF_SECONDS,
         advise: bool = True,
         timed: bool = True,
         stored: PlanFile | None = None,
@@ -245,37 +248,24 @@ class OfflineModel:
         described, cluster = cluster, cluster or one_host(stages * replicas)
         measured = self._times_of(made.samples) if timed else UnitTimes()
         given = _given_for(stored, made.graph, config.pipeline) if stored is not None else None
-        request = planning.PlacementRequest(
-            stages,
-            config.microbatches,
-            config.pipeline,
-            config.optimize,
-            self._slots + self._errors(config, replicas),
-            made.samples,
-            measured.seconds,
+        request = PlacementRequest(
+            _course(config, made.samples, given),
+            self._storage(config, replicas),
+            Aim(
+                config.optimize,
+                proof_seconds=proof_seconds,
+                thorough=True,
+                advise=advise,
+                others=lambda: self._smaller_microbatches(config, replicas, cluster, stored),
+                more_partitions=lambda numbers: self._more_partitions(numbers, config, replicas, described, processes),
+            ),
+            measured,
+            Hardware(cluster.stages(stages, replicas).within(config.memory_limit), cluster.machine),
             given=given,
-            placement=given.placement if given is not None else None,
-            ranks=cluster.stages(stages, replicas).within(config.memory_limit),
-            machine=cluster.machine,
-            proof_seconds=proof_seconds,
-            thorough=True,
-            advise=advise,
-            chunks_per_rank=config.chunks_per_rank,
-            contiguous=config.contiguous,
-            slot_shares=replicas if config.shard_optimizer_state or config.optimizer_offload else 1,
-            averaging_bytes=averaging_bytes(replicas),
-            replicas=replicas,
-            gradients_on_host=config.gradient_offload or config.optimizer_offload,
-            slots_on_host=config.optimizer_offload,
-            measured_sizes=measured.sizes,
-            alone=measured.alone,
-            recompute=config.recompute or (given is not None and given.recompute),
-            others=lambda: self._smaller_microbatches(config, replicas, cluster, stored),
-            more_partitions=lambda numbers: self._more_partitions(numbers, config, replicas, described, processes),
         )
         plan = proposal.propose(made.graph, request, {})
-        units, costs = planning.costs_of(made.graph, request, plan)
-        split = planning.cut(made.graph, plan)
+        units, costs = costs_of(made.graph, request, plan)
+        split = cut(made.graph, plan)
         plan = memory_forecast.with_exact_transfers(plan, split, request)
         return OfflinePlan(
             plan,
@@ -283,12 +273,23 @@ class OfflineModel:
             units,
             costs,
             split,
-            timeline_of(plan, units, costs, split, made.samples, request.ranks),
+            timeline_of(plan, units, costs, split, made.samples, request.hardware.ranks),
             made.batch_size,
             is_measured=bool(measured.seconds),
             measured_sizes=measured.sizes,
             replicas=replicas,
             reduce_seconds=cluster.reduce_seconds(stages, replicas, [row.gradient_bytes for row in plan.forecast]),
+        )
+
+    def _storage(self, config: Config, replicas: int) -> Storage:
+        """Returns what ranks keep besides weights and activations."""
+        return Storage(
+            self._slots + self._errors(config, replicas),
+            slot_shares=replicas if config.shard_optimizer_state or config.optimizer_offload else 1,
+            replicas=replicas,
+            averaging_bytes=averaging_bytes(replicas),
+            gradients_on_host=config.gradient_offload or config.optimizer_offload,
+            slots_on_host=config.optimizer_offload,
         )
 
     def _smaller_microbatches(
@@ -340,6 +341,20 @@ class OfflineModel:
         return self._measured[samples]
 
 
+def _course(config: Config, samples: int, given: StoredPlan | None) -> Course:
+    """Returns how a step goes through its stages, by its settings and the plan of a file."""
+    return Course(
+        config.pipeline,
+        config.partitions or 1,
+        config.microbatches,
+        samples,
+        chunks_per_rank=config.chunks_per_rank,
+        placement=given.placement if given is not None else None,
+        contiguous=config.contiguous,
+        recompute=config.recompute or (given is not None and given.recompute),
+    )
+
+
 def _given_for(stored: PlanFile, graph: OpGraph, schedule: str) -> StoredPlan:
     """Returns the plan of a file that is for a model.
 
@@ -347,7 +362,7 @@ def _given_for(stored: PlanFile, graph: OpGraph, schedule: str) -> StoredPlan:
         OfflinePlanError: there is none, or the schedule does not run on its chunks.
     """
     try:
-        found = stored.plan_for(STEP, graph, planning.units_of(graph), fingerprint(graph))
+        found = stored.plan_for(STEP, graph, units_of(graph), fingerprint(graph))
     except PlacementError as error:
         raise OfflinePlanError(f"The plan of the file cannot be used. {error}") from error
     if not runs_on(schedule, found.placement):

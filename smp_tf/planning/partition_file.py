@@ -24,8 +24,8 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.plan_file import MAX_BYTES, PlanFile, StoredPlan, to_store
 from smp_tf.pipeline.errors import ScheduleError
-from smp_tf.pipeline.planner import plan as planning
 from smp_tf.pipeline.planner import proposal
+from smp_tf.pipeline.planner.units import units_of
 from smp_tf.pipeline.schedules.schedule import runs_on
 
 #: What a rank says of a file: in JSON a byte of it may take six.
@@ -99,7 +99,7 @@ def given_for(step: str, graph: OpGraph, *, is_first: bool = True) -> StoredPlan
     if running.plan_file is None:
         return None
     try:
-        return running.plan_file.plan_for(step, graph, planning.units_of(graph), fingerprint(graph))
+        return running.plan_file.plan_for(step, graph, units_of(graph), fingerprint(graph))
     except PlacementError as error:
         if not is_first:
             announce(

@@ -15,8 +15,11 @@ from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.plan import PROOF_SECONDS
+from smp_tf.pipeline.planner.request import Aim, Course, Hardware, Outputs, PlacementRequest, Storage
 from smp_tf.pipeline.planner.timeline import timeline_of
+from smp_tf.pipeline.planner.times_by_size import UnitTimes
+from smp_tf.pipeline.planner.units import costs_of
 from smp_tf.pipeline.run.host import has_device
 from smp_tf.pipeline.schedules.schedule import is_named, placement_of
 from smp_tf.planning import earlier_steps, first_steps, partition_file
@@ -59,7 +62,7 @@ def request_for(
     local_outputs: frozenset[int],
     *,
     decides: bool,
-) -> planning.PlacementRequest:
+) -> PlacementRequest:
     """Returns what a plan of a step has to be like, by the configuration and by what was placed before.
 
     Args:
@@ -74,11 +77,6 @@ def request_for(
     running = runtime.current()
     config, stages = running.config, running.config.partitions or 1
     lowered, graph = traced.lowered, traced.graph
-    measured = {
-        name: (forward * samples, backward * samples)
-        for model in traced.models
-        for name, (forward, backward) in model._smp_store.measured.items()
-    }
     placement = earlier_steps.placement(lowered, graph.used_variables)
     given = partition_file.given_for(step, graph, is_first=placement is None) if decides else None
     schedule = _schedule_for(graph, config.pipeline)
@@ -89,42 +87,56 @@ def request_for(
     placement = placement or earlier_steps.first_placement(config, stages)
     if placement is None and not is_named(config.pipeline):
         placement = placement_of(config.pipeline, stages)
-    return planning.PlacementRequest(
-        stages,
-        microbatches,
-        schedule,
-        config.optimize,
-        _USUAL_SLOTS if slots is None else slots,
-        samples,
-        measured,
+    ranks = dataclasses.replace(Ranks.alike(stages, config.memory_limit), hosts=running.topology.hosts_of_stages())
+    return PlacementRequest(
+        Course(
+            schedule,
+            stages,
+            microbatches,
+            samples,
+            chunks_per_rank=config.chunks_per_rank,
+            placement=placement,
+            contiguous=config.contiguous,
+            recompute=recompute,
+        ),
+        Storage(
+            _USUAL_SLOTS if slots is None else slots,
+            slot_shares=sharded_slots.count(),
+            replicas=running.topology.replicas,
+            averaging_bytes=averaging_bytes(running.topology.replicas),
+            gradients_on_host=config.gradient_offload and has_device(),
+            slots_on_host=config.optimizer_offload and has_device(),
+        ),
+        Aim(config.optimize, proof_seconds=PROOF_SECONDS),
+        _times_of(traced.models, samples),
+        Hardware(ranks),
         None if config.auto_partition else config.default_partition,
-        given=given,
-        ranks=dataclasses.replace(Ranks.alike(stages, config.memory_limit), hosts=running.topology.hosts_of_stages()),
-        proof_seconds=planning.PROOF_SECONDS,
-        local_outputs=local_outputs,
-        composites=composites_of(lowered.results),
-        chunks_per_rank=config.chunks_per_rank,
-        placement=placement,
-        contiguous=config.contiguous,
-        slot_shares=sharded_slots.count(),
-        averaging_bytes=averaging_bytes(running.topology.replicas),
-        replicas=running.topology.replicas,
-        gradients_on_host=config.gradient_offload and has_device(),
-        slots_on_host=config.optimizer_offload and has_device(),
-        recompute=recompute,
-        alone=_mean_of([model._smp_store.alone for model in traced.models if model._smp_store.measured]),
+        given,
+        Outputs(local_outputs, composites_of(lowered.results)),
     )
 
 
-def expected_of(graph: OpGraph, request: planning.PlacementRequest, plan: Plan, cut: Split) -> first_steps.Expected:
+def expected_of(graph: OpGraph, request: PlacementRequest, plan: Plan, cut: Split) -> first_steps.Expected:
     """How long a step should take, by the costs of its units."""
-    timeline = timeline_of(plan, *planning.costs_of(graph, request, plan), cut, request.samples, request.ranks)
-    return first_steps.Expected(timeline.step_time, bool(request.measured))
+    timeline = timeline_of(plan, *costs_of(graph, request, plan), cut, request.course.samples, request.hardware.ranks)
+    return first_steps.Expected(timeline.step_time, bool(request.times.seconds))
 
 
 def _schedule_for(graph: OpGraph, asked: str) -> str:
     """The schedule of a step: one that was written down is for one number of microbatches, and for training."""
     return asked if is_named(asked) or any(node.backward for node in graph.nodes) else "simple"
+
+
+def _times_of(models: Sequence[SplitModel], samples: int) -> UnitTimes:
+    """Returns what was measured of the units of models, for microbatches of so many samples."""
+    measured = {
+        name: (forward * samples, backward * samples)
+        for model in models
+        for name, (forward, backward) in model._smp_store.measured.items()
+    }
+    return UnitTimes(
+        measured, alone=_mean_of([model._smp_store.alone for model in models if model._smp_store.measured])
+    )
 
 
 def _mean_of(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -42,7 +42,7 @@ from smp_tf.partition.split.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
 from smp_tf.partition.trace.lower import Lowered
 from smp_tf.pipeline.planner import memory_forecast, proposal
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.cut import cut as cut_by_plan
 from smp_tf.pipeline.run.reduction import Bucket, Reduce, Sums
 from smp_tf.pipeline.run.stage_program import build_stage_program, plan_program
 from smp_tf.planning import earlier_steps, partition_file
@@ -273,7 +273,7 @@ class Step:
             plan, number = agree_on_plan(
                 self.name, planned, graph, propose, owners, everywhere=everywhere, known_as=self._known_as
             )
-        cut = planning.cut(graph, plan, request.local_outputs, request.composites)
+        cut = cut_by_plan(graph, plan, request.outputs.local, request.outputs.composites)
         # A step that takes gradients for itself alone, as for a metric of their norm, averages nothing.
         if running.topology.replicas > 1 and any(output.is_gradient for output in cut.outputs):
             know_averaging(number, self._known_as, everywhere=everywhere)

@@ -22,7 +22,7 @@ from smp_tf.partition.rewrite.measurements import leave_the_model
 from smp_tf.partition.rewrite.randomness import make_stateless
 from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.prune import prune
 from smp_tf.variables import guarded
 from smp_tf.variables import store as variables
 from smp_tf.variables.model_context import set_step_being_traced
@@ -95,7 +95,7 @@ class StepTrace:
     @functools.cached_property
     def graph(self) -> OpGraph:
         """The op graph, with stateless random ops and without what nothing needs."""
-        return leave_the_model(planning.prune(self._stateless))
+        return leave_the_model(prune(self._stateless))
 
     @property
     def is_random(self) -> bool:

@@ -23,10 +23,7 @@ LARGE = {
 TO_BE_MENDED: list[str] = [
     "parameters smp_tf/batch/output.py StepOutput.__init__",
     "call smp_tf/checkpoint/writing.py Writing._commit Manifest",
-    "lines smp_tf/offline/plan.py OfflineModel.plan",
-    "call smp_tf/offline/plan.py OfflineModel.plan planning.PlacementRequest",
     "call smp_tf/offline/plan.py OfflineModel.plan OfflinePlan",
-    "call smp_tf/planning/request.py request_for planning.PlacementRequest",
     "call smp_tf/start/lifecycle.py _open_transport TransportOptions",
     "call smp_tf/steps/program.py SplitProgram._output StepOutput",
     "lines smp_tf/steps/step.py Step._prepare",
@@ -44,7 +41,6 @@ TO_BE_MENDED: list[str] = [
     "call partition/split/split.py _Splitter._segment Segment",
     "call partition/units/cost.py estimate UnitCost",
     "call pipeline/measure/made_up.py _leading_to Segment",
-    "lines pipeline/planner/plan.py planned",
     "call pipeline/planner/plan.py planned make_plan",
     "call pipeline/planner/plan.py _solve place",
     "lines pipeline/run/segment_function.py build_segment_function",

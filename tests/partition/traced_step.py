@@ -14,7 +14,8 @@ from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.cut import cut as cut_by_plan
+from smp_tf.pipeline.planner.prune import prune
 
 FLOATS = tf.TensorSpec([4, 8], tf.float32)
 
@@ -53,7 +54,7 @@ def lowered(
 
 def step_graph(function: Callable[..., Any], *specs: tf.TypeSpec, models: Sequence[Any] = ()) -> OpGraph:
     """A step function's op graph, with nothing in it that neither an output nor an effect needs."""
-    return planning.prune(lowered(function, *specs, models=models).graph)
+    return prune(lowered(function, *specs, models=models).graph)
 
 
 def cut(
@@ -89,7 +90,7 @@ def cut(
         defaulted=(),
         reasons=(),
     )
-    return planning.cut(graph, plan, local_outputs, composites)
+    return cut_by_plan(graph, plan, local_outputs, composites)
 
 
 def transfer_table(split: Split) -> list[str]:

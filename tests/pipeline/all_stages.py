@@ -30,8 +30,10 @@ from smp_tf.partition.split.split import Split, Transfer
 from smp_tf.partition.split.step_outputs import Delivery
 from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
-from smp_tf.pipeline.planner import plan as planning
 from smp_tf.pipeline.planner import proposal
+from smp_tf.pipeline.planner.cut import cut
+from smp_tf.pipeline.planner.prune import prune
+from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from smp_tf.pipeline.run.segment_function import SegmentFunction, build_segment_function
 from smp_tf.pipeline.run.stage_program import plan_program
 from smp_tf.pipeline.task import Kind, Program, Task
@@ -141,14 +143,16 @@ def cut_step(
     ours |= {id(v.handle) for model in models for v in model.variables}
     names = _Names()
     lowered = lower(traced, lambda v: (names.of(v), id(v.handle) in ours))
-    graph = planning.prune(make_stateless(lowered.graph, notes.append))
-    request = planning.PlacementRequest(
-        stages, microbatches, schedule, "memory", slots, placement=placement, recompute=recompute
+    graph = prune(make_stateless(lowered.graph, notes.append))
+    request = PlacementRequest(
+        Course(schedule, stages, microbatches, placement=placement, recompute=recompute),
+        Storage(slots),
+        Aim("memory"),
     )
     decided = {v.index: owners[v.name] for v in graph.variables if owners and v.name in owners}
     plan = proposal.propose(graph, request, decided)
     returned = [s for s in tf.nest.flatten(lowered.results) if isinstance(s, OutputSlot)]
-    split = planning.cut(graph, plan, composites=[s.outputs for s in returned if s.spec is not None])
+    split = cut(graph, plan, composites=[s.outputs for s in returned if s.spec is not None])
     program = plan_program(split, schedule, microbatches)
     variables: list[dict[int, tf.Variable]] = []
     for stage in range(stages):

@@ -14,7 +14,7 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf.errors import StepError
 from smp_tf.model import profiling
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.units import units_of
 
 X = np.random.default_rng(5).normal(size=(8, 6)).astype(np.float32)
 
@@ -48,7 +48,7 @@ def noting(ran: list[str]) -> Any:
     original = profiling.make_ready
 
     def ready(cut: Any, unit: int, around: Any) -> Any:
-        ran.append(planning.units_of(cut.graph)[unit].name)
+        ran.append(units_of(cut.graph)[unit].name)
         return original(cut, unit, around)
 
     return ready

@@ -13,11 +13,12 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan, SharedVariable
 from smp_tf.partition.plan.plan_file import PlanFile, Planned, StoredPlan, to_store
 from smp_tf.partition.units.units import build_units
-from smp_tf.pipeline.planner.plan import PlacementRequest, units_of
 from smp_tf.pipeline.planner.proposal import propose
+from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
+from smp_tf.pipeline.planner.units import units_of
 from tests.partition.op_graph_builder import chain_of_dense
 
-TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
+TWO = PlacementRequest(Course("simple", 2, 2), Storage(slots=0.0), Aim("memory"))
 
 SHARES = (0.25, 0.75)
 TEXT = """{
@@ -303,7 +304,7 @@ def test_an_owner_that_has_no_use_of_the_variable_is_refused() -> None:
 
 
 def test_a_variable_goes_with_its_layers_when_they_are_moved_together() -> None:
-    three = dataclasses.replace(TWO, stages=3)
+    three = TWO.changed(stages=3)
     graph = chain_of_dense(4, tied=(2, 3))
     plan = to_store("train", propose(graph, three, {}), graph)
     plan = dataclasses.replace(
@@ -323,7 +324,7 @@ def test_a_variable_goes_with_its_layers_when_they_are_moved_together() -> None:
 
 def test_an_owner_that_an_earlier_step_has_decided_needs_no_use() -> None:
     """As a later step has it, none of whose layers on that partition use the variable."""
-    three, graph = dataclasses.replace(TWO, stages=3), chain_of_dense(4, tied=(1, 3))
+    three, graph = TWO.changed(stages=3), chain_of_dense(4, tied=(1, 3))
     plan = to_store("train", propose(graph, three, {}), graph)
     units = dict(zip(plan.units, (0, 1, 1, 2), strict=True))
     planned = Planned((0, 1, 2), ("net/dense_0", "net/dense_1", "net/dense_3"), {"net/dense_1/kernel": 0})

@@ -7,8 +7,9 @@ import pytest
 from smp_tf.partition.errors import PlacementError
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.rewrite.measurements import leave_the_model
-from smp_tf.pipeline.planner.plan import PlacementRequest
+from smp_tf.pipeline.planner.cut import cut
 from smp_tf.pipeline.planner.proposal import propose
+from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from tests.partition.op_graph_builder import GraphBuilder
 
 
@@ -46,7 +47,7 @@ def test_what_touches_the_metric_is_outside_and_what_it_measures_inside() -> Non
 
 
 def test_then_it_can_be_placed() -> None:
-    request = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
+    request = PlacementRequest(Course("simple", 2, 2), Storage(slots=0.0), Aim("memory"))
     assert list(propose(leave_the_model(measured()), request, {}).units.values()) == [0, 1]
 
 
@@ -63,9 +64,8 @@ def test_a_model_without_measurements_is_left_alone() -> None:
 
 
 def test_the_model_cannot_go_on_with_a_metric() -> None:
-    from smp_tf.pipeline.planner.plan import cut
 
-    request = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
+    request = PlacementRequest(Course("simple", 2, 2), Storage(slots=0.0), Aim("memory"))
     graph = measured(goes_on=True)
     with pytest.raises(PlacementError, match="uses 'total', a variable of the script that the step assigns"):
         cut(graph, propose(graph, request, {}))

@@ -13,7 +13,7 @@ from tf_keras import layers
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.split.step_outputs import Delivery
-from smp_tf.pipeline.planner.plan import units_of
+from smp_tf.pipeline.planner.units import units_of
 from tests.partition.traced_step import FLOATS, cut, step_graph, transfer_table
 
 TOKENS = tf.TensorSpec([4, 6], tf.int32)

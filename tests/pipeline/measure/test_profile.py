@@ -14,7 +14,8 @@ from smp_tf.partition.graph.op_graph import TensorType
 from smp_tf.pipeline.measure import made_up, profile
 from smp_tf.pipeline.measure.made_up import Surroundings, values_for
 from smp_tf.pipeline.measure.profile import make_ready
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.cut import cut_into_units
+from smp_tf.pipeline.planner.prune import prune
 from tests.partition.traced_step import FLOATS, lowered
 
 
@@ -50,7 +51,7 @@ def cut_net(kind: type[tf_keras.Model] = Net) -> tuple[Any, Any, Any]:
         return tape.gradient(loss, net.trainable_variables), loss
 
     found = lowered(step, FLOATS, models=[net])
-    units, done = planning.cut_into_units(planning.prune(found.graph))
+    units, done = cut_into_units(prune(found.graph))
     return units, done, found
 
 
@@ -197,7 +198,7 @@ def test_a_measurement_that_a_layer_takes_of_itself_counts_nothing_made_up() -> 
         return tape.gradient(loss, net.trainable_variables), loss
 
     found = lowered(step, FLOATS, models=[net])
-    units, done = planning.cut_into_units(planning.prune(found.graph))
+    units, done = cut_into_units(prune(found.graph))
     own = {n: v for n, v in enumerate(found.variables) if not found.graph.variables[n].in_model}
     assert len(own) == 1
     for unit in units:

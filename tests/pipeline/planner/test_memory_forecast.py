@@ -6,18 +6,20 @@ import dataclasses
 
 import pytest
 
+from smp_tf.pipeline.planner.cut import cut
 from smp_tf.pipeline.planner.memory_forecast import optimizer_bytes, with_exact_transfers
-from smp_tf.pipeline.planner.plan import PlacementRequest, cut
 from smp_tf.pipeline.planner.proposal import propose
+from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
+from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from tests.partition.op_graph_builder import chain_of_dense
 
-TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
+TWO = PlacementRequest(Course("simple", 2, 2), Storage(slots=0.0), Aim("memory"))
 
 
 def received(request: PlacementRequest, *shares: float) -> int:
     """Bytes of messages that the last stage is forecast to hold, where stages take such shares of the time."""
     graph = chain_of_dense(4)
-    plan = propose(graph, dataclasses.replace(request, measured={}), {})
+    plan = propose(graph, request.changed(times=UnitTimes()), {})
     rows = [dataclasses.replace(row, time_share=share) for row, share in zip(plan.forecast, shares, strict=True)]
     plan = dataclasses.replace(plan, forecast=tuple(rows))
     return with_exact_transfers(plan, cut(graph, plan), request).forecast[-1].transport_bytes
@@ -25,10 +27,10 @@ def received(request: PlacementRequest, *shares: float) -> int:
 
 def test_what_lies_with_a_stage_is_forecast_for_stages_that_are_as_fast_as_estimated_and_for_equal_ones() -> None:
     """The first stage of the digits is not as slow as estimated: a message lay with the last one, 16 of its 97 MiB."""
-    estimated = dataclasses.replace(TWO, schedule="interleaved", microbatches=4)
+    estimated = TWO.changed(schedule="interleaved", microbatches=4)
     assert received(estimated, 0.9, 0.1) == received(estimated, 0.5, 0.5) == 132
     # What was measured is known.
-    measured = dataclasses.replace(estimated, measured={"net/dense_0": (0.9, 0.9)})
+    measured = estimated.changed(times=UnitTimes({"net/dense_0": (0.9, 0.9)}))
     assert received(measured, 0.9, 0.1) == 16
 
 
@@ -59,7 +61,7 @@ def test_an_optimizer_makes_something_for_few_weights_at_a_time(width: int, laye
 
 def test_with_replicas_all_weights_may_be_under_way() -> None:
     graph = chain_of_dense(12, 256)
-    request = dataclasses.replace(TWO, replicas=2)
+    request = TWO.changed(replicas=2)
     plan = propose(graph, request, {})
     one, two = (with_exact_transfers(plan, cut(graph, plan), each).forecast[0].working_bytes for each in (TWO, request))
     # Six gradients of 256 KiB for four, and a fourteenth.

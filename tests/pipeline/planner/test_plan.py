@@ -13,12 +13,16 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.plan_file import PlanFile, to_store
-from smp_tf.pipeline.planner import plan as planning
-from smp_tf.pipeline.planner.plan import PlacementRequest, cut, cut_into_units, prune
+from smp_tf.pipeline.planner import request as requests
+from smp_tf.pipeline.planner.cut import cut, cut_into_units
+from smp_tf.pipeline.planner.plan import planned
 from smp_tf.pipeline.planner.proposal import propose
+from smp_tf.pipeline.planner.prune import prune
+from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
+from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
-TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
+TWO = PlacementRequest(Course("simple", 2, 2), Storage(slots=0.0), Aim("memory"))
 
 
 def test_the_first_step_leaves_no_stage_empty() -> None:
@@ -93,14 +97,14 @@ def towers(*sizes: int) -> OpGraph:
 
 def test_branches_are_placed_beside_each_other_and_cut() -> None:
     graph = towers(400, 200, 400, 200)
-    three = dataclasses.replace(TWO, stages=3, proof_seconds=1.0, thorough=True)
+    three = TWO.changed(stages=3, proof_seconds=1.0, thorough=True)
     plan = propose(graph, three, {})
     assert sorted(row.weight_bytes // 256 for row in plan.forecast) == [400, 400, 400]
     assert plan.gap == pytest.approx(0.0, abs=1e-6)
     # The list in a plan file is in the order of the stages, and is read again as it is.
     assert list(plan.units.values()) == sorted(plan.units.values())
     given = PlanFile.from_json(PlanFile(3, (to_store("train", plan, graph),)).to_json()).plans[0]
-    assert propose(graph, dataclasses.replace(three, given=given), {}).units == plan.units
+    assert propose(graph, three.changed(given=given), {}).units == plan.units
     transfers = cut(graph, plan, frozenset({0})).transfers
     assert {(t.src_chunk, t.dst_chunk) for t in transfers if t.tensor is not None} == {(0, 2), (1, 2)}
     # A later step finds its units where the first one put them.
@@ -110,10 +114,10 @@ def test_branches_are_placed_beside_each_other_and_cut() -> None:
 
 def test_measured_times_move_the_cut_and_are_said() -> None:
     graph = chain_of_dense(4)
-    estimated = propose(graph, dataclasses.replace(TWO, objective="speed"), {})
+    estimated = propose(graph, TWO.changed(objective="speed"), {})
     assert list(estimated.units.values()) == [0, 0, 1, 1]
     measured = {"net/dense_0": (0.9, 0.9), **{f"net/dense_{n}": (0.1, 0.1) for n in (1, 2, 3)}}
-    plan = propose(graph, dataclasses.replace(TWO, objective="speed", measured=measured), {})
+    plan = propose(graph, TWO.changed(objective="speed", times=UnitTimes(measured)), {})
     assert list(plan.units.values()) == [0, 1, 1, 1]
     assert plan.reasons[-1] == "the times are measured ones, of 4 of the 4 units"
     assert not any("measured" in reason for reason in estimated.reasons)
@@ -126,7 +130,7 @@ def test_cut_into_units_every_unit_is_a_stage() -> None:
 
 
 def by_hand(default: int = 0) -> PlacementRequest:
-    return dataclasses.replace(TWO, default=default)
+    return TWO.changed(default=default)
 
 
 def test_by_hand_what_the_script_has_not_placed_is_on_the_default_partition() -> None:
@@ -149,7 +153,7 @@ def test_by_hand_every_partition_has_a_layer() -> None:
 
 
 def test_with_one_partition_nothing_is_placed_by_hand() -> None:
-    one = dataclasses.replace(by_hand(), stages=1)
+    one = by_hand().changed(stages=1)
     assert set(propose(chain_of_dense(3, stages=[0, 1, None]), one, {}).units.values()) == {0}
 
 
@@ -161,12 +165,12 @@ FASTEST, SMALLEST = [0, 1, 1, 1], [0, 0, 1, 1]
 
 def limited(request: PlacementRequest, limit: int | None) -> PlacementRequest:
     """The request, with a limit for every rank."""
-    return dataclasses.replace(request, ranks=Ranks.alike(request.stages, limit))
+    return request.changed(ranks=Ranks.alike(request.course.stages, limit))
 
 
 class TestMemoryLimit:
     def plan(self, limit: int | None, objective: str = "speed", **changes: Any) -> Plan:
-        request = dataclasses.replace(TWO, objective=objective, measured=SLOW_FIRST, **changes)
+        request = TWO.changed(objective=objective, times=UnitTimes(SLOW_FIRST), **changes)
         return propose(chain_of_dense(4), limited(request, limit), {})
 
     @pytest.mark.parametrize(
@@ -210,19 +214,19 @@ class TestMemoryLimit:
         assert max(row.stored_bytes for row in self.plan(None, objective="memory").forecast) <= 2.9 * 1024
         for stages, fits in ((3, False), (4, True)):
             with contextlib.nullcontext() if fits else pytest.raises(MemoryLimitError):
-                propose(chain_of_dense(4), limited(dataclasses.replace(TWO, stages=stages), 2030), {})
+                propose(chain_of_dense(4), limited(TWO.changed(stages=stages), 2030), {})
 
     def test_another_schedule_may_fit(self) -> None:
-        many = dataclasses.replace(TWO, microbatches=16)
+        many = TWO.changed(microbatches=16)
         fits = 'What would fit: pipeline "interleaved"; or a memory_limit of 10.5 KiB'
         with pytest.raises(MemoryLimitError, match=fits):
             propose(chain_of_dense(4), limited(many, 5000), {})
-        propose(chain_of_dense(4), limited(dataclasses.replace(many, schedule="interleaved"), 5000), {})
+        propose(chain_of_dense(4), limited(many.changed(schedule="interleaved"), 5000), {})
 
     def test_what_is_proved_within_the_limit_is_said(self) -> None:
         """Where a limit ruled out the best cut nothing was said of what is proved."""
         times = {f"net/dense_{n}": (0.1, 0.1) if n else (0.9, 0.9) for n in range(6)}
-        request = dataclasses.replace(TWO, objective="speed", measured=times, slots=4.0)
+        request = TWO.changed(objective="speed", times=UnitTimes(times), slots=4.0)
         plan = propose(chain_of_dense(6, width=64, batch=1), limited(request, 352_000), {})
         assert (list(plan.units.values()), plan.gap) == ([0, 0, 0, 1, 1, 1], None)
         assert (
@@ -233,17 +237,17 @@ class TestMemoryLimit:
     def test_a_cut_that_fits_is_found_although_the_first_one_seems_to(self, limit: int) -> None:
         """With 2400 bytes the same cut came again, with 1900 too much was taken off: the model was said not to fit."""
         ranks = Ranks((1.0, 1.0), (1.0, 1.0), (None, float(limit)))
-        plan = propose(chain_of_dense(4), dataclasses.replace(TWO, ranks=ranks), {})
+        plan = propose(chain_of_dense(4), TWO.changed(ranks=ranks), {})
         assert list(plan.units.values()) == [0, 0, 0, 1]
 
     def test_each_rank_has_a_limit_of_its_own(self) -> None:
         ranks = Ranks((1.0, 1.0), (1.0, 1.0), (None, 2000.0))
-        plan = propose(chain_of_dense(4), dataclasses.replace(TWO, ranks=ranks), {})
+        plan = propose(chain_of_dense(4), TWO.changed(ranks=ranks), {})
         assert list(plan.units.values()) == [0, 0, 0, 1]
         with pytest.raises(
             MemoryLimitError, match=r"ranks may need as listed(.|\n)*stage 1: [0-9.]+ KiB of 100 B \(memory_limit\), "
         ):
-            propose(chain_of_dense(4), dataclasses.replace(TWO, ranks=Ranks((1.0,) * 2, (1.0,) * 2, (None, 100.0))), {})
+            propose(chain_of_dense(4), TWO.changed(ranks=Ranks((1.0,) * 2, (1.0,) * 2, (None, 100.0))), {})
 
 
 class TestGivenPlan:
@@ -251,7 +255,7 @@ class TestGivenPlan:
         graph = chain_of_dense(layers)
         stored = to_store("train", propose(graph, TWO, {}), graph)
         units = dict(zip(stored.units, stages, strict=True))
-        return dataclasses.replace(TWO, given=dataclasses.replace(stored, units=units, **changes))
+        return TWO.changed(given=dataclasses.replace(stored, units=units, **changes))
 
     def test_it_is_the_plan(self) -> None:
         plan = propose(chain_of_dense(4), self.given([0, 1, 1, 1]), {})
@@ -277,18 +281,18 @@ class TestGivenPlan:
         stored = to_store("train", plan, graph)
         for owner in (0, 1):
             given = dataclasses.replace(stored, shared={shared.name: owner})
-            again = propose(graph, dataclasses.replace(TWO, given=given), {})
+            again = propose(graph, TWO.changed(given=given), {})
             assert again.owners[shared.name] == owner
             assert again.shared[0].copies == (1 - owner,)
 
     def test_an_owner_without_use_is_refused(self) -> None:
         graph = tied_chain()
-        three = dataclasses.replace(TWO, stages=3)
+        three = TWO.changed(stages=3)
         stored = to_store("train", propose(graph, three, {}), graph)
         units = dict(zip(stored.units, (0, 1, 1, 2), strict=True))
         given = dataclasses.replace(stored, units=units, shared={"net/table": 1})
         with pytest.raises(PlacementError, match=r"'net/table' to partition 1, .* Those of partitions 0 and 2 do"):
-            propose(graph, dataclasses.replace(three, given=given), {})
+            propose(graph, three.changed(given=given), {})
 
     def test_a_partition_without_a_layer_is_refused(self) -> None:
         with pytest.raises(PlacementError, match=r"puts no layer on partition 1 of 2"):
@@ -377,6 +381,6 @@ def test_more_stages_than_units_are_refused_before_there_is_a_schedule(monkeypat
     def made(*_: object) -> None:
         raise AssertionError("no schedule is to be made")
 
-    monkeypatch.setattr(planning, "placement_of", made)
+    monkeypatch.setattr(requests, "placement_of", made)
     with pytest.raises(PlacementError, match=r"The model has 4 units .* Received: partitions=100000;"):
-        planning.planned(chain_of_dense(4), dataclasses.replace(TWO, stages=100_000), {})
+        planned(chain_of_dense(4), TWO.changed(stages=100_000), {})

@@ -11,16 +11,19 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.pipeline.planner import memory_forecast, proposal
-from smp_tf.pipeline.planner import plan as planning
+from smp_tf.pipeline.planner.cut import cut
+from smp_tf.pipeline.planner.request import Aim, Course, Hardware, PlacementRequest, Storage
 from smp_tf.pipeline.schedules.schedule import IN_ORDER
 from tests.partition.op_graph_builder import chain_of_dense
 
 GRAPH = chain_of_dense(8, batch=16)
 
 
-def request(schedule: str, stages: int, microbatches: int, limit: float | None = None) -> planning.PlacementRequest:
+def request(schedule: str, stages: int, microbatches: int, limit: float | None = None) -> PlacementRequest:
     ranks = Ranks.alike(stages, limit)
-    return planning.PlacementRequest(stages, microbatches, schedule, "memory", 0.0, ranks=ranks)
+    return PlacementRequest(
+        Course(schedule, stages, microbatches), Storage(0.0), Aim("memory"), hardware=Hardware(ranks)
+    )
 
 
 def proposed(graph: OpGraph, schedule: str, stages: int, microbatches: int, limit: float | None = None) -> Plan:
@@ -30,7 +33,7 @@ def proposed(graph: OpGraph, schedule: str, stages: int, microbatches: int, limi
 def needed(schedule: str, stages: int, microbatches: int) -> int:
     plan = proposed(GRAPH, schedule, stages, microbatches)
     asked = request(schedule, stages, microbatches)
-    exact = memory_forecast.with_exact_transfers(plan, planning.cut(GRAPH, plan), asked)
+    exact = memory_forecast.with_exact_transfers(plan, cut(GRAPH, plan), asked)
     return max(row.stored_bytes for row in exact.forecast)
 
 
@@ -83,7 +86,7 @@ def both_ends_share(layers: int) -> OpGraph:
 
 
 def not_contiguous(graph: OpGraph, schedule: str = "interleaved", **options: object) -> Plan:
-    request = planning.PlacementRequest(3, 4, schedule, "memory", 2.0, contiguous=False, **options)
+    request = PlacementRequest(Course(schedule, 3, 4, contiguous=False, **options), Storage(2.0), Aim("memory"))
     return proposal.propose(graph, request, {})
 
 
@@ -117,7 +120,7 @@ def test_a_schedule_with_chunks_of_its_own_keeps_them() -> None:
 
 def test_too_few_layers_for_any_schedule_is_an_error_that_says_so() -> None:
     """Bug: an IndexError, on one rank."""
-    request = planning.PlacementRequest(2, 4, "auto", "memory", 0.0, chunks_per_rank=5)
+    request = PlacementRequest(Course("auto", 2, 4, chunks_per_rank=5), Storage(0.0), Aim("memory"))
     with pytest.raises(PlacementError, match=r"has 8 units .* one in each of its 10 chunks on 2 partitions"):
         proposal.propose(GRAPH, request, {})
 
@@ -127,7 +130,7 @@ def test_too_few_layers_for_any_schedule_is_an_error_that_says_so() -> None:
 def test_a_partition_that_there_is_not_is_named(schedule: str, contiguous: bool) -> None:
     """Bug: an IndexError where a partition may be visited more than once."""
     graph = chain_of_dense(8, batch=16, stages=[0, 0, 1, 1, 5, 0, 0, 0])
-    request = planning.PlacementRequest(2, 4, schedule, "memory", 0.0, contiguous=contiguous)
+    request = PlacementRequest(Course(schedule, 2, 4, contiguous=contiguous), Storage(0.0), Aim("memory"))
     with pytest.raises(PlacementError, match=r"'net/dense_4' was placed on partition 5. There are 2: use 0 to 1"):
         proposal.propose(graph, request, {})
 
@@ -136,9 +139,9 @@ def test_layers_by_hand_go_with_the_chunks_of_the_schedule_where_these_come_back
     """Bug: contiguous = false refused what contiguous = true takes."""
     graph = chain_of_dense(8, batch=16, stages=[0, 0, 1, 1, 1, 1, 0, 0])
     for contiguous in (True, False):
-        request = planning.PlacementRequest(2, 4, "zb_v", "memory", 0.0, contiguous=contiguous)
+        request = PlacementRequest(Course("zb_v", 2, 4, contiguous=contiguous), Storage(0.0), Aim("memory"))
         assert proposal.propose(graph, request, {}).placement == (0, 1, 1, 0)
-    request = planning.PlacementRequest(2, 4, "interleaved", "memory", 0.0, contiguous=False)
+    request = PlacementRequest(Course("interleaved", 2, 4, contiguous=False), Storage(0.0), Aim("memory"))
     plan = proposal.propose(graph, request, {})
     assert plan.placement == (0, 1, 0)
     assert [plan.stage_of(f"net/dense_{layer}") for layer in range(8)] == [0, 0, 1, 1, 1, 1, 0, 0]
@@ -147,7 +150,7 @@ def test_layers_by_hand_go_with_the_chunks_of_the_schedule_where_these_come_back
 def test_a_later_step_may_use_the_layers_of_one_partition_alone() -> None:
     """Bug: with auto_partition = false it was refused, since no layer was on the other partition."""
     graph = chain_of_dense(2, batch=16, stages=[0, 0])
-    request = planning.PlacementRequest(2, 4, "interleaved", "memory", 0.0, default=0)
+    request = PlacementRequest(Course("interleaved", 2, 4), Storage(0.0), Aim("memory"), default=0)
     with pytest.raises(PlacementError, match="no layer is on partition 1 of 2"):
         proposal.propose(graph, request, {})
     assert set(proposal.propose(graph, request, {0: 0, 1: 0}).units.values()) == {0}
@@ -157,16 +160,16 @@ class TestSmallerMicrobatches:
     """A step is traced for one size of them, and what would fit with smaller ones was not said in a training."""
 
     def said(self, limit: float, schedule: str = "interleaved", samples: int = 64) -> str:
-        asked = dataclasses.replace(request(schedule, 2, 2, limit), samples=samples)
+        asked = request(schedule, 2, 2, limit).changed(samples=samples)
         with pytest.raises(MemoryLimitError) as raised:
             proposal.propose(chain_of_dense(8, batch=samples), asked, {})
         return str(raised.value).splitlines()[-1]
 
     def needed(self, microbatches: int, samples: int, schedule: str = "interleaved") -> int:
         graph = chain_of_dense(8, batch=samples)
-        asked = dataclasses.replace(request(schedule, 2, microbatches), samples=samples)
+        asked = request(schedule, 2, microbatches).changed(samples=samples)
         plan = proposal.propose(graph, asked, {})
-        exact = memory_forecast.with_exact_transfers(plan, planning.cut(graph, plan), asked)
+        exact = memory_forecast.with_exact_transfers(plan, cut(graph, plan), asked)
         return max(row.device_bytes for row in exact.forecast)
 
     def test_as_many_as_would_do_are_named(self) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.split.split import Split
-from smp_tf.pipeline.planner.plan import PlacementRequest, cut
+from smp_tf.pipeline.planner.cut import cut
 from smp_tf.pipeline.planner.proposal import propose
+from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
 from smp_tf.pipeline.programs.simulate import simulate
 from smp_tf.pipeline.programs.step_memory import StepMemory, memory_over_step, step_memory
@@ -20,7 +21,8 @@ from tests.partition.op_graph_builder import chain_of_dense
 
 def cut_in_two(schedule: str, microbatches: int, graph: OpGraph | None = None) -> Split:
     graph = graph or chain_of_dense(4)
-    return cut(graph, propose(graph, PlacementRequest(2, microbatches, schedule, "memory", 0.0), {}))
+    request = PlacementRequest(Course(schedule, 2, microbatches), Storage(0.0), Aim("memory"))
+    return cut(graph, propose(graph, request, {}))
 
 
 def held(schedule: str, microbatches: int, graph: OpGraph | None = None) -> tuple[StepMemory, ...]:

@@ -22,7 +22,7 @@ from smp_tf.config.config import check_config
 from smp_tf.errors import ConfigError
 from smp_tf.partition.graph.fingerprint import fingerprint
 from smp_tf.partition.plan.plan_file import PlanFile
-from smp_tf.pipeline.planner.plan import units_of
+from smp_tf.pipeline.planner.units import units_of
 from smp_tf.recording import timeline_file
 
 SCRIPT = """

@@ -15,8 +15,8 @@ from tf_keras import layers
 from smp_tf.model.profile_cache import FORMAT, Hardware, Profile, ProfileCache, subject_of, this_hardware
 from smp_tf.offline.measured_times import KnownTimes
 from smp_tf.offline.plan import OfflineModel, offline
-from smp_tf.pipeline.planner import plan as planning
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
+from smp_tf.pipeline.planner.units import units_of
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def keep(function: Callable[[], Any], sizes: Sequence[int], seconds: float = 1.0
         model = OfflineModel(function, batch_size=64)
         for samples in sizes:
             graph = model.trace_of(samples).graph
-            times = {unit.name: (seconds * samples, 2 * seconds * samples) for unit in planning.units_of(graph)}
+            times = {unit.name: (seconds * samples, 2 * seconds * samples) for unit in units_of(graph)}
             here = dataclasses.replace(this_hardware(), **hardware)
             ProfileCache().keep(
                 Profile(FORMAT, "net", subject_of(graph, samples), here, times, (1.0, 1.0 / (1 + samples)))

@@ -15,13 +15,14 @@ from smp_tf.errors import MemoryLimitError, PlacementError, RankMismatchError
 from smp_tf.job import program_numbers
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
-from smp_tf.pipeline.planner import plan as planning
 from smp_tf.pipeline.planner import proposal
+from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
+from smp_tf.pipeline.planner.times_by_size import UnitTimes
 from smp_tf.planning import agreement
 from tests.partition.op_graph_builder import chain_of_dense
 from tests.smp_tf.rank_threads import Ranks
 
-TWO = planning.PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
+TWO = PlacementRequest(Course("simple", 2, 2), Storage(slots=0.0), Aim("memory"))
 
 SLOW_FIRST = {"net/dense_0": (0.9, 0.9), **{f"net/dense_{n}": (0.1, 0.1) for n in (1, 2, 3)}}
 
@@ -39,7 +40,7 @@ def four(monkeypatch: pytest.MonkeyPatch) -> Ranks:
 def agree(
     batch: int,
     graph: OpGraph,
-    request: planning.PlacementRequest = TWO,
+    request: PlacementRequest = TWO,
     everywhere: bool = True,
     propose: Callable[..., Plan] | None = None,
 ) -> tuple[Plan, int]:
@@ -78,7 +79,7 @@ def refusals(results: list[Any]) -> set[str]:
 
 def test_replicas_have_batches_of_their_own_and_the_same_owners(four: Ranks) -> None:
     # Rank 0 would cut elsewhere than the others: what it says counts, also for another graph.
-    odd = dataclasses.replace(TWO, objective="speed", measured=SLOW_FIRST)
+    odd = TWO.changed(objective="speed", times=UnitTimes(SLOW_FIRST))
 
     def act(rank: int) -> tuple[Plan, int]:
         batch = 4 if rank < 2 else 6
@@ -96,7 +97,7 @@ def test_replicas_have_batches_of_their_own_and_the_same_owners(four: Ranks) -> 
 @pytest.mark.parametrize("choice", [{"schedule": "auto"}, {"schedule": "zb_v"}, {"contiguous": False}])
 def test_replicas_have_the_same_chunks(four: Ranks, choice: dict[str, Any]) -> None:
     """Bug: a replica with batches of another size was given owners by chunk, and planned with chunks of its own."""
-    request = dataclasses.replace(TWO, microbatches=4, **choice)
+    request = TWO.changed(microbatches=4, **choice)
 
     def act(rank: int) -> tuple[Plan, int]:
         batch = 4 if rank < 2 else 6

@@ -17,12 +17,12 @@ from smp_tf.job import runtime
 from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.plan_file import PlanFile, StoredPlan, to_store
-from smp_tf.pipeline.planner.plan import PlacementRequest
 from smp_tf.pipeline.planner.proposal import propose
+from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from smp_tf.planning import partition_file
 from tests.partition.op_graph_builder import chain_of_dense
 
-TWO = PlacementRequest(stages=2, microbatches=2, schedule="simple", objective="memory", slots=0.0)
+TWO = PlacementRequest(Course("simple", 2, 2), Storage(slots=0.0), Aim("memory"))
 
 
 def planned(layers: int = 2) -> tuple[Plan, OpGraph]:
@@ -235,7 +235,7 @@ class TestGiven:
         def said(graph: OpGraph) -> str:
             given = partition_file.given_for("train", graph)
             assert given is loaded.plans[0]
-            return propose(graph, dataclasses.replace(TWO, given=given), {}).reasons[-1]
+            return propose(graph, TWO.changed(given=given), {}).reasons[-1]
 
         assert said(planned()[1]) == "the placement is that of the plan that was loaded"
         assert said(chain_of_dense(2, batch=64)) == (
@@ -252,7 +252,7 @@ class TestGiven:
         running(tmp_path / "plan.json", PlanFile.from_json(json.dumps(fields)))
         plan, graph = planned()
         given = partition_file.given_for("train", graph)
-        again = propose(graph, dataclasses.replace(TWO, given=given), {})
+        again = propose(graph, TWO.changed(given=given), {})
         assert again.fingerprint == plan.fingerprint
         assert again.reasons[-1].endswith("was made for step 'train' with other batches, constants or operations")
 
@@ -264,7 +264,7 @@ class TestGiven:
         graph = planned()[1]
         given = partition_file.given_for("train", graph)
         assert given is not None
-        plan = propose(graph, dataclasses.replace(TWO, given=given, placement=given.placement), {})
+        plan = propose(graph, TWO.changed(given=given, placement=given.placement), {})
         assert plan.placement == (1, 0)
         assert plan.reasons[-1] == (
             "the placement is that of the plan that was loaded; moved by hand: chunk 0 from partition 0 to 1, chunk 1 "
@@ -278,7 +278,7 @@ class TestGiven:
         graph = chain_of_dense(4, tied=(0, 3))
         loaded = PlanFile(2, (to_store("train", propose(graph, TWO, {}), graph),))
         running(tmp_path / "plan.json", loaded)
-        request = dataclasses.replace(TWO, given=partition_file.given_for("train", graph))
+        request = TWO.changed(given=partition_file.given_for("train", graph))
         assert propose(graph, request, {0: 0}).owners["net/dense_0/kernel"] == 0
         with pytest.raises(
             PlacementError, match=r"to partition 0\. An earlier step put it on partition 1, where it stays"

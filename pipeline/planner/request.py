@@ -1,0 +1,200 @@
+"""What the placement of a step depends on besides its graph: five values and what the script has fixed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smp_tf.partition.errors import PlacementError
+from smp_tf.partition.place.placement import Chunks, Ranks
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.plan.plan_file import StoredPlan
+from smp_tf.partition.units.cost import Machine
+from smp_tf.pipeline.errors import ScheduleError
+from smp_tf.pipeline.planner.times_by_size import UnitTimes
+from smp_tf.pipeline.programs.stash import stash_profile
+from smp_tf.pipeline.schedules.schedule import placement_of, program_of
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a step goes through its stages.
+
+    Args:
+        schedule: name or text of the schedule.
+        stages: number of stages.
+        microbatches: number of microbatches.
+        samples: samples of a microbatch, where the graph leaves that length open.
+        chunks_per_rank: how many chunks of the model each rank has; None for as few as the schedule takes.
+        placement: the stage of every chunk, where that is not the schedule's; else None.
+        contiguous: whether every stage is one run of the units, where the schedule has one chunk on each.
+        recompute: whether backward makes again what forward made, in place of keeping it.
+    """
+
+    schedule: str
+    stages: int
+    microbatches: int
+    samples: int = 1
+    chunks_per_rank: int | None = None
+    placement: tuple[int, ...] | None = None
+    contiguous: bool = True
+    recompute: bool = False
+
+    @property
+    def chunks(self) -> Chunks:
+        """Where chunks are, and what stages keep of them.
+
+        Raises:
+            PlacementError: the schedule has no order for chunks that are placed as an earlier step or a file says.
+            ScheduleError: it is not defined for so many stages and microbatches.
+        """
+        placement = self.placement or placement_of(self.schedule, self.stages, self.chunks_per_rank)
+        try:
+            return _chunks_of(self.schedule, placement, self.microbatches)
+        except ScheduleError as error:
+            if self.placement is None:
+                raise
+            raise PlacementError(f"pipeline and the places of the chunks do not go together. {error}") from None
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What ranks keep besides weights and activations, and where.
+
+    Args:
+        slots: optimizer slots per trainable variable, in sizes of the variable.
+        slot_shares: among how many replicas the slots of a stage are shared.
+        replicas: how many train at the same time.
+        averaging_bytes: memory through which every rank averages gradients.
+        gradients_on_host, slots_on_host: whether these are in the host's memory instead of the device's.
+    """
+
+    slots: float
+    slot_shares: int = 1
+    replicas: int = 1
+    averaging_bytes: int = 0
+    gradients_on_host: bool = False
+    slots_on_host: bool = False
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the ranks are.
+
+    Args:
+        ranks: how the ranks of the stages differ, and what they may need; None where they are alike, without limit.
+        machine: speeds that costs are estimated by, in times of which those of the ranks are; None for those of a
+            usual machine.
+    """
+
+    ranks: Ranks | None = None
+    machine: Machine | None = None
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a placement is to be good at, and how long it is looked for.
+
+    Args:
+        objective: "memory" or "speed".
+        proof_seconds: for how long to look for a placement that no cut of one order gives; 0 for not at all.
+        thorough: look also where there is little to gain.
+        advise: where nothing fits, look for what would.
+        others: gives, in words, numbers of microbatches that are not tried here and with which it fits; None where
+            nothing else can be tried.
+        more_partitions: gives, in words, larger numbers of stages with which it fits, where the ranks for them are
+            known; None where they are taken to be as the others.
+    """
+
+    objective: str
+    proof_seconds: float = 0.0
+    thorough: bool = False
+    advise: bool = True
+    others: Callable[[], Iterable[str]] | None = None
+    more_partitions: Callable[[Iterable[int]], Iterable[str]] | None = None
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Which of a step's outputs are no plain tensors for every stage.
+
+    Args:
+        local: positions of outputs that stay with the stage that makes them.
+        composites: positions of outputs that are parts of one composite tensor.
+    """
+
+    local: frozenset[int] = frozenset()
+    composites: Sequence[tuple[int, ...]] = ()
+
+
+@dataclass(frozen=True)
+class PlacementRequest:
+    """What the placement of a step depends on besides its graph.
+
+    Args:
+        course: how the step goes through its stages.
+        storage: what ranks keep besides weights and activations.
+        aim: what the placement is to be good at, and how long it is looked for.
+        times: what was measured of units, in seconds of one microbatch.
+        hardware: what the ranks are.
+        default: where the script places all layers, the stage of those it has not placed; else None.
+        given: the plan of a file, which leaves no choice; else None.
+        outputs: which outputs are no plain tensors for every stage.
+    """
+
+    course: Course
+    storage: Storage
+    aim: Aim
+    times: UnitTimes = dataclasses.field(default_factory=UnitTimes)
+    hardware: Hardware = Hardware()
+    default: int | None = None
+    given: StoredPlan | None = None
+    outputs: Outputs = Outputs()
+
+    def changed(self, **changes: Any) -> PlacementRequest:
+        """Returns the same with other values of some fields.
+
+        Args:
+            changes: fields of the request or of one of its values, by name: no two of them have a field in common.
+
+        Raises:
+            TypeError: there is no such field.
+        """
+        parts: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name in _PART_OF:
+                part = parts.get(_PART_OF[name], getattr(self, _PART_OF[name]))
+                parts[_PART_OF[name]] = dataclasses.replace(part, **{name: value})
+            else:
+                parts[name] = value
+        return dataclasses.replace(self, **parts)
+
+    def like(self, plan: Plan) -> PlacementRequest:
+        """Returns the same for another step, whose chunks are where a plan has them and which has its schedule.
+
+        Args:
+            plan: of a step of another replica.
+        """
+        return self.changed(placement=plan.placement, schedule=plan.schedule, contiguous=True)
+
+    @property
+    def limits(self) -> tuple[float | None, ...]:
+        """Bytes that each stage may need, or None."""
+        ranks = self.hardware.ranks
+        return ranks.memory if ranks is not None else (None,) * self.course.stages
+
+
+#: The value of a request that has a field.
+_PART_OF = {
+    field.name: part
+    for part, kind in (("course", Course), ("storage", Storage), ("aim", Aim), ("hardware", Hardware))
+    for field in dataclasses.fields(kind)
+}
+
+
+@functools.lru_cache(maxsize=64)
+def _chunks_of(schedule: str, placement: tuple[int, ...], microbatches: int) -> Chunks:
+    return Chunks(placement, stash_profile(program_of(schedule, placement, microbatches)))
