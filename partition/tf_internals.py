@@ -83,7 +83,7 @@ def watch_recorded_operations(note: Callable[[Sequence[Any], Sequence[Any], str,
     Custom gradients, recomputation and calls of functions are recorded so; no gradient function is looked up for them.
 
     Args:
-        note: as for `watch_gradient_functions`, with the forward op's inputs and outputs.
+        note: makes a context for the function's call, given the forward op's inputs and outputs, its type and its name.
     """
     names = ("record_operation", "record_operation_backprop_only")
     originals = {name: getattr(record, name) for name in names}

@@ -33,7 +33,7 @@ class Program:
     unit is a difference of two.
 
     Args:
-        problem: see `solve_dag._record`.
+        problem: units and weights by number, as `solve_dag._record` writes them.
     """
 
     def __init__(self, problem: dict[str, Any]) -> None:

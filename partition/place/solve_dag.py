@@ -107,7 +107,7 @@ def solve_dags(problems: Sequence[DagProblem], seconds: float = 10.0) -> list[Da
         The solution of each.
 
     Raises:
-        PlacementError: as `solve_dag`.
+        PlacementError: OR-tools is not installed, the solver failed, or a graph is too large to look.
     """
     for problem in problems:
         units = len(problem.chain.names)

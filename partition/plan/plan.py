@@ -208,7 +208,7 @@ class Plan:
         """Returns the stage of each of the given units, by name.
 
         Raises:
-            PlacementError: as `chunks_of`.
+            PlacementError: a unit is not in the plan: it was made for another model.
         """
         return tuple(self.placement[chunk] for chunk in self.chunks_of(units))
 

@@ -68,9 +68,9 @@ class Planned:
     """What the planner has decided, by which it is seen what was changed by hand.
 
     Args:
-        placement: as `StoredPlan.placement`.
+        placement: the partition of every chunk.
         first: the first layer of each chunk; "" for a chunk without one, as a step has that uses a part of the models.
-        shared: as `StoredPlan.shared`.
+        shared: the owner of each variable that layers of several chunks use.
     """
 
     placement: tuple[int, ...]

@@ -75,10 +75,11 @@ def simulate_on_hosts(
     Args:
         program: a program with or without transfers.
         times: task times of every chunk, or one for all, each next to as many tasks like it as its host has ranks.
-        edges: as for `simulate`.
+        edges: the edges that its SEND and RECV tasks name; None for a program without transfers.
         sharing: which ranks share a host, and what they gain alone.
-        comm: as for `simulate`.
-        once: as for `simulate`; what ranks do with other replicas takes nothing of their host.
+        comm: how long a message takes, in the unit of `times`: one number, or one per edge index.
+        once: how long tasks take that are done once a step, such as REDUCE. What ranks do with other replicas takes
+            nothing of their host.
 
     Returns:
         The timeline.

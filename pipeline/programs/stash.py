@@ -49,7 +49,7 @@ def stash_profile(program: Program, freed_by: Kind = Kind.W) -> tuple[tuple[Mapp
 
     Args:
         program: the program of one step.
-        freed_by: as in `peak_stash`.
+        freed_by: W, or I for segments that free nearly all of their stash at the first piece.
 
     Returns:
         Per rank, one mapping from chunk to microbatches held per moment, with all chunks of the

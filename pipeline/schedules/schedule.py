@@ -174,10 +174,10 @@ def placement_of(schedule: str, stages: int, chunks_per_rank: int | None = None)
     Args:
         schedule: a name in `SCHEDULES`, or the text of a schedule (see `schedule_file`).
         stages: how many ranks share the model.
-        chunks_per_rank: as in `build`; a written schedule says it itself.
+        chunks_per_rank: how many chunks each rank has; None for as few as it takes. A written schedule says it itself.
 
     Raises:
-        ScheduleError: as `build`, and as `load_schedule`.
+        ScheduleError: there is no such schedule, it is not defined for these numbers, or its text is wrong.
 
     Example:
         >>> placement_of("zb_v", 3)
@@ -215,12 +215,12 @@ def program_of(
     Args:
         schedule: a name in `SCHEDULES`, or the text of a schedule (see `schedule_file`).
         placement: the rank of every chunk; "simple" and "interleaved" take any, others their own (`placement_of`).
-        microbatches: as in `build`, and so are the others.
-        backward: see there.
-        sweeps: see there.
+        microbatches: how many microbatches a step runs, 1 or more.
+        backward: False for a forward-only program, as evaluation needs it.
+        sweeps: how often a microbatch crosses the stages; those after the second are T tasks.
 
     Raises:
-        ScheduleError: as `build`, and as `load_schedule`; or chunks are on other ranks in the schedule.
+        ScheduleError: there is no such schedule, its text is wrong, or it has chunks on other ranks.
 
     Example:
         >>> print(program_of("interleaved", (0, 1, 0), 1).text())

@@ -54,7 +54,7 @@ def know_averaging(number: int, known_as: str, *, everywhere: bool) -> None:
     Args:
         number: of the program.
         known_as: what its step function is known by, on all ranks.
-        everywhere: see `agree_on_plan`.
+        everywhere: whether all replicas come here now; else only this one.
     """
     running = runtime.current()
     topology, transport = running.topology, running.transport

@@ -89,7 +89,7 @@ def world_size(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def world_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of this process, likewise."""
+    """Returns the number of this process as the launcher says it, before Horovod has started."""
     return number(_WORLD_RANKS, environment)
 
 

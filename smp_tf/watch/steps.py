@@ -59,7 +59,7 @@ class StepWatch:
         describe: names a rank for messages.
         interval: seconds between two looks.
         stuck: seconds after which a message that has not come is not merely on its way.
-        beside: looks too, at what no message shows; it raises `RankMismatchError` likewise.
+        beside: looks too, at what no message shows; it raises `RankMismatchError`, too.
     """
 
     def __init__(
