@@ -66,12 +66,12 @@ class PublicNames(SphinxDirective):
 
 
 def module_of(name: str) -> str:
-    """The module that defines a public name."""
+    """Returns the module that defines a public name."""
     return smp_tf._WHERE[name].partition(":")[0]
 
 
 def directive(name: str) -> list[str]:
-    """The lines of reStructuredText that document a public name."""
+    """Returns the lines of reStructuredText that document a public name."""
     value: Any = getattr(smp_tf, name)
     if isinstance(value, types.ModuleType):
         return [f".. automodule:: smp_tf.{name}", "   :members:", ""]

@@ -1,4 +1,4 @@
-"""Train a convolutional network, split over processes, on scikit-learn's handwritten digits.
+"""Trains a convolutional network, split over processes, on scikit-learn's handwritten digits.
 
     horovodrun -np 2 python examples/digits.py     # two halves of the model on two processes
     python examples/digits.py                      # the same model in one process, the same losses
@@ -47,7 +47,7 @@ class Net(smp.DistributedModel):  # (2) instead of tf.keras.Model
 
 
 def digits():
-    """1,797 images of 8 x 8 pixels: four fifths to train on, one fifth to test."""
+    """Returns 1,797 images of 8 x 8 pixels: four fifths to train on, one fifth to test."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).reshape(-1, 8, 8, 1).astype("float32")
     labels = labels.astype("int32")

@@ -1,4 +1,4 @@
-"""Fine-tune a pre-trained model: first a new head on frozen layers, then the upper ones of these at a lower rate.
+"""Fine-tunes a pre-trained model: first a new head on frozen layers, then the upper ones of these at a lower rate.
 
     horovodrun -np 2 python examples/finetune.py     # the model on two processes
     python examples/finetune.py                      # in one process, the same losses
@@ -23,7 +23,7 @@ LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def digits(first, test_size):
-    """Images of 8 x 8 of five digits from `first` on, with labels from 0 to 4; a part of them is for testing."""
+    """Returns images of 8 x 8 of five digits from `first` on, with labels 0 to 4; a part of them is for testing."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).reshape(-1, 8, 8, 1).astype("float32")
     wanted = (labels >= first) & (labels < first + 5)
@@ -55,7 +55,7 @@ def pretrain(file):
 
 
 def build(file):
-    """The pre-trained model, all of it frozen, with a new head."""
+    """Returns the pre-trained model, all of it frozen, with a new head."""
     pretrained = tf.keras.models.load_model(file, compile=False)
     for layer in pretrained.layers:
         layer.trainable = False  # (1) as in any Keras: before compile, or before the first call of a step
@@ -64,12 +64,12 @@ def build(file):
 
 
 def slots(optimizer):
-    """Layers for whose weights the optimizer of this rank keeps slots (of each the first is looked at)."""
+    """Returns the layers for whose weights the optimizer of this rank keeps slots (it looks at the first of each)."""
     return sorted({v.name.split("/")[-2] for v in optimizer.variables if v.name.startswith("Adam/m/")})
 
 
 def values(model):
-    """The weights of this rank by name."""
+    """Returns the weights of this rank by name."""
     return {variable.name: variable.numpy() for variable in model.local_variables}
 
 

@@ -1,4 +1,4 @@
-"""Train a split model with Keras's own `compile` and `fit`: callbacks, validation and progress as in one process.
+"""Trains a split model with Keras's own `compile` and `fit`: callbacks, validation and progress as in one process.
 
     horovodrun -np 2 python examples/fit.py     # the model on two processes
     python examples/fit.py                      # in one process, the same losses
@@ -19,7 +19,7 @@ from tensorflow.keras import layers
 
 
 def build():
-    """An ordinary Keras model."""
+    """Returns an ordinary Keras model."""
     return tf.keras.Sequential(
         [
             layers.Input((8, 8, 1)),

@@ -1,4 +1,4 @@
-"""Train a small GPT, split over processes, to write like the Python manual, letter by letter.
+"""Trains a small GPT, split over processes, to write like the Python manual, letter by letter.
 
     horovodrun -np 2 python examples/language_model.py
 
@@ -58,20 +58,20 @@ class GPT(smp.DistributedModel):
 
 
 def manual():
-    """The text as numbers, one per character, and the characters."""
+    """Returns the text as numbers, one per character, and the characters."""
     text = "\n".join(topics[name] for name in sorted(topics))
     characters, numbers = np.unique(list(text), return_inverse=True)
     return numbers.astype("int32"), characters
 
 
 def unigram_entropy(numbers):
-    """The loss of the best guess that looks at no other character, in nats."""
+    """Returns the loss of the best guess that looks at no other character, in nats."""
     share = np.bincount(numbers) / len(numbers)
     return float(-np.sum(share * np.log(share)))
 
 
 def batch_of(numbers, random, size, length):
-    """Random windows of the text, and the same windows one character on."""
+    """Returns random windows of the text, and the same windows one character on."""
     starts = random.integers(0, len(numbers) - length - 1, size)
     windows = np.stack([numbers[start : start + length + 1] for start in starts])
     return windows[:, :-1], windows[:, 1:]

@@ -1,4 +1,4 @@
-"""Load the model that digits.py saved, with Keras alone, and test it again.
+"""Loads the model that digits.py saved, with Keras alone, and tests it again.
 
 python examples/load_digits.py
 """

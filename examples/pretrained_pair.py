@@ -1,4 +1,4 @@
-"""Use two pre-trained Keras models inside one model, and train them on together, split over two processes.
+"""Uses two pre-trained Keras models inside one model, and trains them on together, split over two processes.
 
     horovodrun -np 2 python examples/pretrained_pair.py     # one pre-trained model on each process
     python examples/pretrained_pair.py                      # in one process, the same losses
@@ -24,14 +24,14 @@ HALVES = ("upper", "lower")
 
 
 def digits():
-    """Images of 8 x 8 and their labels; a fifth of them is for testing."""
+    """Returns images of 8 x 8 and their labels; a fifth of them is for testing."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).reshape(-1, 8, 8).astype("float32")
     return train_test_split(images, labels.astype("int32"), test_size=0.2, random_state=0, stratify=labels)
 
 
 def half_of(images, half):
-    """The upper or the lower four rows of images."""
+    """Returns the upper or the lower four rows of images."""
     return images[:, :4] if half == "upper" else images[:, 4:]
 
 

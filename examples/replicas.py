@@ -1,4 +1,4 @@
-"""Train the small GPT of language_model.py with fit, on replicas that are each split over processes.
+"""Trains the small GPT of language_model.py with fit, on replicas that are each split over processes.
 
     horovodrun -np 4 python examples/replicas.py
 

@@ -1,4 +1,4 @@
-"""Train with evaluation and checkpoints, stop, and go on later on another number of processes.
+"""Trains with evaluation and checkpoints, stops, and goes on later on another number of processes.
 
     horovodrun -np 2 python examples/resume.py --epochs 3                  # two partitions; a checkpoint per epoch
     horovodrun -np 3 python examples/resume.py --epochs 5 --partitions 3   # goes on at epoch 4, on three

@@ -1,4 +1,4 @@
-"""Train a BERT of the package transformers, split over processes, to tell lines of Python from lines of its manual.
+"""Trains a BERT of the package transformers, split over processes, to tell lines of Python from lines of its manual.
 
     horovodrun -np 2 python examples/transformer.py     # the model on two processes
     python examples/transformer.py                      # in one process, the same losses
@@ -35,7 +35,7 @@ LENGTH = 24
 
 
 def build():
-    """An ordinary model of transformers."""
+    """Returns an ordinary model of transformers."""
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -50,7 +50,7 @@ def build():
 
 
 def lines(count):
-    """Lines of the manual and of code, as many of each, and which is which."""
+    """Returns lines of the manual and of code, as many of each, and which is which."""
     manual = "\n".join(topics[name] for name in sorted(topics)).splitlines()
     code = "\n".join(source_of(name) for name in ("argparse", "inspect", "typing", "tarfile", "doctest")).splitlines()
     draw = random.Random(1)  # the same on every rank: all see the same data
@@ -59,13 +59,13 @@ def lines(count):
 
 
 def source_of(module):
-    """The text of a module of the standard library."""
+    """Returns the text of a module of the standard library."""
     with open(os.path.join(os.path.dirname(os.__file__), f"{module}.py"), encoding="utf-8") as file:
         return file.read()
 
 
 def encoded(texts):
-    """What the model takes: one token per word or sign, and which tokens are no padding."""
+    """Returns what the model takes: one token per word or sign, and which tokens are no padding."""
     split = [re.findall(r"\w+|[^\w\s]", text) for text in texts]
     known = Counter(word for words in split for word in words).most_common(VOCABULARY - 3)
     number = {word: UNKNOWN + 1 + place for place, (word, _) in enumerate(known)}

@@ -1,4 +1,4 @@
-"""Split an ordinary functional Keras model, without a change to it, and hand it back as a file of Keras's.
+"""Splits an ordinary functional Keras model, without a change to it, and hands it back as a file of Keras's.
 
     horovodrun -np 2 python examples/wrapped.py     # the model on two processes
     python examples/wrapped.py                      # in one process, the same losses
@@ -23,7 +23,7 @@ GROUPS = ("mean", "error", "worst")
 
 
 def build():
-    """An ordinary Keras model: a branch for each group of measurements, and what they say together."""
+    """Returns an ordinary Keras model: a branch for each group of measurements, and what they say together."""
     inputs = [layers.Input((10,), name=name) for name in GROUPS]
     branches = []
     for name, group in zip(GROUPS, inputs, strict=True):
@@ -35,7 +35,7 @@ def build():
 
 
 def tumours():
-    """The three groups of measurements, and what each tumour turned out to be; a quarter is for testing."""
+    """Returns the three groups of measurements, and what each tumour turned out to be; a quarter is for testing."""
     measured, benign = load_breast_cancer(return_X_y=True)
     malignant = (benign == 0).astype("float32")[:, None]
     train, test, train_labels, test_labels = train_test_split(

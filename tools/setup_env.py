@@ -28,7 +28,7 @@ PACKAGED = {
 
 
 def version_of(interpreter: str) -> Optional[str]:
-    """The `major.minor` of an interpreter, or None if it does not run."""
+    """Returns the `major.minor` of an interpreter, or None if it does not run."""
     try:
         answer = subprocess.run(
             [interpreter, "-c", ASK_VERSION],
@@ -42,7 +42,7 @@ def version_of(interpreter: str) -> Optional[str]:
 
 
 def system() -> Dict[str, str]:
-    """What the system says of itself; nothing where it does not."""
+    """Returns what the system says of itself; nothing where it does not."""
     try:
         with open(OS_RELEASE) as file:
             pairs = [line.strip().partition("=") for line in file]
@@ -52,7 +52,7 @@ def system() -> Dict[str, str]:
 
 
 def way(supported: List[str], found: Dict[str, str]) -> str:
-    """The sentence that says what installs a supported Python on a system, such as `system` found."""
+    """Returns the sentence that says what installs a supported Python on a system, such as `system` found."""
     codename = found.get("UBUNTU_CODENAME") or found.get("DEBIAN_CODENAME") or found.get("VERSION_CODENAME", "")
     packaged = PACKAGED.get(codename)
     if packaged in supported:
@@ -71,7 +71,7 @@ def way(supported: List[str], found: Dict[str, str]) -> str:
 
 
 def advice(running: str, supported: List[str], found: Dict[str, str]) -> str:
-    """The line that says which Python is wanted and how to get it on a system."""
+    """Returns the line that says which Python is wanted and how to get it on a system."""
     kind = "old" if tuple(map(int, running.split("."))) < (3, int(supported[0][2:])) else "new"
     return "python3 is Python %s, too %s: Python %s to %s is needed, and none is on PATH. %s" % (
         running,

@@ -32,7 +32,7 @@ def missing_debian_packages() -> dict[str, str]:
 
 
 def compiler_version() -> str:
-    """The first line of `g++ --version`: names the compiler well enough to key what it built."""
+    """Returns the first line of `g++ --version`: names the compiler well enough to key what it built."""
     answer = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, text=True, check=True)
     return answer.stdout.splitlines()[0]
 

@@ -75,7 +75,7 @@ def cause_of(output: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as a person says it: `7 s`, `2 min 05 s`."""
+    """Returns a time as a person says it: `7 s`, `2 min 05 s`."""
     whole = round(seconds)
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
 

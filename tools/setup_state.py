@@ -43,7 +43,7 @@ class Stamps:
         self._folder = folder
 
     def holds(self, step: str, key: str) -> bool:
-        """Whether a step was finished for this key."""
+        """Returns whether a step was finished for this key."""
         file = self._folder / step
         return file.is_file() and file.read_text() == key
 
@@ -67,7 +67,7 @@ class Lock:
         self._file = open(path, "a+")  # noqa: SIM115 - the lock lasts while it is open
 
     def holder(self) -> str:
-        """The process id the current holder wrote."""
+        """Returns the process id the current holder wrote."""
         self._file.seek(0)
         return self._file.read().strip()
 
@@ -90,7 +90,7 @@ class Lock:
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process started, in clock ticks: tells it from a later one of the same id."""
+    """Returns when a process started, in clock ticks: tells it from a later one of the same id."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -110,7 +110,7 @@ class ChildRecord:
         self._path.write_text(f"{pid} {_start_time(pid)}")
 
     def forget(self) -> None:
-        """The child has ended."""
+        """Notes that the child has ended."""
         self._path.unlink(missing_ok=True)
 
     def end_leftover(self) -> None:

@@ -51,7 +51,7 @@ class Setup:
         self.engine = Engine(venv.name, STATE, venv / ".setup")
 
     def steps(self) -> list[Step]:
-        """The steps with the keys of this moment; each key contains the one before it."""
+        """Returns the steps with the keys of this moment; each key contains the one before it."""
         compiler = setup_prerequisites.compiler_version()
         environment = digest(sys.version, BASE_PYTHON, str(self.venv), *self.requirements)
         horovod = digest(environment, self._horovod_key(compiler))
@@ -82,7 +82,7 @@ class Setup:
         self.engine.run(self.steps())
 
     def _child_env(self, **settings: str) -> dict[str, str]:
-        """The caller's environment, ours in front, without what leads pip or make astray."""
+        """Returns the caller's environment, ours in front, without what leads pip or make astray."""
         astray = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_USER", "MFLAGS", "MAKELEVEL")
         env = {name: value for name, value in os.environ.items() if name not in astray}
         env["VIRTUAL_ENV"] = str(self.venv)
@@ -129,7 +129,7 @@ class Setup:
         }
 
     def _horovod_key(self, compiler: str) -> str:
-        """All that makes one compiled Horovod differ from another: its place in the cache."""
+        """Returns all that makes one compiled Horovod differ from another: its place in the cache."""
         mpi = ""
         if shutil.which("mpicxx"):
             answer = subprocess.run(["mpicxx", "-show"], stdout=subprocess.PIPE, text=True)

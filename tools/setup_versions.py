@@ -38,12 +38,12 @@ def read_sections(path: str = VERSIONS_FILE) -> Dict[str, List[str]]:
 
 
 def supported_pythons(tensorflow: str) -> List[str]:
-    """The Python versions, oldest first, on which TensorFlow `current` or `oldest` is supported."""
+    """Returns the Python versions, oldest first, on which TensorFlow `current` or `oldest` is supported."""
     return read_sections()["python " + tensorflow]
 
 
 def requirements(tensorflow: str) -> List[str]:
-    """The pip requirement lines for TensorFlow `current` or `oldest`; Horovod is not among them."""
+    """Returns the pip requirement lines for TensorFlow `current` or `oldest`; Horovod is not among them."""
     sections = read_sections()
     docs = sections["docs"] if tensorflow == "current" else []
     common = sections["common"] + sections["tensorflow " + tensorflow]
@@ -51,7 +51,7 @@ def requirements(tensorflow: str) -> List[str]:
 
 
 def pinned(section: str, package: str) -> str:
-    """The version that a section pins for a package that it names once."""
+    """Returns the version that a section pins for a package that it names once."""
     for line in read_sections()[section]:
         name, _, version = line.partition("==")
         if name == package:

@@ -13,7 +13,7 @@ from drawing import new_picture, save
 
 
 def column(file: Path, name: str) -> list[float]:
-    """A column of a file of CSVLogger's, a value per epoch."""
+    """Returns a column of a file of CSVLogger's, a value per epoch."""
     with file.open(encoding="utf-8") as lines:
         return [float(row[name]) for row in csv.DictReader(lines)]
 

@@ -27,7 +27,7 @@ HEIGHT = 0.8
 
 
 def bytes_of(layer: str, variables: dict[str, str]) -> int:
-    """Bytes of the weights of a layer, such as those of "net/dense", from texts such as "float32[64,512]".
+    """Returns the bytes of the weights of a layer, such as those of "net/dense", from texts such as "float32[64,512]".
 
     Names of weights may leave out the model that the layer is in: "dense/kernel".
     """
@@ -66,7 +66,7 @@ def draw_stages(axes: Any, plan: dict[str, Any]) -> None:
 
 
 def draw_schedule(axes: Any, plan: dict[str, Any]) -> None:
-    """A row per stage, time from left to right, forward and backward of every microbatch."""
+    """Draws a row per stage, time from left to right, forward and backward of every microbatch."""
     times = [
         ChunkTimes(row["time_share"] / (1 + BACKWARD), row["time_share"] * BACKWARD / (1 + BACKWARD), 0.0)
         for row in plan["forecast"]

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt  # noqa: E402 - the settings come first
 
 
 def new_picture(width: float, height: float) -> tuple[Any, Any]:
-    """A figure of a size in inches, with one pair of axes without a frame around it."""
+    """Returns a figure of a size in inches, with one pair of axes without a frame around it."""
     figure, [axes] = new_row(width, height, 1)
     return figure, axes
 

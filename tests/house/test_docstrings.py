@@ -15,6 +15,8 @@ from tests.house.imports import ROOT
 
 #: Rooms whose words have been gone over; the list only grows.
 FINISHED = [
+    "docs/pictures",
+    "examples",
     "partition",
     "partition/graph",
     "partition/op_cost",
@@ -54,7 +56,7 @@ Compares Compiles Connects Contracts Counts Cuts Decides Deletes Divides Does Dr
 Exempts Finds Follows Forgets Frees Gathers Gives Goes Groups Holds Joins Keeps Learns Leaves Lets Loads Looks Makes
 Marks Measures Minimises Names Notes Numbers Opens Passes Places Plans Prepares Prints Puts Raises Reads Receives
 Records Reduces Refuses Registers Remembers Removes Replaces Requires Restores Returns Runs Saves Says Scales Seeds
-Sends Sets Shows Solves Sorts Starts Sums Takes Tells Traces Tries Turns Waits Watches Wraps Writes Yields
+Sends Sets Shows Solves Sorts Starts Sums Takes Tells Traces Trains Tries Turns Waits Watches Wraps Writes Yields
 """
 VERBS = frozenset(WORDS.split())
 
