@@ -110,7 +110,7 @@ def main():
         .shuffle(len(train_images), seed=1)
         .batch(args.batch_size, drop_remainder=True)
     )
-    # Behind horovodrun, Rich cannot see whether it writes to a terminal.
+    # Under horovodrun, Rich cannot see whether it writes to a terminal.
     terminal = os.environ.get("TERM", "dumb") != "dumb"
     progress = Progress(
         TextColumn("training"),

@@ -74,7 +74,7 @@ def values(model):
 
 
 def main():
-    """Pre-trains unless that was done before, trains a new head, then the upper layers too, and tests."""
+    """Trains the model unless that was done before, then a new head, then the upper layers too, and tests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, nargs=2, default=[8, 6], help="of the first and the second phase")
     parser.add_argument("--partitions", type=int, default=2, help="stages the model is cut into")

@@ -78,7 +78,7 @@ class PairReader(smp.DistributedModel):
 
 
 def main():
-    """Pre-trains unless that was done before, trains the pair, tests and saves it."""
+    """Trains each half unless that was done before, trains the pair, tests and saves it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--partitions", type=int, default=2, help="stages the model is cut into")
