@@ -8,6 +8,9 @@ update is the optimizer's and is left out. A ratio above 1 says that the step wa
 Where other programs take the processors now and then, look at "least disturbed": the forecast from the shortest time of
 each unit over the shortest median of steps, of all repetitions.
 
+With `-np 4 --partitions 2` two replicas train, and the step averages gradients; the forecast then has the averages in
+it, by the speed of links between processes of a host that `smp-tf plan` takes.
+
 The forecast is that of `smp-tf plan`: the schedule, simulated with the sum of a stage's units for each of its tasks,
 which are faster while the other rank waits. "always beside" is the same if they were not.
 """
@@ -37,6 +40,7 @@ from tf_keras import layers
 from smp_tf.job import runtime
 from smp_tf.job.exchange import allgather_json
 from smp_tf.model import profiling
+from smp_tf.offline.cluster import one_host
 from smp_tf.partition.units.cost import estimate
 from smp_tf.pipeline.measure.profile import make_ready
 from smp_tf.pipeline.planner.cut import cut_into_units
@@ -197,7 +201,10 @@ class Forecast:
             UnitTimes(found.times, alone=(1.0, 1.0) if always_beside else found.alone),
         )
         units, costs = costs_of(self.traced.graph, request)
-        return timeline_of(plan, units, costs, split, self.samples).step_time
+        running = runtime.current().topology
+        averaged = [row.gradient_bytes for row in plan.forecast]
+        reduce_seconds = one_host(running.size).reduce_seconds(plan.stages, running.replicas, averaged)
+        return timeline_of(plan, units, costs, split, self.samples, reduce_seconds=reduce_seconds).step_time
 
 
 def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -248,11 +255,13 @@ def main() -> None:
         "--models", type=some_of(MODELS, "models"), default=",".join(MODELS), help=f"from {', '.join(MODELS)}"
     )
     parser.add_argument("--repetitions", type=int, default=5, help="of every model")
+    parser.add_argument("--partitions", type=int, help="stages of a replica (default: all processes)")
     parser.add_argument("--microbatches", type=int, default=4, help="parts a batch is cut into")
     parser.add_argument("--turn", type=float, default=2.0, help="seconds of steps in a repetition, about")
     parser.add_argument("--json", type=new_file, help="file to write all measurements to")
     given = parser.parse_args()
-    smp.init({"microbatches": given.microbatches, "optimize": "speed", "seed": 1})
+    partitions = {"partitions": given.partitions} if given.partitions is not None else {}
+    smp.init({"microbatches": given.microbatches, "optimize": "speed", "seed": 1, **partitions})
     before = circumstances(given)
     found = {}
     for name in given.models:

@@ -42,6 +42,8 @@ from models.split_step import own_batch, split_step
 from rich.console import Console
 from rich.table import Table
 
+from smp_tf.pipeline.task import BucketMakers, Kind, Program
+
 WAYS = ("beside", "behind", "without", "horovod")
 SEED = 1
 
@@ -49,15 +51,17 @@ SEED = 1
 @contextlib.contextmanager
 def patched(way: str) -> Iterator[None]:
     """Within this context a step is traced to average its gradients in that way."""
-    step, program = (importlib.import_module(f"smp_tf.{name}") for name in ("step", "pipeline.stage_program"))
-    plan = program.plan_buckets
+    step, program = (importlib.import_module(f"smp_tf.{name}") for name in ("steps.step", "pipeline.run.stage_program"))
+    add = program.add_reductions
 
-    def last(split: Any, stage: int, tasks: Sequence[Any], groups: Any) -> Any:
-        return tuple(replace(bucket, after=len(tasks) - 1) for bucket in plan(split, stage, tasks, groups))
+    def last(planned: Program, buckets: Sequence[BucketMakers]) -> Program:
+        found = add(planned, buckets)
+        ranks = tuple(tuple(sorted(tasks, key=lambda task: task.kind is Kind.REDUCE)) for tasks in found.ranks)
+        return replace(found, ranks=ranks)
 
     with contextlib.ExitStack() as stack:
         if way == "behind":
-            stack.enter_context(mock.patch.object(program, "plan_buckets", last))
+            stack.enter_context(mock.patch.object(program, "add_reductions", last))
             stack.enter_context(mock.patch.object(program, "plan_early_sums", return_value=None))
         if way == "without":
             stack.enter_context(mock.patch.object(step, "sum_gradients_at", lambda sums, *_: (list(sums), [])))

@@ -88,6 +88,11 @@ class Kind(enum.Enum):
         self.number = len(type(self).__members__)
 
     @property
+    def is_of_stage(self) -> bool:
+        """Whether a task of this kind is done for all chunks of a rank, and names its stage in place of a chunk."""
+        return self.index is Index.BUCKET
+
+    @property
     def needs_microbatch(self) -> bool:
         """Whether a task of this kind is always of one microbatch."""
         return self.index in (Index.MICROBATCH, Index.SWEEP_AND_MICROBATCH)
@@ -108,7 +113,7 @@ class Task:
     Attributes:
         kind: what is done.
         chunk: the chunk it is done for: for SEND the chunk that made the tensor, for RECV the
-            chunk that needs it.
+            chunk that needs it; for what is done for all of a rank, such as REDUCE, the stage.
         microbatch: which microbatch, from 0; None for what happens once per step.
         edge: index of the transfer edge; SEND and RECV only.
         sweep: 0 for F, 1 for B, I and W (both filled in), 2 or more for T (must be given).
@@ -225,6 +230,31 @@ def parse(text: str) -> Task:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketMakers:
+    """What makes the gradients of a bucket, which a REDUCE averages over the replicas.
+
+    Attributes:
+        stage: the stage that has them.
+        number: of the bucket, by which its REDUCE names it.
+        segments: chunk, sweep and part of the compute tasks that add to them.
+        edges: the edges over which other stages send what they add, once per step.
+        nbytes: how large the gradients are together.
+    """
+
+    stage: int
+    number: int
+    segments: frozenset[tuple[int, int, int]]
+    edges: frozenset[int] = frozenset()
+    nbytes: int = 0
+
+    def is_made_by(self, task: Task) -> bool:
+        """Returns whether a task of the stage adds to the bucket."""
+        if task.kind.is_transfer:
+            return task.kind is Kind.RECV and task.edge in self.edges
+        return task.sweep is not None and (task.chunk, task.sweep, task.part) in self.segments
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """One ordered list of tasks per rank of a pipeline.
 
@@ -233,12 +263,14 @@ class Program:
         microbatches: how many microbatches one step runs.
         chunks: how many chunks the model is cut into.
         sweeps: how often a microbatch crosses them: 1 without backward, 2 with, more with T tasks.
+        buckets: what makes the gradients that its REDUCE tasks average; one that is not named needs all of its stage.
     """
 
     ranks: tuple[tuple[Task, ...], ...]
     microbatches: int
     chunks: int
     sweeps: int
+    buckets: tuple[BucketMakers, ...] = ()
 
     @property
     def stages(self) -> int:

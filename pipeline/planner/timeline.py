@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from smp_tf.partition.place.placement import Ranks
@@ -10,13 +11,21 @@ from smp_tf.partition.split.split import Split, Transfer
 from smp_tf.partition.units.cost import Costs
 from smp_tf.partition.units.units import Unit
 from smp_tf.pipeline.programs.chunk_times import ChunkTimes
+from smp_tf.pipeline.programs.reductions import add_reductions
 from smp_tf.pipeline.programs.shared_host import Sharing, simulate_on_hosts
 from smp_tf.pipeline.programs.simulate import Timeline, simulate
-from smp_tf.pipeline.run.stage_program import edges_of, plan_program
+from smp_tf.pipeline.run.stage_program import buckets_of, edges_of, plan_program
+from smp_tf.pipeline.task import Kind, Program, Task
 
 
 def timeline_of(
-    plan: Plan, units: Sequence[Unit], costs: Costs, split: Split, samples: int, ranks: Ranks | None = None
+    plan: Plan,
+    units: Sequence[Unit],
+    costs: Costs,
+    split: Split,
+    samples: int,
+    ranks: Ranks | None = None,
+    reduce_seconds: Sequence[float] | None = None,
 ) -> Timeline:
     """Returns what runs when, by the costs of units.
 
@@ -27,6 +36,8 @@ def timeline_of(
         split: the step, cut by the plan.
         samples: of a microbatch, where the graph leaves that length open.
         ranks: how these differ from the machine of the costs; None where they do not.
+        reduce_seconds: how long each stage takes to average its gradients over the replicas; None where nothing is
+            averaged, or how long it takes is not known.
     """
     ranks, placement = ranks or Ranks.alike(plan.stages), plan.placement
     forward, inputs, weights = ([0.0] * len(placement) for _ in range(3))
@@ -46,8 +57,34 @@ def timeline_of(
         for t in split.transfers
     } | {t.index: 0.0 for t in split.handed_on}
     program, edges = plan_program(split, plan.schedule, plan.microbatches), edges_of(split)
+    program, once = _with_reductions(program, split, [row.gradient_bytes for row in plan.forecast], reduce_seconds)
     if costs.alone == (1.0, 1.0):
-        return simulate(program, times, edges, comm=seconds)
-    return simulate_on_hosts(
-        program, times, edges, Sharing(ranks.hosts or (0,) * plan.stages, *costs.alone), comm=seconds
-    )
+        return simulate(program, times, edges, comm=seconds, once=once)
+    sharing = Sharing(ranks.hosts or (0,) * plan.stages, *costs.alone)
+    return simulate_on_hosts(program, times, edges, sharing, comm=seconds, once=once)
+
+
+def _with_reductions(
+    program: Program, split: Split, gradient_bytes: Sequence[int], reduce_seconds: Sequence[float] | None
+) -> tuple[Program, dict[Task, float]]:
+    """Adds REDUCE tasks to the program, and says how long each takes: by its share of the stage's gradients.
+
+    What is in no bucket, such as sparse gradients, is averaged after all else.
+    """
+    if reduce_seconds is None or not any(reduce_seconds):
+        return program, {}
+    buckets = [bucket.makers for own in buckets_of(split, program.stages) for bucket in own]
+    program = add_reductions(program, buckets)
+    once: dict[Task, float] = {}
+    ranks = []
+    for stage, (tasks, nbytes, seconds) in enumerate(zip(program.ranks, gradient_bytes, reduce_seconds, strict=True)):
+        own = [bucket for bucket in buckets if bucket.stage == stage]
+        whole = max(nbytes, sum(bucket.nbytes for bucket in own)) or 1
+        last = Task(Kind.REDUCE, stage, bucket=len(own))
+        for bucket in own:
+            once[Task(Kind.REDUCE, stage, bucket=bucket.number)] = seconds * bucket.nbytes / whole
+        rest = whole - sum(bucket.nbytes for bucket in own)
+        if rest:
+            once[last] = seconds * rest / whole
+        ranks.append((*tasks, last) if rest else tasks)
+    return dataclasses.replace(program, ranks=tuple(ranks)), once

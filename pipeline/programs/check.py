@@ -60,7 +60,7 @@ def _check_each_task_once(program: Program, edges: Sequence[Edge] | None, placem
                     program,
                     {rank: position},
                 )
-            if not 0 <= task.chunk < program.chunks or rank != placement[task.chunk]:
+            if not 0 <= task.chunk < program.chunks or rank != _rank_of(task, placement):
                 raise _error(
                     f"A task is done by the rank of its chunk. Received: {task} on rank {rank}",
                     program,
@@ -204,9 +204,13 @@ def _check_nobody_waits_forever(
     )
 
 
+def _rank_of(task: Task, placement: Sequence[int]) -> int:
+    return task.chunk if task.kind.is_of_stage else placement[task.chunk]
+
+
 def _reason(program: Program, stuck: Stuck, placement: Sequence[int]) -> str:
     task = program.ranks[stuck.rank][stuck.position]
-    needs = ", ".join(f"{need} of rank {placement[need.chunk]}" for need in stuck.needs)
+    needs = ", ".join(f"{need} of rank {_rank_of(need, placement)}" for need in stuck.needs)
     if task.kind is Kind.RECV or (task.kind is Kind.SEND and stuck.needs[0].kind is Kind.RECV):
         return f"rank {stuck.rank} is through its list, and {task} still waits for {needs}"
     if task.kind is Kind.SEND and stuck.needs[0].kind is Kind.SEND:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from smp_tf.pipeline.errors import ProgramError
-from smp_tf.pipeline.task import Edge, Kind, Program, Task, goes_down
+from smp_tf.pipeline.task import BucketMakers, Edge, Kind, Program, Task, goes_down
 
 
 class Places:
@@ -44,6 +44,10 @@ class Places:
             elif kind is Kind.REDUCE:
                 self.reduces[task.chunk].append(number)
         placement = program.placement()
+        self.chunks_of: list[list[int]] = [[] for _ in program.ranks]
+        for each, rank in enumerate(placement):
+            self.chunks_of[rank].append(each)
+        self.makers = {(bucket.stage, bucket.number): bucket for bucket in program.buckets}
         self.read: dict[tuple[int, int | None], list[Edge]] = defaultdict(list)
         self.local: dict[tuple[int, int | None], list[Edge]] = defaultdict(list)
         self.step_results: dict[int, list[Edge]] = defaultdict(list)
@@ -128,9 +132,24 @@ class Places:
         return receive
 
     def of_gradients(self, rank: int, task: Task) -> tuple[int, ...]:
-        """Returns what a task needs that reads all gradients, what other ranks add to them included."""
-        needed = list(self._finished_with_all(task.chunk, self.program.sweeps - 1))
-        needed += [self._receive(edge, None) for edge in self.step_results[task.chunk]]
+        """Returns what a task needs that reads gradients, what other ranks add to them included.
+
+        These are those of its bucket where the program says what makes that, and else all of the rank.
+        """
+        makers = None if task.bucket is None else self.makers.get((rank, task.bucket))
+        if makers is not None:
+            return self._of_bucket(makers)
+        chunks = self.chunks_of[rank]
+        needed = [number for chunk in chunks for number in self._finished_with_all(chunk, self.program.sweeps - 1)]
+        needed += [self._receive(edge, None) for chunk in chunks for edge in self.step_results[chunk]]
+        return tuple(needed)
+
+    def _of_bucket(self, makers: BucketMakers) -> tuple[int, ...]:
+        whole = {(chunk, sweep) for chunk, sweep, _ in makers.segments}
+        numbers = [number for chunk, sweep in sorted(whole) for number in self._finished_with_all(chunk, sweep)]
+        needed = [number for number in numbers if makers.is_made_by(self.tasks[number])]
+        assert self.edge_of is not None or not makers.edges
+        needed += [self._receive(self.edge_of[edge], None) for edge in sorted(makers.edges)] if self.edge_of else []
         return tuple(needed)
 
     def of_averages(self, rank: int, task: Task) -> tuple[int, ...]:

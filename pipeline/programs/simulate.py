@@ -35,8 +35,16 @@ class Timeline:
 
     @property
     def step_time(self) -> float:
-        """When the last task of the last rank is done."""
+        """When all is done: the last task of the last rank, and what it does with other replicas."""
         return max(span.end for spans in self.spans for span in spans)
+
+    @property
+    def computed(self) -> float:
+        """When the last task of the last rank is done, whatever it still does with other replicas."""
+        return max(
+            (span.end for spans in self.spans for span in spans if KINDS[span.task.kind].busy is not Busy.LINE),
+            default=0.0,
+        )
 
     @property
     def busy(self) -> tuple[float, ...]:

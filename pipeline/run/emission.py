@@ -17,7 +17,7 @@ from smp_tf.partition.split.split import Transfer
 from smp_tf.partition.split.step_outputs import StepOutputPlan
 from smp_tf.pipeline.run.function_calls import FunctionCalls
 from smp_tf.pipeline.run.host import on_device
-from smp_tf.pipeline.run.reduction import Bucket, parts_of
+from smp_tf.pipeline.run.reduction import parts_of
 from smp_tf.pipeline.run.stage_program import StageProgram
 
 
@@ -76,14 +76,6 @@ class Emission:
         parts = [self.sum_of(t) for t in parts_of(output)]
         with on_device(self.program.sums_on):
             return tf.add_n(parts) if len(parts) > 1 else parts[0]
-
-    def reduce(self, bucket: Bucket) -> None:
-        """Begin a bucket, all of whose gradients are complete now."""
-        assert self.program.reduction is not None
-        sums = [self.own_total(self.program.split.outputs[position]) for position in bucket.positions]
-        reduced, there = self.program.reduction.reduced(sums, bucket, self.step)
-        self.reduced.update(zip(self.program.reduction.positions_here(bucket), reduced, strict=True))
-        self.averages.append(there)
 
     def clear_sums(self) -> None:
         """Begin the sums that the functions add to, before the first of them runs."""

@@ -111,6 +111,18 @@ def emit_receive(emission: Emission, task: Task) -> None:
         emission.remote[transfer.variable] = value
 
 
+def emit_reduce(emission: Emission, task: Task) -> None:
+    """Begins a bucket, all of whose gradients are complete now."""
+    program = emission.program
+    assert program.reduction is not None
+    assert task.bucket is not None
+    bucket = program.buckets[task.bucket]
+    sums = [emission.own_total(program.split.outputs[position]) for position in bucket.positions]
+    reduced, there = program.reduction.reduced(sums, bucket, emission.step)
+    emission.reduced.update(zip(program.reduction.positions_here(bucket), reduced, strict=True))
+    emission.averages.append(there)
+
+
 EMITTERS: dict[Kind, Emitter] = {
     Kind.F: emit_compute,
     Kind.B: emit_compute,
@@ -119,4 +131,5 @@ EMITTERS: dict[Kind, Emitter] = {
     Kind.T: emit_compute,
     Kind.SEND: emit_send,
     Kind.RECV: emit_receive,
+    Kind.REDUCE: emit_reduce,
 }

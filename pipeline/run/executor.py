@@ -78,11 +78,8 @@ def emit(
     if beside is not None:
         emission.all_ops += beside(step)
     emission.clear_sums()
-    for index, task in enumerate(program.tasks):
+    for task in program.tasks:
         EMITTERS[task.kind](emission, task)
-        for bucket in program.buckets:
-            if bucket.after == index:
-                emission.reduce(bucket)
     accumulated = [emission.total(position) for position in range(len(split.outputs))]
     with tf.control_dependencies(emission.all_ops):
         computed = at_run_time(step, handles).op

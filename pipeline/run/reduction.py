@@ -28,7 +28,7 @@ from smp_tf.partition.graph.op_graph import Tensor
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.split.step_outputs import StepOutputPlan
 from smp_tf.pipeline.run.marks import begin_reduce, end_reduce
-from smp_tf.pipeline.task import Kind, Task
+from smp_tf.pipeline.task import BucketMakers, Task
 
 #: A bucket is full with this, as measured best by the source.
 MOST_BYTES = 25 << 20
@@ -45,12 +45,12 @@ class Bucket:
     Args:
         number: counts the buckets of the stage.
         positions: of the gradients among the outputs of the step.
-        after: index of the rank's task behind which all of them are complete.
+        makers: what makes them.
     """
 
     number: int
     positions: tuple[int, ...]
-    after: int
+    makers: BucketMakers
 
 
 @dataclass(frozen=True)
@@ -109,16 +109,13 @@ def group_gradients(
         The groups: of positions among the outputs of the step, from the last to the first. A gradient that is returned
         twice is summed twice.
     """
-    nbytes = {t: split.graph.variables[g.variable].type.nbytes() for g in split.graph.gradients for t in g.tensors}
     # By the positions alone: which gradients are one tensor may depend on the batch, which differs between replicas.
     positions = [i for i in reversed(range(len(split.outputs))) if split.outputs[i].gets_sum(stage, split.placement)]
-    # Of a gradient whose shape depends on the batch other replicas may know another size.
-    known = known or {}
-    sizes = [known.get(position, nbytes.get(split.outputs[position].tensor, 0)) for position in positions]
-    limit = limit_of_buckets(sum(sizes)) if limit is None else limit
+    sizes = _sizes(split, positions, known)
+    limit = limit_of_buckets(sum(sizes.values())) if limit is None else limit
     groups: list[list[int]] = []
     filled = limit
-    for position, size in zip(positions, sizes, strict=True):
+    for position, size in sizes.items():
         # Closed once it is full: a small bias travels with its kernel, however large that is.
         if filled >= limit:
             groups.append([])
@@ -129,44 +126,49 @@ def group_gradients(
 
 
 def plan_buckets(
-    split: Split, stage: int, tasks: Sequence[Task], groups: Sequence[tuple[int, ...]]
+    split: Split, stage: int, groups: Sequence[tuple[int, ...]], known: Mapping[int, int] | None = None
 ) -> tuple[Bucket, ...]:
-    """Say when each group of gradients is complete.
+    """Say what makes each group of gradients.
 
     Args:
         split: the cut step.
         stage: which stage.
-        tasks: of the stage, in order, transfers included.
         groups: of `group_gradients`.
+        known: see `Gradients.nbytes`.
 
     Returns:
         The buckets, in the order of the groups.
     """
-    complete = _when_complete(split, stage, tasks)
-    return tuple(
-        Bucket(number, group, max(complete[t] for i in group for t in parts_of(split.outputs[i])))
-        for number, group in enumerate(groups)
-    )
+    makers: dict[Tensor, set[tuple[int, int, int]]] = {}
+    for when, segment in split.segments_of(stage).items():
+        for tensor in segment.outputs:
+            makers.setdefault(tensor, set()).add(when)
+    brought: dict[Tensor, set[int]] = {}
+    for transfer in split.transfers:
+        if transfer.is_sum and transfer.tensor is not None and split.placement[transfer.dst_chunk] == stage:
+            brought.setdefault(transfer.tensor, set()).add(transfer.index)
+    sizes = _sizes(split, [position for group in groups for position in group], known)
+    found = []
+    for number, group in enumerate(groups):
+        parts = {t for position in group for t in parts_of(split.outputs[position])}
+        segments = frozenset(when for tensor in parts for when in makers.get(tensor, ()))
+        edges = frozenset(edge for tensor in parts for edge in brought.get(tensor, ()))
+        nbytes = sum(sizes[position] for position in group)
+        found.append(Bucket(number, group, BucketMakers(stage, number, segments, edges, nbytes)))
+    return tuple(found)
+
+
+def _sizes(split: Split, positions: Sequence[int], known: Mapping[int, int] | None) -> dict[int, int]:
+    """Bytes of gradients, by position among the outputs."""
+    nbytes = {t: split.graph.variables[g.variable].type.nbytes() for g in split.graph.gradients for t in g.tensors}
+    # Of a gradient whose shape depends on the batch other replicas may know another size.
+    known = known or {}
+    return {position: known.get(position, nbytes.get(split.outputs[position].tensor, 0)) for position in positions}
 
 
 def parts_of(output: StepOutputPlan) -> tuple[Tensor, ...]:
     """The tensors whose sums over the microbatches make up an output."""
     return output.summands or (output.tensor,)
-
-
-def _when_complete(split: Split, stage: int, tasks: Sequence[Task]) -> dict[Tensor, int]:
-    """For every tensor that is summed here, the index of the last task that adds to it or brings it."""
-    segments = split.segments_of(stage)
-    sums = {t.index: t.tensor for t in split.transfers if t.is_sum}
-    found: dict[Tensor, int] = {}
-    for index, task in enumerate(tasks):
-        if task.kind is Kind.RECV and task.edge in sums:
-            tensor = sums[task.edge]
-            assert tensor is not None
-            found[tensor] = index
-        elif task.kind.is_compute and (segment := segments.get(when_of(task))) is not None:
-            found.update(dict.fromkeys(segment.outputs, index))
-    return found
 
 
 def when_of(task: Task) -> tuple[int, int, int]:

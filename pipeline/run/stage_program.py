@@ -13,6 +13,7 @@ import tensorflow as tf
 from smp_tf.partition.graph.op_graph import Tensor
 from smp_tf.partition.split.split import Segment, Split
 from smp_tf.pipeline.programs.check import check
+from smp_tf.pipeline.programs.reductions import add_reductions
 from smp_tf.pipeline.run.accumulator import Accumulator, fits
 from smp_tf.pipeline.run.early_sums import EarlySums, plan_early_sums
 from smp_tf.pipeline.run.reduction import Bucket, Gradients, Reduce, Reduction, group_gradients, plan_buckets, when_of
@@ -29,7 +30,7 @@ class StageProgram:
         split: the cut step.
         stage: the stage of this rank.
         ranks: world rank of every stage of this replica.
-        tasks: the tasks of this stage, in order.
+        planned: the tasks of all stages.
         functions: this stage's segments as functions, by chunk, sweep and part of it.
         summed: the tensors made here of which only, or also, the sum over the microbatches is wanted.
         kept: those of them whose value per microbatch is wanted too.
@@ -40,14 +41,14 @@ class StageProgram:
         microbatches: number of microbatches.
         variables: TensorFlow variables by index in the op graph.
         reduction: how gradients are averaged over the replicas; None where there is one replica.
-        buckets: what is averaged together, and behind which task.
+        buckets: what is averaged together, by the numbers of the REDUCE tasks.
         last: the last task that makes gradients, where it gives their sums before it ends, and its function; else None.
     """
 
     split: Split
     stage: int
     ranks: tuple[int, ...]
-    tasks: tuple[Task, ...]
+    planned: Program
     functions: Mapping[tuple[int, int, int], SegmentFunction]
     summed: frozenset[Tensor]
     kept: frozenset[Tensor]
@@ -60,6 +61,11 @@ class StageProgram:
     buckets: tuple[Bucket, ...] = ()
     last: tuple[Task, SegmentFunction] | None = None
     sums_on: str | None = None
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks of this stage, in order."""
+        return self.planned.ranks[self.stage]
 
     def function_of(self, task: Task) -> SegmentFunction | None:
         """What a compute task calls; None where it has nothing to do."""
@@ -97,6 +103,21 @@ def edges_of(split: Split) -> list[Edge]:
         )
         for t in (*split.transfers, *split.handed_on)
     ]  # fmt: skip
+
+
+def buckets_of(
+    split: Split, stages: int, limit: int | None = None, known: Mapping[int, int] | None = None
+) -> list[tuple[Bucket, ...]]:
+    """What all stages average together over replicas.
+
+    Args:
+        split: the cut step.
+        stages: their number.
+        limit: bytes with which a bucket is full; None for what is usual.
+        known: bytes of gradients, by position among the outputs, where their variables do not say it.
+    """
+    groups = [group_gradients(split, stage, limit, known) for stage in range(stages)]
+    return [plan_buckets(split, stage, own, known) for stage, own in enumerate(groups)]
 
 
 def build_stage_program(
@@ -150,7 +171,6 @@ def build_stage_program(
         for count, t in enumerate(sorted(summed & made))
         if program.microbatches > 1 and fits(split.graph.type_of(t))
     }
-    tasks = program.ranks[stage]
 
     def build(when: tuple[int, int, int], early: EarlySums | None = None) -> SegmentFunction:
         segment = segments[when]
@@ -176,13 +196,16 @@ def build_stage_program(
     last: tuple[Task, SegmentFunction] | None = None
     if reduce is not None:
         reduction = Reduction(reduce, number, stage, gradients)
-        groups = group_gradients(split, stage, bucket_bytes, gradients.nbytes)
-        buckets = plan_buckets(split, stage, tasks, groups)
+        of_stages = buckets_of(split, program.stages, bucket_bytes, gradients.nbytes)
+        buckets = of_stages[stage]
+        program = add_reductions(program, [bucket.makers for each in of_stages for bucket in each])
+        check(program, edges_of(split))
         is_whole = accumulators.keys() if program.microbatches > 1 else summed & made
         # What XLA compiles gives nothing before it ends.
-        early = (
-            plan_early_sums(split, stage, tasks, buckets, is_whole, program=number, device=sums_on) if not xla else None
-        )
+        early: EarlySums | None = None
+        if not xla:
+            tasks = program.ranks[stage]
+            early = plan_early_sums(split, stage, tasks, buckets, is_whole, program=number, device=sums_on)
         if early is not None:
             last = early.task, build(when_of(early.task), early)
     only = {when_of(last[0])} if last is not None and program.microbatches == 1 else set()
@@ -191,7 +214,7 @@ def build_stage_program(
         split=split,
         stage=stage,
         ranks=tuple(ranks),
-        tasks=tasks,
+        planned=program,
         functions=functions,
         summed=frozenset(summed),
         kept=kept,

@@ -97,8 +97,8 @@ class OfflinePlan:
 
     @property
     def step_seconds(self) -> float:
-        """A whole step: gradients are averaged when the last microbatch is done."""
-        return self.timeline.step_time + max(self.reduce_seconds)
+        """A whole step, until the gradients of all stages are averaged."""
+        return self.timeline.step_time
 
     @property
     def samples_per_second(self) -> float:
@@ -267,18 +267,19 @@ class OfflineModel:
         units, costs = costs_of(made.graph, request, plan)
         split = cut(made.graph, plan)
         plan = memory_forecast.with_exact_transfers(plan, split, request)
+        reduce_seconds = cluster.reduce_seconds(stages, replicas, [row.gradient_bytes for row in plan.forecast])
         return OfflinePlan(
             plan,
             made.graph,
             units,
             costs,
             split,
-            timeline_of(plan, units, costs, split, made.samples, request.hardware.ranks),
+            timeline_of(plan, units, costs, split, made.samples, request.hardware.ranks, reduce_seconds),
             made.batch_size,
             is_measured=bool(measured.seconds),
             measured_sizes=measured.sizes,
             replicas=replicas,
-            reduce_seconds=cluster.reduce_seconds(stages, replicas, [row.gradient_bytes for row in plan.forecast]),
+            reduce_seconds=reduce_seconds,
         )
 
     def _storage(self, config: Config, replicas: int) -> Storage:

@@ -1,7 +1,7 @@
 """An offline plan as one page of HTML, which needs nothing besides itself: tables, and pictures in SVG.
 
 layers      a column per stage, each layer a box; what crosses between stages as lines with their bytes
-timeline    a row per rank: forward and backward of every microbatch
+timeline    a row per rank: forward and backward of every microbatch, and when gradients are averaged over replicas
 memory      a row per rank: what it holds while the step runs
 """
 
@@ -18,7 +18,7 @@ from smp_tf.offline.plan_text import forecast
 from smp_tf.partition.plan.plan import as_bytes
 from smp_tf.partition.plan.report import heading, layer_names, remarks, sent, shared_rows
 from smp_tf.partition.units.cost import UnitCost
-from smp_tf.pipeline.programs.kinds import KINDS
+from smp_tf.pipeline.programs.kinds import KINDS, Busy
 
 #: Colours of stages, that people who see colours differently can tell apart (Okabe and Ito, 2008), over again.
 _COLORS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2", "#999999")
@@ -213,8 +213,11 @@ def _opacity(placement: Sequence[int], chunk: int) -> float:
 def _timeline(made: OfflinePlan) -> str:
     scale = (WIDTH - LEFT) / made.timeline.step_time
     shapes = []
+    # What ranks do with other replicas meanwhile is a strip under what they do themselves.
+    in_line = {kind for kind, row in KINDS.items() if row.busy is Busy.LINE}
+    tall = 32 if any(span.task.kind in in_line for spans in made.timeline.spans for span in spans) else 24
     for rank, spans in enumerate(made.timeline.spans):
-        top = rank * 24
+        top = rank * tall
         shapes.append(f'<text x="0" y="{top + 14}">rank {rank}</text>')
         for span in spans:
             task, color = span.task, KINDS[span.task.kind].color
@@ -222,16 +225,18 @@ def _timeline(made: OfflinePlan) -> str:
                 continue
             x, wide = LEFT + span.start * scale, (span.end - span.start) * scale
             told = f"{task}: {in_seconds(span.start)} to {in_seconds(span.end)}"
+            at, height = (top + 21, 7) if task.kind in in_line else (top, 20)
+            opacity = 1.0 if task.kind.is_of_stage else _opacity(made.plan.placement, task.chunk)
             shapes.append(
-                f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{top}" width="{wide:.2f}" height="20" '
-                f'fill="{color}" fill-opacity="{_opacity(made.plan.placement, task.chunk):.2f}" stroke="white" '
+                f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{at}" width="{wide:.2f}" height="{height}" '
+                f'fill="{color}" fill-opacity="{opacity:.2f}" stroke="white" '
                 f'stroke-width=".5"/>'
             )
             if wide >= 16 and task.microbatch is not None:
                 middle = x + wide / 2
                 shapes.append(f'<text x="{middle:.1f}" y="{top + 14}" text-anchor="middle">{task.microbatch}</text>')
             shapes.append("</g>")
-    bottom = 24 * made.plan.stages
+    bottom = tall * made.plan.stages
     shapes.append(f'<text x="{LEFT}" y="{bottom + 12}">0</text>')
     shapes.append(f'<text x="{WIDTH}" y="{bottom + 12}" text-anchor="end">{in_seconds(made.timeline.step_time)}</text>')
     return svg(WIDTH, bottom + 16, shapes)

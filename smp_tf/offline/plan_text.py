@@ -38,7 +38,8 @@ def forecast(made: OfflinePlan) -> str:
         whole += f" on each of {made.replicas} replicas"
     waiting = f", of which ranks wait {timeline.bubble_ratio:.0%}"
     if reducing := max(made.reduce_seconds):
-        waiting = f": {in_seconds(timeline.step_time)}{waiting}, and {in_seconds(reducing)} to average gradients"
+        left = in_seconds(timeline.step_time - timeline.computed)
+        waiting += f"; gradients are averaged for {in_seconds(reducing)}, {left} of it after the last task"
     return f"{whole}{waiting}; {source}"
 
 

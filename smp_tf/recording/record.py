@@ -24,7 +24,7 @@ from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.segment_graph import tensor_name
 from smp_tf.pipeline.measure.recorded import ProgramRecord, RankRecord, steps_of
-from smp_tf.pipeline.run.stage_program import StageProgram, edges_of, plan_program
+from smp_tf.pipeline.run.stage_program import StageProgram, edges_of
 from smp_tf.recording import tensorboard, timeline_file
 
 if TYPE_CHECKING:
@@ -222,5 +222,5 @@ def _as_recorded(program: RecordedProgram) -> ProgramRecord:
         for transfer in split.transfers
         if transfer.tensor is not None
     }
-    planned = plan_program(split, program.plan.schedule, program.microbatches)
+    planned = program.stage_program.planned
     return ProgramRecord(program.name, program.plan.schedule, planned, tuple(edges_of(split)), tensors)

@@ -13,22 +13,27 @@ import tf_keras
 from tf_keras import layers
 
 from smp_tf.config.config import check_config
+from smp_tf.offline.cluster import Cluster, Host
+from smp_tf.offline.numbers import in_seconds
 from smp_tf.offline.plan import OfflineModel, OfflinePlan, offline
 from smp_tf.offline.plan_page import page
+from smp_tf.offline.plan_text import forecast
 from smp_tf.partition.plan.plan import as_bytes
 from smp_tf.partition.plan.report import remarks, sent
+from smp_tf.pipeline.task import Kind
+
+
+def _model(name: str) -> tf_keras.Model:
+    inputs = tf_keras.Input((8,))
+    hidden = layers.Dense(16, name="wide>8", activation="relu")(inputs)
+    hidden = layers.Dense(16, name="second")(hidden)
+    return tf_keras.Model(inputs, layers.Dense(4, name="head")(layers.Add()([hidden, hidden])), name=name)
 
 
 def planned(pipeline: str) -> OfflinePlan:
-    def build() -> tf_keras.Model:
-        inputs = tf_keras.Input((8,))
-        hidden = layers.Dense(16, name="wide>8", activation="relu")(inputs)
-        hidden = layers.Dense(16, name="second")(hidden)
-        return tf_keras.Model(inputs, layers.Dense(4, name="head")(layers.Add()([hidden, hidden])), name="net")
-
     tf_keras.backend.clear_session()
     with offline():
-        return OfflineModel(build, batch_size=9).plan(
+        return OfflineModel(lambda: _model("net"), batch_size=9).plan(
             check_config({"partitions": 2, "microbatches": 3, "pipeline": pipeline}, "a test")
         )
 
@@ -160,6 +165,32 @@ def test_the_stages_say_how_long_they_wait_and_what_they_send(made: OfflinePlan)
     waits = [f"{idle / made.timeline.step_time:.0%}" for idle in made.timeline.idle]
     assert ends == [[share, sent(row)] for share, row in zip(waits, made.plan.forecast, strict=True)]
     assert [end[1] for end in ends] == ["192 B →", "← 196 B"]
+
+
+def test_averages_over_replicas_are_in_the_step_and_drawn(made: OfflinePlan) -> None:
+    """They were added to the step as if nothing were computed meanwhile, and no picture had them."""
+    cluster = Cluster((Host(4, 1, 5e10, 8e9),), 1e4, 1e4)
+    tf_keras.backend.clear_session()
+    with offline():
+        model = OfflineModel(lambda: _model("net"), batch_size=9)
+        wanted = check_config({"partitions": 2, "microbatches": 3}, "a test")
+        alone, both = (model.plan(wanted, replicas=count, cluster=cluster) for count in (1, 2))
+    averaged = [span for spans in both.timeline.spans for span in spans if span.task.kind is Kind.REDUCE]
+    assert [str(span.task) for span in averaged] == ["0REDUCE0", "1REDUCE0"]
+    # Two replicas send half of it each, and once more what came of it, over 10 kB a second.
+    assert [span.end - span.start for span in averaged] == pytest.approx(both.reduce_seconds)
+    assert both.reduce_seconds == tuple(row.gradient_bytes / 1e4 for row in both.plan.forecast)
+    assert alone.timeline.step_time == both.timeline.computed
+    assert both.step_seconds == max(span.end for span in averaged) > alone.step_seconds
+    assert both.step_seconds < alone.step_seconds + max(both.reduce_seconds) + 1e-9
+    text = page(both, "x")
+    assert "reduce: gradients over replicas" in text
+    assert "reduce: gradients over replicas" not in page(alone, "x")
+    assert all(f"{span.task}: " in text for span in averaged)
+    told = forecast(both)
+    assert f"gradients are averaged for {in_seconds(max(both.reduce_seconds))}, " in told
+    assert told.count("of it after the last task") == 1
+    assert "averaged" not in forecast(alone)
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here: apt install chromium")
