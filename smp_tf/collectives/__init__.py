@@ -1,1 +1,1 @@
-"""Horovod's collectives and process sets."""
+"""The collectives behind one interface, and Horovod, which does them."""

@@ -37,7 +37,7 @@ def require_alike(gradients: Sequence[Any], todo: Collection[int], name: str, ha
         gradients: tensors, sparse slices or None.
         todo: the places that this replica is about to average.
         name: of the operation, equal on all replicas.
-        handles: see `sums.collective`.
+        handles: see `Collectives`.
 
     Returns:
         The gradients; in a function those of `todo` wait for the check.

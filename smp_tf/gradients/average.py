@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.collectives.interface import order
 from smp_tf.gradients.agreement import require_alike
 from smp_tf.job import runtime
 from smp_tf.replicas import sums as data_parallel
@@ -50,7 +51,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     todo = [i for i, gradient in enumerate(results) if gradient is not None and not is_averaged(gradient)]
     # One name for all: a replica with batches of another size may trace a function once more than others, so that
     # counting would give the same average other names.
-    name, handles = "smp_average", [] if tf.executing_eagerly() else [data_parallel.order().handle]
+    name, handles = "smp_average", [] if tf.executing_eagerly() else [order().handle]
     if shares.are_received_apart() and results:
         # What was made of averages is one, such as a clipped one, and other replicas have those of other weights.
         todo = [i for i in todo if not comes_from_a_step(results[i])]

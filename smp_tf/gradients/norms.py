@@ -22,12 +22,13 @@ import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.batch.output import StepOutput
+from smp_tf.collectives.interface import order
 from smp_tf.errors import StepError
 from smp_tf.gradients import joined_gradients
 from smp_tf.gradients.stage_reduction import StageReduction, over_stages
 from smp_tf.job import runtime
 from smp_tf.replicas.gradient_marks import comes_from_a_step
-from smp_tf.replicas.sums import exchange_of, order, sum_over_replicas
+from smp_tf.replicas.sums import exchange_of, sum_over_replicas
 from smp_tf.sharding import shares
 
 #: Stands for an entry that a rank does not have; a square is never negative.

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from smp_tf.collectives.interface import order
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.content_hash import content_hash
@@ -65,7 +66,7 @@ def _require_zeros(gradient: Any, variable: Any) -> None:
 
 def _require_the_same(pairs: Sequence[tuple[Any, Any]]) -> None:
     """What a script has made of averages is the same on all replicas; what no step has averaged is not."""
-    handles = [] if tf.executing_eagerly() else [sums.order().handle]
+    handles = [] if tf.executing_eagerly() else [order().handle]
     exchange = sums.exchange_of(runtime.current().topology.replicas, "smp_applied", handles)
     heard = exchange.allgather(tf.concat([_hash(gradient) for gradient, _ in pairs], axis=0)[tf.newaxis])
     names = [variable.name for _, variable in pairs]

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from smp_tf.collectives.horovod import averaging_bytes
 from smp_tf.config.config import Config
 from smp_tf.config.keys import ONE_BIT
 from smp_tf.config.values import kind_of
@@ -51,7 +52,6 @@ from smp_tf.pipeline.programs.step_memory import memory_over_step
 from smp_tf.pipeline.schedules.schedule import is_named, runs_on
 from smp_tf.planning.host_memory import memory_of_host
 from smp_tf.replicas.one_bit_errors import errors_per_weight
-from smp_tf.replicas.sums import averaging_bytes
 from smp_tf.start import lifecycle
 from smp_tf.steps.trace import StepTrace
 

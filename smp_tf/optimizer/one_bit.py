@@ -23,6 +23,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from smp_tf.collectives.interface import order
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.agreement import require_agreement
@@ -250,4 +251,4 @@ def _dense(gradient: Any, weight: Any) -> tf.Tensor:
 
 def _handles() -> list[Any]:
     """One name stands for the averages of all steps and optimizers: each is done before the next begins."""
-    return [] if tf.executing_eagerly() else [data_parallel.order().handle]
+    return [] if tf.executing_eagerly() else [order().handle]

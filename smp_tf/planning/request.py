@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from smp_tf.batch.output_positions import composites_of
+from smp_tf.collectives.horovod import averaging_bytes
 from smp_tf.job import runtime
 from smp_tf.keras.optimizer_slots import slots_of
 from smp_tf.partition.graph.op_graph import OpGraph
@@ -23,7 +24,6 @@ from smp_tf.pipeline.planner.units import costs_of
 from smp_tf.pipeline.run.host import has_device
 from smp_tf.pipeline.schedules.schedule import is_named, placement_of
 from smp_tf.planning import earlier_steps, first_steps, partition_file
-from smp_tf.replicas.sums import averaging_bytes
 from smp_tf.sharding import shares as sharded_slots
 from smp_tf.variables.models import SplitModel
 

@@ -50,7 +50,7 @@ class Group:
         Args:
             tensors: of floats, one per member.
             name: unique name of the operations, equal on the ranks of the group.
-            handles: see `sums.collective`.
+            handles: see `Collectives`.
 
         Returns:
             Tensors of float32, in the shapes of the given ones.

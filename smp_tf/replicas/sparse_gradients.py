@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smp_tf.replicas import sums
+from smp_tf.collectives.interface import order
 from smp_tf.replicas.sparse_sums import sum_of_slices
 
 
@@ -31,7 +31,7 @@ def weighted_sum(parts: Sequence[tf.IndexedSlices], weights: Sequence[Any], name
         The slices of all replicas, or the rows of their sum, see `sum_of_slices`: the same on each.
     """
     # One step's come after the last one's: they have the same names.
-    handles = [] if tf.executing_eagerly() else [sums.order().handle]
+    handles = [] if tf.executing_eagerly() else [order().handle]
     return sum_of_slices(own_weighted_sum(parts, weights), name, handles)
 
 

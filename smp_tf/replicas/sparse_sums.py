@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf.collectives import wire_types
+from smp_tf.collectives.interface import collectives
 from smp_tf.config.keys import ONE_BIT
 from smp_tf.job import runtime
 from smp_tf.pipeline.run.host import HOST, has_device
@@ -40,7 +41,7 @@ def sum_of_slices(slices: tf.IndexedSlices, name: str, handles: Sequence[Any] = 
     Args:
         slices: of this replica; any number of them.
         name: unique name of the operation, equal on the ranks of the group.
-        handles: see `sums.collective`; within a function some are needed.
+        handles: see `Collectives`; within a function some are needed.
 
     Returns:
         The slices of all replicas, in their order (with a GPU a row only once), or the rows of their sum, in order;
@@ -103,14 +104,10 @@ def _added_up(slices: tf.IndexedSlices, name: str, handles: Sequence[Any]) -> tf
 
 
 def _gathered(slices: tf.IndexedSlices, name: str, handles: Sequence[Any]) -> tf.IndexedSlices:
-    import horovod.tensorflow as hvd
-
-    dtype, group = slices.values.dtype, runtime.current().process_sets.dp
-    options: dict[str, Any] = {"handles": handles, "process_set": group, "ignore_name_scope": True}
-    sent = wire_types.moved(slices.values, f"the slices of {name!r}")
-    received = sums.collective(hvd.allgather, sent, name=f"{name}_values", **options)
-    values = wire_types.from_moved(received, dtype)
-    indices = sums.collective(hvd.allgather, slices.indices, name=f"{name}_indices", **options)
+    group = runtime.current().process_sets.dp
+    wire_types.moved_as(slices.values.dtype, f"the slices of {name!r}")
+    values = collectives().all_gather(slices.values, group, f"{name}_values", handles=handles)
+    indices = collectives().all_gather(slices.indices, group, f"{name}_indices", handles=handles)
     found = tf.IndexedSlices(values, indices, slices.dense_shape)
     return _once_a_row(found) if has_device() else found
 

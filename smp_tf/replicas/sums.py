@@ -3,54 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from smp_tf.collectives import wire_types
-from smp_tf.collectives.horovod_waits import under_a_name_of_its_own
+from smp_tf.collectives.interface import collectives
 from smp_tf.config.keys import ONE_BIT
 from smp_tf.job import runtime
-from smp_tf.ops.at_run_time import at_run_time
-from smp_tf.ops.collective import come_through, come_to, within
-from smp_tf.ops.graph_op import run_independently
 from smp_tf.pipeline.run.host import HOST
 from smp_tf.replicas.equal_parts import Exchange, sums_in_parts
 from smp_tf.replicas.reduce_scatter import Receiver, Route, Rows, Whole, sums_at_receivers
 from smp_tf.replicas.two_byte_floats import COMPRESSED
 from smp_tf.variables import assigned_values
-from smp_tf.variables import store as variables
 
-#: Bytes of Horovod's buffer, where its environment variable does not say it.
-_FUSION_BUFFER = 128 << 20
 #: With more elements together, tensors are not put in a row: they are counted as int32 there.
 _MOST_ELEMENTS = 1 << 30
 #: Of one gradient a replica receives at most so many bytes from all others together.
 _MOST_RECEIVED = 256 << 20
 #: Types whose sums are made in equal parts on the host, and what these are sent as.
 IN_PARTS = {tf.float32: None, tf.float64: None, tf.bfloat16: "bf16", tf.float16: "fp16"}
-
-
-def averaging_bytes(replicas: int) -> int:
-    """Returns the bytes of Horovod's buffer on every rank, for tensors that travel together.
-
-    Horovod takes all of it for the first two that do, from TensorFlow.
-
-    Args:
-        replicas: their number.
-
-    Returns:
-        Bytes.
-    """
-    if replicas == 1:
-        return 0
-    given = os.environ.get("HOROVOD_FUSION_THRESHOLD", "")
-    return int(given) if given.isdecimal() else _FUSION_BUFFER
 
 
 def reduction_name(known_as: str) -> str:
@@ -79,12 +54,13 @@ def sum_over_replicas(
         name: unique name of the operation, equal on those ranks.
         compression: how those of a type in `wire_compression.COMPRESSED` are sent; None: as they are.
         offload: add them up in the host's memory, and those of a type in `IN_PARTS` in parts of equal bytes.
-        handles: see `collective`.
+        handles: see `Collectives`.
 
     Returns:
         The sums; the tensors themselves where there is one replica.
     """
-    replicas = runtime.current().topology.replicas
+    running = runtime.current()
+    replicas = running.topology.replicas
     if not tensors or replicas == 1:
         return list(tensors)
     ways = [_way(t.dtype, compression, offload) for t in tensors]
@@ -95,7 +71,7 @@ def sum_over_replicas(
             given = [tensors[i] for i in alike]
             named = name if way is None else f"{name}_{way.name}"
             if way is None or _elements(given) > _MOST_ELEMENTS:
-                found = _sums(given, named, handles)
+                found = collectives().all_reduce(given, running.process_sets.dp, named, handles=handles)
             else:
                 found = sums_in_parts(given, way.kind, exchange_of(replicas, named, handles))
             sums.update(zip(alike, found, strict=True))
@@ -197,21 +173,10 @@ def _is_for(replica: int, receiver: Receiver | None) -> bool:
 
 
 def _route(name: str) -> Route:
-    import horovod.tensorflow as hvd
-
     running = runtime.current()
 
     def alltoall(vector: tf.Tensor, splits: tf.Tensor, number: int) -> tf.Tensor:
-        received, _ = collective(
-            hvd.alltoall,
-            vector,
-            splits=splits,
-            name=f"{name}_to_{number}",
-            # Why scopes are ignored, see `_sums`.
-            ignore_name_scope=True,
-            process_set=running.process_sets.dp,
-        )
-        return received
+        return collectives().all_to_all(vector, running.process_sets.dp, f"{name}_to_{number}", splits=splits)
 
     return Route(running.topology.replicas, running.topology.replica, alltoall)
 
@@ -222,44 +187,17 @@ def exchange_of(replicas: int, name: str, handles: Sequence[Any]) -> Exchange:
     Args:
         replicas: their number.
         name: unique name of the operations, equal on the ranks of the group.
-        handles: see `collective`.
+        handles: see `Collectives`.
     """
-    import horovod.tensorflow as hvd
-
-    # Why scopes are ignored, see `_sums`.
     group = runtime.current().process_sets.dp
-    options: dict[str, Any] = {"handles": handles, "ignore_name_scope": True, "process_set": group}
 
     def alltoall(rows: tf.Tensor) -> tf.Tensor:
-        return collective(hvd.alltoall, rows, name=f"{name}_parts", **options)
+        return collectives().all_to_all(rows, group, f"{name}_parts", handles=handles)
 
     def allgather(row: tf.Tensor) -> tf.Tensor:
-        return collective(hvd.allgather, row, name=f"{name}_sums", **options)
+        return collectives().all_gather(row, group, f"{name}_sums", handles=handles)
 
     return Exchange(replicas, alltoall, allgather)
-
-
-def _sums(tensors: Sequence[tf.Tensor], name: str, handles: Sequence[Any] = ()) -> list[tf.Tensor]:
-    """Returns the sums of tensors that are sent as they are."""
-    import horovod.tensorflow as hvd
-
-    sent = [wire_types.summed(t, f"tensor {number} of {name!r}") for number, t in enumerate(tensors)]
-    sums: dict[int, tf.Tensor] = {}
-    # Horovod's op takes tensors of one dtype.
-    for dtype in sorted({t.dtype for t in sent}, key=lambda dtype: dtype.name):
-        of_type = [index for index, t in enumerate(sent) if t.dtype == dtype]
-        reduced = collective(
-            hvd.grouped_allreduce,
-            [sent[index] for index in of_type],
-            handles=handles,
-            op=hvd.Sum,
-            name=f"{name}_{dtype.name}",
-            process_set=runtime.current().process_sets.dp,
-            # Where a step is traced within the script's own scopes, replicas may differ in these.
-            ignore_name_scope=True,
-        )
-        sums.update(zip(of_type, reduced, strict=True))
-    return [wire_types.from_summed(sums[index], t.dtype) for index, t in enumerate(tensors)]
 
 
 def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: str) -> None:
@@ -284,16 +222,7 @@ def broadcast_over_replicas(variables: Sequence[tf.Variable], root: int, name: s
 
 def _value_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
     """Returns what another replica has in place of a tensor, eagerly."""
-    import horovod.tensorflow as hvd
-
-    received = collective(
-        hvd.broadcast,
-        wire_types.moved(value, name),
-        root_rank=root,
-        name=name,
-        process_set=runtime.current().process_sets.dp,
-    )
-    return wire_types.from_moved(received, value.dtype)
+    return collectives().broadcast(value, root, runtime.current().process_sets.dp, name)
 
 
 def _text_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
@@ -303,49 +232,6 @@ def _text_of(value: tf.Tensor, root: int, name: str) -> tf.Tensor:
     if runtime.current().topology.rank != root:
         own = tf.zeros([length], tf.uint8)
     return tf.io.parse_tensor(_value_of(own, root, name).numpy().tobytes(), tf.string)
-
-
-def collective(
-    function: Callable[..., Any], given: Any, *, name: str, handles: Sequence[Any] = (), **options: Any
-) -> Any:
-    """Calls a function of Horovod so that its op runs once whenever the graph does, since other replicas wait for it.
-
-    TensorFlow takes Horovod's ops for pure functions: it leaves them out where nobody reads what they give, and of
-    constants it computes them while it prepares the graph. When this rank comes to it and is through is noted, so that
-    who keeps others waiting is found (watch/replicas.py).
-
-    Args:
-        function: such as `hvd.allgather`.
-        given: a tensor or a list of them.
-        name: of the operation, equal on all replicas, and of no other that may be waited for meanwhile.
-        handles: resource tensors of variables. The op comes after their earlier uses, and all of it is done before
-            later ones, wherever these are: so one name may stand for all of them.
-        options: further arguments.
-
-    Returns:
-        What the function gives.
-    """
-    if tf.executing_eagerly():
-        with within(name), under_a_name_of_its_own():
-            return function(given, name=name, **options)
-    ready = tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), given)
-    come = come_to(name, tf.nest.flatten(ready))
-    with under_a_name_of_its_own():
-        result = function(ready, name=name, **options)
-    come_through(name, come, tf.nest.flatten(result))
-    if handles:
-        return tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), result)
-    run_independently(tf.nest.flatten(result)[0].op)
-    return result
-
-
-@functools.cache
-def order() -> tf.Variable:
-    """Returns a variable whose uses have an order: a collective that takes its handle ends before the next begins.
-
-    It is kept as long as the process: so long functions may live that were traced with it.
-    """
-    return variables.make_script_variable(initial_value=0, trainable=False, name="smp_order")
 
 
 def scaled(value: Any, factor: float) -> Any:

@@ -16,10 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 from smp_tf import tf_internals
+from smp_tf.collectives.interface import collectives
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.pipeline.run.reduction import MOST_BYTES
-from smp_tf.replicas import sums
 from smp_tf.sharding import row_blocks
 from smp_tf.sharding.shares import placement_of, replica_of, rows_here
 
@@ -136,22 +136,13 @@ def _buckets(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
 
 def _gather_bucket(bucket: Sequence[_Piece], name: str, handles: Sequence[Any]) -> None:
     """Exchange the values of pieces."""
-    import horovod.tensorflow as hvd
-
     running = runtime.current()
     wire = _WIRE_TYPES[min(8, *(int(piece.variable.dtype.size) for piece in bucket))]
     own = [piece for piece in bucket if piece.replica == running.topology.replica]
     # In the order of the replicas, as they come.
     ordered = sorted(bucket, key=lambda piece: piece.replica)
     sent = tf.concat([_as_wire(piece.value(), wire) for piece in own], axis=0) if own else tf.zeros([0], wire)
-    received = sums.collective(
-        hvd.allgather,
-        sent,
-        handles=handles,
-        name=name,
-        process_set=running.process_sets.dp,
-        ignore_name_scope=True,
-    )
+    received = collectives().all_gather(sent, running.process_sets.dp, name, handles=handles)
     for piece, part in zip(ordered, tf.split(received, [p.nbytes // wire.size for p in ordered]), strict=True):
         if piece.replica != running.topology.replica:
             piece.take(_from_wire(part, piece))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from smp_tf.announce import announce, tell_in_time
 from smp_tf.collectives import horovod_waits
+from smp_tf.collectives.forked_children import hook_forks
 from smp_tf.config.config import Config, load_config
 from smp_tf.errors import AlreadyInitializedError
 from smp_tf.job import runtime
@@ -35,7 +36,6 @@ from smp_tf.start.environment import (
     require_tensorflow,
     rest_horovod,
 )
-from smp_tf.start.forked_children import hook_forks
 from smp_tf.start.launcher import check_world, is_launched
 from smp_tf.start.start_watch import StartWatch
 from smp_tf.version import __version__

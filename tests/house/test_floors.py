@@ -40,17 +40,17 @@ USES = {
     "collectives": "ground job ops partition",
     "recording": "ground files job ops partition partition.plan partition.split pipeline pipeline.measure pipeline.run",
     "variables": "ground files keras job ops partition pipeline.run",
-    "replicas": "ground config job collectives variables ops partition pipeline.run",
+    "replicas": "ground config job collectives variables partition pipeline.run",
     "batch": "ground replicas variables partition.trace",
-    "sharding": "ground keras job variables replicas partition partition.graph partition.place partition.split "
-    "pipeline.run",
+    "sharding": "ground keras job collectives variables replicas partition partition.graph partition.place "
+    "partition.split pipeline.run",
     "checkpoint": "ground files config keras job variables sharding partition partition.plan",
-    "gradients": "ground job variables replicas batch sharding ops partition",
-    "planning": "ground files watch config keras job variables replicas batch sharding ops partition partition.graph "
-    "partition.place partition.plan partition.split partition.trace pipeline pipeline.planner pipeline.run "
-    "pipeline.schedules",
-    "optimizer": "ground keras job variables replicas sharding checkpoint gradients partition pipeline.planner "
-    "pipeline.run",
+    "gradients": "ground job collectives variables replicas batch sharding ops partition",
+    "planning": "ground files watch config keras job collectives variables batch sharding ops partition "
+    "partition.graph partition.place partition.plan partition.split partition.trace pipeline pipeline.planner "
+    "pipeline.run pipeline.schedules",
+    "optimizer": "ground keras job collectives variables replicas sharding checkpoint gradients partition "
+    "pipeline.planner pipeline.run",
     "start": "ground watch config job collectives planning ops partition",
     "steps": "ground keras job recording variables replicas batch sharding checkpoint planning optimizer ops partition "
     "partition.graph partition.plan partition.rewrite partition.split partition.trace pipeline.planner pipeline.run",
@@ -60,9 +60,9 @@ USES = {
     "partition partition.plan partition.trace pipeline.programs pipeline.schedules",
     "model": "ground files watch keras variables job optimizer steps training partition partition.graph partition.plan "
     "partition.split partition.units pipeline.measure pipeline.planner",
-    "offline": "ground config keras replicas planning optimizer start steps model partition.graph partition.place "
-    "partition.plan partition.split partition.units pipeline pipeline.measure pipeline.planner pipeline.programs "
-    "pipeline.schedules",
+    "offline": "ground config keras collectives replicas planning optimizer start steps model partition.graph "
+    "partition.place partition.plan partition.split partition.units pipeline pipeline.measure pipeline.planner "
+    "pipeline.programs pipeline.schedules",
     "command": "ground config job recording start model offline partition partition.plan partition.units pipeline "
     "pipeline.planner pipeline.schedules",
     "public": "ground job collectives recording variables replicas batch sharding checkpoint gradients optimizer "
@@ -97,10 +97,6 @@ KERAS = [
 HOROVOD = [
     "smp_tf/collectives/",
     "smp_tf/horovod_scope.py",
-    "smp_tf/replicas/sparse_sums.py",
-    "smp_tf/replicas/sums.py",
-    "smp_tf/sharding/gather.py",
-    "smp_tf/start/forked_children.py",
 ]
 #: Who may import private modules of TensorFlow or Keras.
 PRIVATE = [

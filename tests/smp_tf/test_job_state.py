@@ -31,8 +31,8 @@ REMEMBERING = {
     "smp_tf.pipeline.measure.profile._ballast": "it fills the processor's cache, which stays the same",
     "smp_tf.pipeline.run.accumulator._truth": _FEW,
     "smp_tf.pipeline.run.accumulator._type": _FEW,
-    "smp_tf.replicas.sums.order": _IN_FUNCTIONS,
-    "smp_tf.start.forked_children.hook_forks": _HOOK,
+    "smp_tf.collectives.interface.order": _IN_FUNCTIONS,
+    "smp_tf.collectives.forked_children.hook_forks": _HOOK,
     "smp_tf.start.import_watch._keep_from_children": _HOOK,
 }
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from smp_tf.collectives.interface import order
 from smp_tf.replicas import sums
 from smp_tf.replicas.sparse_sums import sum_of_slices
 
@@ -40,7 +41,7 @@ def test_beside_a_gpu_gathered_slices_of_a_row_are_added_up_on_the_host(
 
     @tf.function
     def total(given: tf.IndexedSlices) -> tf.IndexedSlices:
-        return sum_of_slices(given, "g", [sums.order().handle])
+        return sum_of_slices(given, "g", [order().handle])
 
     given = slices(7, 3, 3, dtype=dtype)
     found = total(given)
@@ -69,7 +70,7 @@ def test_a_function_chooses_as_it_runs_and_knows_what_shapes_come(reduced: list[
     @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32)])
     def total(values: tf.Tensor, indices: tf.Tensor) -> Any:
         given = tf.IndexedSlices(values, indices, tf.constant([10, 2]))
-        found = sum_of_slices(given, "g", [sums.order().handle])
+        found = sum_of_slices(given, "g", [order().handle])
         shapes.append((found.values.shape.as_list(), found.indices.shape.as_list()))
         return found.indices
 

@@ -113,13 +113,6 @@ def test_sparse_gradients_of_all_microbatches_and_replicas_are_gathered(
     ]
 
 
-def test_the_buffer_of_horovod_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
-    assert [data_parallel.averaging_bytes(replicas) for replicas in (1, 2, 8)] == [0, 128 << 20, 128 << 20]
-    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1048576")
-    assert data_parallel.averaging_bytes(2) == 1 << 20
-
-
 class TestSumsAtReceivers:
     """On replica 0 of three, which all hold the same values."""
 

@@ -1,0 +1,131 @@
+"""The collectives as Horovod does them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.collectives import wire_types
+from smp_tf.collectives.horovod_waits import under_a_name_of_its_own
+from smp_tf.ops.at_run_time import at_run_time
+from smp_tf.ops.collective import come_through, come_to, within
+from smp_tf.ops.graph_op import run_independently
+
+#: Bytes of Horovod's buffer, where its environment variable does not say it.
+_FUSION_BUFFER = 128 << 20
+
+
+def averaging_bytes(replicas: int) -> int:
+    """Returns the bytes through which Horovod sums on every rank: its buffer for tensors that travel together.
+
+    Horovod takes all of it for the first two that do, from TensorFlow.
+
+    Args:
+        replicas: Their number.
+    """
+    if replicas == 1:
+        return 0
+    given = os.environ.get("HOROVOD_FUSION_THRESHOLD", "")
+    return int(given) if given.isdecimal() else _FUSION_BUFFER
+
+
+class Horovod:
+    """`interface.Collectives`, whose groups are Horovod's process sets.
+
+    Where a step is traced within the script's own name scopes, replicas may differ in these: they are ignored.
+    """
+
+    def all_reduce(
+        self, tensors: Sequence[tf.Tensor], group: Any, name: str, *, handles: Sequence[Any] = ()
+    ) -> list[tf.Tensor]:
+        """Returns the sums, which travel in types that Horovod adds up."""
+        import horovod.tensorflow as hvd
+
+        sent = [wire_types.summed(t, f"tensor {number} of {name!r}") for number, t in enumerate(tensors)]
+        sums: dict[int, tf.Tensor] = {}
+        # Horovod's op takes tensors of one dtype.
+        for dtype in sorted({t.dtype for t in sent}, key=lambda dtype: dtype.name):
+            of_type = [index for index, t in enumerate(sent) if t.dtype == dtype]
+            reduced = _collective(
+                hvd.grouped_allreduce,
+                [sent[index] for index in of_type],
+                handles=handles,
+                op=hvd.Sum,
+                name=f"{name}_{dtype.name}",
+                process_set=group,
+                ignore_name_scope=True,
+            )
+            sums.update(zip(of_type, reduced, strict=True))
+        return [wire_types.from_summed(sums[index], t.dtype) for index, t in enumerate(tensors)]
+
+    def all_gather(self, tensor: tf.Tensor, group: Any, name: str, *, handles: Sequence[Any] = ()) -> tf.Tensor:
+        """Returns the tensors, which travel in types that Horovod moves."""
+        import horovod.tensorflow as hvd
+
+        sent = wire_types.moved(tensor, f"what {name!r} gathers")
+        options = {"handles": handles, "process_set": group, "ignore_name_scope": True}
+        return wire_types.from_moved(_collective(hvd.allgather, sent, name=name, **options), tensor.dtype)
+
+    def all_to_all(
+        self,
+        tensor: tf.Tensor,
+        group: Any,
+        name: str,
+        *,
+        splits: tf.Tensor | None = None,
+        handles: Sequence[Any] = (),
+    ) -> tf.Tensor:
+        """Returns the entries for this rank, which travel in types that Horovod moves."""
+        import horovod.tensorflow as hvd
+
+        sent = wire_types.moved(tensor, f"what {name!r} exchanges")
+        options: dict[str, Any] = {"handles": handles, "process_set": group, "ignore_name_scope": True}
+        if splits is None:
+            received = _collective(hvd.alltoall, sent, name=name, **options)
+        else:
+            received, _ = _collective(hvd.alltoall, sent, name=name, splits=splits, **options)
+        return wire_types.from_moved(received, tensor.dtype)
+
+    def broadcast(self, tensor: tf.Tensor, root: int, group: Any, name: str) -> tf.Tensor:
+        """Returns what one rank has, which travels in a type that Horovod moves."""
+        import horovod.tensorflow as hvd
+
+        sent = wire_types.moved(tensor, name)
+        received = _collective(hvd.broadcast, sent, root_rank=root, name=name, process_set=group)
+        return wire_types.from_moved(received, tensor.dtype)
+
+
+def _collective(
+    function: Callable[..., Any], given: Any, *, name: str, handles: Sequence[Any] = (), **options: Any
+) -> Any:
+    """Calls a function of Horovod so that its op runs once whenever the graph does, since other ranks wait for it.
+
+    TensorFlow takes Horovod's ops for pure functions: it leaves them out where nobody reads what they give, and of
+    constants it computes them while it prepares the graph. When this rank comes to it and is through is noted, so that
+    who keeps others waiting is found (watch/replicas.py).
+
+    Args:
+        function: Such as `hvd.allgather`.
+        given: A tensor or a list of them.
+        name: See `Collectives`.
+        handles: See `Collectives`.
+        options: Further arguments.
+
+    Returns:
+        What the function gives.
+    """
+    if tf.executing_eagerly():
+        with within(name), under_a_name_of_its_own():
+            return function(given, name=name, **options)
+    ready = tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), given)
+    come = come_to(name, tf.nest.flatten(ready))
+    with under_a_name_of_its_own():
+        result = function(ready, name=name, **options)
+    come_through(name, come, tf.nest.flatten(result))
+    if handles:
+        return tf.nest.map_structure(lambda tensor: at_run_time(tensor, handles), result)
+    run_independently(tf.nest.flatten(result)[0].op)
+    return result
