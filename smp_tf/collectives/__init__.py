@@ -1,1 +1,1 @@
-"""The collectives behind one interface, and Horovod, which does them."""
+"""Collectives through one interface, and Horovod, which does them."""
