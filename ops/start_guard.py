@@ -1,7 +1,7 @@
 """Lets a process that a signal ends while it waits for other ranks say for whom it waited; over the C library.
 
-The main thread may be in Horovod then, and no handler of Python's would run; so it is a thread of the library's that
-hears the signal, and one of Python's that waits here for it, finds the words, and hands them over.
+The main thread may be in Horovod then, and no handler of Python's would run. So a thread of the library's hears the
+signal, and one of Python's waits here for it, finds the words, and hands them over.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ forward and the backward ops of ONE microbatch, in an order that is topological:
     Variable ──┼─▶ forward ops ─▶ loss ─▶ backward ops ─▶ gradients
     Capture ───┘        └────────── stash ──────▲
 
-Four node kinds stand for what flows in from outside and stand for no op of TensorFlow's: `ARGUMENT`, `CAPTURE` (a
+Four node kinds stand for what flows in from outside, and for no op of TensorFlow's. They are `ARGUMENT`, `CAPTURE` (a
 tensor of the caller, the same on every rank), `VARIABLE` (the resource handle of a variable) and `SEED` (the
 counter-based random key of this microbatch, int32[4]).
 """

@@ -3,10 +3,9 @@
     units   u0  u1  u2  u3  u4  u5  u6      best[k][j]: the first j units in k stages, at best
     stages  [───0───]  [──1──]  [──2──]     = min over i of worse(best[k - 1][i], cost of [i, j))
 
-The cost of every run of units is needed first. A column (all runs that end before unit j + 1)
-follows from the one before it: when unit j joins, a tensor made before the run and read by j is
-received by exactly those runs that start after its previous reader, and so on; each record of a
-flow, a stash or a weight changes one slice of the column.
+The cost of every run of units is needed first. A column (all runs that end before unit j + 1) follows from the one
+before it: when unit j joins, a tensor made before the run and read by j is received by exactly those runs that start
+after its previous reader, and so on. Each record of a flow, a stash or a weight changes one slice of the column.
 
 What a run of units costs:
 

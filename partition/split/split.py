@@ -11,8 +11,8 @@ Backward may be cut once more, for schedules that delay what only weights need (
     part 0, I: what other chunks wait for in this sweep    gradient ─▶ ReluGrad ─┬─▶ MatMul(·, kernelᵀ) ─▶ sent to 0
     part 1, W: all else                                                         └─▶ MatMul(xᵀ, ·) ─▶ kernel's gradient
 
-Backward may make again what forward made, within groups of layers (see `recompute`): it has copies of their nodes, too,
-and each group's wait for the gradient of the group, so that only one group's tensors are there at once.
+Backward may make again what forward made, within groups of layers (see `recompute`). Then it has copies of their nodes,
+too. Each group's copies wait for the gradient of the group, so that only one group's tensors are there at once.
 
 A stage is what one rank runs: a chunk, or several, between which nothing is sent. All are cut on every rank, from the
 same graph and plan, so that both ends of a transfer agree without a word.

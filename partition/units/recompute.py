@@ -10,9 +10,9 @@ the other:
                   ■ ■ ▶ ∂b ∂a
 
 Small groups keep much between them, and a large one needs much while it is at work. The cut in between is that of Chen
-et al., Training Deep Nets with Sublinear Memory Cost (2016), section 3, for layers of any sizes: of all cuts of the
-order of the units, the one with which the sum of both is smallest, by dynamic programming under a bound for the largest
-group, and over a few such bounds.
+et al., Training Deep Nets with Sublinear Memory Cost (2016), section 3, for layers of any sizes. It is the one of all
+cuts of the order of the units with which the sum of both is smallest. It is found by dynamic programming under a bound
+for the largest group, and over a few such bounds.
 """
 
 from __future__ import annotations

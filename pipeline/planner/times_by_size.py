@@ -6,9 +6,9 @@
             │ ╱                        microbatch of a batch costs
             └──────────────── samples
 
-Between two sizes a unit takes what lies on the line through both, and beyond the last on that through the last two, as
-far as that can be: fewer samples take no longer, and half as many no less than half as long.
-One size says nothing of another: by it alone, more microbatches would cost nothing.
+Between two sizes a unit takes what lies on the line through both; beyond the last, on that through the last two. That
+holds as far as it can be: fewer samples take no longer, and half as many no less than half as long. One size says
+nothing of another: by it alone, more microbatches would cost nothing.
 """
 
 from __future__ import annotations

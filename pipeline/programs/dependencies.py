@@ -8,9 +8,8 @@
 With edges, the arrows between ranks are the program's own transfers: maker --> SEND --> RECV -->
 reader, and nothing else. Without, each chunk needs the one before it in every sweep.
 
-Tasks are numbers here, in the order of the lists, rank after rank: a list of what a number needs
-is read far faster than a table of tasks, most of all where it is larger than the caches of a
-processor.
+Tasks are numbers here, in the order of the lists, rank after rank. A list of what a number needs is read far faster
+than a table of tasks, most of all where it is larger than the caches of a processor.
 """
 
 from __future__ import annotations

@@ -174,9 +174,9 @@ def lower_bound(
 ) -> float:
     """Returns a time that no schedule of these tasks beats, messages being free.
 
-    A rank cannot start before a microbatch has come up to its first chunk. With backward in one
-    piece, what it did last has to travel back down after it; cut in two, the other ranks may still
-    have weight gradients to make meanwhile, and rank 0 has at least one to make at the end.
+    A rank cannot start before a microbatch has come up to its first chunk. With backward in one piece, what it did last
+    has to travel back down after it. With backward cut in two, the other ranks may still have weight gradients to make
+    meanwhile, and rank 0 has at least one to make at the end.
 
     Args:
         times: task times of every chunk.

@@ -40,10 +40,10 @@ def add_transfers(program: Program, edges: Sequence[Edge], *, prefetch: int = 1)
     So in that step no rank waits for a buffer, and since each goes through its list whatever the
     times are, in no other step do ranks wait for each other because their buffers are full.
 
-    A tensor sent once per step goes before its reader's first microbatch, or after its maker's
-    last one. As a result, such as what one stage adds to the gradient of another one's weight, it
-    is asked for before the receiver's last task of the maker's sweep: nothing stands after that
-    task then, and the receiver may hand on what it makes while it still computes.
+    A tensor sent once per step goes before its reader's first microbatch, or after its maker's last one. A result, such
+    as what one stage adds to the gradient of another one's weight, is asked for before the receiver's last task of the
+    maker's sweep. Nothing stands after that task then, and the receiver may hand on what it makes while it still
+    computes.
 
     Args:
         program: compute tasks only, as `build` returns it.

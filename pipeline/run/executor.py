@@ -9,8 +9,8 @@ overlap with compute:
                                    R1.0 ──┘  R1.1 ──┘      (a receive is posted one task before its reader)
 
 TensorFlow's automatic control dependencies would chain sends and receives in program order, which deadlocks two ranks
-that wait for each other; so every op made here is exempt from them, and two fences that hold the handles of all
-variables, at the begin and where all is computed, order the step against what the caller does before and after it. An
+that wait for each other. So every op made here is exempt from them. Two fences hold the handles of all variables, one
+at the begin and one where all is computed. They order the step against what the caller does before and after it. An
 optimizer so changes the weights of one bucket while others are still averaged; the next step begins behind the end.
 """
 

@@ -19,8 +19,9 @@ from smp_tf.pipeline.run.segment_function import SegmentFunction
 class FunctionCalls:
     """The calls in one graph.
 
-    They are made by smp_tf's own op, which costs next to nothing to add to, and to the first run of the graph; by
-    TensorFlow's where XLA is to compile the function, which it does for no other, and where there is a GPU or its like.
+    They are made by smp_tf's own op, which costs next to nothing, in the graph and in its first run. They are made by
+    TensorFlow's op where XLA is to compile the function, which it does for no other op, and where there is a GPU or its
+    like.
     """
 
     by_name: bool = field(default_factory=calls_by_name)

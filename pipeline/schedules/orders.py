@@ -117,9 +117,9 @@ def _weights_later(stages: int, microbatches: int, rank: int) -> Iterator[Task]:
 def interleaved_1f1b(stages: int, microbatches: int, chunks_per_rank: int = 2) -> Ranks:
     """Returns 1F1B over several chunks per rank, which microbatches pass in groups.
 
-    A rank takes a group of microbatches through its first chunk, then through its second, and so
-    on; a group has as many microbatches as there are stages, so that its first is through the
-    other ranks when its last is done here. For 2 stages and 4 microbatches, a column as long as F:
+    A rank takes a group of microbatches through its first chunk, then through its second, and so on. A group has as
+    many microbatches as there are stages, so that its first is through the other ranks when its last is done here. For
+    2 stages and 4 microbatches, a column as long as F:
 
         rank 0  0F0 0F1 2F0 2F1 0F2 ... 2B0==== 0F3 2B1==== 2F2 0B0==== 2F3 0B1==== ...
         rank 1  ... 1F0 1F1 3F0 3B0==== 3F1 3B1==== 1F2 1B0==== 1F3 1B1==== 3F2 3B2==== ...

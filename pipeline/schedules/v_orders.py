@@ -1,9 +1,9 @@
 """Orders for two chunks per rank in a V, made from a building block: ZB-V, V-half and V-min.
 
-A building block says in which slots of time one microbatch passes the ranks. The next microbatch
-takes the same way six slots later: a rank has six tasks per microbatch, F, I and W of two chunks,
-so the blocks fill its time without a gap as long as no two tasks want the same slot modulo six.
-The block of V-min for 4 ranks (chunks 0 to 3 go down, 4 to 7 come up, I the same way back):
+A building block says in which slots of time one microbatch passes the ranks. The next microbatch takes the same way six
+slots later. A rank has six tasks per microbatch, F, I and W of two chunks. So the blocks fill its time without a gap as
+long as no two tasks want the same slot modulo six. The block of V-min for 4 ranks (chunks 0 to 3 go down, 4 to 7 come
+up, I the same way back):
 
     slot    0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15
     rank 0  F0 .. .. .. .. .. .. F7 I7 .. .. .. .. .. .. I0

@@ -4,8 +4,8 @@
     stage 2 ──▶ ┼ stage 0: combines ─┼ ──▶ stage 2       two messages per stage, whatever the model
     stage 3 ──▶ ┘                    └ ──▶ stage 3
 
-It is a small step of its own: it begins when this rank's steps before it are done, and its messages bear a program
-number of its own, so that a rank which does something else meanwhile is found out as for any step.
+It is a small step of its own. It begins when this rank's steps before it are done. Its messages bear a program number
+of their own, so that a rank which does something else meanwhile is found out as for any step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The state of Keras optimizers: which variable is the slot of which weight. For tf_keras, old and new optimizers.
 
 The new optimizers keep slots in lists, one entry per variable that they were built for, in an order that is the rank's
-own; a list that is as long as the optimizer's index of variables is one of slots:
+own. A list that is as long as the optimizer's index of variables is one of slots:
 
     optimizer._index_dict   {key of kernel: 0, key of bias: 1}
     optimizer._momentums    [of kernel,        of bias]          ─▶ (kernel, "momentums"), (bias, "momentums")

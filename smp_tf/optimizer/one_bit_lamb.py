@@ -22,10 +22,10 @@ class OneBitLAMB(OneBitOptimizer):
     """LAMB for replicas on slow links: what `smp.OneBitAdam` is to Adam, for large batches.
 
     As with `smp.OneBitAdam` the replicas average gradients whole during a warm-up, and momenta of one bit an element
-    afterwards, with `"gradient_compression": "1bit"`; without it nothing is compressed. The coefficient by which LAMB
-    scales the update of each weight is, after the warm-up, the average that it had there, times a factor: the largest
-    ratio of the root of the frozen variance to that of one which still follows the gradients. A weight (or element of
-    one) whose gradients were zero in all of the warm-up stays as it is, but for its decay.
+    afterwards, with `"gradient_compression": "1bit"`; without it nothing is compressed. LAMB scales the update of each
+    weight by a coefficient. After the warm-up it is the average that it had there, times a factor. The factor is the
+    largest ratio of the root of the frozen variance to that of one which still follows the gradients. A weight (or
+    element of one) whose gradients were zero in all of the warm-up stays as it is, but for its decay.
 
     Momentum, variances and the average of the coefficient are corrected for the zeros they began with, the frozen ones
     as they were then. The paper's scale for the momenta of each weight is not needed: blocks have scales of their own.

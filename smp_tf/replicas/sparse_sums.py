@@ -9,9 +9,9 @@ What comes back are slices in both cases: rows that no replica has touched are l
 such rows alone does so on many slices as on few. How many there are depends on the batch, and each replica has its own:
 they tell each other first, so that all choose alike.
 
-Next to a GPU what was gathered is added up row by row on the host, for all replicas in one order: a GPU adds slices of
-one row in the order in which they happen to come, so that an optimizer that did it there would round otherwise on each
-replica, and their weights would drift apart.
+Where there is a GPU, what was gathered is added up row by row on the host, for all replicas in one order. A GPU adds
+slices of one row in the order in which they happen to come: an optimizer that did it there would round otherwise on
+each replica, and their weights would drift apart.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Logs that are the same on all replicas: those of one process that has seen the batches of all of them.
 
-At the end of an epoch, and of an evaluation, the states of the metrics (sums and counts) are added over the replicas
-and the results computed of the sums: exact for every metric whose state adds up, which is what Keras asks of metrics
-under its own distribution strategies. After a single batch, and for values that are not a metric's, replicas are
-averaged by their numbers of samples.
+At the end of an epoch, and of an evaluation, the states of the metrics (sums and counts) are added over the replicas,
+and the results are computed of the sums. That is exact for every metric whose state adds up, which is what Keras asks
+of metrics under its own distribution strategies. After a single batch, and for values that are not a metric's, replicas
+are averaged by their numbers of samples.
 """
 
 from __future__ import annotations

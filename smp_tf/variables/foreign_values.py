@@ -1,6 +1,6 @@
 """Reading and writing weights that other ranks store: an error, except while files of weights are written or read.
 
-While a rank writes a file of all weights, it fetches each foreign one as it reads it (`fetched_by`); while all ranks
+While a rank writes a file of all weights, it fetches each foreign one as it reads it (`fetched_by`). While all ranks
 read such a file, each leaves out what it does not store (`left_out`), without reading it from the file.
 """
 

@@ -6,9 +6,9 @@
 
 With gradient_offload every microbatch's gradient is copied to the host as it is made, into the sum that is kept there,
 and processors average it in equal parts (`equal_parts`). With optimizer_offload the average does not come back: slots
-are on the host, the optimizer computes there, and what it adds to a weight is sent to it; one that looks at the weight
-itself, for its decay or average, has it copied to the host. TensorFlow makes the copies from a device, most likely in
-ordinary memory, as those of messages: docs/gpu.md.
+are on the host, the optimizer computes there, and what it adds to a weight is sent to it. An optimizer that looks at
+the weight itself, for its decay or average, has it copied to the host. TensorFlow makes the copies from a device, most
+likely in ordinary memory, as those of messages: docs/gpu.md.
 """
 
 from __future__ import annotations
