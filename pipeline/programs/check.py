@@ -111,7 +111,7 @@ class _Expected:
         self.count = program.microbatches * per_microbatch + 2 * per_step + len(self.in_two)
 
     def has(self, task: Task) -> bool:
-        """Whether a task is one of them."""
+        """Returns whether a task is one of them."""
         program, kind, microbatch = self.program, task.kind, task.microbatch
         if kind.is_transfer:
             edge = None if task.edge is None else self.edge_of.get(task.edge)
@@ -129,7 +129,7 @@ class _Expected:
         return microbatch is not None and 0 <= microbatch < program.microbatches and 0 <= task.chunk < program.chunks
 
     def all(self) -> Iterator[Task]:
-        """All of them."""
+        """Yields all of them."""
         for chunk in range(self.program.chunks):
             for microbatch in range(self.program.microbatches):
                 yield Task(Kind.F, chunk, microbatch)

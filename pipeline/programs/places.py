@@ -68,7 +68,7 @@ class Places:
         return tuple(sorted(numbers, key=lambda number: self.tasks[number].kind.value))
 
     def _lacking(self, task: Task) -> int:
-        """The number of a task that the program lacks."""
+        """Returns the number of a task that the program lacks."""
         if task not in self.lacking:
             self.lacking[task] = len(self.tasks)
             self.tasks.append(task)
@@ -173,11 +173,11 @@ class Places:
         return tuple(chain.from_iterable(self._finished(chunk, sweep, each) for each in every))
 
     def _first(self, chunk: int, sweep: int, microbatch: int) -> int:
-        """The task that makes what the next chunk of the sweep needs: of I and W it is I."""
+        """Returns the task that makes what the next chunk of the sweep needs: of I and W it is I."""
         return self._finished(chunk, sweep, microbatch)[0]
 
     def _finished(self, chunk: int, sweep: int, microbatch: int) -> tuple[int, ...]:
-        """The tasks after which a chunk is done with a microbatch of a sweep."""
+        """Returns the tasks after which a chunk is done with a microbatch of a sweep."""
         present = self.pieces[chunk, sweep].get(microbatch)
         if present is not None:
             return present

@@ -1,7 +1,7 @@
 """Simulates a program with given task times: step time, bubble, what runs when, and a drawing.
 
-The times are of a rank that has a processor for itself; transfers run beside compute tasks and
-beside each other. What a rank does with other replicas runs beside its compute tasks, one after the
+The times are of a rank that has a processor for itself; transfers run during compute tasks and
+next to each other. What a rank does with other replicas runs during its compute tasks, one after the
 other.
 """
 

@@ -65,27 +65,27 @@ class Emission:
         self.transfers: Mapping[int, Transfer] = {t.index: t for t in self.program.split.transfers}
 
     def total(self, position: int) -> tf.Tensor | None:
-        """What this rank has of an output's sum over the microbatches, and over the replicas where there are more."""
+        """Returns what this rank has of an output's sum over the microbatches, and over replicas."""
         output = self.program.split.outputs[position]
         if not output.gets_sum(self.program.stage, self.program.split.placement):
             return None
         return self.reduced.get(position) if self.program.reduction is not None else self.own_total(output)
 
     def own_total(self, output: StepOutputPlan) -> tf.Tensor:
-        """What this rank has of an output's sum over the microbatches."""
+        """Returns what this rank has of an output's sum over the microbatches."""
         parts = [self.sum_of(t) for t in parts_of(output)]
         with on_device(self.program.sums_on):
             return tf.add_n(parts) if len(parts) > 1 else parts[0]
 
     def clear_sums(self) -> None:
-        """Begin the sums that the functions add to, before the first of them runs."""
+        """Begins the sums that the functions add to, before the first of them runs."""
         cleared = [accumulator.clear(self.step.op) for accumulator in self.program.accumulators.values()]
         if cleared:
             with tf.control_dependencies(cleared):
                 self.last_compute = tf.no_op()
 
     def sum_of(self, tensor: Tensor) -> tf.Tensor:
-        """A tensor's sum over the microbatches, which is complete now."""
+        """Returns a tensor's sum over the microbatches, which is complete now."""
         if tensor not in self.accumulated:
             assert self.last_compute is not None
             self.accumulated[tensor], freed = self.program.accumulators[tensor].take(self.last_compute)
@@ -93,20 +93,20 @@ class Emission:
         return self.accumulated[tensor]
 
     def set_shape(self, result: tf.Tensor, tensor: Tensor) -> None:
-        """Say what is known of a result, of which its call says nothing."""
+        """Says what is known of a result, of which its call says nothing."""
         result.set_shape(self.program.split.graph.type_of(tensor).shape)
 
     def not_computed(self, inputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """What makes these inputs, other than the tasks, which come after one another, and what is there already."""
+        """Returns what makes these inputs, other than tasks, which come after one another, and what is there."""
         makers = {tensor.op.name: tensor.op for tensor in inputs if tf.is_symbolic_tensor(tensor)}
         return [op for name, op in makers.items() if name not in self.called]
 
     def after(self) -> list[tf.Operation]:
-        """What the next compute task comes after."""
+        """Returns what the next compute task comes after."""
         return [self.last_compute] if self.last_compute is not None else [self.step.op]
 
     def value_of(self, tensor: Tensor, microbatch: int) -> tf.Tensor:
-        """A tensor of a microbatch, which is there now."""
+        """Returns a tensor of a microbatch, which is there now."""
         node = self.program.split.graph.nodes[tensor.node]
         if node.op == ARGUMENT:
             assert node.source is not None
@@ -121,7 +121,7 @@ class Emission:
         return self.values[tensor, microbatch]
 
     def accumulate(self, tensor: Tensor, microbatch: int, value: tf.Tensor) -> None:
-        """Add up in this graph what has no accumulator."""
+        """Adds up in this graph what has no accumulator."""
         if self.program.weighted:
             value = value * tf.cast(self.weights[microbatch], value.dtype)
         total = self.accumulated.get(tensor)
@@ -129,7 +129,7 @@ class Emission:
             self.accumulated[tensor] = value if total is None else total + value
 
     def label_of(self, transfer: Transfer) -> str:
-        """A transfer in words."""
+        """Returns a transfer in words."""
         graph, placement = self.program.split.graph, self.program.split.placement
         if transfer.tensor is not None:
             what = tensor_name(graph, transfer.tensor)
@@ -139,5 +139,5 @@ class Emission:
         return f"{what} (stage {placement[transfer.src_chunk]} to {placement[transfer.dst_chunk]})"
 
     def rank_of(self, chunk: int) -> int:
-        """The world rank that runs a chunk."""
+        """Returns the world rank that runs a chunk."""
         return self.program.ranks[self.program.split.placement[chunk]]

@@ -1,6 +1,6 @@
 """Who writes the operations of a task into the graph: one table, from its kind to its emitter.
 
-A new kind that ranks run needs an emitter here, beside its row in `programs/kinds.py`.
+A new kind that ranks run needs an emitter here, besides its row in `programs/kinds.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def emit_compute(emission: Emission, task: Task) -> None:
         if tensor in emission.program.summed - emission.program.accumulators.keys():
             emission.accumulate(tensor, microbatch, result)
     if function.early is not None:
-        # Behind the task's begin: a pass that puts ops together would otherwise see nothing between what the task
+        # After the task's begin: a pass that puts ops together would otherwise see nothing between what the task
         # waits for and what waits for this, make one op of both, and that would wait for itself.
         with tf.control_dependencies([begun]):
             emission.accumulated.update(function.early.take(emission.program.split.graph, emission.step))

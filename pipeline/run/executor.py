@@ -11,7 +11,7 @@ overlap with compute:
 TensorFlow's automatic control dependencies would chain sends and receives in program order, which deadlocks two ranks
 that wait for each other. So every op made here is exempt from them. Two fences hold the handles of all variables, one
 at the begin and one where all is computed. They order the step against what the caller does before and after it. An
-optimizer so changes the weights of one bucket while others are still averaged; the next step begins behind the end.
+optimizer so changes the weights of one bucket while others are still averaged; the next step begins after the end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def emit(
     *,
     beside: Callable[[tf.Tensor], Sequence[tf.Operation]] | None = None,
 ) -> StepResults:
-    """Write the program into the current graph.
+    """Writes the program into the current graph.
 
     Args:
         program: this rank's program.

@@ -7,7 +7,7 @@ A gradient is complete where the last microbatch has been added to it. The bucke
 returns from the last to the first, about the order in which backward makes those of a list of weights, and are the
 same whatever program a replica runs: one with a smaller batch may run fewer microbatches. Where nothing is sent or
 received after the last task that makes gradients, as on the first stage, buckets are begun within that task
-(`early_sums`); elsewhere that would compete with what another stage waits for, and they begin behind it, while the
+(`early_sums`); elsewhere that would compete with what another stage waits for, and they begin after it, while the
 stages before still compute. A weight may change once all tasks of its rank have ended and its own gradient is there:
 the optimizer need not wait for other buckets. The step ends when all are there: its next call has averages of the same
 names, of which Horovod takes one at a time.
@@ -55,7 +55,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What is known of the gradients that a step returns beside its graph, by position among the outputs.
+    """What is known of the gradients that a step returns besides its graph, by position among the outputs.
 
     Args:
         elsewhere: those whose sums over the replicas another replica gets, and this one does not.
@@ -83,7 +83,7 @@ Reduce = Callable[[Sequence[tf.Tensor], Bucket], Sums]
 
 
 def limit_of_buckets(total: int) -> int:
-    """What makes a bucket full.
+    """Returns what makes a bucket full.
 
     Args:
         total: bytes of all gradients of a stage.
@@ -97,7 +97,7 @@ def limit_of_buckets(total: int) -> int:
 def group_gradients(
     split: Split, stage: int, limit: int | None = None, known: Mapping[int, int] | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Put the gradients that a stage has into groups of so many bytes.
+    """Puts the gradients that a stage has into groups of so many bytes.
 
     Args:
         split: the cut step.
@@ -128,7 +128,7 @@ def group_gradients(
 def plan_buckets(
     split: Split, stage: int, groups: Sequence[tuple[int, ...]], known: Mapping[int, int] | None = None
 ) -> tuple[Bucket, ...]:
-    """Say what makes each group of gradients.
+    """Says what makes each group of gradients.
 
     Args:
         split: the cut step.
@@ -159,7 +159,7 @@ def plan_buckets(
 
 
 def _sizes(split: Split, positions: Sequence[int], known: Mapping[int, int] | None) -> dict[int, int]:
-    """Bytes of gradients, by position among the outputs."""
+    """Returns the bytes of gradients, by position among the outputs."""
     nbytes = {t: split.graph.variables[g.variable].type.nbytes() for g in split.graph.gradients for t in g.tensors}
     # Of a gradient whose shape depends on the batch other replicas may know another size.
     known = known or {}
@@ -167,12 +167,12 @@ def _sizes(split: Split, positions: Sequence[int], known: Mapping[int, int] | No
 
 
 def parts_of(output: StepOutputPlan) -> tuple[Tensor, ...]:
-    """The tensors whose sums over the microbatches make up an output."""
+    """Returns the tensors whose sums over the microbatches make up an output."""
     return output.summands or (output.tensor,)
 
 
 def when_of(task: Task) -> tuple[int, int, int]:
-    """Chunk, sweep and part of a compute task, by which its segment is found."""
+    """Returns the chunk, sweep and part of a compute task, by which its segment is found."""
     assert task.sweep is not None
     return task.chunk, task.sweep, task.part
 
@@ -196,7 +196,7 @@ class Reduction:
     def reduced(
         self, sums: Sequence[tf.Tensor], bucket: Bucket, step: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Operation]:
-        """Write the reduction of a bucket into the graph of the step, where it waits for nothing but its gradients.
+        """Writes the reduction of a bucket into the graph of the step, where it waits for nothing but its gradients.
 
         Args:
             sums: of the gradients over the microbatches.
@@ -212,5 +212,5 @@ class Reduction:
         return found.tensors, end_reduce(begun, *where, [*found.tensors, *found.there], bucket.number)
 
     def positions_here(self, bucket: Bucket) -> list[int]:
-        """The gradients of a bucket whose sums this replica gets, in order."""
+        """Returns the gradients of a bucket whose sums this replica gets, in order."""
         return [position for position in bucket.positions if position not in self.gradients.elsewhere]

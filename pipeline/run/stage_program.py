@@ -68,7 +68,7 @@ class StageProgram:
         return self.planned.ranks[self.stage]
 
     def function_of(self, task: Task) -> SegmentFunction | None:
-        """What a compute task calls; None where it has nothing to do."""
+        """Returns what a compute task calls; None where it has nothing to do."""
         if self.last is not None and task == self.last[0]:
             return self.last[1]
         assert task.sweep is not None
@@ -76,7 +76,7 @@ class StageProgram:
 
 
 def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
-    """The tasks of all stages for a cut step, transfers included.
+    """Returns the tasks of all stages for a cut step, transfers included.
 
     Args:
         split: the cut step.
@@ -95,7 +95,7 @@ def plan_program(split: Split, schedule: str, microbatches: int) -> Program:
 
 
 def edges_of(split: Split) -> list[Edge]:
-    """What flows between the chunks of a cut step, as a program names it; what stays on a rank is not sent."""
+    """Returns what flows between the chunks of a cut step, as a program names it; what stays on a rank is not sent."""
     return [
         Edge(
             t.index, t.src_chunk, t.src_sweep, t.dst_chunk, t.dst_sweep,
@@ -108,7 +108,7 @@ def edges_of(split: Split) -> list[Edge]:
 def buckets_of(
     split: Split, stages: int, limit: int | None = None, known: Mapping[int, int] | None = None
 ) -> list[tuple[Bucket, ...]]:
-    """What all stages average together over replicas.
+    """Returns what all stages average together over replicas.
 
     Args:
         split: the cut step.
@@ -137,7 +137,7 @@ def build_stage_program(
     bucket_bytes: int | None = None,
     sums_on: str | None = None,
 ) -> StageProgram:
-    """Trace the functions of one stage.
+    """Traces the functions of one stage.
 
     Args:
         split: the cut step.
@@ -146,7 +146,7 @@ def build_stage_program(
         program: the tasks of all stages.
         number: program number, equal on all ranks.
         variables: the variables whose handles this rank may use, by index in the op graph.
-        keep: positions of gradient outputs whose value per microbatch is wanted beside their sum.
+        keep: positions of gradient outputs whose value per microbatch is wanted besides their sum.
         weighted: whether microbatches weigh differently in sums.
         xla: compile the functions with XLA, where XLA can.
         samples: samples of a microbatch, where the graph leaves that length open.
@@ -231,5 +231,5 @@ def build_stage_program(
 
 
 def _is_read(split: Split, others: Sequence[Segment], tensor: Tensor) -> bool:
-    """Whether somebody needs a tensor of every microbatch: another segment of the stage, or another stage."""
+    """Returns whether somebody needs a tensor of every microbatch: another segment of the stage, or another stage."""
     return any(tensor in s.inputs for s in others) or any(t.tensor == tensor and not t.is_sum for t in split.transfers)

@@ -31,6 +31,8 @@ FINISHED = [
     "pipeline",
     "pipeline/measure",
     "pipeline/planner",
+    "pipeline/programs",
+    "pipeline/run",
     "pipeline/schedules",
     "smp_tf",
     "smp_tf/batch",
