@@ -199,8 +199,13 @@ class Split(Trainer):
             importlib.import_module("smp_tf.steps.step"),
             {
                 "trace": ("trace_step",),
-                "plan": ("proposal.propose", "agree_on_plan", "cut_by_plan", "memory_forecast.with_exact_transfers"),
-                "build": ("plan_program", "build_stage_program", "decide_owners"),
+                "plan": (
+                    "preparation.proposal.propose",
+                    "preparation.agree_on_plan",
+                    "preparation.cut_by_plan",
+                    "preparation.memory_forecast.with_exact_transfers",
+                ),
+                "build": ("preparation.plan_program", "preparation.build_stage_program", "decide_owners"),
             },
         )
         model = self.source.build(smp.DistributedModel, size)
@@ -226,7 +231,7 @@ class Split(Trainer):
         """As of any process, and what the plan foretold."""
         import smp_tf as smp
 
-        plan = self.stopwatch.returned["memory_forecast.with_exact_transfers"]
+        plan = self.stopwatch.returned["preparation.memory_forecast.with_exact_transfers"]
         stage = plan.forecast[smp.mp_rank()]
         forecast = {
             "weights": stage.weight_bytes,
@@ -266,7 +271,7 @@ class Split(Trainer):
 
         @tf.function
         def clear() -> None:
-            for accumulator in self.stopwatch.returned["build_stage_program"].accumulators.values():
+            for accumulator in self.stopwatch.returned["preparation.build_stage_program"].accumulators.values():
                 accumulator.clear(tf.no_op())
 
         return clear
@@ -278,7 +283,7 @@ class Split(Trainer):
 
         from smp_tf.partition.graph.op_graph import ARGUMENT
 
-        program = self.stopwatch.returned["build_stage_program"]
+        program = self.stopwatch.returned["preparation.build_stage_program"]
         graph = program.split.graph
         known: dict[Any, Any] = {}
         part = self.size.batch // self.microbatches

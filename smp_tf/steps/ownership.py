@@ -8,7 +8,8 @@ A variable that the step does not use is kept by one stage, and no later step ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -18,10 +19,28 @@ from smp_tf.job import runtime
 from smp_tf.job.channel import tag_of
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.trace.lower import Lowered
+from smp_tf.replicas.reduce_scatter import Receiver
 from smp_tf.sharding import moved_slots, shares
 from smp_tf.variables import assigned_values, fetch
 from smp_tf.variables import store as variables
 from smp_tf.variables.models import SplitModel
+
+
+@dataclass(frozen=True, eq=False)
+class Ownership:
+    """Which variables a rank has, and who receives their gradients.
+
+    Args:
+        placed: variables whose owner was decided now, each with the stage that stores it.
+        variables: those whose handles this rank may use, by index in the op graph.
+        receivers: by output, who alone gets a gradient's sum over the replicas, or rows of it; the others go to all.
+        applied: which gradients the step gives to an optimizer and to nobody else.
+    """
+
+    placed: list[tuple[Any, int]]
+    variables: Mapping[int, tf.Variable]
+    receivers: Mapping[int, Receiver]
+    applied: Sequence[shares.Applied]
 
 
 def decide_owners(

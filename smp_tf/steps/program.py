@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from smp_tf.batch.cut_batch import CutBatch
 from smp_tf.batch.microbatch_errors import tell_of_microbatches
 from smp_tf.batch.microbatches import Slicer, SplitArgument, sizes_of
 from smp_tf.batch.output import StepOutput
@@ -71,43 +72,83 @@ class _Flat:
         return _Flat(values, accumulated, weights, total)
 
 
-@dataclass(repr=False, eq=False)
-class SplitProgram:
-    """A step made ready for one signature: this rank's program and what is needed to call it.
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a program was made from.
 
     The trace is kept since TensorFlow forgets the functions it holds (loop bodies, fused layers) along with it.
 
     Args:
-        name: name of the step function.
-        trace: its trace.
-        lowered: what was read off the trace.
-        stage_program: what this rank runs.
-        arguments: how the step's tensor arguments are cut.
-        microbatches: number of microbatches.
-        known_as: what the step function is known by, on all ranks: such as "train/0".
+        trace: the trace of the step.
+        lowered: what was read off it.
         is_random: whether its random ops need seeds.
-        plan: the plan by which the step was cut.
-        then: what to do with the results in the same graph; the program gives what it returns. None: nothing.
+    """
+
+    trace: Trace
+    lowered: Lowered
+    is_random: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What becomes of a step's results.
+
+    Args:
+        then: what to do with them in the same graph; the program gives what it returns. None: nothing.
         keeps_gradients: whether gradients are kept for each microbatch besides their sum.
-        expected: how long a step should take by its plan, where that is to be told.
         receivers: by output, who alone gets a gradient's sum over the replicas, or rows of it; the others go to all.
     """
 
-    name: str
-    trace: Trace
-    lowered: Lowered
-    stage_program: StageProgram
-    arguments: tuple[SplitArgument, ...]
-    microbatches: int
-    known_as: str
-    is_random: bool
-    plan: Plan
     then: Callable[[Any], Any] | None = None
     keeps_gradients: bool = False
-    expected: first_steps.Expected | None = None
     receivers: Mapping[int, Receiver] = field(default_factory=dict)
+
+
+@dataclass(repr=False, eq=False)
+class SplitProgram:
+    """A step made ready for one signature: this rank's program and what is needed to call it.
+
+    Args:
+        name: name of the step function.
+        known_as: what the step function is known by, on all ranks: such as "train/0".
+        source: what it was made from.
+        batch: how its batch is cut.
+        stage_program: what this rank runs.
+        plan: the plan by which the step was cut.
+        returned: what becomes of its results.
+        expected: how long a step should take by its plan, where that is to be told.
+    """
+
+    name: str
+    known_as: str
+    source: Source
+    batch: CutBatch
+    stage_program: StageProgram
+    plan: Plan
+    returned: Results
+    expected: first_steps.Expected | None = None
     _eager: Any = field(default=None, init=False)
     _layout: _Flat | None = field(default=None, init=False)
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the step."""
+        return self.source.trace
+
+    @property
+    def lowered(self) -> Lowered:
+        """What was read off the trace."""
+        return self.source.lowered
+
+    @property
+    def arguments(self) -> tuple[SplitArgument, ...]:
+        """How the step's tensor arguments are cut."""
+        return self.batch.arguments
+
+    @property
+    def microbatches(self) -> int:
+        """The number of microbatches."""
+        return self.batch.microbatches
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
         """Runs the step: in the graph being traced, or, called eagerly, as a `tf.function` of its own.
@@ -135,7 +176,7 @@ class SplitProgram:
             if self.microbatches > 1:
                 tell_of_microbatches(error, f"Step {self.name!r} runs on", self._sizes(tensors))
             raise
-        if self.then is not None:
+        if self.returned.then is not None:
             return flat
         assert self._layout is not None
         return self._results(self._layout.filled(flat))
@@ -152,7 +193,7 @@ class SplitProgram:
 
     def _finish(self, flat: _Flat) -> Any:
         results = self._results(flat)
-        return results if self.then is None else self.then(results)
+        return results if self.returned.then is None else self.returned.then(results)
 
     def _named_emitter(self) -> Callable[..., Any]:
         """Returns `_emit_tensors` under its own name: TensorFlow warns of retracing by counting traces of one code."""
@@ -164,7 +205,7 @@ class SplitProgram:
         return types.FunctionType(code, emit_tensors.__globals__, code.co_name, None, emit_tensors.__closure__)
 
     def _emit_tensors(self, *tensors: Any) -> Any:
-        if self.then is not None:
+        if self.returned.then is not None:
             return self._finish(self._emit(tensors))
         self._layout = self._emit(tensors)
         return self._layout.tensors()
@@ -180,7 +221,7 @@ class SplitProgram:
         weights: Sequence[Any] = list(sizes) if program.weighted else [1] * len(sizes)
         pending.add_check()
         # Masks depend on the replica, the step and the microbatch; never on how many partitions there are.
-        seed = step_seeds.next_seeds(self.known_as, running.topology.replica) if self.is_random else _no_seed
+        seed = step_seeds.next_seeds(self.known_as, running.topology.replica) if self.source.is_random else _no_seed
         recording.know(self)
         averages = replicas > 1 and any(output.is_gradient for output in program.split.outputs)
         told = _ToldReplicas(self, tensors, _total(weights)) if averages else None
@@ -245,7 +286,7 @@ class SplitProgram:
                 f"{name} is part of a {slot.spec.value_type.__name__} made of gradients. Over replicas, tensors and "
                 f"tf.IndexedSlices are averaged. Return one of these from the step, or train with one replica."
             )
-        receiver, own_replica = self.receivers.get(first), runtime.current().topology.replica
+        receiver, own_replica = self.returned.receivers.get(first), runtime.current().topology.replica
         rows = receiver.of(own_replica) if isinstance(receiver, Rows) else None
         replica = receiver.replica if isinstance(receiver, Whole) else None
         is_here = replica in (None, own_replica)
@@ -267,7 +308,7 @@ class SplitProgram:
             rows=rows,
             computed=flat.computed.get(first),
             is_gradient=plan.is_gradient,
-            is_kept=self.keeps_gradients,
+            is_kept=self.returned.keeps_gradients,
             is_unaveraged=plan.is_gradient and unaveraged.are_left(),
             follows_state=plan.follows_state,
         )

@@ -1,7 +1,8 @@
 """`@smp.step`: trace one microbatch, plan, cut, and run the pipeline in the caller's graph.
 
 Read from top to bottom: `Step.__call__` sorts the arguments, `_prepare` goes the whole way from the function to this
-rank's program (trace, lower, place, cut, build), and `SplitProgram` writes the program into the graph.
+rank's program (cut batch, trace, agreed plan, ownership, stage program), and `SplitProgram` writes the program into
+the graph.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from smp_tf.announce import announce
 from smp_tf.batch.arguments import Arguments, sort_arguments
+from smp_tf.batch.cut_batch import CutBatch
 from smp_tf.batch.microbatch_errors import told_of_microbatches
 from smp_tf.batch.microbatches import (
     SplitArgument,
@@ -25,46 +27,33 @@ from smp_tf.batch.microbatches import (
     static_batch_size,
     with_pieces,
 )
-from smp_tf.batch.output_positions import local_outputs_of
 from smp_tf.batch.results import pack
 from smp_tf.batch.sliced_objects import ObjectTensors
 from smp_tf.batch.structure import fill
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.at_shutdown import on_shutdown
-from smp_tf.job.program_numbers import know_averaging
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.partition.graph.fingerprint import form
 from smp_tf.partition.graph.op_graph import OpGraph
-from smp_tf.partition.mesh import CommGroup
-from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.tf_internals import autograph_convert, leave_unconverted
 from smp_tf.partition.trace.lower import Lowered
-from smp_tf.pipeline.planner import memory_forecast, proposal
-from smp_tf.pipeline.planner.cut import cut as cut_by_plan
 from smp_tf.pipeline.run.reduction import Bucket, Reduce, Sums
-from smp_tf.pipeline.run.stage_program import build_stage_program, plan_program
-from smp_tf.planning import earlier_steps, partition_file
-from smp_tf.planning.agreement import agree_on_plan, show_plan
-from smp_tf.planning.host_memory import memory_of_host, require_host_memory
-from smp_tf.planning.request import expected_of, known_slots, request_for
 from smp_tf.replicas import equal_start, unaveraged
 from smp_tf.replicas.reduce_scatter import Receiver
 from smp_tf.replicas.sums import reduction_name, sum_gradients_at
 from smp_tf.sharding import shares
-from smp_tf.steps import collectives_in_steps, post_partition_hooks
+from smp_tf.steps import collectives_in_steps, post_partition_hooks, preparation
 from smp_tf.steps.options import StepOptions
-from smp_tf.steps.ownership import decide_owners
-from smp_tf.steps.program import SplitProgram
+from smp_tf.steps.ownership import Ownership, decide_owners
+from smp_tf.steps.program import Results, Source, SplitProgram
 from smp_tf.steps.signatures import OWN_SIZES, Signatures
 from smp_tf.steps.trace import Handed, Retrace, StepTrace, trace_step, with_outputs
 from smp_tf.steps.unsplit import UnsplitProgram
 from smp_tf.steps.xla_report import report_uncompiled
 from smp_tf.tf_internals import tape_is_recording
 from smp_tf.variables import step_seeds
-from smp_tf.variables.fetch import WRITER
-from smp_tf.variables.host_offload import device_of_gradients
 
 # A user's tf.function calls a step and its outputs; AutoGraph has nothing to convert in them.
 leave_unconverted("smp_tf")
@@ -212,129 +201,110 @@ class Step:
         return self._programs[settled.key]
 
     def _prepare(self, arguments: Arguments, traced: StepTrace | None = None) -> SplitProgram | UnsplitProgram:
-        """The whole way from the function to this rank's program, for one signature, which may be traced already."""
-        running = runtime.current()
-        config = running.config
-        stages = config.partitions or 1
-        xla = config.xla if self._options.jit_compile is None else self._options.jit_compile
-        planned = self._planned(arguments)
-        batch = static_batch_size(planned, config.microbatches, self._options.of_keras)
-        is_cut = any(argument.axis is not None for argument in planned)
-        microbatches = self._microbatches(batch, config.microbatches) if is_cut else 1
-        planned = with_pieces(planned, microbatches)
-        sizes = sizes_of(batch, microbatches) if batch is not None else ()
-        size = sizes[0] if len(set(sizes)) == 1 else None
-
+        """Goes the whole way from the function to a program, for one signature, which may be traced already."""
+        batch = self._cut_batch(arguments)
         if traced is None:
-            with told_of_microbatches(self.name, sizes) if microbatches > 1 else contextlib.nullcontext():
-                traced = self._trace(arguments, [microbatch_spec(argument, size) for argument in planned])
-        handed = self._handed(traced, arguments, planned)
+            told = told_of_microbatches(self.name, batch.sizes) if batch.microbatches > 1 else contextlib.nullcontext()
+            with told:
+                traced = self._trace(arguments, [microbatch_spec(each, batch.size) for each in batch.arguments])
+        handed = self._handed(traced, arguments, batch.arguments)
         if handed is not None:
             traced = with_outputs(traced, handed)
-        models, lowered, graph, is_random = traced.models, traced.lowered, traced.graph, traced.is_random
+        xla = runtime.current().config.xla if self._options.jit_compile is None else self._options.jit_compile
+        self._refuse(traced, batch, xla=xla)
+        local = self._options.local_outputs + ((handed.name,) if handed is not None else ())
+        step = preparation.unplanned(self.name, self._known_as, traced, batch, local, is_first=not self._programs)
+        if self._is_whole(step, xla=xla):
+            return self._unsplit(arguments, step)
+        agreed = preparation.agreed_plan(step)
+        owned = self._owned(step, agreed)
+        averages = runtime.current().topology.replicas > 1 and not unaveraged.are_left()
+        keeps = self._options.keep_gradients
+        reduce = self._sums_over(owned.receivers) if averages else None
+        program = preparation.stage_program(step, agreed, owned, reduce, keeps_gradients=keeps, xla=xla)
+        if xla:
+            report_uncompiled(self.name, program)
+        # Where nothing is trained replicas may well have weights of their own.
+        begins_training = step.decides and bool(traced.graph.gradients)
+        if begins_training:
+            equal_start.take_those_of_one(owned.placed)
+        if post_partition_hooks.run() and begins_training:
+            equal_start.take_those_of_one(owned.placed)
+        return SplitProgram(
+            self.name,
+            self._known_as,
+            Source(traced.trace, traced.lowered, traced.is_random),
+            batch,
+            program,
+            agreed.plan,
+            Results(self._then, keeps, owned.receivers),
+            agreed.expected,
+        )
+
+    def _cut_batch(self, arguments: Arguments) -> CutBatch:
+        """Returns how a batch of a signature is cut."""
+        wanted, planned = runtime.current().config.microbatches, self._planned(arguments)
+        batch = static_batch_size(planned, wanted, self._options.of_keras)
+        is_cut = any(argument.axis is not None for argument in planned)
+        microbatches = self._microbatches(batch, wanted) if is_cut else 1
+        sizes = sizes_of(batch, microbatches) if batch is not None else ()
+        return CutBatch(with_pieces(planned, microbatches), microbatches, sizes)
+
+    def _refuse(self, traced: StepTrace, batch: CutBatch, *, xla: bool) -> None:
+        """Raises where a step cannot be run as it is asked for, and says what else there is to know of it."""
+        running = runtime.current()
+        topology, stages = running.topology, running.config.partitions or 1
+        graph = traced.graph
         self._check(graph)
-        collectives_in_steps.refuse_what_hangs(graph, self.name, stages, running.topology.replicas)
-        words = collectives_in_steps.words_on_synchronized(graph, models, microbatches, running.topology.replicas)
+        collectives_in_steps.refuse_what_hangs(graph, self.name, stages, topology.replicas)
+        words = collectives_in_steps.words_on_synchronized(graph, traced.models, batch.microbatches, topology.replicas)
         if words is not None:
-            announce(words, running.topology.rank)
-        if xla and config.gradient_offload and graph.gradients:
+            announce(words, topology.rank)
+        if xla and running.config.gradient_offload and graph.gradients:
             raise StepError(
                 f"Step {self.name!r} has jit_compile=True, and gradient_offload adds gradients up on the host: XLA "
                 f"compiles a function for one device. Leave out one of the two."
             )
-        for model in models:
-            model._smp_store.require_cut(stages, running.topology.stage)
-        samples = max(sizes, default=1)
-        used = graph.used_variables
-        decides = not earlier_steps.are_decided(lowered, used)
-        slots = known_slots(models)
-        names = self._options.local_outputs + ((handed.name,) if handed is not None else ())
-        local_outputs = local_outputs_of(lowered.results, names)
-        request = request_for(self.name, traced, microbatches, samples, slots, local_outputs, decides=decides)
-        owners = earlier_steps.chunks_of(lowered, used, decided_only=request.given is not None)
+        for model in traced.models:
+            model._smp_store.require_cut(stages, topology.stage)
 
-        def propose(owners: Mapping[int, int], like: Plan | None = None) -> Plan:
-            wanted = request if like is None else request.like(like)
-            return proposal.propose(graph, wanted, owners)
+    def _is_whole(self, step: preparation.Unplanned, *, xla: bool) -> bool:
+        """Returns whether the step runs as it is: by one process, in one piece."""
+        running, traced = runtime.current(), step.traced
+        recompute = running.config.recompute and bool(traced.graph.gradients)
+        is_one = (running.config.partitions or 1) == step.batch.microbatches == running.topology.size == 1
+        return is_one and not (traced.is_random or xla or recompute)
 
-        recompute = config.recompute and bool(graph.gradients)
-        if stages == microbatches == running.topology.size == 1 and not (is_random or xla or recompute):
-            if config.memory_limit is not None:
-                propose(owners)
-            decide_owners(models, lowered, [0] * len(lowered.variables), (0,), 0, running.seed, ())
-            post_partition_hooks.run()
-            body = autograph_convert(self._function) if self._options.autograph else self._function
-            return UnsplitProgram(
-                traced.trace, lowered, planned, lambda given: self._call(body, arguments.structure, given), self._then
-            )
-        with tf.init_scope():
-            # Without gradients nothing passes between replicas: one alone may evaluate.
-            everywhere = decides or (not self._programs and bool(graph.gradients))
-            plan, number = agree_on_plan(
-                self.name, planned, graph, propose, owners, everywhere=everywhere, known_as=self._known_as
-            )
-        cut = cut_by_plan(graph, plan, request.outputs.local, request.outputs.composites)
-        # A step that takes gradients for itself alone, as for a metric of their norm, averages nothing.
-        if running.topology.replicas > 1 and any(output.is_gradient for output in cut.outputs):
-            know_averaging(number, self._known_as, everywhere=everywhere)
-        if decides or any(model._smp_store.is_new for model in models):
-            plan = memory_forecast.with_exact_transfers(plan, cut, request)
-            show_plan(plan)
-            require_host_memory(plan, running.topology, memory_of_host(), knows_slots=slots is not None)
-        if decides:
-            partition_file.keep(self.name, plan, graph)
-            earlier_steps.remember(self.name, plan, graph, config)
-        stage = running.topology.stage
-        trained = {gradient.variable for gradient in graph.gradients}
+    def _unsplit(self, arguments: Arguments, step: preparation.Unplanned) -> UnsplitProgram:
+        """Returns a program that runs the step as it is."""
+        running, traced = runtime.current(), step.traced
+        if running.config.memory_limit is not None:
+            step.propose(step.owners)
+        decide_owners(traced.models, traced.lowered, [0] * len(traced.lowered.variables), (0,), 0, running.seed, ())
+        post_partition_hooks.run()
+        body = autograph_convert(self._function) if self._options.autograph else self._function
+        return UnsplitProgram(
+            traced.trace,
+            traced.lowered,
+            step.batch.arguments,
+            lambda given: self._call(body, arguments.structure, given),
+            self._then,
+        )
+
+    def _owned(self, step: preparation.Unplanned, agreed: preparation.AgreedPlan) -> Ownership:
+        """Decides which variables this rank has, and who receives their gradients."""
+        running, traced, cut = runtime.current(), step.traced, agreed.cut
+        lowered, stage, used = traced.lowered, running.topology.stage, traced.graph.used_variables
+        trained = {gradient.variable for gradient in traced.graph.gradients}
         of_used = [owner if index in used else None for index, owner in enumerate(cut.assignment.owners)]
-        placed = decide_owners(models, lowered, of_used, plan.placement, stage, running.seed, trained)
-        ranks = running.topology.members(CommGroup.PP_GROUP)
+        placed = decide_owners(traced.models, lowered, of_used, agreed.plan.placement, stage, running.seed, trained)
         mine = {
             index: variable
             for index, variable in enumerate(lowered.variables)
             if cut.stage_of_variable(index) is None or (index in used and cut.stage_of_variable(index) == stage)
         }
         applied = list(self._applied(lowered.results)) if self._applied is not None else None
-        receivers = self._receivers_in(cut, lowered, applied)
-        averages = running.topology.replicas > 1 and not unaveraged.are_left()
-        program = build_stage_program(
-            cut,
-            stage,
-            ranks,
-            plan_program(cut, plan.schedule, microbatches),
-            number,
-            mine,
-            keep=frozenset(range(len(cut.outputs))) if self._options.keep_gradients else frozenset(),
-            weighted=size is None or running.topology.replicas > 1,
-            xla=xla,
-            samples=samples,
-            reduce=self._sums_over(receivers) if averages else None,
-            gradients=shares.gradients(receivers, applied or ()),
-            sums_on=device_of_gradients(),
-        )
-        if xla:
-            report_uncompiled(self.name, program)
-        # Where nothing is trained replicas may well have weights of their own.
-        begins_training = decides and bool(graph.gradients)
-        if begins_training:
-            equal_start.take_those_of_one(placed)
-        if post_partition_hooks.run() and begins_training:
-            equal_start.take_those_of_one(placed)
-        return SplitProgram(
-            name=self.name,
-            trace=traced.trace,
-            lowered=lowered,
-            stage_program=program,
-            arguments=planned,
-            microbatches=microbatches,
-            known_as=self._known_as,
-            is_random=is_random,
-            plan=plan,
-            then=self._then,
-            keeps_gradients=self._options.keep_gradients,
-            receivers=receivers,
-            expected=expected_of(graph, request, plan, cut) if decides and running.topology.rank == WRITER else None,
-        )
+        return Ownership(placed, mine, self._receivers_in(cut, lowered, applied), applied or ())
 
     def trace(self, *args: Any, **kwargs: Any) -> StepTrace:
         """Trace the step for arguments that are one microbatch, without running or planning anything.

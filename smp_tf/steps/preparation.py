@@ -1,0 +1,177 @@
+"""From a traced step to this rank's program, by way of values that can be looked at.
+
+batch ──▶ cut batch ──▶ trace ──▶ agreed plan ──▶ ownership ──▶ stage program
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from smp_tf.batch.cut_batch import CutBatch
+from smp_tf.batch.output_positions import local_outputs_of
+from smp_tf.job import runtime
+from smp_tf.job.program_numbers import know_averaging
+from smp_tf.partition.mesh import CommGroup
+from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.split.split import Split
+from smp_tf.pipeline.planner import memory_forecast, proposal
+from smp_tf.pipeline.planner.cut import cut as cut_by_plan
+from smp_tf.pipeline.planner.request import PlacementRequest
+from smp_tf.pipeline.run.reduction import Reduce
+from smp_tf.pipeline.run.stage_program import StageProgram, build_stage_program, plan_program
+from smp_tf.planning import earlier_steps, partition_file
+from smp_tf.planning.agreement import agree_on_plan, show_plan
+from smp_tf.planning.first_steps import Expected
+from smp_tf.planning.host_memory import memory_of_host, require_host_memory
+from smp_tf.planning.request import expected_of, known_slots, request_for
+from smp_tf.sharding import shares
+from smp_tf.steps.ownership import Ownership
+from smp_tf.steps.trace import StepTrace
+from smp_tf.variables.fetch import WRITER
+from smp_tf.variables.host_offload import device_of_gradients
+
+
+@dataclass(frozen=True, eq=False)
+class Unplanned:
+    """A step that was traced, and what its plan has to be like.
+
+    Args:
+        name: of the step function.
+        known_as: what the step function is known by, on all ranks.
+        traced: its trace.
+        batch: how its batch is cut.
+        request: what its plan depends on besides the graph.
+        knows_slots: whether the optimizer's slots are known.
+        decides: whether the plan decides where variables are.
+        is_first: whether the step has no program yet.
+    """
+
+    name: str
+    known_as: str
+    traced: StepTrace
+    batch: CutBatch
+    request: PlacementRequest
+    knows_slots: bool
+    decides: bool
+    is_first: bool
+
+    @property
+    def owners(self) -> Mapping[int, int]:
+        """The chunks of variables whose owner an earlier step decided, by index."""
+        used = self.traced.graph.used_variables
+        return earlier_steps.chunks_of(self.traced.lowered, used, decided_only=self.request.given is not None)
+
+    def propose(self, owners: Mapping[int, int], like: Plan | None = None) -> Plan:
+        """Makes a plan.
+
+        Args:
+            owners: chunks of variables whose owner is decided, by index.
+            like: the plan of another replica, whose chunks and schedule are to be kept.
+        """
+        wanted = self.request if like is None else self.request.like(like)
+        return proposal.propose(self.traced.graph, wanted, owners)
+
+
+@dataclass(frozen=True, eq=False)
+class AgreedPlan:
+    """The plan on which all ranks have agreed.
+
+    Args:
+        plan: the plan.
+        cut: the step, cut by it.
+        number: of the program, which no rank of this replica has used before.
+        expected: how long a step should take by it, where that is to be told; else None.
+    """
+
+    plan: Plan
+    cut: Split
+    number: int
+    expected: Expected | None
+
+
+def unplanned(
+    name: str, known_as: str, traced: StepTrace, batch: CutBatch, local: Iterable[str], *, is_first: bool
+) -> Unplanned:
+    """Returns what a plan of a step has to be like.
+
+    Args:
+        name: of the step function.
+        known_as: what it is known by, on all ranks.
+        traced: its trace.
+        batch: how its batch is cut.
+        local: names of the results that stay with the stage that makes them.
+        is_first: whether the step has no program yet.
+    """
+    decides = not earlier_steps.are_decided(traced.lowered, traced.graph.used_variables)
+    slots = known_slots(traced.models)
+    outputs = local_outputs_of(traced.lowered.results, tuple(local))
+    request = request_for(name, traced, batch.microbatches, batch.samples, slots, outputs, decides=decides)
+    return Unplanned(name, known_as, traced, batch, request, slots is not None, decides, is_first)
+
+
+def agreed_plan(step: Unplanned) -> AgreedPlan:
+    """Agrees on a plan with the other ranks, cuts the step by it, shows and keeps it.
+
+    Args:
+        step: the step.
+    """
+    topology, graph = runtime.current().topology, step.traced.graph
+    # Without gradients nothing passes between replicas: one alone may evaluate.
+    everywhere = step.decides or (step.is_first and bool(graph.gradients))
+    with tf.init_scope():
+        plan, number = agree_on_plan(
+            step.name,
+            step.batch.arguments,
+            graph,
+            step.propose,
+            step.owners,
+            everywhere=everywhere,
+            known_as=step.known_as,
+        )
+    cut = cut_by_plan(graph, plan, step.request.outputs.local, step.request.outputs.composites)
+    # A step that takes gradients for itself alone, as for a metric of their norm, averages nothing.
+    if topology.replicas > 1 and any(output.is_gradient for output in cut.outputs):
+        know_averaging(number, step.known_as, everywhere=everywhere)
+    if step.decides or any(model._smp_store.is_new for model in step.traced.models):
+        plan = memory_forecast.with_exact_transfers(plan, cut, step.request)
+        show_plan(plan)
+        require_host_memory(plan, topology, memory_of_host(), knows_slots=step.knows_slots)
+    if step.decides:
+        partition_file.keep(step.name, plan, graph)
+        earlier_steps.remember(step.name, plan, graph, runtime.current().config)
+    is_told = step.decides and topology.rank == WRITER
+    return AgreedPlan(plan, cut, number, expected_of(graph, step.request, plan, cut) if is_told else None)
+
+
+def stage_program(
+    step: Unplanned, agreed: AgreedPlan, owned: Ownership, reduce: Reduce | None, *, keeps_gradients: bool, xla: bool
+) -> StageProgram:
+    """Builds what this rank runs.
+
+    Args:
+        step: the step.
+        agreed: its plan.
+        owned: which variables this rank has, and who receives their gradients.
+        reduce: sums tensors over the replicas; None where nothing is averaged.
+        keeps_gradients: whether gradients are kept for each microbatch besides their sum.
+        xla: compile the functions with XLA, where XLA can.
+    """
+    topology, cut = runtime.current().topology, agreed.cut
+    return build_stage_program(
+        cut,
+        topology.stage,
+        topology.members(CommGroup.PP_GROUP),
+        plan_program(cut, agreed.plan.schedule, step.batch.microbatches),
+        agreed.number,
+        owned.variables,
+        keep=frozenset(range(len(cut.outputs))) if keeps_gradients else frozenset(),
+        weighted=step.batch.size is None or topology.replicas > 1,
+        xla=xla,
+        samples=step.batch.samples,
+        reduce=reduce,
+        gradients=shares.gradients(owned.receivers, owned.applied),
+        sums_on=device_of_gradients(),
+    )
