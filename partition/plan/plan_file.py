@@ -326,7 +326,7 @@ def _require_planned(plan: StoredPlan, partitions: int) -> None:
     at = {name: position for position, name in enumerate(plan.units)}
     there = [name for name in first if name in at]
     wrong += [
-        f"{name!r} as the first layer of a chunk behind that of {before!r}, which it precedes"
+        f"{name!r} as the first layer of a chunk after that of {before!r}, which it precedes"
         for before, name in pairwise(there)
         if at[name] <= at[before]
     ]

@@ -156,7 +156,7 @@ def _reasons(graph: OpGraph, plan: Plan, found: _Solution, request: PlacementReq
         forward, backward = (f"{share:.0%}" for share in costs.alone)
         yield (
             f"while other ranks of its host wait, layers take {forward} of their time forward, {backward} backward: "
-            f"so the step is foreseen, while placements are compared by the times beside others"
+            f"so the step is foreseen, while placements are compared by the times next to others"
         )
 
 

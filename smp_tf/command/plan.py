@@ -105,7 +105,7 @@ def _add_settings(plan: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--gradient-compression",
         metavar="KIND",
-        help="gradient_compression: with 1bit, OneBitAdam and OneBitLAMB keep errors beside their slots",
+        help="gradient_compression: with 1bit, OneBitAdam and OneBitLAMB keep errors besides their slots",
     )
     plan.add_argument(
         "--shard-optimizer-state", action="store_true", help="replicas share the slots (shard_optimizer_state = true)"

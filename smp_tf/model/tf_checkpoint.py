@@ -200,7 +200,7 @@ def _cut(tensors: list[_Tensor], others: int, place: str) -> list[list[_Tensor]]
         if count + others not in taken:
             return [*([tensor] for tensor in tensors[: count - 1]), tensors[count - 1 :]]
     raise StepError(
-        f"Saves that were killed have left files with values under every name that a new one could take beside "
+        f"Saves that were killed have left files with values under every name that a new one could take next to "
         f"{place!r}. Save the weights under another name."
     )
 

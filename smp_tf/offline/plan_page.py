@@ -59,7 +59,7 @@ def page(made: OfflinePlan, name: str) -> str:
         f'<div class="wide">{_timeline(made)}</div>',
         "<h2>Memory over a step</h2>",
         "<p>All that a rank has on its device. At the ends of a curve: what it stores, and the batch. Between them "
-        "also what is in flight, tensors of the task that runs, and behind the last task what the optimizer makes. On "
+        "also what is in flight, tensors of the task that runs, and after the last task what the optimizer makes. On "
         "the right is the most, by the times of this page.</p>",
         f'<div class="wide">{_memory(made)}</div>',
         f"<h2>The largest layers</h2>{_largest(made)}",

@@ -113,7 +113,7 @@ class Signatures:
             shapes.append(any_size)
             if len(shapes) == _MANY:
                 self._say(
-                    f"Step {self._step!r} was traced and planned for {_MANY} shapes or types of its tensors, beside "
+                    f"Step {self._step!r} was traced and planned for {_MANY} shapes or types of its tensors, besides "
                     f"the batch size. Each is a program of its own. Pad the tensors to a few shapes"
                     + (
                         "."

@@ -147,7 +147,7 @@ class TestAdvice:
 
         for width in range(1, 6):
             train(X[:8], tf.ones([8, width]))
-        assert capfd.readouterr().err.count("planned for 5 shapes or types of its tensors, beside the batch size") == 1
+        assert capfd.readouterr().err.count("planned for 5 shapes or types of its tensors, besides the batch size") == 1
 
 
 @pytest.mark.parametrize("option", ["reduce_retracing", "experimental_relax_shapes"])
