@@ -83,8 +83,8 @@ def uncompiled(optimizer: Any) -> Iterator[None]:
         yield
         return
     announce(
-        f"jit_compile of {type(optimizer).__name__} (Keras's default where there is a GPU) is not used: with optimizer_offload "
-        f"weights are on the device and slots on the host, and XLA compiles for one of them.",
+        f"jit_compile of {type(optimizer).__name__} (Keras's default where there is a GPU) is not used: with "
+        f"optimizer_offload weights are on the device and slots on the host, and XLA compiles for one of them.",
         runtime.current().topology.rank,
     )
     optimizer.jit_compile = False

@@ -363,7 +363,7 @@ def test_a_step_of_a_part_of_the_models_leaves_partitions_empty_and_is_written_a
         (Planned((0, 5), ("net/dense_0", "net/dense_1"), {}), "names partition 5, of 2"),
         (
             Planned((0, 1), ("net/dense_1", "net/dense_0"), {}),
-            "names 'net/dense_0' as the first layer of a chunk behind",
+            "names 'net/dense_0' as the first layer of a chunk after",
         ),
         (Planned((0, 1), ("net/dense_0", "net/dense_1"), {"net/dense_0/kernel": 2}), "names chunk 2, of 2"),
     ],
