@@ -18,11 +18,9 @@ from smp_tf.keras import layers
 from smp_tf.keras.layer_variables import variables_of, variables_of_script
 from smp_tf.optimizer.install import patch_keras
 from smp_tf.partition.graph.op_graph import OpGraph, Tensor
-from smp_tf.partition.rewrite.measurements import leave_the_model
-from smp_tf.partition.rewrite.randomness import make_stateless
+from smp_tf.partition.rewrite.passes import RANDOM, Rewritten, rewrite
 from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
-from smp_tf.pipeline.planner.prune import prune
 from smp_tf.variables import guarded
 from smp_tf.variables import store as variables
 from smp_tf.variables.model_context import set_step_being_traced
@@ -89,18 +87,18 @@ class StepTrace:
     models: list[SplitModel]
 
     @functools.cached_property
-    def _stateless(self) -> OpGraph:
-        return make_stateless(self.lowered.graph, lambda note: announce(note, runtime.current().topology.rank))
+    def _rewritten(self) -> Rewritten:
+        return rewrite(self.lowered.graph, lambda note: announce(note, runtime.current().topology.rank))
 
-    @functools.cached_property
+    @property
     def graph(self) -> OpGraph:
-        """The op graph, with stateless random ops and without what nothing needs."""
-        return leave_the_model(prune(self._stateless))
+        """Returns the op graph after all passes."""
+        return self._rewritten.graph
 
     @property
     def is_random(self) -> bool:
         """Whether random ops were made stateless."""
-        return self._stateless is not self.lowered.graph
+        return RANDOM in self._rewritten.changed_by
 
 
 #: Traces a step once more: given another function with its parameters, and how many samples to trace it for.

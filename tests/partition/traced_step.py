@@ -11,11 +11,11 @@ import tensorflow as tf
 from smp_tf.keras import layers
 from smp_tf.partition.graph.op_graph import Node, OpGraph
 from smp_tf.partition.plan.plan import Plan
+from smp_tf.partition.rewrite.prune import prune
 from smp_tf.partition.split.split import Split
 from smp_tf.partition.trace.lower import Lowered, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
 from smp_tf.pipeline.planner.cut import cut as cut_by_plan
-from smp_tf.pipeline.planner.prune import prune
 
 FLOATS = tf.TensorSpec([4, 8], tf.float32)
 

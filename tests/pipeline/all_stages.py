@@ -25,14 +25,13 @@ import tf_keras
 
 from smp_tf.keras import layers as keras_adapter
 from smp_tf.partition.graph.op_graph import ARGUMENT, CAPTURE, SEED, SOURCES, OpGraph, Tensor
-from smp_tf.partition.rewrite.randomness import make_stateless
+from smp_tf.partition.rewrite.passes import rewrite
 from smp_tf.partition.split.split import Split, Transfer
 from smp_tf.partition.split.step_outputs import Delivery
 from smp_tf.partition.trace.lower import Lowered, OutputSlot, lower
 from smp_tf.partition.trace.trace import Recorder, Trace, trace
 from smp_tf.pipeline.planner import proposal
 from smp_tf.pipeline.planner.cut import cut
-from smp_tf.pipeline.planner.prune import prune
 from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from smp_tf.pipeline.run.segment_function import SegmentFunction, build_segment_function
 from smp_tf.pipeline.run.stage_program import plan_program
@@ -143,7 +142,7 @@ def cut_step(
     ours |= {id(v.handle) for model in models for v in model.variables}
     names = _Names()
     lowered = lower(traced, lambda v: (names.of(v), id(v.handle) in ours))
-    graph = prune(make_stateless(lowered.graph, notes.append))
+    graph = rewrite(lowered.graph, notes.append).graph
     request = PlacementRequest(
         Course(schedule, stages, microbatches, placement=placement, recompute=recompute),
         Storage(slots),

@@ -11,11 +11,11 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf.partition.graph.op_graph import TensorType
+from smp_tf.partition.rewrite.prune import prune
 from smp_tf.pipeline.measure import made_up, profile
 from smp_tf.pipeline.measure.made_up import Surroundings, values_for
 from smp_tf.pipeline.measure.profile import make_ready
 from smp_tf.pipeline.planner.cut import cut_into_units
-from smp_tf.pipeline.planner.prune import prune
 from tests.partition.traced_step import FLOATS, lowered
 
 

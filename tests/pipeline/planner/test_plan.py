@@ -13,13 +13,14 @@ from smp_tf.partition.graph.op_graph import OpGraph
 from smp_tf.partition.place.placement import Ranks
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.plan.plan_file import PlanFile, to_store
+from smp_tf.partition.rewrite.prune import prune
 from smp_tf.pipeline.planner import request as requests
 from smp_tf.pipeline.planner.cut import cut, cut_into_units
 from smp_tf.pipeline.planner.plan import planned
 from smp_tf.pipeline.planner.proposal import propose
-from smp_tf.pipeline.planner.prune import prune
 from smp_tf.pipeline.planner.request import Aim, Course, PlacementRequest, Storage
 from smp_tf.pipeline.planner.times_by_size import UnitTimes
+from tests.partition.linear_layers import linear_layers
 from tests.partition.op_graph_builder import GraphBuilder, chain_of_dense
 
 TWO = PlacementRequest(Course("simple", 2, 2), Storage(slots=0.0), Aim("memory"))
@@ -325,22 +326,6 @@ def tied_chain() -> OpGraph:
     return b.graph(b.add("Mean", x, shape=()))
 
 
-def linear_layers(*, loss: bool = False) -> OpGraph:
-    """Two layers without bias or activation, the gradient of the second one's weight, and perhaps the loss."""
-    b = GraphBuilder()
-    x = b.argument()
-    net = b.call("net", class_name="Model")
-    calls = [b.call(f"net/dense_{n}", net, class_name="Dense") for n in range(2)]
-    handles = [b.variable(f"net/dense_{n}/kernel") for n in range(2)]
-    hidden = b.add("MatMul", x, b.read(handles[0], calls[0]), call=calls[0])
-    output = b.add("MatMul", hidden, b.read(handles[1], calls[1]), call=calls[1])
-    total = b.add("Sum", output, shape=())
-    ones = b.add("Fill", forward_of=total)
-    gradient = b.add("MatMul", hidden, ones, shape=(8, 8), forward_of=output)
-    b.gradient(handles[1], gradient)
-    return b.graph(gradient, total) if loss else b.graph(gradient)
-
-
 def test_a_weight_that_only_its_gradient_speaks_of_is_placed_where_the_layer_is() -> None:
     """Bug: the forward pass of a linear layer was pruned, and its weight given to stage 0, without a gradient there."""
     graph = prune(linear_layers())
@@ -351,28 +336,6 @@ def test_a_weight_that_only_its_gradient_speaks_of_is_placed_where_the_layer_is(
     plan = propose(graph, TWO, {})
     assert plan.owners == {"net/dense_0/kernel": 0, "net/dense_1/kernel": 1}
     assert [output.chunk for output in cut(graph, plan).outputs] == [1]
-
-
-def test_nothing_is_kept_for_a_weight_that_is_used_anyway() -> None:
-    graph = linear_layers(loss=True)
-    assert prune(graph).text() == graph.text()
-
-
-def test_what_no_output_and_no_trained_weight_needs_is_left_out() -> None:
-    b = GraphBuilder()
-    x = b.argument()
-    call = b.call("net", class_name="Model")
-    handle = b.variable("net/kernel")
-    wanted = b.dense(x, handle, call)
-    unwanted = b.add("MatMul", wanted, b.read(handle, call), call=call)
-    b.gradient(handle, b.add("MatMul", x, unwanted, shape=(8, 8), forward_of=unwanted))
-    assert [node.op for node in prune(b.graph(wanted)).nodes] == [
-        "SmpArgument",
-        "SmpVariable",
-        "ReadVariableOp",
-        "MatMul",
-        "Relu",
-    ]
 
 
 def test_more_stages_than_units_are_refused_before_there_is_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

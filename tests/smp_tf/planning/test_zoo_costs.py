@@ -8,8 +8,8 @@ import pytest
 
 import smp_tf as smp
 from smp_tf.offline.plan import offline
+from smp_tf.partition.rewrite.prune import prune
 from smp_tf.partition.units.cost import estimate
-from smp_tf.pipeline.planner.prune import prune
 from smp_tf.pipeline.planner.units import units_of
 from tests.distributed.cases.equality import make_model
 from tests.distributed.models import MODELS, forward_backward
