@@ -22,7 +22,9 @@ class Busy(enum.Enum):
     RANK = enum.auto()
     #: The rank's line to the other replicas: one such task after the other, while the rank computes.
     LINE = enum.auto()
-    #: A message, which travels while all else goes on.
+    #: Nothing: the task goes on next to all else, and no task of its rank waits for it because of its place.
+    NOTHING = enum.auto()
+    #: A message, which travels next to all else.
     MESSAGE = enum.auto()
 
 
@@ -127,6 +129,10 @@ KINDS: dict[Kind, Row] = {
     Kind.GATHER: Row(Places.of_nothing, once, "other", None, "weights are gathered from replicas", busy=Busy.LINE),
     Kind.RELEASE: Row(Places.of_nothing, once, "other", None, "gathered weights are given up"),
     Kind.OFFLOAD: Row(Places.of_nothing, once, "other", None, "activations are moved away", busy=Busy.LINE),
+    Kind.CHECK: Row(
+        Places.of_check, once, "input", "#0072b2", "check: do all ranks of a replica have the same batch",
+        busy=Busy.NOTHING,
+    ),
 }  # fmt: skip
 
 

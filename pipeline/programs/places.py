@@ -32,6 +32,7 @@ class Places:
         self.sends: dict[tuple[int | None, int], dict[int | None, int]] = defaultdict(dict)
         self.receives: dict[tuple[int | None, int], dict[int | None, int]] = defaultdict(dict)
         self.reduces: dict[int, list[int]] = defaultdict(list)
+        self.once: dict[Task, int] = {}
         for number, task in enumerate(self.tasks):
             kind = task.kind
             if kind.is_compute:
@@ -43,6 +44,8 @@ class Places:
                 ends[task.edge, task.chunk][task.microbatch] = number
             elif kind is Kind.REDUCE:
                 self.reduces[task.chunk].append(number)
+            elif kind.is_of_stage:
+                self.once[task] = number
         placement = program.placement()
         self.chunks_of: list[list[int]] = [[] for _ in program.ranks]
         for each, rank in enumerate(placement):
@@ -73,6 +76,18 @@ class Places:
             self.lacking[task] = len(self.tasks)
             self.tasks.append(task)
         return self.lacking[task]
+
+    def of_check(self, rank: int, task: Task) -> tuple[int, ...]:
+        """Returns what a CHECK needs: on the first rank those of all others, which send it what it compares."""
+        if rank > 0:
+            return ()
+        others = [Task(task.kind, other, bucket=task.bucket) for other in range(1, self.program.stages)]
+        return tuple(self._once(other) for other in others)
+
+    def _once(self, task: Task) -> int:
+        """Returns the number of a task that is done once a step."""
+        number = self.once.get(task)
+        return self._lacking(task) if number is None else number
 
     def of_compute(self, rank: int, task: Task) -> tuple[int, ...]:
         """Returns what a task needs that runs a segment of a chunk in a sweep."""

@@ -170,8 +170,8 @@ class _Hosts(Walk):
         self.hosts = {host: _Host(ranks) for host, ranks in Counter(sharing.hosts).items()}
         #: The hosts on which something began or ended at this moment.
         self.changed: set[int] = set()
-        #: When the line of a rank to other replicas is free.
-        self.line_free_at = [0.0] * program.stages
+        #: When each lane is free, other than those of the ranks themselves.
+        self.free_at = [0.0] * len(self.lanes)
         #: When something of a host ends, as far as was known then, and when something that a lane needs arrives.
         self.moments: list[tuple[float, int, int]] = []
 
@@ -207,17 +207,17 @@ class _Hosts(Walk):
             self._open_receive(number, self.now)
             return True
         rank = self.rank_of(lane)
-        in_line = lane >= self.program.stages
-        ready = self._ready(lane, number, max(self.now, self.line_free_at[rank]) if in_line else self.now)
+        is_aside = lane >= self.program.stages
+        ready = self._ready(lane, number, max(self.now, self.free_at[lane]))
         if ready is None:
             return False
         if task.kind is Kind.SEND:
             self._open_send(number, self.now)
             return True
-        if in_line:
+        if is_aside:
             self.start[number] = ready
-            self.line_free_at[rank] = ready + self.duration(task)
-            self._ends(number, self.line_free_at[rank])
+            self.free_at[lane] = ready + self.duration(task)
+            self._ends(number, self.free_at[lane])
             return True
         if ready > self.now:
             heappush(self.moments, (ready, _ARRIVAL, lane))

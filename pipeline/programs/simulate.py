@@ -42,7 +42,12 @@ class Timeline:
     def computed(self) -> float:
         """When the last task of the last rank is done, whatever it still does with other replicas."""
         return max(
-            (span.end for spans in self.spans for span in spans if KINDS[span.task.kind].busy is not Busy.LINE),
+            (
+                span.end
+                for spans in self.spans
+                for span in spans
+                if KINDS[span.task.kind].busy in (Busy.RANK, Busy.MESSAGE)
+            ),
             default=0.0,
         )
 
@@ -150,8 +155,8 @@ def latency_of(comm: float | Mapping[int, float], edges: Sequence[Edge] | None) 
         )
 
     def latency(task: Task) -> float:
-        assert task.edge is not None
-        return comm[task.edge]
+        # What is sent aside, such as hashes of a batch, is in no edge.
+        return 0.0 if task.edge is None else comm[task.edge]
 
     return latency
 

@@ -8,7 +8,7 @@ and is finished a latency later:
     rank 1   |-- B --| R0.0 opened earlier, finished here, its reader may start
 
 What a rank does with other replicas has a lane of its own: one such task after the other, each as soon as it has what
-it needs, while the rank goes on with its list.
+it needs, while the rank goes on with its list. What keeps nothing busy has a lane for each task.
 
 A rank that stands before something that cannot be known yet is taken up again when that has an end, and no earlier: no
 task is tried more often where there are many.
@@ -40,8 +40,8 @@ class Walk(ABC):
         self.program = program
         self.tasks, self.first, self.needs = depends.tasks, depends.first, depends.needs
         self.latency = latency
-        #: The numbers of each lane: of what the ranks themselves do, and after them of their lines to other replicas.
-        self.lanes = self._lanes()
+        #: The numbers of each lane: of what the ranks do themselves, and then of what goes on next to that.
+        self.lanes, self.rank_of_lane = self._lanes()
         #: Where each lane stands.
         self.at = [0] * len(self.lanes)
         # What the program lacks never starts.
@@ -54,18 +54,23 @@ class Walk(ABC):
         #: The lanes that stand before something that needs a task.
         self._waiting: dict[int, list[int]] = {}
 
-    def _lanes(self) -> list[list[int]]:
-        lanes = [list(range(first, last)) for first, last in pairwise(self.first)]
-        in_line = {kind for kind, row in KINDS.items() if row.busy is Busy.LINE}
-        lines = [[number for number in lane if self.tasks[number].kind in in_line] for lane in lanes]
-        for rank, line in enumerate(lines):
-            if line:
-                lanes[rank] = [number for number in lanes[rank] if self.tasks[number].kind not in in_line]
-        return lanes + lines
+    def _lanes(self) -> tuple[list[list[int]], list[int]]:
+        """Returns the numbers of each lane, and the rank that each is of; the first lanes are the ranks themselves."""
+        busy = {kind: row.busy for kind, row in KINDS.items()}
+        own: list[list[int]] = []
+        more: list[tuple[int, list[int]]] = []
+        for rank, (first, last) in enumerate(pairwise(self.first)):
+            line = [number for number in range(first, last) if busy[self.tasks[number].kind] is Busy.LINE]
+            aside = [number for number in range(first, last) if busy[self.tasks[number].kind] is Busy.NOTHING]
+            elsewhere = {*line, *aside}
+            own.append([number for number in range(first, last) if number not in elsewhere])
+            more += [(rank, line)] if line else []
+            more += [(rank, [number]) for number in aside]
+        return own + [lane for _, lane in more], [*range(len(own)), *(rank for rank, _ in more)]
 
     def rank_of(self, lane: int) -> int:
         """Returns the rank that a lane is of."""
-        return lane % self.program.stages
+        return self.rank_of_lane[lane]
 
     @abstractmethod
     def _advance(self, lane: int, number: int) -> bool:

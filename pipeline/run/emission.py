@@ -32,6 +32,7 @@ class Emission:
         seed: gives the random seed of microbatch m.
         weights: weight of each microbatch in sums, where the program is weighted.
         step: number of the step.
+        check: writes the check of the batch, given the number of the step; None where the list has none.
         values: what compute tasks made and RECVs brought, by tensor and microbatch.
         remote: values of other stages' variables, by index.
         seeds: of the microbatches that needed one.
@@ -50,6 +51,7 @@ class Emission:
     seed: Callable[[int], tf.Tensor]
     weights: Sequence[Any]
     step: tf.Tensor
+    check: Callable[[tf.Tensor], None] | None = None
     values: dict[tuple[Tensor, int | None], tf.Tensor] = field(default_factory=dict)
     remote: dict[int, tf.Tensor] = field(default_factory=dict)
     seeds: dict[int, tf.Tensor] = field(default_factory=dict)

@@ -35,7 +35,7 @@ def emit_compute(emission: Emission, task: Task) -> None:
         begun = begin_task(task, emission.step, number, [*emission.after(), *emission.not_computed(inputs)])
         with tf.control_dependencies([begun]):
             call = emission.calls.add(function, inputs)
-        emission.last_compute = end_task(task, emission.step, number, call)
+        emission.last_compute = end_task(task, emission.step, number, [call])
     emission.called.add(call.name)
     emission.all_ops.append(emission.last_compute)
     for tensor, result in zip(function.outputs, call.outputs, strict=False):
@@ -123,6 +123,12 @@ def emit_reduce(emission: Emission, task: Task) -> None:
     emission.averages.append(there)
 
 
+def emit_check(emission: Emission, task: Task) -> None:
+    """Writes the check of the batch, which is the caller's: it knows what it was given."""
+    assert emission.check is not None
+    emission.check(emission.step)
+
+
 EMITTERS: dict[Kind, Emitter] = {
     Kind.F: emit_compute,
     Kind.B: emit_compute,
@@ -132,4 +138,5 @@ EMITTERS: dict[Kind, Emitter] = {
     Kind.SEND: emit_send,
     Kind.RECV: emit_receive,
     Kind.REDUCE: emit_reduce,
+    Kind.CHECK: emit_check,
 }

@@ -56,6 +56,7 @@ def emit(
     weights: Sequence[Any],
     *,
     beside: Callable[[tf.Tensor], Sequence[tf.Operation]] | None = None,
+    check: Callable[[tf.Tensor], None] | None = None,
 ) -> StepResults:
     """Writes the program into the current graph.
 
@@ -67,6 +68,7 @@ def emit(
         weights: weight of each microbatch in sums (scalars), where the program is weighted.
         beside: writes more into the graph, given the number of the step, whose op it has to wait for where it reads
             variables; returns the ops that have to run before variables change.
+        check: writes the check of the batch, given the number of the step, where the list has a CHECK.
 
     Returns:
         The outputs this rank has.
@@ -74,7 +76,7 @@ def emit(
     split = program.split
     handles = [v.handle for v in program.variables.values()]
     step = send_recv.begin_step(handles, program.number)
-    emission = Emission(program, arguments, captures, seed, weights, step)
+    emission = Emission(program, arguments, captures, seed, weights, step, check)
     if beside is not None:
         emission.all_ops += beside(step)
     emission.clear_sums()

@@ -20,7 +20,7 @@ from smp_tf.pipeline.task import Kind, Task
 
 
 def begin_task(task: Task, step: tf.Tensor, program: int, after: Sequence[Any]) -> tf.Operation:
-    """Marks the begin of a compute task.
+    """Marks the begin of a task.
 
     Args:
         task: the task.
@@ -35,19 +35,19 @@ def begin_task(task: Task, step: tf.Tensor, program: int, after: Sequence[Any]) 
         return mark(str(task), step, program=program, ends=False)
 
 
-def end_task(task: Task, step: tf.Tensor, program: int, call: tf.Operation) -> tf.Operation:
-    """Marks the end of a compute task.
+def end_task(task: Task, step: tf.Tensor, program: int, calls: Sequence[Any]) -> tf.Operation:
+    """Marks the end of a task.
 
     Args:
         task: the task.
         step: number of the step.
         program: number of the program.
-        call: the op that does it.
+        calls: the ops that do it.
 
     Returns:
         The mark, which what comes after the task has to wait for.
     """
-    with tf.control_dependencies([call]):
+    with tf.control_dependencies(list(calls)):
         return mark(str(task), step, program=program, ends=True)
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from smp_tf.partition.graph.op_graph import Tensor
 from smp_tf.partition.split.split import Segment, Split
 from smp_tf.pipeline.programs.check import check
+from smp_tf.pipeline.programs.input_checks import add_input_checks
 from smp_tf.pipeline.programs.reductions import add_reductions
 from smp_tf.pipeline.run.accumulator import Accumulator, fits
 from smp_tf.pipeline.run.early_sums import EarlySums, plan_early_sums
@@ -136,6 +137,7 @@ def build_stage_program(
     gradients: Gradients = Gradients(),  # noqa: B008 - it never changes
     bucket_bytes: int | None = None,
     sums_on: str | None = None,
+    checks_inputs: bool = False,
 ) -> StageProgram:
     """Traces the functions of one stage.
 
@@ -156,6 +158,7 @@ def build_stage_program(
             usual.
         sums_on: TensorFlow's name of the device where sums over the microbatches are kept; None for where what is
             summed is.
+        checks_inputs: whether the ranks of a replica compare their batches.
 
     Returns:
         The program of this rank.
@@ -194,12 +197,13 @@ def build_stage_program(
     reduction: Reduction | None = None
     buckets: tuple[Bucket, ...] = ()
     last: tuple[Task, SegmentFunction] | None = None
+    if checks_inputs:
+        program = add_input_checks(program)
     if reduce is not None:
         reduction = Reduction(reduce, number, stage, gradients)
         of_stages = buckets_of(split, program.stages, bucket_bytes, gradients.nbytes)
         buckets = of_stages[stage]
         program = add_reductions(program, [bucket.makers for each in of_stages for bucket in each])
-        check(program, edges_of(split))
         is_whole = accumulators.keys() if program.microbatches > 1 else summed & made
         # What XLA compiles gives nothing before it ends.
         early: EarlySums | None = None
@@ -208,6 +212,8 @@ def build_stage_program(
             early = plan_early_sums(split, stage, tasks, buckets, is_whole, program=number, device=sums_on)
         if early is not None:
             last = early.task, build(when_of(early.task), early)
+    if checks_inputs or reduce is not None:
+        check(program, edges_of(split))
     only = {when_of(last[0])} if last is not None and program.microbatches == 1 else set()
     functions = {when: build(when) for when in segments if when not in only}
     return StageProgram(

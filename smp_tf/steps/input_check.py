@@ -14,6 +14,8 @@ import tensorflow as tf
 from smp_tf.batch.microbatches import SplitArgument
 from smp_tf.job.content_hash import content_hashes
 from smp_tf.ops import send_recv
+from smp_tf.pipeline.run.marks import begin_task, end_task
+from smp_tf.pipeline.task import Kind, Task
 from smp_tf.tf_internals import cond_independently
 
 _FIRST_STEPS = 10
@@ -47,13 +49,16 @@ def add_input_check(
     tensors = tf.nest.flatten(list(values), expand_composites=True)
     if not tensors or len(ranks) == 1:
         return
+    task = Task(Kind.CHECK, stage)
 
     def compare() -> tf.Tensor:
-        own = content_hashes(tensors)
+        with tf.control_dependencies([begin_task(task, step, number, [])]):
+            own = content_hashes(tensors)
         where: dict[str, Any] = {"program": number, "microbatch": 0, "label": f"hashes of the batch of step {name}"}
         if stage > 0:
-            send_recv.send(own, step, dest=ranks[0], edge=_EDGE + stage, **where)
-            return tf.constant(True)
+            sent = send_recv.send(own, step, dest=ranks[0], edge=_EDGE + stage, **where)
+            with tf.control_dependencies([end_task(task, step, number, [sent])]):
+                return tf.constant(True)
         checks = []
         for other in range(1, len(ranks)):
             theirs = send_recv.recv(step, own.dtype, own.shape, src=ranks[other], edge=_EDGE + other, **where)
@@ -70,7 +75,7 @@ def add_input_check(
                         ],
                     )
                 )
-        with tf.control_dependencies(checks):
+        with tf.control_dependencies([end_task(task, step, number, checks)]):
             return tf.constant(True)
 
     due = tf.logical_or(step < _FIRST_STEPS, tf.equal(step % _EVERY, 0))

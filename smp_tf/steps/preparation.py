@@ -174,4 +174,5 @@ def stage_program(
         reduce=reduce,
         gradients=shares.gradients(owned.receivers, owned.applied),
         sums_on=device_of_gradients(),
+        checks_inputs=runtime.current().config.check_inputs and bool(step.batch.arguments),
     )

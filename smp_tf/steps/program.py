@@ -226,11 +226,11 @@ class SplitProgram:
         averages = replicas > 1 and any(output.is_gradient for output in program.split.outputs)
         told = _ToldReplicas(self, tensors, _total(weights)) if averages else None
         beside = told.write if told is not None else None
-        results = emit(program, slicer, self.lowered.captures, seed, weights, beside=beside)
-        if running.config.check_inputs:
-            add_input_check(
-                self.name, self.arguments, tensors, results.step, program.number, program.ranks, program.stage
-            )
+
+        def check(step: tf.Tensor) -> None:
+            add_input_check(self.name, self.arguments, tensors, step, program.number, program.ranks, program.stage)
+
+        results = emit(program, slicer, self.lowered.captures, seed, weights, beside=beside, check=check)
         if any(output.is_gradient for output in program.split.outputs):
             first_steps.watch(program.number, self.plan, self.expected)
         accumulated, total = results.accumulated, _total(weights)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from smp_tf.offline.timeline_text import RecordedReplica, replicas_of
-from smp_tf.pipeline.measure.recorded import RecordedStep
+from smp_tf.pipeline.measure.recorded import RecordedStep, TaskRun
 from smp_tf.pipeline.measure.step_anatomy import StepAnatomy
 from smp_tf.pipeline.task import Kind
 from smp_tf.recording import timeline_file
@@ -31,6 +31,11 @@ def replica_in(folder: Path) -> RecordedReplica:
 def stages_of(step: StepAnatomy) -> list[RecordedStep]:
     assert step.is_whole
     return [stage for stage in step.stages if stage is not None]
+
+
+def updates_of(stage: RecordedStep) -> list[TaskRun]:
+    """What the rank did after its compute tasks; the batch is checked on the first steps, meanwhile."""
+    return [run for run in stage.updates if run.task.kind is not Kind.CHECK]
 
 
 @pytest.mark.distributed
@@ -61,7 +66,7 @@ def test_tasks_run_in_the_order_of_the_plan(tmp_path: Path, schedule: str, stage
             # Times are those of one clock, and everything lies within the loop.
             times = [time for run in stage.tasks for time in (run.begin, run.end)]
             assert ranks[rank]["began"] < stage.begin < min(times) <= max(times) <= stage.until < ranks[rank]["ended"]
-            assert [run.task.kind for run in stage.tasks[len(stage.compute) :]] == [Kind.APPLY]
+            assert [run.task.kind for run in updates_of(stage)] == [Kind.APPLY]
             spent = step.time_spent(rank)
             assert sum(spent.values()) == stage.until - stage.begin
             assert spent["compute"] > 0
@@ -130,8 +135,13 @@ def test_replicas_reduce(tmp_path: Path) -> None:
         assert len(replica.steps) == 3
         for step in replica.steps.values():
             for number, stage in enumerate(stages_of(step)):
-                assert [str(run.task)[1:] for run in stage.tasks[len(stage.compute) :]] == ["REDUCE0", "APPLY0"]
+                assert [str(run.task)[1:] for run in updates_of(stage)] == ["REDUCE0", "APPLY0"]
                 assert step.time_spent(number)["reduce"] > 0
+                # On the first ten steps.
+                assert [str(run.task) for run in stage.updates if run.task.kind is Kind.CHECK] == [f"{number}CHECK"]
+                planned = [str(task) for task in step.program.planned.ranks[number]]
+                assert planned[-1] == f"{number}CHECK"
+                assert f"{number}REDUCE0" in planned
     page = tmp_path / "out.html"
     command = [sys.executable, "-m", "smp_tf.command.main", "timeline", str(tmp_path), "--html", str(page)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -53,7 +53,8 @@ USES = {
     "pipeline.planner pipeline.run",
     "start": "ground watch config job collectives planning ops partition",
     "steps": "ground keras job recording variables replicas batch sharding checkpoint planning optimizer ops partition "
-    "partition.graph partition.plan partition.rewrite partition.split partition.trace pipeline.planner pipeline.run",
+    "partition.graph partition.plan partition.rewrite partition.split partition.trace pipeline pipeline.planner "
+    "pipeline.run",
     "loss_check": "ground job variables batch gradients steps ops partition partition.graph partition.samples "
     "partition.trace",
     "training": "ground keras job recording variables replicas batch sharding checkpoint optimizer steps loss_check "

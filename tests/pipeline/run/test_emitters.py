@@ -38,7 +38,7 @@ def test_a_made_up_kind_needs_a_row_and_an_emitter() -> None:
         begun = begin_task(task, emission.step, emission.program.number, emission.after())
         with tf.control_dependencies([begun]):
             op = noted.assign_add(1, read_value=False)
-        emission.all_ops.append(end_task(task, emission.step, emission.program.number, op))
+        emission.all_ops.append(end_task(task, emission.step, emission.program.number, [op]))
 
     step = dense_chain(2, 1, 2)
     row = Row(Places.of_gradients, once, "other", "#123456", "a note is taken")

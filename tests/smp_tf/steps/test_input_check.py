@@ -25,10 +25,10 @@ class Wire:
         self.values = tf.Variable(tf.zeros([0], tf.int64), shape=[None])
         self.times = tf.Variable(0)
 
-    def send(self, tensor: tf.Tensor, step: tf.Tensor, *, dest: int, edge: int, **where: Any) -> None:
+    def send(self, tensor: tf.Tensor, step: tf.Tensor, *, dest: int, edge: int, **where: Any) -> tf.Operation:
         self.sent.append((dest, edge))
         self.values.assign(tensor)
-        self.times.assign_add(1)
+        return self.times.assign_add(1).op
 
     def recv(self, step: tf.Tensor, dtype: tf.DType, shape: Any, *, src: int, edge: int, **where: Any) -> tf.Tensor:
         self.received.append((src, edge))
