@@ -268,10 +268,10 @@ def _over_replicas(name: str, original: Callable[..., Any], bound: inspect.Bound
         return original(*bound.args, **bound.kwargs)
 
     if name in ("broadcast_variables", "broadcast_"):
-        from smp_tf.sharding import shares as sharded_slots
+        from smp_tf.sharding import shares
 
-        shares = sharded_slots.of_shares()
-        return call([v for v in given if not _is_elsewhere(v) and id(v.handle) not in shares])
+        of_shares = shares.of_shares()
+        return call([v for v in given if not _is_elsewhere(v) and id(v.handle) not in of_shares])
     if "allreduce" in name:
         return _allreduce(name, given, bound.arguments, call)
     return _skipping(given, call)
@@ -294,7 +294,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     import horovod.tensorflow as hvd
 
     from smp_tf.replicas import gradient_marks, sums, unaveraged
-    from smp_tf.sharding import shares as sharded_slots
+    from smp_tf.sharding import layouts
 
     op = hvd.handle_average_backwards_compatibility(arguments["op"], arguments["average"])
     arguments["op"], arguments["average"] = op, None
@@ -303,7 +303,7 @@ def _allreduce(name: str, given: Any, arguments: dict[str, Any], call: Callable[
     known = {hvd.Average: factor, hvd.Sum: factor * runtime.current().topology.replicas}
     values = given if isinstance(given, list) else [given]
     unaveraged.require_averaged(values, f"hvd.{name}")
-    apart = sharded_slots.are_received_apart()
+    apart = layouts.are_received_apart()
     averaged = [
         op in known and (gradient_marks.is_averaged(value) or (apart and gradient_marks.comes_from_a_step(value)))
         for value in values
@@ -323,10 +323,10 @@ def _refuse_what_may_be_averaged(name: str, values: Sequence[Any]) -> None:
     """Raises where a tensor may be a step's average that was changed: then other replicas have None in its place."""
     import tensorflow as tf
 
-    from smp_tf.sharding import shares as sharded_slots
+    from smp_tf.sharding import receivers
 
     for value in values:
-        if not isinstance(value, tf.Tensor) or not (owners := sharded_slots.owners_of_shape(value)):
+        if not isinstance(value, tf.Tensor) or not (owners := receivers.owners_of_shape(value)):
             continue
         raise StepError(
             f"hvd.{name} was given a tensor of shape {tuple(value.shape)}, as weights of this model have that replica "

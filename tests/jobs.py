@@ -37,7 +37,7 @@ KEPT = {
     "smp_tf.sharding.moved_slots._numbers": "it counts on: a script may use its optimizers in the next job",
     "smp_tf.start.arrivals._starts": "it counts starts",
     "smp_tf.variables.precedence._moments": "it counts on, as a clock: variables remember when they were given values",
-    "smp_tf.variables.store._places": "it counts on: a script may use its models in the next job",
+    "smp_tf.variables.store._numbers": "it counts on: a script may use its models in the next job",
 }
 
 

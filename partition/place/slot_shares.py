@@ -24,6 +24,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from smp_tf.partition.spread import SplitOver, Whole
+
 #: How much larger than its part a share may be before a variable is cut.
 _TOLERANCE = 0.01
 #: Bytes that are not worth a cut: of a variable, and of what a replica has too much.
@@ -60,6 +62,16 @@ class Share:
 
     replica: int
     rows: tuple[int, ...] | None = None
+
+    def spread(self, replicas: int) -> Whole | SplitOver:
+        """Returns how the slots lie over the replicas, as a layout says it.
+
+        Args:
+            replicas: their number.
+        """
+        if self.rows is None:
+            return Whole("D", self.replica, replicas)
+        return SplitOver("D", 0, self.rows, keeper=self.replica)
 
 
 def share_out(variables: Sequence[Sized], loads: Sequence[float]) -> tuple[tuple[Share, ...], tuple[float, ...]]:
@@ -121,10 +133,11 @@ def fullest_share(variables: Sequence[Sized], slots: Sequence[float], replicas: 
     kept = [0.0] * replicas
     shares, _ = share_out(variables, kept)
     for all_slots, share in zip(slots, shares, strict=True):
-        if share.rows is None:
-            kept[share.replica] += all_slots
+        spread = share.spread(replicas)
+        if isinstance(spread, Whole):
+            kept[spread.at] += all_slots
         else:
-            for replica, part in _parts(share.rows):
+            for replica, part in _parts(spread.borders):
                 kept[replica] += part * all_slots
     return max(kept)
 

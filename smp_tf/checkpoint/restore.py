@@ -25,7 +25,8 @@ from smp_tf.checkpoint.manifest import Manifest, StoredTensor
 from smp_tf.checkpoint.survey import Item, Kind, Survey, survey, variable_of_slot
 from smp_tf.errors import CheckpointError
 from smp_tf.job import exchange, runtime
-from smp_tf.sharding import shares
+from smp_tf.partition.spread import EVERYWHERE
+from smp_tf.sharding import layouts
 from smp_tf.variables import assigned_values, precedence, step_seeds
 from smp_tf.variables import store as variables
 
@@ -202,7 +203,7 @@ class Restore:
         for key, stored in self._manifest.tensors.items():
             variable, optimizer = own.get(variable_of_slot(key)), found.found_at.get(stored.optimizer)
             if stored.kind == Kind.SLOT and variable is not None:
-                if shares.is_updated_elsewhere(variable, optimizer):
+                if not _are_slots_here(variable, optimizer):
                     continue
                 rows = _rows_to_look_at(variable, optimizer, stored)
                 if rows is None or rows[0] < rows[1]:
@@ -290,7 +291,7 @@ class Restore:
         if item is not None and not item.is_here:
             return True
         optimizer = found.found_at.get(stored.optimizer)
-        if item is not None and stored.kind == Kind.SLOT and shares.is_updated_elsewhere(item.target, optimizer):
+        if item is not None and stored.kind == Kind.SLOT and not _are_slots_here(item.target, optimizer):
             return True
         # An optimizer that has nothing to do on this rank makes nothing.
         return stored.optimizer in found.optimizers and not found.optimizers[stored.optimizer]
@@ -317,17 +318,22 @@ class Restore:
         raise CheckpointError("\n".join([f"Checkpoint {self.name!r} cannot be restored:", *lines]))
 
 
+def _are_slots_here(variable: Any, optimizer: Any) -> bool:
+    """Whether this rank has slots of a variable that its stage stores, or some rows of them."""
+    return layouts.slots_of(variable, optimizer).is_at(layouts.here())
+
+
 def _rows_to_look_at(variable: Any, optimizer: Any, stored: StoredTensor) -> tuple[int, int] | None:
     """The rows of a slot that does not exist yet which this replica reads to see whether they are damaged; None: all.
 
     Where the slots of a weight are cut, if they are, is known with the optimizer. Until then each replica of the stage
     takes as many, whoever will have them: what one finds damaged it tells all, and together they see all rows.
     """
-    if not stored.shape or variable.shape != stored.shape or not shares.are_shared():
+    if not stored.shape or variable.shape != stored.shape or not layouts.are_shared():
         return None
-    rows = shares.rows_here(variable, optimizer)
-    if rows is not None or shares.replica_of(variable, optimizer) is not None:
-        return rows
+    slots = layouts.slots_of(variable, optimizer)
+    if slots != EVERYWHERE:
+        return slots.rows_at(layouts.here())
     topology, extent = runtime.current().topology, stored.shape[0]
     first, last = (extent * replica // topology.replicas for replica in (topology.replica, topology.replica + 1))
     return first, last

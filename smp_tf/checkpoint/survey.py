@@ -24,7 +24,8 @@ import tf_keras
 
 from smp_tf import tf_internals
 from smp_tf.keras import optimizer_slots
-from smp_tf.sharding import shares
+from smp_tf.partition.spread import EVERYWHERE, Spread
+from smp_tf.sharding import layouts, shares
 from smp_tf.variables import store as variables
 from smp_tf.variables.models import SplitModel, is_distributed
 
@@ -58,7 +59,7 @@ class Item:
         stage: the stage that owns it; None for what every rank has, and for what is not decided yet.
         is_here: whether this rank stores it.
         optimizer: path of the optimizer it belongs to, or "".
-        is_share: whether not every replica of its stage has it: a slot of this replica's share.
+        spread: how it lies over the ranks of its stage: a slot may be on one replica, or rows of it on each.
         part: for Kind.STATE: which part of the object's state.
         rows: for a slot of a weight that is cut into rows: of which rows, the first and the one after the last. The
             other replicas of the stage have the slots of the others.
@@ -71,7 +72,7 @@ class Item:
     stage: int | None = None
     is_here: bool = True
     optimizer: str = ""
-    is_share: bool = False
+    spread: Spread = EVERYWHERE
     part: str = ""
     rows: tuple[int, int] | None = None
     extent: int = 0
@@ -211,13 +212,13 @@ class _Walk:
             for variable, name, slot in optimizer_slots.slots(optimizer, [item.target for item in reachable]):
                 of = item_of[id(variable)]
                 with_slots.add(id(variable))
-                if shares.is_updated_elsewhere(variable, optimizer):
+                if not layouts.slots_of(variable, optimizer).is_at(layouts.here()):
                     # An optimizer that was built before the model was wrapped; nothing changes them here.
                     continue
                 key = f"{of.key}{_SLOT}{path}/{_escaped(name)}"
                 self.found.items[key] = _item_of_slot(key, slot, of, path, optimizer)
             of_model = any(item_of[found].kind is Kind.MODEL for found in with_slots)
-            if of_model and shares.shares_of(inner) != shares.count():
+            if of_model and shares.shares_of(inner) != layouts.count():
                 self.found.other_shares.append(path)
             count = optimizer_slots.count_of_variables(optimizer)
             if count is not None and optimizer_slots.has_slot_lists(optimizer) and len(with_slots) < count:
@@ -227,9 +228,9 @@ class _Walk:
 def _item_of_slot(key: str, slot: Any, of: Item, path: str, optimizer: Any) -> Item:
     """A slot that is here, of the variable of another item."""
     variable = of.target
-    rows = shares.rows_here(variable, optimizer)
-    is_share = rows is not None or shares.replica_of(variable, optimizer) is not None
-    item = Item(key, Kind.SLOT, slot, of.stage, True, path, is_share)
+    spread = layouts.slots_of(variable, optimizer)
+    rows = spread.rows_at(layouts.here())
+    item = Item(key, Kind.SLOT, slot, of.stage, True, path, spread)
     # What an optimizer keeps of a weight in another shape, such as a number, is not of its rows.
     if rows is None or slot.shape != [rows[1] - rows[0], *variable.shape[1:]]:
         return item

@@ -27,6 +27,7 @@ from smp_tf.job import exchange, runtime
 from smp_tf.job.agreement import require_agreement
 from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.json_record import record_from
+from smp_tf.partition.spread import is_first_at
 from smp_tf.variables import assigned_values, step_seeds
 
 
@@ -47,7 +48,7 @@ class Writing:
     def __init__(self, directory: str, series: str, name: str, found: Survey) -> None:
         self._directory, self._series, self._name, self._found = directory, series, name, found
         topology = self._topology = runtime.current().topology
-        #: World ranks of the replica that writes all but shares of slots, by stage.
+        #: World ranks of the replica that writes what all replicas have, by stage.
         self._writers = topology.mesh.members(CommGroup.PP_GROUP, 0)
         mine = {
             "must agree": {
@@ -249,10 +250,10 @@ class Writing:
                 )
 
     def _is_written_here(self, item: Item) -> bool:
-        if item.is_share:
-            return True
-        writer = self._writers[item.stage] if item.stage is not None else self._writer_of[item.key]
-        return self._topology.rank == writer
+        if item.stage is None:
+            return self._topology.rank == self._writer_of[item.key]
+        place = self._topology.place
+        return item.stage == place["P"] and is_first_at(item.spread, place)
 
     def _described(self, item: Item, value: tf.Tensor) -> list[Any]:
         shape = item.whole(value.shape).as_list()

@@ -23,7 +23,7 @@ import tensorflow as tf
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.replicas import sums
-from smp_tf.sharding import shares
+from smp_tf.sharding import receivers
 
 #: What a replica has in a place of a list: the numbers that are sent.
 NOTHING, OF_A_STEP, SOMETHING, ZEROS = range(4)
@@ -76,7 +76,7 @@ def _owners_of_its_shape(gradient: Any) -> frozenset[int]:
     """The replicas that alone update a weight of the shape of a dense gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         return frozenset()
-    return frozenset(shares.owners_of_shape(tf.convert_to_tensor(gradient)))
+    return frozenset(receivers.owners_of_shape(tf.convert_to_tensor(gradient)))
 
 
 def _problem(heard: np.ndarray, is_owner: np.ndarray) -> str:

@@ -14,7 +14,7 @@ from smp_tf.replicas import sums as data_parallel
 from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged, mark_averaged
 from smp_tf.replicas.sparse_sums import sum_of_slices
 from smp_tf.replicas.unaveraged import require_averaged
-from smp_tf.sharding import shares
+from smp_tf.sharding import layouts
 from smp_tf.variables.host_offload import beside_gradients
 
 
@@ -52,7 +52,7 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     # One name for all: a replica with batches of another size may trace a function once more than others, so that
     # counting would give the same average other names.
     name, handles = "smp_average", [] if tf.executing_eagerly() else [order().handle]
-    if shares.are_received_apart() and results:
+    if layouts.are_received_apart() and results:
         # What was made of averages is one, such as a clipped one, and other replicas have those of other weights.
         todo = [i for i in todo if not comes_from_a_step(results[i])]
         results = require_alike(results, todo, f"{name}_alike", handles)

@@ -29,7 +29,7 @@ from smp_tf.gradients.stage_reduction import StageReduction, over_stages
 from smp_tf.job import runtime
 from smp_tf.replicas.gradient_marks import comes_from_a_step
 from smp_tf.replicas.sums import exchange_of, sum_over_replicas
-from smp_tf.sharding import shares
+from smp_tf.sharding import layouts
 
 #: Stands for an entry that a rank does not have; a square is never negative.
 _ABSENT = -1.0
@@ -74,9 +74,9 @@ def _by_entry(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def _of_all_shares(squares: tf.Tensor) -> tf.Tensor:
     """What the replicas of a stage have, entry by entry: each of a share, or all of the same."""
-    if not shares.are_shared():
+    if not layouts.are_shared():
         return squares
-    exchange = exchange_of(shares.count(), f"smp_norm_{_NORM_BY_ENTRY.code}", [order().handle])
+    exchange = exchange_of(layouts.count(), f"smp_norm_{_NORM_BY_ENTRY.code}", [order().handle])
     return _chosen(exchange.allgather(squares[tf.newaxis]))
 
 
@@ -93,7 +93,7 @@ _NOT_FINITE = StageReduction(3, "the check for gradients that are not finite", _
 
 def _over_optimizers(own: tf.Tensor, reduction: StageReduction) -> tf.Tensor:
     """Sum what optimizers have that apply parts of the same gradients: those of all stages, and of all shares."""
-    if shares.are_shared():
+    if layouts.are_shared():
         [own] = sum_over_replicas([own], f"smp_norm_{reduction.code}", handles=[order().handle])
     return over_stages(own, reduction)
 
@@ -277,7 +277,7 @@ class NormPatch:
 def _is_spread(t_list: Any) -> bool:
     """Whether a list holds gradients of a step, some of which other ranks may have."""
     running = runtime.current_or_none()
-    if running is None or (running.topology.stages == 1 and not shares.are_shared()):
+    if running is None or (running.topology.stages == 1 and not layouts.are_shared()):
         return False
     if not isinstance(t_list, (list, tuple)):
         return False

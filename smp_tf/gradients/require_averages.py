@@ -19,9 +19,10 @@ from smp_tf.collectives.interface import order
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
 from smp_tf.job.content_hash import content_hash
+from smp_tf.partition.spread import EVERYWHERE
 from smp_tf.replicas import sums
 from smp_tf.replicas.gradient_marks import comes_from_a_step, is_averaged
-from smp_tf.sharding.shares import are_shared, goes_to_all, receiver_of
+from smp_tf.sharding.layouts import are_shared, here, layout_of
 
 _ADVICE = (
     "Compute gradients of a model's weights in a step, or average them by smp.average_gradients(gradients) on all "
@@ -43,18 +44,25 @@ def require_averages(pairs: Iterable[tuple[Any, Any]]) -> None:
         return
     unknown = [(g, v) for g, v in pairs if g is not None and not is_averaged(g) and not comes_from_a_step(g)]
     for gradient, variable in unknown:
-        if receiver_of(variable) not in (None, runtime.current().topology.replica) and not goes_to_all(variable):
+        if not layout_of(variable).gradient.is_at(here()):
             _require_zeros(gradient, variable)
-    of_all = [(gradient, variable) for gradient, variable in unknown if goes_to_all(variable)]
+    of_all = [(gradient, variable) for gradient, variable in unknown if _goes_to_all(variable)]
     if of_all:
         _require_the_same(of_all)
 
 
+def _goes_to_all(variable: Any) -> bool:
+    """Whether replicas share the slots of a variable, and a step gives its gradient to all of them, or may do so."""
+    layout = layout_of(variable)
+    return layout.slots != EVERYWHERE and layout.gradient == EVERYWHERE
+
+
 def _require_zeros(gradient: Any, variable: Any) -> None:
+    receiver = layout_of(variable).gradient.only
     words = (
-        f"With shard_optimizer_state replica {receiver_of(variable)} alone gets the gradient of {variable.name!r} "
-        f"from a step, and updates the weight. Replica {runtime.current().topology.replica} applies one that no "
-        f"step has given it, so it is not averaged over the replicas. {_ADVICE}"
+        f"With shard_optimizer_state replica {receiver} alone gets the gradient of {variable.name!r} from a step, and "
+        f"updates the weight. Replica {here()['D']} applies one that no step has given it, so it is not averaged over "
+        f"the replicas. {_ADVICE}"
     )
     value = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
     is_nothing = tf.logical_not(tf.reduce_any(tf.not_equal(value, 0)))

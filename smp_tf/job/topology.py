@@ -33,9 +33,14 @@ class Topology:
         return self.mesh.world_size
 
     @property
+    def place(self) -> dict[str, int]:
+        """Returns this rank's coordinates, by axis."""
+        return self.mesh.coordinates(self.rank)
+
+    @property
     def stage(self) -> int:
         """Returns the stage this rank runs: its coordinate on P."""
-        return self.mesh.coordinates(self.rank)["P"]
+        return self.place["P"]
 
     @property
     def stages(self) -> int:
@@ -45,7 +50,7 @@ class Topology:
     @property
     def replica(self) -> int:
         """Returns the replica this rank belongs to: its coordinate on D."""
-        return self.mesh.coordinates(self.rank)["D"]
+        return self.place["D"]
 
     @property
     def replicas(self) -> int:

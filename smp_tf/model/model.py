@@ -18,6 +18,7 @@ from smp_tf.keras.layer_variables import variables_of
 from smp_tf.keras.strategy_scope import refuse_strategy
 from smp_tf.model import loading, profiling, saving, sharded_weights, summary
 from smp_tf.optimizer.install import patch_keras
+from smp_tf.partition.layout import Layout
 from smp_tf.training.logs import average_now, summed_states
 from smp_tf.training.loops import predict_function, run_loop, test_function, train_function
 from smp_tf.variables.guarded import tracing_step
@@ -459,13 +460,12 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
         return self
 
     def _is_local(self, variable: Any) -> bool:
-        owner = self._owner_of(variable)
-        return owner is None or owner == runtime.current().topology.stage
+        return self._layout_of(variable).is_here(runtime.current().topology.place)
 
-    def _owner_of(self, variable: Any) -> int | None:
-        """The stage that stores a variable; None for one that every rank stores."""
+    def _layout_of(self, variable: Any) -> Layout:
+        """Where a variable is: of no stage, where every rank stores it."""
         if self._smp_store.leaves_to_script(variable):
-            return None
+            return Layout()
         state = self._smp_store.state(variable)
         if state is None or state.owner is None:
             raise StepError(
@@ -473,7 +473,7 @@ class DistributedModel(tf_keras.Model, metaclass=_DeferredConstruction):
                 f"a step that uses the model. Ask after it, or in a hook registered with "
                 f"smp.register_post_partition_hook."
             )
-        return state.owner
+        return state.storage.layout
 
 
 def _refuse_options(method: str, options: Any) -> None:

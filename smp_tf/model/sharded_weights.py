@@ -111,10 +111,9 @@ def _shards(model: SplitModel, weight: Any) -> list[Shard]:
 
 
 def _shard(model: SplitModel, variable: Any) -> Shard:
-    owner = model._owner_of(variable)
-    is_here = owner is None or owner == runtime.current().topology.stage
-    value = np.array(variable.numpy()) if is_here else None
-    return Shard(variable.name, owner, variable.shape, variable.dtype, value)
+    layout = model._layout_of(variable)
+    value = np.array(variable.numpy()) if layout.is_here(runtime.current().topology.place) else None
+    return Shard(variable.name, layout.stage, variable.shape, variable.dtype, value)
 
 
 def set_weights(model: SplitModel, weights: Sequence[Any]) -> None:
@@ -166,7 +165,7 @@ def _require_shape(number: int, variable: Any, shape: Any) -> None:
 
 def _take(model: SplitModel, variable: Any, shard: Shard) -> None:
     """Assign one weight, which travels only where another rank has it than stores the variable."""
-    owner = model._owner_of(variable)
+    owner = model._layout_of(variable).stage
     topology = runtime.current().topology
     ranks, here = topology.members(CommGroup.PP_GROUP), topology.stage
     if owner is None and shard.owner is not None:

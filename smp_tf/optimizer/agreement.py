@@ -19,7 +19,7 @@ import tensorflow as tf
 from smp_tf import tf_internals
 from smp_tf.job import exchange, runtime
 from smp_tf.partition.mesh import CommGroup
-from smp_tf.sharding import shares
+from smp_tf.sharding import layouts
 
 #: What an optimizer says of itself that changes no weight: names are counted up in each process, and who compiles
 #: depends on the host's devices.
@@ -66,7 +66,7 @@ def _told(optimizer: Any) -> dict[str, Any]:
         # Whatever a class of the script's raises there; it does so on all replicas.
         return told
     # Otherwise weights would tell, and `fit` gives all replicas the state of one.
-    counted = {"iterations": int(optimizer.iterations)} if shares.are_shared() else {}
+    counted = {"iterations": int(optimizer.iterations)} if layouts.are_shared() else {}
     return {**told, **plain(config), **counted}
 
 

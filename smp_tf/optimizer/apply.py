@@ -26,9 +26,10 @@ from smp_tf.optimizer.agreement import require_equal_optimizers
 from smp_tf.optimizer.few_updates import few_at_once
 from smp_tf.optimizer.marks import applying, is_split
 from smp_tf.optimizer.one_bit import OneBitOptimizer
+from smp_tf.partition.spread import EVERYWHERE, is_first_at
 from smp_tf.replicas.gradient_marks import computed
 from smp_tf.replicas.unaveraged import require_fit
-from smp_tf.sharding import gather, moved_slots, row_blocks, shares
+from smp_tf.sharding import gather, layouts, moved_slots, row_blocks, shares
 from smp_tf.variables import assigned_values
 from smp_tf.variables import store as variables
 from smp_tf.variables.host_offload import are_updates_offloaded, uncompiled, update_on_host
@@ -42,7 +43,7 @@ def stored_here(variable: Any) -> bool:
 def updated_here(variable: Any, optimizer: Any) -> bool:
     """Whether this rank has a variable and its replica updates it."""
     is_here = not _is_stand_in(variable) and stored_here(variable)
-    return is_here and not shares.is_updated_elsewhere(variable, optimizer)
+    return is_here and layouts.slots_of(variable, optimizer).is_at(layouts.here())
 
 
 def are_of_models(wanted: Iterable[Any]) -> bool:
@@ -52,7 +53,7 @@ def are_of_models(wanted: Iterable[Any]) -> bool:
 
 def is_divided(running: runtime.Runtime) -> bool:
     """Whether ranks apply gradients of different variables."""
-    return running.topology.stages > 1 or shares.are_shared()
+    return running.topology.stages > 1 or layouts.are_shared()
 
 
 class _Spread(threading.local):
@@ -275,15 +276,17 @@ def _clips_by_all(optimizer: Any) -> bool:
 
 def _is_counted(variable: Any, optimizer: Any) -> bool:
     """Whether this rank counts a gradient: that of a variable it owns; of one that all have, the first rank does."""
-    topology = runtime.current().topology
-    is_first = topology.replica == 0 or not shares.are_shared()
-    if variables.store_of(variable) is None:
-        return topology.stage == 0 and is_first
     if row_blocks.is_block(variable):
         return True
-    if shares.replica_of(variable, optimizer) is None:
-        return is_first
-    return not shares.is_updated_elsewhere(variable, optimizer)
+    place = layouts.here()
+    if variables.store_of(variable) is None and place["P"] != 0:
+        return False
+    if not layouts.are_shared():
+        # Each replica has a norm of its own then, and counts all of it.
+        place = {**place, "D": 0}
+    slots = layouts.slots_of(variable, optimizer)
+    # Of one that may be cut, and has no block, the gradient is here as a whole.
+    return is_first_at(EVERYWHERE if slots.only is None else slots, place)
 
 
 def _only_count(optimizer: Any) -> Any:

@@ -10,7 +10,7 @@ from smp_tf.errors import StepError
 from smp_tf.gradients.average import average_gradients
 from smp_tf.keras.optimizer_methods import OWN_APPLY, REPLACED_APPLY
 from smp_tf.optimizer import recorded_apply
-from smp_tf.sharding import shares
+from smp_tf.sharding import layouts
 
 _Optimizer = TypeVar("_Optimizer")
 
@@ -55,11 +55,11 @@ def DistributedOptimizer(optimizer: _Optimizer) -> _Optimizer:  # noqa: N802
         if recorded_apply.recorder() is None:
             # Within a step they are those of one microbatch: the step averages their sum.
             # One that a replica alone updates has its gradient from a step, which has averaged it for that replica.
-            apart = shares.are_received_apart()
+            apart = layouts.are_received_apart()
             todo = [
                 place
                 for place, (gradient, variable) in enumerate(pairs)
-                if gradient is not None and not (apart and shares.receiver_of(variable) is not None)
+                if gradient is not None and not (apart and layouts.layout_of(variable).slots.only is not None)
             ]
             averaged = average_gradients([pairs[place][0] for place in todo])
             for place, gradient in zip(todo, averaged, strict=True):

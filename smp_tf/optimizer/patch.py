@@ -29,8 +29,7 @@ from smp_tf.optimizer.apply import (
     unjoined,
     updated_here,
 )
-from smp_tf.sharding import gather, row_blocks
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.sharding import gather, layouts, row_blocks, shares
 from smp_tf.variables import assigned_values
 from smp_tf.variables import store as variables
 from smp_tf.variables.host_offload import are_slots_on_host, are_updates_offloaded, update_on_host
@@ -100,7 +99,7 @@ def _filtered_build(original: Callable[..., Any]) -> Callable[..., Any]:
             # The script builds it, on every rank: the slots are made where the variables are now.
             variables.keep_for_good(wanted)
         _require_the_same_shares(optimizer, wanted)
-        sharded_slots.require_rows_as_before(optimizer, wanted)
+        shares.require_rows_as_before(optimizer, wanted)
         # A class's `build` calls that of its base first, when not all slots are there.
         outermost = optimizer not in _being_built
         _being_built.add(optimizer)
@@ -175,8 +174,8 @@ def _require_the_same_shares(optimizer: Any, wanted: Iterable[Any]) -> None:
     """Raise where an optimizer has slots for another share of the variables than this rank updates now."""
     if runtime.current_or_none() is None or not are_of_models(wanted):
         return
-    then = _in_words(sharded_slots.shares_of(optimizer), are_slots_on_host(optimizer))
-    now = _in_words(sharded_slots.count(), are_updates_offloaded())
+    then = _in_words(shares.shares_of(optimizer), are_slots_on_host(optimizer))
+    now = _in_words(layouts.count(), are_updates_offloaded())
     if then != now:
         raise StepError(
             f"Before smp.shutdown this {type(optimizer).__name__} was used where {then}; now {now}. "

@@ -57,8 +57,8 @@ def placement(lowered: Lowered, used: Collection[int]) -> tuple[int, ...] | None
     """
     decided: dict[tuple[int, ...], str] = {}
     for _, state in _placed(lowered, used):
-        if state.placement.chunks is not None:
-            decided.setdefault(state.placement.chunks, state.name)
+        if state.storage.chunks is not None:
+            decided.setdefault(state.storage.chunks, state.name)
     if len(decided) > 1:
         (one, first), (other, second), *_ = decided.items()
         raise StepError(

@@ -24,7 +24,7 @@ from smp_tf.pipeline.planner.units import costs_of
 from smp_tf.pipeline.run.host import has_device
 from smp_tf.pipeline.schedules.schedule import is_named, placement_of
 from smp_tf.planning import earlier_steps, first_steps, partition_file
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.sharding import layouts
 from smp_tf.variables.models import SplitModel
 
 #: Slots per variable of an optimizer that nobody knows before it is applied: as many as Adam has.
@@ -101,7 +101,7 @@ def request_for(
         ),
         Storage(
             _USUAL_SLOTS if slots is None else slots,
-            slot_shares=sharded_slots.count(),
+            slot_shares=layouts.count(),
             replicas=running.topology.replicas,
             averaging_bytes=averaging_bytes(running.topology.replicas),
             gradients_on_host=config.gradient_offload and has_device(),

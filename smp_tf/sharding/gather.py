@@ -19,9 +19,11 @@ from smp_tf import tf_internals
 from smp_tf.collectives.interface import collectives
 from smp_tf.errors import StepError
 from smp_tf.job import runtime
+from smp_tf.partition.spread import SplitOver
 from smp_tf.pipeline.run.reduction import MOST_BYTES
 from smp_tf.sharding import row_blocks
-from smp_tf.sharding.shares import placement_of, replica_of, rows_here
+from smp_tf.sharding.layouts import slots_of
+from smp_tf.variables.store import storage_of
 
 #: Bits travel as the widest of these that fits, by bytes of an element: Horovod counts elements.
 _WIRE_TYPES = {8: tf.int64, 4: tf.int32, 2: tf.uint16, 1: tf.uint8}
@@ -48,7 +50,7 @@ def gather(optimizer: Any, changed: Iterable[Any]) -> None:
             "function that applies gradients; xla=True in the configuration compiles the step."
         )
     # By what is gathered, not by how many gathers there are: a replica may trace a function once more than another.
-    code = zlib.crc32(" ".join(f"{placement_of(piece.variable).number} {piece.rows}" for piece in pieces).encode())
+    code = zlib.crc32(" ".join(f"{storage_of(piece.variable).number} {piece.rows}" for piece in pieces).encode())
     # From the last to the first, about the order in which gradients are averaged.
     buckets = _buckets(pieces[::-1])
     for number, bucket in enumerate(buckets):
@@ -86,14 +88,14 @@ class _Piece:
     @property
     def handles(self) -> list[Any]:
         """Of the variables that are read and written here."""
-        block = placement_of(self.variable).block if self.rows is not None else None
+        block = storage_of(self.variable).block if self.rows is not None else None
         return [self.variable.handle, *([block.handle] if block is not None else [])]
 
     def value(self) -> tf.Tensor:
         """What this rank, which has updated it, gives."""
         if self.rows is None:
             return self.variable.read_value()
-        block = placement_of(self.variable).block
+        block = storage_of(self.variable).block
         assert block is not None, "it was updated"
         return block.read_value()
 
@@ -107,11 +109,11 @@ class _Piece:
 
 def _pieces_of(variable: Any, optimizer: Any) -> Iterator[_Piece]:
     """What of a variable single replicas update; nothing of one that all do."""
-    if (replica := replica_of(variable, optimizer)) is not None:
-        yield _Piece(variable, replica, None)
-    elif rows_here(variable, optimizer) is not None:
-        borders = placement_of(variable).rows or ()
-        for replica, rows in enumerate(itertools.pairwise(borders)):
+    slots = slots_of(variable, optimizer)
+    if slots.only is not None:
+        yield _Piece(variable, slots.only, None)
+    elif isinstance(slots, SplitOver):
+        for replica, rows in enumerate(itertools.pairwise(slots.borders)):
             if rows[0] < rows[1]:
                 yield _Piece(variable, replica, rows)
 
@@ -148,7 +150,7 @@ def _gather_bucket(bucket: Sequence[_Piece], name: str, handles: Sequence[Any]) 
             piece.take(_from_wire(part, piece))
         elif piece.rows is not None:
             piece.take(piece.value())
-            row_blocks.empty([placement_of(piece.variable).block])
+            row_blocks.empty([storage_of(piece.variable).block])
 
 
 def _as_wire(value: tf.Tensor, wire: tf.DType) -> tf.Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 from smp_tf.errors import StepError
 from smp_tf.job.channel import tag_of
 from smp_tf.keras import optimizer_slots
-from smp_tf.sharding import shares
+from smp_tf.sharding import layouts
 from smp_tf.variables import fetch
 
 _numbers = itertools.count()
@@ -81,10 +81,10 @@ def receive(variable: Any, keeper: int) -> None:
             )
         _require_lists(optimizer, variable)
         # No step has used the weight, so the keeper has all of its slots, and their shares are decided here.
-        rows = shares.rows_here(variable, optimizer)
-        is_elsewhere = shares.is_updated_elsewhere(variable, optimizer)
+        slots, place = layouts.slots_of(variable, optimizer), layouts.here()
+        rows = slots.rows_at(place)
         here = {}
-        if not is_elsewhere and optimizer_slots.add_slots(optimizer, variable):
+        if slots.is_at(place) and optimizer_slots.add_slots(optimizer, variable):
             here = {name: slot for _, name, slot in optimizer_slots.slots(optimizer, [variable])}
         for name in names:
             received = fetch.transport().recv_bytes(keeper, _SLOT)

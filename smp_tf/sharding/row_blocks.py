@@ -20,7 +20,7 @@ import tensorflow as tf
 from smp_tf import tf_internals
 from smp_tf.errors import StepError
 from smp_tf.replicas.gradient_marks import computed, is_averaged, mark_averaged, mark_computed, marked_rows
-from smp_tf.sharding.shares import placement_of, rows_here
+from smp_tf.sharding.layouts import here, slots_of
 from smp_tf.variables import store as variables
 from smp_tf.variables.host_offload import update_on_host
 
@@ -47,7 +47,7 @@ def pairs_in_place(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tup
     """
     found = []
     for gradient, variable in pairs:
-        rows = None if is_block(variable) else rows_here(variable, optimizer)
+        rows = None if is_block(variable) else slots_of(variable, optimizer).rows_at(here())
         if marked_rows(gradient) not in (None, rows) and not is_block(variable):
             raise StepError(
                 f"A step that was built for it gives each replica some rows of the gradient of {variable.name!r}, and "
@@ -68,7 +68,7 @@ def filled(variable: Any, rows: tuple[int, int]) -> tf.Variable:
     """
     with tf.init_scope():
         # Optimizers make slots outside functions, some from what the weight is.
-        known = placement_of(variable).block
+        known = variables.storage_of(variable).block
         block = known if known is not None else _made(variable, rows)
         _fill(block, variable, rows)
     if not tf.executing_eagerly():
@@ -85,7 +85,7 @@ def _made(variable: Any, rows: tuple[int, int]) -> tf.Variable:
         )
     tf_internals.let_optimizers_take(block, variable)
     block.smp_whole = variable
-    placement_of(variable).block = block
+    variables.storage_of(variable).block = block
     return block
 
 

@@ -21,6 +21,7 @@ from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.trace.lower import Lowered
 from smp_tf.replicas.reduce_scatter import Receiver
 from smp_tf.sharding import moved_slots, shares
+from smp_tf.sharding.receivers import Applied
 from smp_tf.variables import assigned_values, fetch
 from smp_tf.variables import store as variables
 from smp_tf.variables.models import SplitModel
@@ -40,7 +41,7 @@ class Ownership:
     placed: list[tuple[Any, int]]
     variables: Mapping[int, tf.Variable]
     receivers: Mapping[int, Receiver]
-    applied: Sequence[shares.Applied]
+    applied: Sequence[Applied]
 
 
 def decide_owners(

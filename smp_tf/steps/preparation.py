@@ -27,7 +27,7 @@ from smp_tf.planning.agreement import agree_on_plan, show_plan
 from smp_tf.planning.first_steps import Expected
 from smp_tf.planning.host_memory import memory_of_host, require_host_memory
 from smp_tf.planning.request import expected_of, known_slots, request_for
-from smp_tf.sharding import shares
+from smp_tf.sharding.receivers import known_gradients
 from smp_tf.steps.ownership import Ownership
 from smp_tf.steps.trace import StepTrace
 from smp_tf.variables.fetch import WRITER
@@ -172,7 +172,7 @@ def stage_program(
         xla=xla,
         samples=step.batch.samples,
         reduce=reduce,
-        gradients=shares.gradients(owned.receivers, owned.applied),
+        gradients=known_gradients(owned.receivers, owned.applied),
         sums_on=device_of_gradients(),
         checks_inputs=runtime.current().config.check_inputs and bool(step.batch.arguments),
     )

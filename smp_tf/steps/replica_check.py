@@ -28,7 +28,7 @@ import tensorflow as tf
 from smp_tf.job.content_hash import content_hash, content_hashes
 from smp_tf.job_state import JobState
 from smp_tf.ops.graph_op import run_independently
-from smp_tf.sharding import shares
+from smp_tf.sharding import layouts
 from smp_tf.tf_internals import cond_independently
 from smp_tf.variables import store as variables
 
@@ -157,7 +157,7 @@ class ReplicaCheck:
             return tf.zeros([0], tf.float64)
         later = tf.logical_and(self._before > _ERROR_STEP, tf.equal(self._before % _EVERY, 0))
         due = tf.logical_or(tf.equal(self._before, _ERROR_STEP), later)
-        if shares.are_shared():
+        if layouts.are_shared():
             due = tf.logical_or(due, tf.equal(self._before, 0))
 
         def hashes() -> tf.Tensor:

@@ -43,7 +43,8 @@ from smp_tf.pipeline.run.reduction import Bucket, Reduce, Sums
 from smp_tf.replicas import equal_start, unaveraged
 from smp_tf.replicas.reduce_scatter import Receiver
 from smp_tf.replicas.sums import reduction_name, sum_gradients_at
-from smp_tf.sharding import shares
+from smp_tf.sharding import layouts
+from smp_tf.sharding.receivers import Applied, agreed_receivers, note_receivers, receivers_in
 from smp_tf.steps import collectives_in_steps, post_partition_hooks, preparation
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.ownership import Ownership, decide_owners
@@ -77,7 +78,7 @@ class Step:
         function: Callable[..., Any],
         options: StepOptions,
         then: Callable[[Any], Any] | None = None,
-        applied: Callable[[Any], Iterable[shares.Applied]] | None = None,
+        applied: Callable[[Any], Iterable[Applied]] | None = None,
         examine: Callable[[StepTrace, Retrace], Handed | None] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
@@ -343,19 +344,17 @@ class Step:
             name=self.name,
         )
 
-    def _receivers_in(
-        self, cut: Split, lowered: Lowered, applied: Sequence[shares.Applied] | None
-    ) -> Mapping[int, Receiver]:
+    def _receivers_in(self, cut: Split, lowered: Lowered, applied: Sequence[Applied] | None) -> Mapping[int, Receiver]:
         """By output, who alone gets a gradient's sum, or rows of it: as all have agreed for the first such program."""
-        if not cut.graph.gradients or not shares.are_received_apart():
+        if not cut.graph.gradients or not layouts.are_received_apart():
             return {}
         kind = form(cut.graph)
         if kind not in self._receivers:
             stage = runtime.current().topology.stage
             with tf.init_scope():
-                own = shares.receivers(cut, stage, lowered.variables, applied)
-                self._receivers[kind] = shares.agreed_receivers(own, self.name)
-            shares.note_receivers(cut, lowered.variables, self._receivers[kind], applied or ())
+                own = receivers_in(cut, stage, lowered.variables, applied)
+                self._receivers[kind] = agreed_receivers(own, self.name)
+            note_receivers(cut, lowered.variables, self._receivers[kind], applied or ())
         return self._receivers[kind]
 
     def _sums_over(self, receivers: Mapping[int, Receiver]) -> Reduce:

@@ -24,7 +24,7 @@ from smp_tf.pipeline.schedules.schedule import program_of
 from smp_tf.recording import record as recording
 from smp_tf.replicas import equal_start
 from smp_tf.replicas.sums import broadcast_over_replicas
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.sharding import layouts
 from smp_tf.training import logs as replica_logs
 from smp_tf.variables.fetch import WRITER
 
@@ -73,7 +73,7 @@ class BroadcastInitialState(tf_keras.callbacks.Callback):
         variables = self.model.optimizer.variables
         # Which of them only some replicas have, an optimizer of the script's own does not say.
         of_optimizer = variables() if callable(variables) else variables
-        state = [*weights, *([] if sharded_slots.are_shared() else of_optimizer)]
+        state = [*weights, *([] if layouts.are_shared() else of_optimizer)]
         root = runtime.current().topology.members(CommGroup.RDP_GROUP)[self._replica]
         broadcast_over_replicas(state, root, "smp_initial_state")
 

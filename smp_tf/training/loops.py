@@ -32,7 +32,7 @@ from smp_tf.partition.mesh import CommGroup
 from smp_tf.partition.plan.plan import Plan
 from smp_tf.partition.tf_internals import autograph_convert
 from smp_tf.partition.trace.lower import OutputSlot
-from smp_tf.sharding.shares import Applied
+from smp_tf.sharding.receivers import Applied
 from smp_tf.steps.options import StepOptions
 from smp_tf.steps.program import SplitProgram
 from smp_tf.steps.step import Step

@@ -75,7 +75,7 @@ def note(state: VariableState, method: str, given: Any, dtype: tf.DType, *, is_l
         return
     notes = _noted().left_out if is_left_out else _noted().taken
     assert state.owner is not None
-    key = f"{state.placement.place} {state.name}"
+    key = f"{state.storage.number} {state.name}"
     count, before, _ = notes.get(key, (0, "", state.owner))
     parts = [_hash(value, dtype) for value in tf.nest.flatten(given, expand_composites=True)]
     told = hashlib.blake2b(repr((before, method, parts)).encode(), digest_size=8).hexdigest()

@@ -79,7 +79,8 @@ def owner_ranks(model: SplitModel, weights: Sequence[Any], rank: int) -> list[in
         StepError: the model has not run a step yet.
     """
     stage_ranks = runtime.current().topology.mesh.members(CommGroup.PP_GROUP, rank)
-    return [None if stage is None else stage_ranks[stage] for stage in map(model._owner_of, weights)]
+    stages = [model._layout_of(weight).stage for weight in weights]
+    return [None if stage is None else stage_ranks[stage] for stage in stages]
 
 
 def _holders(model: SplitModel, weights: Sequence[Any]) -> list[int]:

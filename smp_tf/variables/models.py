@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Protocol, TypeGuard
 
+from smp_tf.partition.layout import Layout
 from smp_tf.variables.store import VariableStore
 
 
@@ -40,7 +41,7 @@ class SplitModel(Protocol):
     def build(self, input_shape: Any) -> None:
         """Makes the variables, without storage."""
 
-    def _owner_of(self, variable: Any) -> int | None: ...
+    def _layout_of(self, variable: Any) -> Layout: ...
 
 
 #: In the order in which they were made, each as long as it lives.

@@ -24,7 +24,7 @@ from smp_tf import tf_internals
 from smp_tf.errors import OwnershipError
 from smp_tf.variables import guarded, precedence
 from smp_tf.variables.guarded import BuiltVariable, DeferredVariable
-from smp_tf.variables.state import Placement, VariableState
+from smp_tf.variables.state import Stored, VariableState
 
 
 class VariableStore:
@@ -89,7 +89,7 @@ class VariableStore:
         if known is not None:
             self._add(variable, dataclasses.replace(known, name=name, position=position), also=True)
         else:
-            self._add(variable, VariableState(name, None, (), position, Placement(is_filled=True)))
+            self._add(variable, VariableState(name, None, (), position, Stored(is_filled=True)))
 
     def creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         """A variable creator (see `tf.variable_creator_scope`) that makes variables without storage.
@@ -209,29 +209,29 @@ class VariableStore:
             while self._before_settling:
                 self._before_settling.pop(0)()
         for variable, state, chunk in self._to_place(owners):
-            placement, keeper = state.placement, state.owner
-            placement.place = next(_places) if placement.place is None else placement.place
-            placement.chunk = chunk
-            placement.chunks = None if chunks is None else tuple(chunks)
-            placement.owner = chunk if chunks is None else chunks[chunk]
-            placement.is_kept = state.position not in owners
-            placement.is_local = placement.owner == stage
-            if keeper is not None and keeper != placement.owner:
-                given = move(variable, keeper, placement.owner)
+            storage, keeper = state.storage, state.owner
+            owner = chunk if chunks is None else chunks[chunk]
+            is_local = owner == stage
+            storage.number = next(_numbers) if storage.number is None else storage.number
+            storage.layout = dataclasses.replace(storage.layout, stage=owner, chunk=chunk)
+            storage.chunks = None if chunks is None else tuple(chunks)
+            storage.is_kept = state.position not in owners
+            if keeper is not None and keeper != owner:
+                given = move(variable, keeper, owner)
                 if given is not None:
-                    placement.is_filled = True
+                    storage.is_filled = True
                     tf_internals.make_storage(variable, given)
-            value = restored(variable) if keeper is None and state.is_local else None
+            value = restored(variable) if keeper is None and is_local else None
             if value is not None:
-                placement.is_filled = True
+                storage.is_filled = True
                 with tf.init_scope():
                     variable.assign(value, read_value=False)
-            elif state.is_local and not state.is_filled:
+            elif is_local and not state.is_filled:
                 self._fill(variable, state, seed)
-            elif not state.is_local and state.is_filled:
+            elif not is_local and state.is_filled:
                 tf_internals.destroy_storage(variable)
-                placement.is_filled = False
-            if type(variable) is tf_internals.ResourceVariable and len({*(chunks or ()), placement.owner, stage}) > 1:
+                storage.is_filled = False
+            if type(variable) is tf_internals.ResourceVariable and len({*(chunks or ()), owner, stage}) > 1:
                 # The script and Keras hold this very object; from now on it checks who reads it, and notes who assigns.
                 variable.smp_state = state
                 variable.__class__ = BuiltVariable
@@ -271,11 +271,11 @@ class VariableStore:
                 value = _with_drawn_seeds(state.initial_value, state.op_seeds, seed, state.position)
             else:
                 value = tf.convert_to_tensor(state.initial_value(), dtype=variable.dtype)
-            state.placement.is_filled = True
+            state.storage.is_filled = True
             variable.assign(value, read_value=False)
 
 
-_places = itertools.count()
+_numbers = itertools.count()
 
 #: The stores of a variable, by its handle: that of the model it was made in first.
 _stores_of: dict[int, tuple[weakref.ref[VariableStore], ...]] = {}
@@ -320,6 +320,28 @@ def stage_of(variable: Any) -> int | None:
     return None if state is None else state.owner
 
 
+def nbytes_of(variable: Any) -> int:
+    """The bytes of a variable's value.
+
+    Args:
+        variable: one whose shape is known.
+    """
+    count: int = variable.shape.num_elements()
+    return count * int(variable.dtype.size)
+
+
+def storage_of(variable: Any) -> Stored:
+    """What is known of the storage of a variable of a distributed model.
+
+    Args:
+        variable: one of a model's variables, or one that stands for rows of it.
+    """
+    store = store_of(variable)
+    state = store.state(variable) if store is not None else None
+    assert state is not None, "it is a model's"
+    return state.storage
+
+
 def keep_for_good(variables: Iterable[Any]) -> None:
     """Decide that variables which no step has used stay where they are kept; all ranks do it together.
 
@@ -330,7 +352,7 @@ def keep_for_good(variables: Iterable[Any]) -> None:
         store = store_of(variable)
         state = store.state(variable) if store is not None else None
         if state is not None and state.owner is not None:
-            state.placement.is_kept = False
+            state.storage.is_kept = False
 
 
 def is_remote(variable: Any) -> bool:

@@ -85,12 +85,18 @@ class Ranks:
         size: ranks in the world.
         partitions: stages of a replica.
         stall_timeout: seconds an exchange waits for a rank.
+        shards: tensor shards of a stage.
     """
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, size: int, partitions: int = 1, stall_timeout: float = DEADLINE
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        size: int,
+        partitions: int = 1,
+        stall_timeout: float = DEADLINE,
+        shards: int = 1,
     ) -> None:
-        queues, mesh = Queues(), Mesh(size, partitions)
+        queues, mesh = Queues(), Mesh(size, partitions, shards=shards)
         self.transports = [QueueTransport(rank, queues) for rank in range(size)]
         self._runtimes = []
         for rank, transport in enumerate(self.transports):

@@ -22,7 +22,7 @@ from smp_tf.job import runtime
 from smp_tf.optimizer import distributed_optimizer
 from smp_tf.partition.mesh import Mesh
 from smp_tf.replicas import gradient_marks
-from smp_tf.sharding import shares
+from smp_tf.sharding import layouts, receivers
 from tests import quick_import
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,8 +153,8 @@ def test_what_may_be_a_changed_average_is_refused_where_only_one_replica_has_it(
     hvd: ModuleType, replicas: None, asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It once waited: the other replica had None in its place."""
-    monkeypatch.setattr(shares, "are_received_apart", lambda: True)
-    monkeypatch.setattr(shares, "owners_of_shape", lambda tensor: {1} if tensor.shape == [2] else set())
+    monkeypatch.setattr(layouts, "are_received_apart", lambda: True)
+    monkeypatch.setattr(receivers, "owners_of_shape", lambda tensor: {1} if tensor.shape == [2] else set())
     changed = 2.0 * tf.constant([1.0, 2.0])
     with pytest.raises(StepError, match=r"hvd\.allreduce was given a tensor of shape \(2,\), as weights .* replica 1 "):
         hvd.allreduce(changed)

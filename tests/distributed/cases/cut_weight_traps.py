@@ -12,8 +12,8 @@ import tensorflow as tf
 import tf_keras
 
 import smp_tf as smp
-from smp_tf.sharding import row_blocks
-from smp_tf.sharding import shares as sharded_slots
+from smp_tf.sharding import layouts, row_blocks
+from smp_tf.variables.store import storage_of
 from tests.distributed.cases.cut_weights import Net, batch
 
 CONFIG = {"partitions": 1, "microbatches": 2, "seed": 1}
@@ -144,7 +144,7 @@ def of_a_model_before() -> Any:
 
     lookup = first()
     gc.collect()
-    shares = bool(sharded_slots.are_shared())
+    shares = bool(layouts.are_shared())
     smp.shutdown()
     smp.init({**CONFIG, "shard_optimizer_state": shares})
     net, optimizer = Net(False), tf_keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.01)
@@ -169,7 +169,7 @@ def two_optimizers(directory: str) -> dict[str, Any]:
     ones = {"sgd": tf_keras.optimizers.SGD(0.1, momentum=0.9), "factored": tf_keras.optimizers.Adafactor(0.1)}
     step = stepped(net)
     manager = smp.CheckpointManager(tf.train.Checkpoint(model=net, **ones), directory)
-    is_saving = sharded_slots.are_shared()
+    is_saving = layouts.are_shared()
     if not is_saving:
         manager.restore()
     for number in range(4 if is_saving else 2):
@@ -190,7 +190,7 @@ def memory() -> dict[str, Any]:
     seen: list[int] = []
 
     def look() -> None:
-        block = sharded_slots.placement_of(net.lookup.table).block
+        block = storage_of(net.lookup.table).block
         assert row_blocks.is_block(block)
         value = tf.raw_ops.ReadVariableOp(resource=block.handle, dtype=block.dtype)
         seen.append(int(tf.shape(value)[0]))

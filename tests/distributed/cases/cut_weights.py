@@ -17,7 +17,7 @@ from smp_tf.keras.optimizer_slots import innermost, slots
 from smp_tf.pipeline.run.reduction import parts_of
 from smp_tf.pipeline.run.stage_program import build_stage_program
 from smp_tf.replicas import reduce_scatter
-from smp_tf.sharding import shares
+from smp_tf.sharding import layouts
 from tests.distributed.cases.sent_bytes import counted
 
 SAMPLES, WORDS, WIDTH = 12, 6001, 8
@@ -234,6 +234,6 @@ def _found(net: Net, made: Any, sent: dict[str, int]) -> dict[str, Any]:
         "weights": {v.name: v.numpy() for v in net.local_trainable_variables},
         "slots": {v.name: s.shape.as_list() for v, name, s in known if name in ("m", "velocities", "momentums", "r")},
         "sent": sent,
-        "rows": {v.name: shares.rows_here(v, made) for v in net.local_trainable_variables},
+        "rows": {v.name: layouts.slots_of(v, made).rows_at(layouts.here()) for v in net.local_trainable_variables},
         "bytes": sum(v.numpy().nbytes for v in variables if v.shape.rank),
     }

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from smp_tf.partition.place import slot_shares
 from smp_tf.partition.place.slot_shares import LEAST_CUT, Share, Sized, fullest_share, share_out
+from smp_tf.partition.spread import SplitOver, Whole
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -105,6 +106,11 @@ def test_what_is_small_is_never_cut() -> None:
     assert shares == (Share(0),)
     shares, loads = share_out([Sized(4 * LEAST_CUT, 64)], [0, 0])
     assert (shares, loads) == ((Share(0, (0, 32, 64)),), (2 * LEAST_CUT, 2 * LEAST_CUT))
+
+
+def test_a_share_as_a_spread() -> None:
+    assert Share(1).spread(3) == Whole("D", 1, 3)
+    assert Share(1, (0, 20, 30)).spread(2) == SplitOver("D", 0, (0, 20, 30), keeper=1)
 
 
 def test_shares_within_a_hundredth_are_left_as_they_are() -> None:

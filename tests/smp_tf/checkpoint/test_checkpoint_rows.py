@@ -18,7 +18,8 @@ from smp_tf.checkpoint.rotation import Rotation
 from smp_tf.checkpoint.survey import Item, Kind, Survey
 from smp_tf.errors import CheckpointError
 from smp_tf.job import runtime
-from smp_tf.sharding import shares
+from smp_tf.partition.spread import EVERYWHERE, SplitOver, Spread, Whole
+from smp_tf.sharding import layouts
 from smp_tf.variables import step_seeds
 from tests.smp_tf.rank_threads import Ranks
 
@@ -56,7 +57,7 @@ class Replicas:
         rows = self._rows[rank]
         if rows is not None and rows[0] == rows[1]:
             return found
-        beside = (0, True, "optimizer", rows is not None)
+        beside = (0, True, "optimizer", EVERYWHERE if rows is None else Whole("D", rank, len(self._rows)))
         mine = value if rows is None else value[slice(*rows)]
         slot = Item(SLOT, Kind.SLOT, tf.Variable(mine), *beside, rows=rows, extent=10 if rows else 0)
         found.items |= {SLOT: slot, NUMBER: Item(NUMBER, Kind.SLOT, tf.Variable(value[1, 0]), *beside)}
@@ -179,9 +180,13 @@ class TestBeforeThereIsAnOptimizer:
 
     @pytest.fixture(autouse=True)
     def _shared(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shares, "are_shared", lambda: True)
-        monkeypatch.setattr(shares, "rows_here", lambda variable, optimizer: None)
-        monkeypatch.setattr(shares, "replica_of", lambda variable, optimizer: None)
+        monkeypatch.setattr(layouts, "are_shared", lambda: True)
+        self.lie(monkeypatch, EVERYWHERE)
+
+    @staticmethod
+    def lie(monkeypatch: pytest.MonkeyPatch, slots: Spread) -> None:
+        """From now on slots lie so."""
+        monkeypatch.setattr(layouts, "slots_of", lambda variable, optimizer: slots)
 
     @staticmethod
     def looked_at(monkeypatch: pytest.MonkeyPatch, replicas: int, *shape: int) -> list[Any]:
@@ -191,6 +196,7 @@ class TestBeforeThereIsAnOptimizer:
         found = []
         for replica in range(replicas):
             topology = SimpleNamespace(replica=replica, replicas=replicas)
+            monkeypatch.setattr(layouts, "here", lambda replica=replica: {"P": 0, "D": replica, "T": 0})
             monkeypatch.setattr(runtime, "current", lambda topology=topology: SimpleNamespace(topology=topology))
             restoring = restore.Restore(None, "", manifest, False)
             found.append(restoring._slots_to_look_at({KERNEL: variable}, Survey()))
@@ -207,13 +213,13 @@ class TestBeforeThereIsAnOptimizer:
         assert self.looked_at(monkeypatch, 2, 10, 4) == [{SLOT: None}] * 2
 
     def test_one_that_keeps_all_looks_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shares, "replica_of", lambda variable, optimizer: 0)
+        self.lie(monkeypatch, Whole("D", 0, 1))
         assert self.looked_at(monkeypatch, 1) == [{SLOT: None}]
 
     def test_those_that_share_nothing_look_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shares, "are_shared", lambda: False)
+        monkeypatch.setattr(layouts, "are_shared", lambda: False)
         assert self.looked_at(monkeypatch, 2) == [{SLOT: None}] * 2
 
     def test_rows_that_are_known_are_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shares, "rows_here", lambda variable, optimizer: (2, 7))
-        assert self.looked_at(monkeypatch, 1) == [{SLOT: (2, 7)}]
+        self.lie(monkeypatch, SplitOver("D", 0, (0, 2, 7, 7, 10)))
+        assert self.looked_at(monkeypatch, 4) == [{SLOT: (0, 2)}, {SLOT: (2, 7)}, {}, {SLOT: (7, 10)}]

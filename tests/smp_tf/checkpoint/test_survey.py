@@ -14,7 +14,8 @@ from tf_keras import layers
 import smp_tf as smp
 from smp_tf.checkpoint.survey import Kind, survey, variable_of_slot
 from smp_tf.keras import optimizer_slots
-from smp_tf.sharding import shares
+from smp_tf.partition.spread import EVERYWHERE, SplitOver
+from smp_tf.sharding import layouts
 
 X = np.ones([4, 3], np.float32)
 
@@ -152,14 +153,16 @@ def test_slots_of_a_weight_that_is_cut_are_of_rows(init: Callable[..., None], mo
         (whole, "momentum", tf.Variable(tf.zeros([4, 3]))),
     ]
     monkeypatch.setattr(optimizer_slots, "slots", lambda optimizer, variables: slots)
-    monkeypatch.setattr(shares, "rows_here", lambda variable, optimizer: (1, 3) if variable is cut else None)
+    rows = SplitOver("D", 0, (0, 1, 3))
+    monkeypatch.setattr(layouts, "slots_of", lambda variable, optimizer: rows if variable is cut else EVERYWHERE)
+    monkeypatch.setattr(layouts, "here", lambda: {"P": 0, "D": 1, "T": 0})
     items = survey(tf.train.Checkpoint(model=model, optimizer=optimizer)).items
     found = {key: i for key, i in items.items() if i.kind is Kind.SLOT}
     # What is not of the weight's shape is the same on every replica that has it.
-    assert {key: (i.rows, i.extent, i.is_share) for key, i in found.items()} == {
-        "model/again/kernel/.OPTIMIZER_SLOT/optimizer/momentum": ((1, 3), 3, True),
-        "model/again/kernel/.OPTIMIZER_SLOT/optimizer/scale": (None, 0, True),
-        "model/by_name/a..b.Sc/kernel/.OPTIMIZER_SLOT/optimizer/momentum": (None, 0, False),
+    assert {key: (i.rows, i.extent, i.spread) for key, i in found.items()} == {
+        "model/again/kernel/.OPTIMIZER_SLOT/optimizer/momentum": ((1, 3), 3, rows),
+        "model/again/kernel/.OPTIMIZER_SLOT/optimizer/scale": (None, 0, rows),
+        "model/by_name/a..b.Sc/kernel/.OPTIMIZER_SLOT/optimizer/momentum": (None, 0, EVERYWHERE),
     }
     assert [i.whole(i.target.shape).as_list() for i in found.values()] == [[3, 4], [], [4, 3]]
 

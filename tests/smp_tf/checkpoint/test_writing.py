@@ -9,15 +9,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from smp_tf.checkpoint import files, folder_lock
 from smp_tf.checkpoint import writing as checkpoint_writing
 from smp_tf.checkpoint.manifest import Manifest
 from smp_tf.checkpoint.rotation import Rotation, delete_series
+from smp_tf.checkpoint.survey import Item, Kind, Survey
 from smp_tf.errors import CheckpointError, RankMismatchError
 from smp_tf.files import durable_files
 from smp_tf.job import runtime
+from smp_tf.partition.layout import Layout
+from smp_tf.partition.mesh import CommGroup
+from smp_tf.partition.spread import SplitOver, Whole
 from smp_tf.variables import assigned_values, step_seeds
 from tests.smp_tf.checkpoint.test_checkpoint_cuts import RANKS, save, survey_of
 from tests.smp_tf.rank_threads import Ranks
@@ -302,3 +308,51 @@ def test_a_series_goes_and_nothing_else(saved: Save, tmp_path: Path) -> None:
     delete_series(str(tmp_path), "ckpt")
     assert names(tmp_path) == ["mp_rank_0/best-1-0123abcd.index"]
     assert not (tmp_path / "mp_rank_1").exists()
+
+
+def test_where_a_stage_has_two_shards_each_part_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stages, two replicas, two shards: an mp_rank is no stage, and ranks of a stage and a replica are two."""
+    ranks = Ranks(monkeypatch, 8, 2, shards=2)
+    monkeypatch.setattr(runtime, "current", ranks.current)
+    monkeypatch.setattr(step_seeds, "state", dict)
+    layouts = {
+        "all": Layout(1, 1),
+        "slot of one": Layout(1, 1, slots=Whole("D", 1, 2)),
+        "rows": Layout(0, 0, slots=SplitOver("D", 0, (0, 1, 3))),
+        "shards": Layout(0, 0, slots=SplitOver("T", 0, (0, 2, 3))),
+    }
+    value = np.array([[1.0], [2.0], [3.0]], np.float32)
+
+    def on(rank: int) -> tuple[int, int]:
+        topology = ranks.current().topology
+        items = {}
+        for key, layout in layouts.items():
+            is_here = layout.is_updated_at(topology.place, by_rows=True)
+            rows = layout.slots.rows_at(topology.place) if is_here else None
+            of_rows = {} if rows is None else {"rows": rows, "extent": 3}
+            target = tf.Variable(value if rows is None else value[slice(*rows)])
+            items[key] = Item(key, Kind.SLOT, target, layout.stage, is_here, spread=layout.slots, **of_rows)
+        writing = checkpoint_writing.Writing(str(tmp_path), "ckpt", "ckpt-1", Survey(items))
+        writing.write_parts()
+        writing.commit(Rotation(1, None, 0.0))
+        return topology.stage, len(topology.members(CommGroup.RDP_GROUP))
+
+    assert ranks.run(on) == [(stage, 2) for stage in (0, 0, 1, 1, 0, 0, 1, 1)]
+    folder_lock._release_all()
+    manifest = files.read_manifest(str(tmp_path), "ckpt-1")
+    assert (manifest.partitions, manifest.replicas) == (2, 2)
+    stem = manifest.parts[0].prefix.removeprefix("mp_rank_0/")
+    # By rank 0, 2, 1, 4 and 6: the number of a rank within its stage is that of its files.
+    names = [f"mp_rank_0/{stem}", f"mp_rank_1/{stem}", f"mp_rank_0/{stem}-1", f"mp_rank_0/{stem}-2"]
+    assert [part.prefix for part in manifest.parts] == [*names, f"mp_rank_1/{stem}-2"]
+    found = {key: (stored.part, stored.slices) for key, stored in manifest.tensors.items()}
+    assert found == {
+        "all": (1, ()),
+        "slot of one": (4, ()),
+        "rows": (0, ((0, 0, 1), (3, 1, 3))),
+        "shards": (0, ((0, 0, 2), (2, 2, 3))),
+    }
+    read = dict(files.read_tensors(str(tmp_path), manifest, manifest.tensors))
+    assert {key: tensor.numpy().tolist() for key, tensor in read.items()} == dict.fromkeys(layouts, value.tolist())

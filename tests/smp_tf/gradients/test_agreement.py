@@ -13,7 +13,7 @@ from smp_tf.gradients import agreement
 from smp_tf.gradients.agreement import NOTHING, OF_A_STEP, SOMETHING, ZEROS
 from smp_tf.gradients.average import average_gradients
 from smp_tf.replicas import gradient_marks
-from smp_tf.sharding import shares
+from smp_tf.sharding import layouts, receivers
 
 #: Of three replicas, the first updates a weight of the shape of what is in place 0.
 OWNERS = np.array([[True, False, False], [False, False, False]])
@@ -70,8 +70,8 @@ class TestAverages:
 
     @pytest.fixture(autouse=True)
     def apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shares, "are_received_apart", lambda: True)
-        monkeypatch.setattr(shares, "owners_of_shape", lambda tensor: {0} if tensor.shape == [2] else set())
+        monkeypatch.setattr(layouts, "are_received_apart", lambda: True)
+        monkeypatch.setattr(receivers, "owners_of_shape", lambda tensor: {0} if tensor.shape == [2] else set())
 
     def test_those_of_the_scripts_own_variables_are_averaged(self, reduced: list[dict[str, Any]]) -> None:
         (average,) = average_gradients([tf.constant([1.0])])

@@ -11,7 +11,8 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf.keras import optimizer_slots
-from smp_tf.sharding import moved_slots, shares
+from smp_tf.partition.spread import EVERYWHERE, SplitOver, Spread, Whole
+from smp_tf.sharding import layouts, moved_slots
 from smp_tf.variables import fetch
 
 KEEPER = 1
@@ -31,16 +32,16 @@ class Sent:
 
 
 @pytest.mark.parametrize(
-    ("rows", "is_elsewhere", "wanted"),
+    ("slots", "wanted"),
     [
-        (None, False, MOMENTUMS),
-        ((1, 3), False, MOMENTUMS[1:3]),
-        (None, True, None),
-        ((4, 4), True, None),
+        (EVERYWHERE, MOMENTUMS),
+        (SplitOver("D", 0, (0, 1, 3, 4)), MOMENTUMS[1:3]),
+        (Whole("D", 0, 3), None),
+        (SplitOver("D", 0, (0, 4, 4, 4)), None),
     ],
 )
 def test_a_replica_takes_its_share_of_slots_that_come_whole(
-    rows: Any, is_elsewhere: bool, wanted: Any, monkeypatch: pytest.MonkeyPatch
+    slots: Spread, wanted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: a replica without a share ended with KeyError: 'momentums'."""
     optimizer = tf_keras.optimizers.Adam()
@@ -49,8 +50,10 @@ def test_a_replica_takes_its_share_of_slots_that_come_whole(
     moved_slots.note_use(optimizer)
     sent = Sent(moved_slots._number_of[optimizer])
     monkeypatch.setattr(fetch, "transport", lambda: sent)
-    monkeypatch.setattr(shares, "rows_here", lambda variable, optimizer: rows)
-    monkeypatch.setattr(shares, "is_updated_elsewhere", lambda variable, optimizer: is_elsewhere)
+    place = {"P": 0, "D": 1, "T": 0}
+    rows = slots.rows_at(place)
+    monkeypatch.setattr(layouts, "slots_of", lambda variable, optimizer: slots)
+    monkeypatch.setattr(layouts, "here", lambda: place)
     build = type(optimizer).build
 
     def of_rows(self: Any, weights: Any) -> None:

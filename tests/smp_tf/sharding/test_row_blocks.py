@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from smp_tf.errors import StepError
+from smp_tf.partition.spread import EVERYWHERE, SplitOver
 from smp_tf.replicas.gradient_marks import is_averaged, mark_averaged, mark_rows
 from smp_tf.sharding import row_blocks
 
@@ -28,12 +29,12 @@ def test_a_gradient_that_is_of_these_rows_alone_is_left_as_it_is() -> None:
     assert row_blocks.rows_of_gradient(gradient, (1, 3)) is gradient
 
 
-@pytest.mark.parametrize("now", [None, (0, 2)])
+@pytest.mark.parametrize("now", [EVERYWHERE, SplitOver("D", 0, (0, 2, 4))])
 def test_rows_that_an_optimizer_does_not_update_any_more_are_an_error(
     monkeypatch: pytest.MonkeyPatch, now: Any
 ) -> None:
     """It has made slots of the whole since the step was built; what comes to it would be added to other rows."""
-    monkeypatch.setattr(row_blocks, "rows_here", lambda variable, optimizer: now)
+    monkeypatch.setattr(row_blocks, "slots_of", lambda variable, optimizer: now)
     gradient = mark_rows(tf.constant([[2.0], [3.0]]), (1, 3))
     with pytest.raises(StepError, match=r"some rows of the gradient of 'table:0', and SGD does not update these"):
         row_blocks.pairs_in_place(tf_keras.optimizers.SGD(), [(gradient, tf.Variable(tf.ones([3, 1]), name="table"))])

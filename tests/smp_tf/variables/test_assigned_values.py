@@ -134,7 +134,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def run(make: Callable[[int], Any], doing: Callable[[int, Any], None]) -> None:
         said = []
         for rank in range(RANKS):
-            monkeypatch.setattr("smp_tf.variables.store._places", iter(range(9)))
+            monkeypatch.setattr("smp_tf.variables.store._numbers", iter(range(9)))
             doing(rank, make(rank))
             noted = assigned_values._noted()
             said.append((noted.taken, noted.left_out))

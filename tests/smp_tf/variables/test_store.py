@@ -15,6 +15,7 @@ from tf_keras import layers
 
 from smp_tf import tf_internals
 from smp_tf.errors import OwnershipError
+from smp_tf.partition.layout import Layout
 from smp_tf.variables.guarded import BuiltVariable, DeferredVariable, made_at_once, tracing_step
 from smp_tf.variables.store import VariableStore, is_remote, keep_for_good, make_script_variable, store_of
 
@@ -153,7 +154,7 @@ class TestUnused:
         keep_for_good([second])
         assert store.to_settle({0: 0, 1: 0}) == []
         assert store.state(second).is_decided
-        assert not store.state(first).placement.is_kept
+        assert not store.state(first).storage.is_kept
 
     def test_two_models_keep_what_they_share_in_one_place(self) -> None:
         one, (_first, second) = deferred(two_weights)
@@ -295,10 +296,9 @@ class TestSharedByTwoModels:
         """Bug: a model that shares another one's weights had their chunks, and did not know where these are."""
         one, other, (first, second, own) = self.shared()
         one.settle({0: 0, 1: 2}, stage=0, seed=SEED, chunks=(0, 1, 0))
-        placed = [other.state(v).placement for v in (first, second, own)]
-        assert [p.chunk for p in placed] == [0, 2, None]
-        assert [p.owner for p in placed] == [0, 0, None]
-        assert [p.chunks for p in placed] == [(0, 1, 0), (0, 1, 0), None]
+        stored = [other.state(v).storage for v in (first, second, own)]
+        assert [s.layout for s in stored] == [Layout(0, 0), Layout(0, 2), Layout()]
+        assert [s.chunks for s in stored] == [(0, 1, 0), (0, 1, 0), None]
 
     def test_the_model_that_came_second_may_run_first(self) -> None:
         one, other, (first, second, own) = self.shared()

@@ -1,0 +1,133 @@
+"""Where a variable's value, gradient and slots are on the mesh: one frozen value, the same on all ranks of its stage.
+
+    Layout(stage=1, chunk=1, gradient=Whole("D", 0, 2), slots=Whole("D", 0, 2))
+
+                stage 0      stage 1
+    replica 0   -            value, gradient, slots     it updates the weight, and writes all three
+    replica 1   -            value                      it takes the new value
+
+Each of the three has a spread over the ranks of the stage. It is whole on all of them, or on one place of an axis. It
+is split along a dimension. It is a range of a bucket. Or it is partial: the ranks hold summands. The layout answers who
+has it, which rows, who writes it into a checkpoint, who updates it and who receives its gradient, given a rank's
+coordinates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from smp_tf.partition.mesh import Mesh
+from smp_tf.partition.spread import (
+    EVERYWHERE,
+    Place,
+    Spread,
+    is_first_at,
+    require_fields,
+    require_numbers,
+    spread_from_json,
+    spread_to_json,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the value, the gradient and the slots of a variable are.
+
+    Args:
+        stage: that stores it; None before that is decided, and for what no stage owns: then all ranks have it.
+        chunk: of the plan, that it belongs to; None where it has none.
+        value: how the value lies over the ranks of the stage.
+        gradient: how the average of its gradient does, as steps give it.
+        slots: how an optimizer's slots of it do, which says who updates it.
+
+    Example:
+        >>> from smp_tf.partition.spread import SplitOver
+        >>> layout = Layout(1, 1, slots=SplitOver("D", 0, (0, 49, 100), keeper=1))
+        >>> print(layout.slots)
+        split over D along dimension 0 at 0, 49, 100, undivided on 1
+        >>> layout.slots.rows_at({"P": 1, "D": 1, "T": 0}), layout.writers(layout.slots, Mesh(4, 2))
+        ((49, 100), (1, 3))
+    """
+
+    stage: int | None = None
+    chunk: int | None = None
+    value: Spread = EVERYWHERE
+    gradient: Spread = EVERYWHERE
+    slots: Spread = EVERYWHERE
+
+    def is_here(self, place: Place) -> bool:
+        """Returns whether a rank stores the variable, or some of it.
+
+        Args:
+            place: of the rank.
+        """
+        return self.stage in (None, place["P"]) and self.value.is_at(place)
+
+    def slots_of(self, *, by_rows: bool) -> Spread:
+        """Returns how the slots of an optimizer lie.
+
+        Args:
+            by_rows: whether the optimizer updates rows of the variable by themselves.
+        """
+        return self.slots if by_rows else self.slots.undivided()
+
+    def is_updated_at(self, place: Place, *, by_rows: bool) -> bool:
+        """Returns whether a rank updates the variable, or some of it.
+
+        Args:
+            place: of the rank.
+            by_rows: as for `slots_of`.
+        """
+        return self.is_here(place) and self.slots_of(by_rows=by_rows).is_at(place)
+
+    def receives_gradient(self, place: Place) -> bool:
+        """Returns whether a rank receives the average of the gradient, or some of it.
+
+        Args:
+            place: of the rank.
+        """
+        return self.is_here(place) and self.gradient.is_at(place)
+
+    def writers(self, spread: Spread, mesh: Mesh) -> tuple[int, ...]:
+        """Returns the world ranks that write something of the variable into a checkpoint, each what it has of it.
+
+        Args:
+            spread: of what is written: `value`, or what `slots_of` gives.
+            mesh: the world.
+        """
+        places = [(rank, mesh.coordinates(rank)) for rank in range(mesh.world_size)]
+        of_stage = [(rank, place) for rank, place in places if self.stage in (None, place["P"])]
+        found = [rank for rank, place in of_stage if is_first_at(spread, place)]
+        return tuple(found[:1] if self.stage is None else found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the layout as JSON values."""
+        spreads = {name: getattr(self, name) for name in ("value", "gradient", "slots")}
+        return {
+            "stage": self.stage,
+            "chunk": self.chunk,
+            **{name: spread_to_json(spread) for name, spread in spreads.items()},
+        }
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Layout:
+        """Returns the layout that `to_json` has given.
+
+        Args:
+            fields: JSON values.
+
+        Raises:
+            PlacementError: they are something else.
+        """
+        require_fields("A layout", fields, [field.name for field in dataclasses.fields(cls)])
+        for name in ("stage", "chunk"):
+            if fields[name] is not None:
+                require_numbers(f"The {name} of a layout", [fields[name]])
+        spreads = {name: spread_from_json(fields[name], name) for name in ("value", "gradient", "slots")}
+        return cls(fields["stage"], fields["chunk"], **spreads)
+
+    def __str__(self) -> str:
+        where = "no stage" if self.stage is None else f"stage {self.stage}, chunk {self.chunk}"
+        return f"{where}: value {self.value}; gradient {self.gradient}; slots {self.slots}"

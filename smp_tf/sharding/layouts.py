@@ -1,0 +1,77 @@
+"""Whether replicas share slots, and the layouts of variables that are in force in this job.
+
+A variable keeps the layout that was decided for it, also after `smp.shutdown`: optimizers have slots by it. A job that
+shares no slots, or shares them among another number of replicas, goes by the same layout with all slots everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from smp_tf.job import runtime
+from smp_tf.keras import optimizer_slots
+from smp_tf.partition.layout import Layout
+from smp_tf.partition.spread import EVERYWHERE, Place, Spread
+from smp_tf.variables import store as variables
+
+
+def are_shared() -> bool:
+    """Returns whether the replicas share the optimizer's slots among them."""
+    running = runtime.current_or_none()
+    return running is not None and running.config.shard_optimizer_state and running.topology.replicas > 1
+
+
+def are_received_apart() -> bool:
+    """Returns whether replicas receive the averages of different gradients: those of weights that they update."""
+    # On the host they are summed in equal parts, which shares are not.
+    return are_shared() and not runtime.current().config.gradient_offload
+
+
+def count() -> int:
+    """Returns among how many replicas slots are shared; 1 where all keep them."""
+    return runtime.current().topology.replicas if are_shared() else 1
+
+
+def here() -> Place:
+    """Returns the coordinates of this rank; those of the first where there is no job."""
+    running = runtime.current_or_none()
+    return {"P": 0, "D": 0, "T": 0} if running is None else running.topology.place
+
+
+def layout_of(variable: Any) -> Layout:
+    """Returns where the value, the gradient and the slots of a variable are, in the job that runs.
+
+    Args:
+        variable: any variable; one of the script's own is on all ranks.
+    """
+    if variables.store_of(variable) is None:
+        return Layout()
+    layout = variables.storage_of(variable).layout
+    if layout.slots == EVERYWHERE:
+        return layout
+    if not are_shared() or layout.slots.places != count():
+        return dataclasses.replace(layout, gradient=EVERYWHERE, slots=EVERYWHERE)
+    return layout if are_received_apart() else dataclasses.replace(layout, gradient=EVERYWHERE)
+
+
+def slots_of(variable: Any, optimizer: Any) -> Spread:
+    """Returns how the slots that an optimizer has of a variable lie over the ranks of its stage.
+
+    Args:
+        variable: any variable.
+        optimizer: of Keras; None where it is not known. What depends on it is taken to be everywhere then.
+    """
+    layout = layout_of(variable)
+    if layout.slots.undivided() == layout.slots:
+        return layout.slots
+    if optimizer is None:
+        return EVERYWHERE
+    return layout.slots_of(by_rows=_updates_rows(optimizer, variable))
+
+
+def _updates_rows(optimizer: Any, variable: Any) -> bool:
+    """Whether an optimizer updates rows of a variable that may be cut: it can, and has no slots of the whole."""
+    if not optimizer_slots.updates_rows(optimizer):
+        return False
+    return not optimizer_slots.has_whole_slots(optimizer, variables.whole_of(variable))

@@ -1,0 +1,175 @@
+"""Which replica receives the average of a gradient, or which rows of it: the one that updates the weight.
+
+a step's gradients     replica 0      replica 1
+of kernel              average        -              replica 0 updates it
+of table, in fit       rows 0 to 48   rows 49 to 99  each updates its rows
+of table, in a loop    average        average        the script may look at it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from smp_tf.job import runtime
+from smp_tf.job.exchange import allgather_json
+from smp_tf.keras.optimizer_methods import has_own_apply
+from smp_tf.partition.graph.op_graph import Tensor
+from smp_tf.partition.mesh import CommGroup
+from smp_tf.partition.split.split import Split
+from smp_tf.partition.spread import EVERYWHERE, SplitOver
+from smp_tf.pipeline.run.reduction import Gradients
+from smp_tf.replicas.reduce_scatter import Receiver, Rows, Whole
+from smp_tf.replicas.sums import IN_PARTS
+from smp_tf.sharding import layouts
+from smp_tf.variables import store as variables
+
+
+def owners_of_shape(tensor: tf.Tensor) -> set[int]:
+    """The replicas that alone update a weight of the shape and type of a tensor, among those of this rank's stage."""
+    if not layouts.are_shared() or not tensor.shape.is_fully_defined():
+        return set()
+    alike = [v for v in variables.of_models() if v.dtype == tensor.dtype and v.shape == tensor.shape]
+    return {replica for v in alike if (replica := layouts.layout_of(v).slots.only) is not None}
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A gradient that a step returns and applies itself, so that nobody else looks at it.
+
+    Args:
+        position: among the step's outputs.
+        optimizer: of Keras, which is given it.
+        variable: of which.
+    """
+
+    position: int
+    optimizer: Any
+    variable: Any
+
+
+def receivers_in(
+    split: Split, stage: int, handled: Sequence[Any], applied: Iterable[Applied] | None = None
+) -> dict[int, Receiver]:
+    """Which replica alone gets the average of a gradient, or which rows each gets: the one that updates the weight.
+
+    Args:
+        split: a cut step.
+        stage: of this rank.
+        handled: TensorFlow's variables, by index in the step's graph.
+        applied: gradients that the step itself applies: then others that it returns are looked at alone, as logs are,
+            and go to all. None where a script applies them.
+
+    Returns:
+        Who receives it, by position among the step's outputs; gradients that all replicas get are left out: with
+        gradient_offload all of them, and what the step has made of a gradient, or of several weights, and returns.
+    """
+    if not layouts.are_received_apart():
+        return {}
+    graph = split.graph
+    variable_of: dict[Tensor, Any] = {}
+    of_several: set[Tensor] = set()
+    for gradient in graph.gradients:
+        for tensor in gradient.tensors:
+            # That of a sum of weights is one tensor for all of them.
+            if variable_of.setdefault(tensor, handled[gradient.variable]) is not handled[gradient.variable]:
+                of_several.add(tensor)
+    by_position = {one.position: one for one in applied or ()}
+    found: dict[int, Receiver] = {}
+    for position, output in enumerate(split.outputs):
+        kind = graph.type_of(output.tensor)
+        if not output.gets_sum(stage, split.placement) or tf.as_dtype(kind.dtype) not in IN_PARTS:
+            continue
+        if applied is not None and position not in by_position:
+            continue
+        receiver: Receiver | None = None
+        if position in by_position and not has_own_apply(by_position[position].optimizer):
+            # It needs a gradient only where it updates the weight.
+            receiver = _receiver_of_applied(by_position[position], kind.shape)
+        elif output.tensor in variable_of and output.tensor not in of_several and split.stage_of(output) == stage:
+            receiver = _whole(variable_of[output.tensor])
+        if receiver is not None:
+            found[position] = receiver
+    return found
+
+
+def _receiver_of_applied(applied: Applied, shape: tuple[int | None, ...] | None) -> Receiver | None:
+    """Who updates a weight by what a step gives its optimizer as the gradient, whatever that was made of."""
+    variable = applied.variable
+    if not variable.shape.is_compatible_with(shape):
+        return None
+    slots = layouts.slots_of(variable, applied.optimizer)
+    if isinstance(slots, SplitOver):
+        return Rows(slots.borders, variable.shape[1:].num_elements())
+    return _whole(variable)
+
+
+def _whole(variable: Any) -> Whole | None:
+    """The one replica that gets the gradient of a variable; None where all do."""
+    replica = layouts.layout_of(variable).slots.only
+    return None if replica is None else Whole(replica, variable.shape.num_elements())
+
+
+def note_receivers(
+    split: Split, handled: Sequence[Any], found: Mapping[int, Receiver], applied: Iterable[Applied] = ()
+) -> None:
+    """Note which weights have gradients that a step gives to more than one replica, so that one may be anywhere.
+
+    Args:
+        split: a cut step.
+        handled: TensorFlow's variables, by index in the step's graph.
+        found: its receivers, as agreed.
+        applied: gradients that the step itself applies.
+    """
+    variable_of = {
+        tensor: handled[gradient.variable] for gradient in split.graph.gradients for tensor in gradient.tensors
+    }
+    given_to = {one.position: one.variable for one in applied}
+    to_all = {o.tensor for position, o in enumerate(split.outputs) if o.is_gradient and position not in found}
+    # Of what a step has made of gradients it is not known of which.
+    makes_others = not to_all.issubset(variable_of)
+    given = {id(variable_of[tensor].handle) for tensor in to_all & variable_of.keys()}
+    alone = {id((given_to[p] if p in given_to else variable_of[split.outputs[p].tensor]).handle) for p in found}
+    for variable in variable_of.values():
+        is_known_alone = id(variable.handle) in alone - given
+        if layouts.layout_of(variable).slots.only is not None and (makes_others or not is_known_alone):
+            storage = variables.storage_of(variable)
+            storage.layout = dataclasses.replace(storage.layout, gradient=EVERYWHERE)
+
+
+def agreed_receivers(own: Mapping[int, Receiver], step: str) -> dict[int, Receiver]:
+    """The receivers that all replicas of this rank's stage have found; all of them call it together.
+
+    Which gradients are one tensor may depend on the batch: those of two rows that are added to a batch of one row are,
+    where to one of several rows they are not.
+
+    Args:
+        own: of `receivers_in`.
+        step: name of the step, for messages.
+
+    Returns:
+        By position, the receivers that all have.
+    """
+    name = f"who receives the gradients of step {step!r}"
+    in_words = {p: [r.replica] if isinstance(r, Whole) else list(r.borders) for p, r in own.items()}
+    said = allgather_json(sorted(in_words.items()), CommGroup.RDP_GROUP, name=name)
+    found = [{position: words for position, words in other} for other in said]
+    return {p: receiver for p, receiver in own.items() if all(o.get(p) == in_words[p] for o in found)}
+
+
+def known_gradients(found: Mapping[int, Receiver], applied: Iterable[Applied]) -> Gradients:
+    """What is known of the gradients of a step.
+
+    Args:
+        found: their receivers.
+        applied: those that the step itself applies.
+    """
+    replica = runtime.current().topology.replica
+    return Gradients(
+        frozenset(p for p, receiver in found.items() if isinstance(receiver, Whole) and receiver.replica != replica),
+        {one.position: variables.nbytes_of(one.variable) for one in applied if one.variable.shape.is_fully_defined()},
+    )
