@@ -16,7 +16,7 @@ pipeline are recorded (`smp.timeline`), so that of each step there are the times
     simulated   is what the schedule takes when messages are free and every task begins as soon as it can,
     bound       is what no schedule of these tasks beats (`smp_tf.pipeline.programs.simulate.lower_bound`),
 
-and both are beside the step of the same turn. A step lasts from one call to the next, the optimizer and what
+and both stand next to the step of the same turn. A step lasts from one call to the next, the optimizer and what
 Python does included; "first task to last" is without. Tasks take longer while other ranks compute, too; "work
 alone" is that of all tasks of all ranks of (s), of which only one computes at a time, in steps of (1).
 
@@ -97,20 +97,20 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def steps_in(folder: str) -> list[StepAnatomy]:
-    """The steps that all ranks of a pipeline have recorded into a folder."""
+    """Returns the steps that all ranks of a pipeline have recorded into a folder."""
     [replica] = replicas_of(timeline_file.read([Path(folder)]))
     return [step for step in replica.steps.values() if step.is_whole]
 
 
 def tasks_in(steps: Sequence[StepAnatomy]) -> Iterator[tuple[str, int, float]]:
-    """Kind, chunk and seconds of all tasks that ran in some steps."""
+    """Yields the kind, chunk and seconds of all tasks that ran in some steps."""
     for stage in chain.from_iterable(step.stages for step in steps):
         for run in stage.compute if stage is not None else ():
             yield run.task.kind.value, run.task.chunk, (run.end - run.begin) / 1e9
 
 
 def seen(steps: Sequence[StepAnatomy], seconds: float, microbatches: int) -> dict[str, Any]:
-    """What the timelines of a turn say.
+    """Returns what the timelines of a turn say.
 
     Args:
         steps: of the turn.
@@ -155,7 +155,7 @@ def recorded_turn(crew: Crew, steps: int, microbatches: int) -> dict[str, Any]:
 
 
 def serial_schedule(partitions: int, microbatches: int) -> str:
-    """The text of a schedule in which no two ranks ever compute at once."""
+    """Returns the text of a schedule in which no two ranks ever compute at once."""
     there_and_back = [
         " ".join(f"{rank}F{each} {rank}B{each}" for each in range(microbatches)) for rank in range(partitions)
     ]
@@ -180,7 +180,7 @@ def crew_of(given: argparse.Namespace, way: str, size: str, microbatches: int, f
 
 
 def memory_beyond_imports(crew: Crew) -> list[int]:
-    """Bytes that each process had at most, beyond those before there was a model."""
+    """Returns the bytes that each process had at most, beyond those before there was a model."""
     return [told["resident_peak"] - told["resident_before_model"] for told in crew.ask("memory")]
 
 
@@ -213,7 +213,7 @@ def measure(given: argparse.Namespace, size: str, microbatches: int, say: Callab
 
 
 def figures(turns: dict[str, list[dict[str, Any]]], memory: dict[str, list[int]]) -> dict[str, Any]:
-    """The figures of a number of microbatches.
+    """Returns the figures of a number of microbatches.
 
     Args:
         turns: of every way, one a repetition.
@@ -265,7 +265,7 @@ def without_partitions(given: argparse.Namespace, size: str, say: Callable[[str]
 
 
 def tables_of(size: str, found: dict[int, dict[str, Any]]) -> list[Table]:
-    """What was measured of a size, by number of microbatches."""
+    """Returns what was measured of a size, by number of microbatches."""
     steps = Table(title=f"{size}: medians with quartiles", title_justify="left")
     for name in ("m", "way", "step, ms", "/ simulated", "first task to last", "/ bound", "speed / (n)", "memory / (n)"):
         steps.add_column(name, justify="right")

@@ -1,4 +1,4 @@
-"""What it costs to compare batches and replicas while training.
+"""Measures what it costs to compare batches and replicas while training.
 
     horovodrun -np 2 python benchmarks/checks.py --partitions 1 --size medium --json checks.json
 
@@ -47,7 +47,7 @@ EVERY = 100
 
 @contextlib.contextmanager
 def traced_as(way: str) -> Iterator[None]:
-    """Within this context a step is traced to compare in that way."""
+    """Makes a step, within its context, be traced to compare in that way."""
     running = runtime.current()
     every = 1 if way == "due" else 1 << 40
     config = dataclasses.replace(running.config, check_inputs=way != "off", check_replicas=way != "off")

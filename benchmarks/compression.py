@@ -1,4 +1,4 @@
-r"""What a step takes, and how much replicas send, with each `gradient_compression`.
+r"""Measures what a step takes, and how much replicas send, with each `gradient_compression`.
 
     horovodrun -np 2 -H host1:1,host2:1 python benchmarks/compression.py --size medium --json compression.json
 
@@ -38,17 +38,17 @@ WARMUP = 2
 
 
 def optimizer_of(way: str) -> Any:
-    """The optimizer that a way trains with."""
+    """Returns the optimizer that a way trains with."""
     return smp.OneBitAdam(0.001, warmup_steps=WARMUP) if way == "1bit" else tf_keras.optimizers.Adam(0.001)
 
 
 def sent() -> int:
-    """Bytes that have left this host over Horovod's interface."""
+    """Returns the bytes that have left this host over Horovod's interface."""
     return int(psutil.net_io_counters(pernic=True)[os.environ["HOROVOD_GLOO_IFACE"]].bytes_sent)
 
 
 def measure(args: argparse.Namespace, way: str) -> tuple[list[float], float]:
-    """The seconds of each step of one round, and the bytes sent in each of them."""
+    """Returns the seconds of each step of one round, and the bytes sent in each of them."""
     compression = None if way == "none" else way
     smp.init(
         {

@@ -1,4 +1,4 @@
-"""Counts what a start and a step do, and compares with the counts that are kept beside this file.
+"""Counts what a start and a step do, and compares with the counts that are kept next to this file.
 
     horovodrun -np 2 python benchmarks/counts.py             # exit code 1 where something takes more than it did
     horovodrun -np 2 python benchmarks/counts.py --update    # keep what is counted now: benchmarks/counts.json
@@ -76,7 +76,7 @@ class Calls:
 
 
 def of_a_start(size: gpt.Size) -> tuple[Calls, Callable[..., tf.Tensor], tuple[tf.Tensor, ...]]:
-    """The calls of a first step; and its function and its batch."""
+    """Returns the calls of a first step; and its function and its batch."""
     train, batch = split_step(size, tf_keras.optimizers.SGD(0.01)), gpt.batch_of(size)
     with Calls() as calls:
         train(*batch).numpy()
@@ -84,7 +84,7 @@ def of_a_start(size: gpt.Size) -> tuple[Calls, Callable[..., tf.Tensor], tuple[t
 
 
 def of_plain_keras(size: gpt.Size) -> int:
-    """The calls of a first step of plain Keras."""
+    """Returns the calls of a first step of plain Keras."""
     model, optimizer = gpt.build(tf_keras.Model, size), tf_keras.optimizers.SGD(0.01)
 
     @tf.function
@@ -100,7 +100,7 @@ def of_plain_keras(size: gpt.Size) -> int:
 
 
 def of_a_program(train: Callable[..., tf.Tensor], batch: tuple[tf.Tensor, ...]) -> dict[str, int]:
-    """What a rank's training function is made of, and what a step of it sends."""
+    """Returns what a rank's training function is made of, and what a step of it sends."""
     definition = train.get_concrete_function(*batch).graph.as_graph_def()  # type: ignore[attr-defined]
     functions = {function.signature.name: function.node_def for function in definition.library.function}
 
@@ -126,12 +126,12 @@ def of_a_program(train: Callable[..., tf.Tensor], batch: tuple[tf.Tensor, ...]) 
 
 
 def counted() -> dict[str, dict[str, float]]:
-    """All counts by setting."""
+    """Returns all counts by setting."""
     found = {}
     # What a process does only once, such as imports, is counted with the first, which is left out.
     for layers, microbatches in (SETTINGS[0], *SETTINGS):
         size = gpt.size_of(f"tiny+depth={layers}+batch=16")
-        # A model's names and the counters behind them are those of a first one.
+        # A model's names and the counters after them are those of a first one.
         smp.init({"microbatches": microbatches, "pipeline": "interleaved", "optimize": "memory", "seed": 1})
         calls, train, batch = of_a_start(size)
         mine = (calls.ours, round(calls.all / of_plain_keras(size), 4)), of_a_program(train, batch)
@@ -145,12 +145,12 @@ def counted() -> dict[str, dict[str, float]]:
 
 
 def versions() -> dict[str, str]:
-    """What the calls of Python depend on."""
+    """Returns what the calls of Python depend on."""
     return {"Python": ".".join(platform.python_version_tuple()[:2]), "tensorflow": tf.__version__}
 
 
 def of_growth(counts: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """What grows faster than it may, in words."""
+    """Yields what grows faster than it may, in words."""
     of = dict(zip(SETTINGS, counts.values(), strict=True))
     axes = {"layers": ((1, 4), (2, 4), (4, 4)), "microbatches": ((2, 4), (2, 8), (2, 16))}
     for axis, points in axes.items():
@@ -168,7 +168,7 @@ def of_growth(counts: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
 
 
 def of_change(counts: Mapping[str, Mapping[str, float]], kept: Mapping[str, Any]) -> Iterator[str]:
-    """What is counted otherwise than it is kept, in words."""
+    """Yields what is counted otherwise than it is kept, in words."""
     same = kept["versions"] == versions()
     for setting, told in counts.items():
         for name, now in told.items():
@@ -180,7 +180,7 @@ def of_change(counts: Mapping[str, Mapping[str, float]], kept: Mapping[str, Any]
 
 
 def table_of(counts: Mapping[str, Mapping[str, float]]) -> Table:
-    """One line a setting."""
+    """Returns one line a setting."""
     table = Table(title="What a start and a step do", title_justify="left")
     for name in ("", *CALLS, *PROGRAM):
         table.add_column(name, justify="right" if name else "left")

@@ -170,14 +170,14 @@ class Forecast:
         self.step, self.train = step, train
 
     def measure(self) -> profiling.Measurement:
-        """What `model.profile` measures."""
+        """Returns what `model.profile` measures."""
         names = [self.units[index].name for index in self.shares[smp.rank()]]
         return profiling.measure_in_rounds(
             "the benchmark's units", names, self.ready.__getitem__, max(map(len, self.shares))
         )
 
     def steps(self, seconds: float) -> float:
-        """Seconds of a step: the median over many, each from one to the next."""
+        """Returns the seconds of a step: the median over many, each from one to the next."""
         taken: list[float] = []
         count = 1
         while len(taken) < count:
@@ -190,7 +190,7 @@ class Forecast:
         return max(allgather_json(statistics.median(taken), name="the benchmark's steps"))
 
     def step_time(self, found: profiling.Measurement, always_beside: bool = False) -> float:
-        """The forecast of a step, in seconds."""
+        """Returns the forecast of a step, in seconds."""
         [program] = self.step._programs.values()
         plan, split = program.plan, program.stage_program.split
         config = runtime.current().config

@@ -209,7 +209,7 @@ class Measurement:
 
 
 def mpi_launcher() -> list[str] | None:
-    """What starts two processes with MPI; None if there is nothing."""
+    """Returns what starts two processes with MPI; None if there is nothing."""
     found = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if found is None:
         return None

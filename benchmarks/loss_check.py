@@ -1,4 +1,4 @@
-"""What it costs to hold losses and metrics against the whole batch on the first batch of a training (`check_losses`).
+"""Measures what it costs to hold losses and metrics against the whole batch on a first batch (`check_losses`).
 
     horovodrun -np 2 python benchmarks/loss_check.py --partitions 2 --size small --json loss_check.json
 
@@ -39,7 +39,7 @@ STEPS = 7
 
 
 def measured(size: Size, way: str) -> tuple[float, float]:
-    """Seconds of the first batch of a training, and the median of those after it."""
+    """Returns the seconds of the first batch of a training, and the median of those after it."""
     running = runtime.current()
     runtime.install(dataclasses.replace(running, config=dataclasses.replace(running.config, check_losses=way == "on")))
     try:

@@ -50,7 +50,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(given: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Every model in one process, and in every schedule over several."""
+    """Returns every model in one process, and in every schedule over several."""
     rows = []
     config = {"microbatches": given.microbatches, "seed": 1}
     with (
@@ -69,7 +69,7 @@ def measure(given: argparse.Namespace, say: Callable[[str], None]) -> list[dict[
 
 
 def table_of(rows: Sequence[dict[str, Any]], about: str) -> Table:
-    """Forecast and peak of every rank, and the peak beside that of one process."""
+    """Returns the forecast and peak of every rank, and the peak next to that of one process."""
     shown = Table(title=about, title_justify="left")
     for name in ("model", "schedule", "rank", "forecast MiB", "peak MiB", "forecast / peak", "peak / one process"):
         shown.add_column(name, justify="left" if name in ("model", "schedule") else "right", no_wrap=True)

@@ -77,12 +77,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def threads_of_rank(given: argparse.Namespace) -> int:
-    """Threads per operation of every rank, and of the process that measures layers for the planner."""
+    """Returns the threads per operation of every rank, and of the process that measures layers for the planner."""
     return max(1, int(given.threads) // int(given.partitions))
 
 
 def foreseen(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[dict[int, float], int]:
-    """Seconds of a step by the planner, for every number of microbatches, and the number that it takes."""
+    """Returns what was foreseen next to what was measured."""
     tf.config.threading.set_intra_op_parallelism_threads(threads_of_rank(given))
     size = size_of(given.size)
     measured: dict[int, Times] = {}
@@ -114,7 +114,7 @@ def foreseen(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[dic
 
 
 def swept(given: argparse.Namespace, say: Callable[[str], None]) -> dict[int, list[float]]:
-    """Seconds of a step in every repetition, for every number of microbatches."""
+    """Returns the seconds of a step in every repetition, for every number of microbatches."""
     config = {"optimize": "speed", "pipeline": given.pipeline, "xla": False, "policy": "float32"}
     with contextlib.ExitStack() as stack:
         crews: dict[int, Crew] = {}
@@ -137,7 +137,7 @@ def swept(given: argparse.Namespace, say: Callable[[str], None]) -> dict[int, li
 
 
 def table_of(found: Mapping[str, Any], about: str) -> Table:
-    """What was foreseen beside what was measured, each in times of its shortest."""
+    """Returns what was foreseen next to what was measured, each in times of its shortest."""
     shown = Table(title=about, title_justify="left")
     for name in ("microbatches", "foreseen ms", "of its shortest", "measured ms", "of the taken one's", ""):
         shown.add_column(name, justify="right" if name else "left", no_wrap=True)

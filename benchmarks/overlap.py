@@ -1,11 +1,11 @@
-"""How much of the time that replicas take to average gradients is hidden behind the rest of a step.
+"""Measures how much of the time that replicas take to average gradients is hidden by the rest of a step.
 
     horovodrun -np 2 python benchmarks/overlap.py --partitions 1 --size medium --json overlap.json
 
 trains a GPT on replicas in four ways, which take turns in the same processes:
 
     beside      gradients are averaged in buckets while the rest is computed, as smp_tf does it
-    behind      the same buckets behind the last task
+    behind      the same buckets after the last task
     without     nothing is averaged: what a step would take if all of it were hidden (its results are wrong)
     horovod     the model in one tf.function with hvd.DistributedGradientTape, the whole share of a batch at once;
                 with one partition only
@@ -50,7 +50,7 @@ SEED = 1
 
 @contextlib.contextmanager
 def patched(way: str) -> Iterator[None]:
-    """Within this context a step is traced to average its gradients in that way."""
+    """Makes a step, within its context, be traced to average its gradients in that way."""
     step, program = (importlib.import_module(f"smp_tf.{name}") for name in ("steps.step", "pipeline.run.stage_program"))
     add = program.add_reductions
 
@@ -72,7 +72,7 @@ def patched(way: str) -> Iterator[None]:
 
 
 def horovod_way(size: Size) -> Callable[..., Any]:
-    """A training step of plain Keras and Horovod."""
+    """Returns a training step of plain Keras and Horovod."""
     model = build(tf_keras.Model, size)
     optimizer = tf_keras.optimizers.SGD(0.01)
 
@@ -88,7 +88,7 @@ def horovod_way(size: Size) -> Callable[..., Any]:
 
 
 def hidden_by_timeline(step: Callable[[], Any], steps: int) -> float:
-    """The share of the averaging, on all ranks, that was done before the last task had ended."""
+    """Returns the share of the averaging, on all ranks, that was done before the last task had ended."""
     from smp_tf.offline.timeline_text import replicas_of
     from smp_tf.recording import timeline_file
 

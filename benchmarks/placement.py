@@ -1,4 +1,4 @@
-"""How good the placements of well-known models are proved to be, and how long it takes to plan them.
+"""Tells how good placements of well-known models are proved to be, and how long it takes to plan them.
 
     python benchmarks/placement.py --partitions 2,4 --json placement.json
 
@@ -78,7 +78,7 @@ class Row:
 
 
 def models() -> dict[str, Callable[[], Any]]:
-    """Functions that make the models, by name."""
+    """Returns the functions that make the models, by name."""
     made: dict[str, Callable[[], Any]] = {
         name: functools.partial(_of_applications, make)
         for name, make in inspect.getmembers(tf_keras.applications, inspect.isfunction)
@@ -136,7 +136,7 @@ def rows_of(name: str, make: Callable[[], Any], partitions: list[int], proof: fl
 
 
 def load_gap(made: OfflinePlan) -> float | None:
-    """By how much the largest load of a stage can be smaller at most.
+    """Returns by how much the largest load of a stage can be smaller at most.
 
     Args:
         made: a plan on ranks that are alike, with a chunk on each.
@@ -154,7 +154,7 @@ def load_gap(made: OfflinePlan) -> float | None:
 
 
 def largest_load_gap(gap: float, times: Sequence[float], microbatches: int, unit_times: Sequence[float]) -> float:
-    """By how much the slowest stage can take less at most, where a step can by `gap`.
+    """Returns by how much the slowest stage can take less at most, where a step can by `gap`.
 
     A step takes the sum of all stages' times once, and that of the slowest for each microbatch but one. Whatever a step
     can gain with no larger sum, these gain; and no placement has less than an equal share of all units, or the longest.
@@ -176,7 +176,7 @@ def largest_load_gap(gap: float, times: Sequence[float], microbatches: int, unit
 
 
 def table(rows: list[Row]) -> Table:
-    """All rows, the largest gap first."""
+    """Returns all rows, the largest gap first."""
     shown = Table("model", "units", "partitions", "balanced by", "gap", "largest load", "trace, s", "plan, s")
     for row in sorted(rows, key=lambda row: (-(row.gap or 0.0), row.model)):
         gaps = ["-" if gap is None else f"{gap:.2%}" for gap in (row.gap, row.load_gap)]

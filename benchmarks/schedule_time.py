@@ -43,7 +43,7 @@ PARTS = ("order", "transfers", "check", "simulate")
 
 
 def chain(chunks: int) -> list[Edge]:
-    """The edges of a model of which each chunk needs what the one before it makes, and gives the gradient back."""
+    """Returns the edges of a model whose chunks each need what the one before makes, and give the gradient back."""
     forward = [Edge(n, n, 0, n + 1, 0) for n in range(chunks - 1)]
     return [*forward, *(Edge(chunks - 1 + n, n + 1, 1, n, 1) for n in range(chunks - 1))]
 
@@ -78,7 +78,7 @@ def times_of(schedule: str, stages: int, microbatches: int) -> tuple[dict[str, f
 def table_of(
     schedule: str, microbatches: int, measured: dict[int, dict[str, list[float]]], tasks: dict[int, int]
 ) -> Table:
-    """One line for each number of stages, and how the times grow."""
+    """Returns one line for each number of stages, and how the times grow."""
     table = Table(title=f"{schedule}, {microbatches} microbatches: seconds", title_justify="left")
     for name in ("stages", "tasks", *PARTS, "all", "µs per task"):
         table.add_column(name, justify="right")

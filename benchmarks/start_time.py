@@ -114,7 +114,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def points(given: argparse.Namespace, axis: str) -> list[Point]:
-    """The points of an axis."""
+    """Returns the points of an axis."""
     return [Point(**{**OTHERS, axis: value}) for value in getattr(given, axis)]
 
 
@@ -143,12 +143,12 @@ def first_step(
 
 
 def middle(starts: Sequence[Start]) -> Start:
-    """The start whose first step is the median; of the two in the middle the shorter one."""
+    """Returns the start whose first step is the median; of the two in the middle the shorter one."""
     return sorted(starts, key=lambda start: start.first)[(len(starts) - 1) // 2]
 
 
 def table_of(axis: str, measured: dict[int, list[Start]], about: str) -> Table:
-    """One line a point, and how the first step grows from the first point to the last."""
+    """Returns one line a point, and how the first step grows from the first point to the last."""
     table = Table(title=about, title_justify="left")
     for name in (axis, *PARTS, "first step, s", "lowest – highest", "against plain", "a step, ms"):
         table.add_column(name, justify="right")
@@ -192,7 +192,7 @@ def run(given: argparse.Namespace, axis: str, say: Callable[[str], None]) -> dic
 
 
 def title(given: argparse.Namespace, axis: str) -> str:
-    """What is in the table of an axis."""
+    """Returns what is in the table of an axis."""
     others = ", ".join(f"{value} {name}" for name, value in OTHERS.items() if name != axis)
     return f"First step by {axis}: GPT {given.size}, {given.microbatches[-1]} samples, {others}, balanced by memory"
 

@@ -1,4 +1,4 @@
-"""Measures smp_tf's pipelines beside those of torch.distributed.pipelining with gloo, in one run.
+"""Measures smp_tf's pipelines next to those of torch.distributed.pipelining with gloo, in one run.
 
     python benchmarks/versus_torch.py --torch-python torch-venv/bin/python --json versus.json --picture versus.svg
 
@@ -323,7 +323,7 @@ def main() -> None:
 
 
 def about(result: dict[str, Any], size: str) -> str:
-    """What was measured on what, in words."""
+    """Returns what was measured on what, in words."""
     settings, on, model = result["settings"], result["machine"], result["models"][size]
     versions = ", ".join(f"{name} {version}" for name, version in on["packages"].items())
     return (

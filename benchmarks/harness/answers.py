@@ -14,7 +14,7 @@ from typing import Any
 
 
 def resident(kind: str) -> int:
-    """Bytes of memory this process has ("VmRSS") or had at most ("VmHWM")."""
+    """Returns the bytes of memory this process has ("VmRSS") or had at most ("VmHWM")."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(kind):
             return 1024 * int(line.split()[1])
@@ -22,12 +22,12 @@ def resident(kind: str) -> int:
 
 
 def forget_peak() -> None:
-    """From now on, what this process had at most is counted anew."""
+    """Begins to count anew what this process had at most."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def seconds_alive() -> float:
-    """How long this process has been there."""
+    """Returns how long this process has been there."""
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 

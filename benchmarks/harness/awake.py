@@ -30,7 +30,7 @@ while os.getppid() == parent:
 
 @contextlib.contextmanager
 def cores_awake() -> Iterator[list[int]]:
-    """A context in which no core sleeps that this process may use; gives the processes that see to it."""
+    """Keeps cores that this process may use from sleeping, within its context; gives the processes that see to it."""
     with contextlib.ExitStack() as stack:
         pids = []
         for core in sorted(os.sched_getaffinity(0)):

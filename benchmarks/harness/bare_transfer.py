@@ -81,13 +81,13 @@ class BareTransfer:
 
 
 def perftest() -> Path | None:
-    """Where `ucx_perftest` of the installed UCX is; None if it has none."""
+    """Returns where `ucx_perftest` of the installed UCX is; None if it has none."""
     found = build.ucx_folder() / "bin" / "ucx_perftest"
     return found if found.exists() else None
 
 
 def perftest_latency(program: Path, size: int, count: int) -> float:
-    """Median nanoseconds of a message one way, half of a round trip, as `ucx_perftest` measures it.
+    """Returns the median nanoseconds of a message one way, half of a round trip of `ucx_perftest`.
 
     Both of its processes poll, send one message right after the other, and handle errors of peers as the transport
     does.

@@ -43,9 +43,9 @@ class Crew:
         arguments: what it takes after that, without the socket.
         processes: how many; more than one are started by horovodrun.
         patience: seconds in which every answer must come.
-        script: that the processes run, beside this file.
+        script: that the processes run, next to this file.
         launch: what starts it, in place of Python and, for several processes, horovodrun.
-        variables: of the environment of its processes, beside the caller's.
+        variables: of the environment of its processes, besides the caller's.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Crew:
         return TrainerError("\n".join([f"({self.way}): {what}. The end of its output:", *words]))
 
     def cpu_seconds(self) -> float:
-        """Processor time that all its processes have used so far."""
+        """Returns the processor time that all its processes have used so far."""
         ticks = 0
         for member in self.members:
             fields = Path(f"/proc/{member.pid}/stat").read_text().rpartition(")")[2].split()
@@ -189,7 +189,7 @@ def there_and_back(ways: Iterable[WayT], repetitions: int) -> Iterator[tuple[int
 
 
 def environment() -> dict[str, str]:
-    """The caller's environment, with what every process of the benchmark needs."""
+    """Returns the caller's environment, with what every process of the benchmark needs."""
     path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
     return {
         "TF_CPP_MIN_LOG_LEVEL": "2",

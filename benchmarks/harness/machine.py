@@ -1,4 +1,4 @@
-"""What a benchmark was measured on: it stands in the JSON that each writes, beside the figures."""
+"""What a benchmark was measured on: it stands in the JSON that each writes, next to the figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = ("TF_ENABLE_", "TF_NUM_", "OMP_", "UCX_", "HOROVOD_CYCLE")
 
 
 def circumstances(given: argparse.Namespace) -> dict[str, Any]:
-    """The command, the machine and the settings of a benchmark that is about to begin.
+    """Returns the command, the machine and the settings of a benchmark that is about to begin.
 
     Args:
         given: its options, "json" among them, which is where all this is written.
@@ -34,7 +34,7 @@ def circumstances(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Returns what the numbers were measured on."""
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     installed = {
         dist.metadata["Name"].lower().replace("_", "-"): dist.version for dist in importlib.metadata.distributions()

@@ -22,7 +22,7 @@ def counts(text: str) -> list[int]:
 
 
 def some_of(known: Collection[str], what: str) -> Callable[[str], list[str]]:
-    """What takes names between commas, each one of those that there are.
+    """Returns what takes names between commas, each one of those that there are.
 
     Args:
         known: the names.
@@ -39,7 +39,7 @@ def some_of(known: Collection[str], what: str) -> Callable[[str], list[str]]:
 
 
 def new_file(text: str) -> Path:
-    """A file in a folder that is there: a measurement takes long, and is written at its end."""
+    """Returns a file in a folder that is there: a measurement takes long, and is written at its end."""
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file in a folder that is there. Received: {text}")
@@ -47,7 +47,7 @@ def new_file(text: str) -> Path:
 
 
 def named(find: Callable[[str], Found], text: str, option: str, parser: argparse.ArgumentParser) -> Found:
-    """What an option names, whose text is kept for what is printed and written.
+    """Returns what an option names, whose text is kept for what is printed and written.
 
     Args:
         find: gives it, or raises a ValueError.

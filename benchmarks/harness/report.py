@@ -49,7 +49,7 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def exponent(first: tuple[float, float], last: tuple[float, float]) -> float:
-    """How something grows between two points.
+    """Returns how something grows between two points.
 
     Args:
         first: size and seconds.
@@ -68,7 +68,7 @@ def with_quartiles(value: Mapping[str, Any], digits: int = 2, factor: float = 1.
 
     Args:
         value: of `spread` or `paired`.
-        digits: behind the point.
+        digits: after the point.
         factor: by which all three are multiplied, 1000 for milliseconds.
     """
     low, high = value["quartiles"]

@@ -44,7 +44,7 @@ SIZES = {
 
 
 class Block(layers.Layer):
-    """Two convolutions beside a skip."""
+    """Two convolutions next to a skip."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ SIZES = {
 
 
 def size_of(name: str) -> Size:
-    """A size by its name, or one that differs from it, as `sizes.changed` takes it."""
+    """Returns a size by its name, or one that differs from it, as `sizes.changed` takes it."""
     return changed(name, SIZES)
 
 

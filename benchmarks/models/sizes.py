@@ -11,7 +11,7 @@ SizeT = TypeVar("SizeT")
 
 
 def changed(name: str, sizes: Mapping[str, SizeT]) -> SizeT:
-    """A size by its name, or one that differs from it.
+    """Returns a size by its name, or one that differs from it.
 
     Args:
         name: of `sizes`, and what is to be otherwise, such as "tiny+depth=24+batch=64".
@@ -32,7 +32,7 @@ def changed(name: str, sizes: Mapping[str, SizeT]) -> SizeT:
 
 
 def size_of(name: str) -> Any:
-    """A size of any of the models, as `changed` takes its name.
+    """Returns a size of any of the models, as `changed` takes its name.
 
     Raises:
         ValueError: there is no such size.
@@ -48,5 +48,5 @@ def size_of(name: str) -> Any:
 
 
 def model_of(size: Any) -> Any:
-    """The module that makes a model of a size, its batch, and its loss and gradients."""
+    """Returns the module that makes a model of a size, its batch, and its loss and gradients."""
     return sys.modules[type(size).__module__]

@@ -13,7 +13,7 @@ from models.gpt import Size, batch_of, build, forward_backward
 
 
 def split_step(size: Size, optimizer: Any) -> Callable[..., Any]:
-    """A training step of a split model, in a function that is not traced yet.
+    """Returns a training step of a split model, in a function that is not traced yet.
 
     Args:
         size: of the model and its batch.
@@ -39,7 +39,7 @@ def split_step(size: Size, optimizer: Any) -> Callable[..., Any]:
 
 
 def own_batch(size: Size) -> tuple[tf.Tensor, tf.Tensor]:
-    """Tokens and those that follow, in another order of the samples on every replica.
+    """Returns the tokens and those that follow, in another order of the samples on every replica.
 
     Equal batches on replicas are told as a mistake.
 

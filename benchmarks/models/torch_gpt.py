@@ -84,12 +84,12 @@ class Head(nn.Module):
 
 
 def kinds(depth: int) -> list[type[nn.Module]]:
-    """The pieces of a GPT of so many blocks, in order."""
+    """Returns the pieces of a GPT of so many blocks, in order."""
     return [Embeddings, *([Attention, Network] * depth), Head]
 
 
 def chunk(size: Mapping[str, int], pieces: range, weights: torch.Tensor) -> nn.Sequential:
-    """Some pieces of the GPT, one after the other.
+    """Returns some pieces of the GPT, one after the other.
 
     Args:
         size: the numbers of `gpt.Size`.
@@ -130,12 +130,12 @@ def _parameters(piece: nn.Module) -> Iterator[tuple[nn.Parameter, bool]]:
 
 
 def loss_of(logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    """The mean loss over all tokens."""
+    """Returns the mean loss over all tokens."""
     return functional.cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
 def flops_of(model: nn.Module, batch: Sequence[torch.Tensor]) -> int:
-    """Floating-point operations of the matrix products of a forward and a backward pass."""
+    """Returns the floating-point operations of the matrix products of a forward and a backward pass."""
     from torch.utils.flop_counter import FlopCounterMode
 
     counter: Any = FlopCounterMode(display=False)

@@ -42,24 +42,24 @@ class Way(ABC):
 
     @abstractmethod
     def give(self, tensor: Any, step: Any, edge: int) -> Any:
-        """Gives a tensor to the other rank; returns the op, or its output where one that nobody reads is left out."""
+        """Does what `Way.give` says."""
 
     @abstractmethod
     def take(self, like: Any, step: Any, edge: int) -> Any:
-        """Takes the tensor that the other rank gives, of the shape of `like`."""
+        """Does what `Way.take` says."""
 
 
 class SmpTf(Way):
     """By the ops that carry tensors between the stages of a pipeline."""
 
     def give(self, tensor: Any, step: Any, edge: int) -> Any:
-        """See `Way`."""
+        """Does what `Way.give` says."""
         from smp_tf.ops import send_recv
 
         return send_recv.send(tensor, step, dest=1 - self.rank, program=PROGRAM, edge=edge, microbatch=0, label=LABEL)
 
     def take(self, like: Any, step: Any, edge: int) -> Any:
-        """See `Way`."""
+        """Does what `Way.take` says."""
         from smp_tf.ops import send_recv
 
         source = 1 - self.rank
@@ -72,11 +72,11 @@ class Broadcast(Way):
     """By `hvd.broadcast` over the process set of the two ranks."""
 
     def give(self, tensor: Any, step: Any, edge: int) -> Any:
-        """See `Way`."""
+        """Does what `Way.give` says."""
         return self._broadcast(tensor, self.rank, edge)
 
     def take(self, like: Any, step: Any, edge: int) -> Any:
-        """See `Way`."""
+        """Does what `Way.take` says."""
         return self._broadcast(like, 1 - self.rank, edge)
 
     def _broadcast(self, tensor: Any, root: int, edge: int) -> Any:
@@ -92,7 +92,7 @@ class Mpi(Way):
     """By `Send` and `Recv` of mpi4py in Python functions that TensorFlow calls."""
 
     def give(self, tensor: Any, step: Any, edge: int) -> Any:
-        """See `Way`."""
+        """Does what `Way.give` says."""
         import tensorflow as tf
         from mpi4py import MPI
 
@@ -103,7 +103,7 @@ class Mpi(Way):
         return tf.numpy_function(send, [tensor], tf.int32).op
 
     def take(self, like: Any, step: Any, edge: int) -> Any:
-        """See `Way`."""
+        """Does what `Way.take` says."""
         import tensorflow as tf
         from mpi4py import MPI
 
@@ -132,7 +132,7 @@ class Hands:
 
     @functools.cache  # noqa: B019 - it lives as long as the process
     def _exchange(self, way: str, elements: int) -> Callable[[Any], Any]:
-        """This rank's function: it takes zeros and returns first an element of what came, the number of the step."""
+        """Returns this rank's function, which takes zeros and returns an element of what came, the step's number."""
         import tensorflow as tf
 
         from smp_tf.ops.mark import mark
@@ -202,7 +202,7 @@ class Hands:
 
 
 def moments(points: Any) -> dict[str, list[int]]:
-    """The times of a recording, by what happened."""
+    """Returns the times of a recording, by what happened."""
     from smp_tf.ops.recorder import Event
 
     found: dict[str, list[int]] = {"ready": [], "started": [], "given": [], "there": []}

@@ -82,7 +82,7 @@ class Pipeline(Split):
         return {**prepared, "planned": planned}
 
     def _planned(self) -> dict[str, Any]:
-        """The rank and the layers of every chunk, and the operations of a microbatch's matrix products."""
+        """Returns the rank and the layers of every chunk, and the operations of a microbatch's matrix products."""
         from smp_tf.partition.graph.op_kinds import MATRIX_OPS
         from smp_tf.partition.op_cost.function_cost import node_costs
 
@@ -116,7 +116,7 @@ class Pipeline(Split):
         }
 
     def _sent(self) -> int:
-        """Bytes of tensors that this rank has sent so far."""
+        """Returns the bytes of tensors that this rank has sent so far."""
         from smp_tf.job import runtime
 
         transport = runtime.current().transport

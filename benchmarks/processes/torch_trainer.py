@@ -29,7 +29,7 @@ from versus.settings import LEARNING_RATE, PAIRS
 
 
 def read(folder: Path, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor from its bytes, of which only the pages that are looked at are read."""
+    """Returns a tensor from its bytes, of which only the pages that are looked at are read."""
     file = folder / name
     return torch.from_file(str(file), size=file.stat().st_size // dtype.itemsize, dtype=dtype)
 
@@ -108,7 +108,7 @@ class Serial(Trainer):
         return sum(losses)
 
     def counts(self) -> dict[str, int]:
-        """Parameters of the model, and operations of a microbatch's matrix products."""
+        """Returns the parameters of the model, and operations of a microbatch's matrix products."""
         part = self.size["batch"] // self.microbatches
         return {
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),

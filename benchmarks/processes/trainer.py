@@ -93,7 +93,7 @@ class Trainer:
         self.optimizer = tf_keras.optimizers.Adam(1e-3)
 
     def phases(self) -> dict[str, float]:
-        """Seconds of the named parts of tracing."""
+        """Returns the seconds of the named parts of tracing."""
         return {}
 
     def prepare(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Trainer:
         return {"began": began, "ended": time.monotonic(), "loss": loss}
 
     def memory(self) -> dict[str, Any]:
-        """Bytes that this process had at most, and those it had before the model was there."""
+        """Returns the memory of this process, and what the plan foretold."""
         import tensorflow as tf
 
         return {
@@ -224,11 +224,11 @@ class Split(Trainer):
         self.train = train
 
     def phases(self) -> dict[str, float]:
-        """Seconds of tracing the step, planning and cutting, and building this rank's functions."""
+        """Returns the seconds of tracing the step, planning and cutting, and building this rank's functions."""
         return self.stopwatch.seconds
 
     def memory(self) -> dict[str, Any]:
-        """As of any process, and what the plan foretold."""
+        """Returns the memory of this process, and what the plan foretold."""
         import smp_tf as smp
 
         plan = self.stopwatch.returned["preparation.memory_forecast.with_exact_transfers"]
@@ -245,7 +245,7 @@ class Split(Trainer):
         return {**super().memory(), "forecast": forecast}
 
     def recorded_steps(self, count: int, folder: str) -> dict[str, Any]:
-        """As `steps`; what this rank did meanwhile is written into the folder."""
+        """Runs `steps`; what this rank did meanwhile is written into the folder."""
         from smp_tf.recording import record as recording
 
         recording.start()

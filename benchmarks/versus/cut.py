@@ -13,7 +13,7 @@ _BLOCK = re.compile(r"[^/]+/block(?:_(\d+))?(?:[/ ]|$)")
 
 
 def pieces_of(layers: Mapping[str, int], depth: int) -> list[int]:
-    """How many pieces of `torch_gpt.py` each chunk has.
+    """Returns how many pieces of `torch_gpt.py` each chunk has.
 
     Args:
         layers: chunk of each layer of the Keras model, in order, as the plan has them.
@@ -87,7 +87,7 @@ def balanced(work: Sequence[float], chunks: int) -> list[int]:
 
 
 def work_of(size: Mapping[str, int]) -> list[float]:
-    """Operations of the matrix products of each piece of `torch_gpt.py`, per token, forwards.
+    """Returns the operations of the matrix products of each piece of `torch_gpt.py`, per token, forwards.
 
     Args:
         size: the numbers of `gpt.Size`.

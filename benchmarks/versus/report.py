@@ -139,7 +139,7 @@ def _mib(counts: Iterable[float]) -> str:
 
 
 def table_of(size: str, results: Sequence[Mapping[str, Any]], serial_memory: Mapping[str, int]) -> Table:
-    """The table of one size of model: two rows for each schedule on so many processes.
+    """Returns the table of one size of model: two rows for each schedule on so many processes.
 
     Args:
         size: of the model.

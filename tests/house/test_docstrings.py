@@ -15,6 +15,10 @@ from tests.house.imports import ROOT
 
 #: Rooms whose words have been gone over; the list only grows.
 FINISHED = [
+    "benchmarks/harness",
+    "benchmarks/models",
+    "benchmarks/processes",
+    "benchmarks/versus",
     "docs/pictures",
     "examples",
     "partition",
@@ -53,12 +57,13 @@ FINISHED = [
 
 #: How a docstring of a function begins. A verb that is not here is added.
 WORDS = """
-Adds Announces Appends Asks Assigns Averages Backs Begins Brings Broadcasts Builds Calls Changes Checks Collects
-Compares Compiles Connects Contracts Counts Cuts Decides Deletes Divides Does Draws Drops Ends Estimates Exchanges
-Exempts Finds Follows Forgets Frees Gathers Gives Goes Groups Holds Joins Keeps Learns Leaves Lets Loads Looks Makes
-Marks Measures Minimises Names Notes Numbers Opens Passes Places Plans Prepares Prints Puts Raises Reads Receives
-Records Reduces Refuses Registers Remembers Removes Replaces Requires Restores Returns Runs Saves Says Scales Seeds
-Sends Sets Shows Solves Sorts Starts Sums Takes Tells Traces Trains Tries Turns Waits Watches Wraps Writes Yields
+Adds Announces Answers Appends Asks Assigns Averages Backs Begins Brings Broadcasts Builds Calls Changes Checks
+Collects Compares Compiles Connects Contracts Counts Cuts Decides Deletes Divides Does Draws Drops Ends Estimates
+Exchanges Exempts Finds Follows Forgets Frees Gathers Gives Goes Groups Holds Joins Keeps Learns Leaves Lets Loads
+Looks Makes Marks Measures Minimises Names Notes Numbers Opens Passes Places Plans Prepares Prints Puts Raises Reads
+Receives Records Reduces Refuses Registers Remembers Removes Replaces Requires Restores Returns Runs Saves Says Scales
+Seeds Sends Sets Shows Solves Sorts Starts Stops Sums Takes Tells Traces Trains Tries Turns Waits Watches Wraps Writes
+Yields
 """
 VERBS = frozenset(WORDS.split())
 
