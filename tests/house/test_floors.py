@@ -51,7 +51,7 @@ USES = {
     "pipeline.run pipeline.schedules",
     "optimizer": "ground keras job collectives variables replicas sharding checkpoint gradients partition "
     "pipeline.planner pipeline.run",
-    "start": "ground watch config job collectives planning ops partition",
+    "start": "ground watch config job collectives planning ops partition partition.plan",
     "steps": "ground keras job recording variables replicas batch sharding checkpoint planning optimizer ops partition "
     "partition.graph partition.plan partition.rewrite partition.split partition.trace pipeline pipeline.planner "
     "pipeline.run",
@@ -127,7 +127,8 @@ INNER = {
     "smp_tf/command/profile.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/command/timeline.py": "`smp-tf --help` comes without TensorFlow",
     "smp_tf/horovod_scope.py": "it is imported with smp_tf, before TensorFlow",
-    "smp_tf/start/lifecycle.py": "it is imported before TensorFlow and Horovod are known to be the right ones",
+    "smp_tf/start/connection.py": "it is imported before TensorFlow is known to be the right one",
+    "smp_tf/start/parts.py": "it is imported before TensorFlow and Horovod are known to be the right ones",
 }
 #: Rooms whose `__init__.py` imports something, and why.
 OPENED = {"smp_tf.model": "what `smp.DistributedModel(model)` makes is built upon DistributedModel, which must know it"}

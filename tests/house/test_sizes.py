@@ -15,6 +15,7 @@ ARGUMENTS = 8
 
 #: What is larger for a reason: "what file function". A call is told by the function in which it stands and by its name.
 LARGE = {
+    "call smp_tf/start/connection.py open_transport TransportOptions": "each is one option of the transport, by name",
     "parameters smp_tf/checkpoint/manager.py CheckpointManager.__init__": "public: each is one choice of the user's",
     "parameters smp_tf/optimizer/one_bit_lamb.py OneBitLAMB.__init__": "public: the hyperparameters of LAMB by name",
     "parameters smp_tf/steps/step.py step": "public: each is one choice of the user's",
@@ -25,7 +26,6 @@ TO_BE_MENDED: list[str] = [
     "parameters smp_tf/batch/output.py StepOutput.__init__",
     "call smp_tf/checkpoint/writing.py Writing._commit Manifest",
     "call smp_tf/offline/plan.py OfflineModel.plan OfflinePlan",
-    "call smp_tf/start/lifecycle.py _open_transport TransportOptions",
     "call smp_tf/steps/program.py SplitProgram._output StepOutput",
     "lines partition/place/place.py place",
     "parameters partition/place/place.py place",
